@@ -1,0 +1,2 @@
+//! The `larder` command.
+fn main() {}

@@ -1,0 +1,118 @@
+//! The name of a chunk.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+/// 32 bytes that name a chunk and, because they are chained, the whole prefix up to its end.
+///
+/// Either Larder's own hash (see [`crate::hashing`]) or one that an engine gave.
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    rkyv::Portable,
+    rkyv::bytecheck::CheckBytes,
+)]
+#[rkyv(as = ChunkHash)]
+#[bytecheck(crate = rkyv::bytecheck)]
+#[repr(transparent)]
+pub struct ChunkHash(pub [u8; 32]);
+
+impl ChunkHash {
+    /// The first eight bytes as a number: enough to tell chunks apart in a sketch or a ghost list, never a key.
+    #[must_use]
+    pub fn short(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
+impl fmt::Display for ChunkHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ChunkHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..6].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for ChunkHash {
+    type Err = ParseHashError;
+
+    fn from_str(text: &str) -> Result<Self, ParseHashError> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 {
+            return Err(ParseHashError::Length { found: digits.len() });
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = (hex_digit(pair[0])? << 4) | hex_digit(pair[1])?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// One chunk together with its place in its chain. A chunk never travels as a bare hash.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkRef {
+    /// Names the chunk.
+    pub hash: ChunkHash,
+    /// The chunk before it; the namespace's root for the first, and for every chunk of a flat namespace.
+    pub parent: ChunkHash,
+    /// How many chunks stand before it in its prompt; always 0 in a flat namespace.
+    pub index: u32,
+    /// The first chunk of the growing run that holds it (see [`crate::run`]); itself in a flat namespace.
+    pub anchor: ChunkHash,
+}
+
+/// Why a text is not a chunk hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParseHashError {
+    /// Not 64 characters long.
+    #[error("a chunk hash has 64 hexadecimal digits, this has {found} characters")]
+    Length {
+        /// Bytes found.
+        found: usize,
+    },
+    /// A character that is no hexadecimal digit.
+    #[error("`{found}` is not a hexadecimal digit")]
+    Digit {
+        /// The character found.
+        found: char,
+    },
+}
+
+fn hex_digit(byte: u8) -> Result<u8, ParseHashError> {
+    match byte {
+        b'0'..=b'9' => Ok(byte - b'0'),
+        b'a'..=b'f' => Ok(byte - b'a' + 10),
+        b'A'..=b'F' => Ok(byte - b'A' + 10),
+        _ => Err(ParseHashError::Digit { found: char::from(byte) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_survives_being_printed_and_read_back() {
+        let hash = ChunkHash(std::array::from_fn(|i| i as u8 * 7));
+        assert_eq!(hash.to_string().parse(), Ok(hash));
+        assert_eq!("zz".repeat(32).parse::<ChunkHash>(), Err(ParseHashError::Digit { found: 'z' }));
+        assert_eq!("00".parse::<ChunkHash>(), Err(ParseHashError::Length { found: 2 }));
+    }
+}

@@ -1,0 +1,43 @@
+//! Every bound of the session protocol, in one place.
+
+/// Version of the session protocol. A node refuses any other.
+pub const SESSION_VERSION: u16 = 1;
+
+/// Bytes of one frame's payload.
+pub const MAX_FRAME_BYTES: usize = 1 << 20;
+
+/// Descriptors that ride on one frame (the kernel's own limit is 253).
+pub const MAX_FRAME_DESCRIPTORS: usize = 128;
+
+/// Chunks in one chain: at 32 bytes a hash they fill a quarter of a frame. With 256-token chunks, two million tokens.
+pub const MAX_CHAIN_CHUNKS: usize = 8_192;
+
+/// Blocks that one lease or one commit may name.
+pub const MAX_MESSAGE_BLOCKS: usize = 16_384;
+
+/// The largest chunk index. Larger ones can only be errors: 2^24 chunks of one token are 16 million tokens.
+pub const MAX_CHUNK_INDEX: u32 = 1 << 24;
+
+/// Tokens in one chunk.
+pub const MAX_CHUNK_TOKENS: u32 = 65_536;
+
+/// Pools of a namespace.
+pub const MAX_POOLS: usize = 8;
+
+/// Slices (TP x PP ranks) of a namespace.
+pub const MAX_SLICES: u16 = 1_024;
+
+/// Layers of a pool.
+pub const MAX_LAYERS: u32 = 4_096;
+
+/// Bytes of one block.
+pub const MAX_BLOCK_BYTES: u64 = 1 << 32;
+
+/// Bytes of one name in a namespace (model, revision, layout, pool, tenant).
+pub const MAX_NAME_BYTES: usize = 256;
+
+/// Namespaces that one session registers.
+pub const MAX_SESSION_NAMESPACES: usize = 16;
+
+/// Requests that one session has outstanding; a client waits, a node closes the session.
+pub const MAX_OUTSTANDING_REQUESTS: usize = 64;

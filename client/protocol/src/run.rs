@@ -1,0 +1,30 @@
+//! Growing runs: which consecutive chunks of a chain share a home.
+//!
+//! The runs of a chain are chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ... Runs that grow spread the branches that
+//! diverge behind one system prompt over many homes, and still keep the homes that one lookup touches few.
+
+/// The longest run, in chunks.
+pub const LONGEST_RUN: u32 = 16;
+
+/// The index of the first chunk (the anchor) of the run that holds chunk `index`.
+#[must_use]
+pub fn run_start(index: u32) -> u32 {
+    match index {
+        0 | 1 => index,
+        2..LONGEST_RUN => 1 << index.ilog2(),
+        _ => index - index % LONGEST_RUN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_grow_as_documented() {
+        let starts: Vec<u32> = (0..50).filter(|&i| run_start(i) == i).collect();
+        assert_eq!(starts, [0, 1, 2, 4, 8, 16, 32, 48]);
+        assert!((0..10_000).all(|i| run_start(run_start(i)) == run_start(i) && run_start(i) <= i));
+        assert_eq!(run_start(u32::MAX), u32::MAX - 15);
+    }
+}

@@ -1,0 +1,365 @@
+//! The messages between an engine and the node on its host.
+//!
+//! A session starts with [`Request::Hello`], then registers one namespace or more. Requests may be sent without waiting
+//! for earlier answers. `Release` has no answer: it cannot be refused.
+
+use rkyv::util::AlignedVec;
+use rkyv::{Archive, Deserialize, Serialize, rancor};
+
+use crate::chain::Chain;
+use crate::chunk::ChunkHash;
+use crate::namespace::{Fingerprint, NamespaceSpec};
+
+/// What an engine asks.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Request {
+    /// Opens the session; the first message, once.
+    Hello(Hello),
+    /// Makes a namespace known; answered [`Response::Registered`].
+    Register(Register),
+    /// Asks how much of a prompt is here; answered [`Response::Found`].
+    Lookup(Lookup),
+    /// Asks for room for chunks; answered [`Response::Reserved`] or [`Response::Busy`].
+    Reserve(Reserve),
+    /// Hands over written blocks; answered [`Response::Committed`]. Send it only when every store into the window has
+    /// completed.
+    Commit(Commit),
+    /// Gives back what of a reservation is not committed; answered [`Response::Aborted`].
+    ///
+    /// Names the reservation.
+    Abort(u64),
+    /// Asks to read the longest prefix that is here; answered [`Response::Leased`] or [`Response::Busy`].
+    Lease(Lease),
+    /// Ends a lease. No answer. Send it only when every load from the leased slots has completed.
+    ///
+    /// Names the lease.
+    Release(u64),
+    /// Keeps the longest prefix that is here from eviction until a deadline; answered [`Response::Pinned`].
+    Pin(Pin),
+    /// Ends a pin before its deadline; answered [`Response::Unpinned`].
+    ///
+    /// Names the pin.
+    Unpin(u64),
+}
+
+/// Opens a session.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// [`crate::limits::SESSION_VERSION`].
+    pub version: u16,
+    /// Who asks, for logs: name and version.
+    pub client: String,
+    /// Number of the GPU actor to talk to; the one with the fewest sessions where the engine does not care.
+    pub device: Option<u16>,
+    /// Bytes of write window wanted; 0 for sessions that never write. The node may give less.
+    pub window_bytes: u64,
+}
+
+/// Makes a namespace known to the session.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Register {
+    /// The namespace. The tenant is the socket's.
+    pub spec: NamespaceSpec,
+    /// The slices that this session reads and writes.
+    pub slices: Vec<u16>,
+    /// Bytes of one block of each pool, as the engine's own tensors have it; refused where the namespace says otherwise.
+    pub block_bytes: Vec<u64>,
+}
+
+/// Asks how much of a prompt is here.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// Number of the namespace, from [`Registered`].
+    pub namespace: u32,
+    /// The prompt's full chunks.
+    pub chain: Chain,
+    /// Tokens of the whole prompt: the answer leaves at least one of them to compute.
+    pub prompt_tokens: u64,
+    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero and is counted apart.
+    pub skip_read: bool,
+    /// The request had been preempted before; counted apart.
+    pub preempted: bool,
+    /// Tiers to look in; all where empty.
+    pub tiers: Vec<Tier>,
+    /// Pin what is found for so long.
+    pub pin_ms: Option<u64>,
+}
+
+/// Asks for room for chunks.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// The chunks to write.
+    pub chain: Chain,
+    /// Higher stays longer under the `priority` policy; 0 for ordinary traffic.
+    pub priority: i8,
+}
+
+/// Hands over the blocks of chunks.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// The reservation.
+    pub reservation: u64,
+    /// Positions (in the reserved chain) of the chunks that are complete.
+    pub chunks: Vec<u32>,
+    /// Where in the write window each chunk's blocks stand: for each chunk, for each slice of the session, for each
+    /// pool. Empty where the node trusts its engines, which then wrote to the places that [`Reserved`] named.
+    pub sources: Vec<u64>,
+}
+
+/// Asks to read.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// The chunks to read, usually what a lookup found.
+    pub chain: Chain,
+}
+
+/// Keeps chunks from eviction.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// The chunks to keep.
+    pub chain: Chain,
+    /// For how long; the node may grant less.
+    pub duration_ms: u64,
+}
+
+/// What a node answers.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Response {
+    /// The session is open.
+    Welcome(Welcome),
+    /// The namespace is known.
+    Registered(Registered),
+    /// What of the prompt is here.
+    Found(Found),
+    /// There is room.
+    Reserved(Reserved),
+    /// The blocks of so many chunks are kept; others in the namespace see a chunk once all its slices are.
+    Committed(u32),
+    /// The reservation is gone.
+    Aborted,
+    /// The blocks may be read until the lease is released.
+    Leased(Leased),
+    /// The chunks stay.
+    Pinned(Pinned),
+    /// The pin is gone.
+    Unpinned,
+    /// No room or too much in flight; nothing was done. Not an error: ask again later.
+    Busy(Busy),
+    /// The request was refused; nothing was done.
+    Refused(Refusal),
+}
+
+/// The session is open. One descriptor comes along where there is a window: the window's memory.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The node's session protocol version.
+    pub version: u16,
+    /// The node's name.
+    pub node: String,
+    /// The tenant that this socket serves.
+    pub tenant: String,
+    /// Number of the GPU actor that serves the session.
+    pub device: u16,
+    /// Bytes of the write window; 0 where there is none.
+    pub window_bytes: u64,
+    /// Whether the engine writes straight into the arena, which it then maps writable.
+    pub trusted: bool,
+}
+
+/// The namespace is known.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Registered {
+    /// Its number in this session.
+    pub namespace: u32,
+    /// Its fingerprint, tenant included.
+    pub fingerprint: Fingerprint,
+    /// The parent of every first chunk.
+    pub root: ChunkHash,
+}
+
+/// What of a prompt is here.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Tokens of the contiguous prefix that can be used, counted from the chain's first chunk.
+    pub tokens: u64,
+    /// The chunks found. In a linked namespace one contiguous run of the chain from its first chunk; in a flat one
+    /// every run of keys that are here.
+    pub spans: Vec<Span>,
+    /// The pin, where one was asked for and something was found.
+    pub pin: Option<u64>,
+}
+
+/// A run of chunks in one tier.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Position of the first.
+    pub from: u32,
+    /// Position after the last.
+    pub to: u32,
+    /// Where they are.
+    pub tier: Tier,
+}
+
+/// A place class in one node.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// The host arena.
+    Host,
+}
+
+/// There is room.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// The reservation; commit or abort it.
+    pub reservation: u64,
+    /// Positions (in the chain) of the chunks to write; the others are here already or are being written.
+    pub chunks: Vec<u32>,
+    /// Where the node trusts its engines: where to write each block, in the order of [`Commit::sources`]. Empty else.
+    pub places: Vec<Place>,
+    /// When the right to commit ends.
+    pub deadline_ms: u64,
+    /// Extents that the session sees for the first time; their descriptors come along in this order.
+    pub extents: Vec<Extent>,
+}
+
+/// Blocks may be read.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Leased {
+    /// The lease; release it. 0 where nothing is leased.
+    pub lease: u64,
+    /// Chunks leased, from the chain's first on.
+    pub chunks: u32,
+    /// Where each block stands: for each chunk, for each slice of the session, for each pool.
+    pub places: Vec<Place>,
+    /// Extents that the session sees for the first time; their descriptors come along in this order.
+    pub extents: Vec<Extent>,
+}
+
+/// The place of one block in the arena.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the extent.
+    pub extent: u32,
+    /// Offset in it, in bytes.
+    pub offset: u64,
+}
+
+/// A piece of the arena: one sealed memory file.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its number. An extent that comes back renewed has the same number and other memory.
+    pub extent: u32,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Chunks stay.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pinned {
+    /// The pin; 0 where nothing is pinned.
+    pub pin: u64,
+    /// Chunks pinned, from the chain's first on.
+    pub chunks: u32,
+    /// For how long.
+    pub duration_ms: u64,
+}
+
+/// No room or too much in flight.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy {
+    /// What there is too much of.
+    pub what: Scarce,
+    /// When asking again may help.
+    pub retry_after_ms: u64,
+}
+
+/// What there is too much of.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scarce {
+    /// No slot is free and nothing may be evicted now.
+    Memory,
+    /// The session or its tenant holds as many leases, pins or reservations as it may.
+    Claims,
+    /// The tenant has as many sessions as it may.
+    Sessions,
+}
+
+/// Why a request was refused.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The class of the reason, for programs.
+    pub code: RefusalCode,
+    /// What is wrong, and what to do about it, for people.
+    pub message: String,
+}
+
+/// The class of a refusal.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalCode {
+    /// Another protocol version.
+    Version,
+    /// The frame or message is malformed, or comes out of order. The node closes the session.
+    Protocol,
+    /// The namespace is impossible, or disagrees with the engine's own sizes.
+    Namespace,
+    /// The chain is impossible, or disagrees with what is cached.
+    Chain,
+    /// A number that names nothing of this session (namespace, lease, reservation, pin, device).
+    Unknown,
+    /// The reservation's deadline passed.
+    Lapsed,
+    /// A place outside the write window, or a list of the wrong length.
+    Place,
+    /// The request can never be met on this node: a block larger than the window or an extent.
+    TooLarge,
+    /// The node is stopping.
+    Stopping,
+    /// The node failed in a way that is its own fault; its log says more.
+    Internal,
+}
+
+/// A message that came as bytes and is not one.
+#[derive(Debug, thiserror::Error)]
+#[error("malformed message: {source}")]
+pub struct MalformedMessage {
+    #[from]
+    source: rancor::Error,
+}
+
+/// Encodes a request behind what `out` holds.
+///
+/// # Panics
+/// Never for messages within the limits: encoding them cannot fail.
+pub fn encode_request(request: &Request, out: AlignedVec) -> AlignedVec {
+    rkyv::api::high::to_bytes_in::<_, rancor::Error>(request, out).expect("a request can always be encoded")
+}
+
+/// Encodes a response behind what `out` holds.
+///
+/// # Panics
+/// Never for messages within the limits: encoding them cannot fail.
+pub fn encode_response(response: &Response, out: AlignedVec) -> AlignedVec {
+    rkyv::api::high::to_bytes_in::<_, rancor::Error>(response, out).expect("a response can always be encoded")
+}
+
+/// Checks and reads a request. `bytes` must start at a multiple of 16.
+///
+/// # Errors
+/// Where the bytes are not a request.
+pub fn decode_request(bytes: &[u8]) -> Result<Request, MalformedMessage> {
+    Ok(rkyv::from_bytes::<Request, rancor::Error>(bytes)?)
+}
+
+/// Checks and reads a response. `bytes` must start at a multiple of 16.
+///
+/// # Errors
+/// Where the bytes are not a response.
+pub fn decode_response(bytes: &[u8]) -> Result<Response, MalformedMessage> {
+    Ok(rkyv::from_bytes::<Response, rancor::Error>(bytes)?)
+}
