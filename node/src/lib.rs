@@ -1,1 +1,4 @@
-//! placeholder
+//! A Larder node.
+
+pub mod clock;
+pub mod store;

@@ -1,0 +1,375 @@
+//! The store: one actor's chunks and everything that is decided about them.
+//!
+//! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
+//! [`reserve`], get in [`lookup`], eviction in [`room`], the end of a session in [`sessions`].
+
+pub mod ids;
+mod index;
+mod lookup;
+mod namespaces;
+mod pins;
+pub mod policy;
+mod reserve;
+mod room;
+mod sessions;
+mod slab;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+use larder_protocol::limits::MAX_SESSION_NAMESPACES;
+use larder_protocol::namespace::{NamespaceError, NamespaceSpec};
+use larder_protocol::session::{Registered, Scarce};
+use larder_protocol::{ChainError, ChunkHash};
+
+use crate::clock::Millis;
+use ids::{NamespaceId, ProcessId, SessionId, TenantId};
+use index::{Block, Index};
+use namespaces::Namespaces;
+use pins::Pins;
+use policy::{Policy, PolicyName};
+use sessions::{Lease, Session, Sessions};
+use slab::Slab;
+
+pub use index::Checksums;
+pub use lookup::{Leased, LookupOptions, Place};
+pub use reserve::{BlockMove, CommitOrder, Reserved};
+pub use room::{EvictionReason, Evictions};
+pub use slab::Bytes;
+pub use usage::Usage;
+
+/// One actor's chunks.
+#[derive(Debug)]
+pub struct Store {
+    limits: StoreLimits,
+    namespaces: Namespaces,
+    sessions: Sessions,
+    index: Index,
+    slab: Slab,
+    policy: Box<dyn Policy>,
+    policy_name: PolicyName,
+    pins: Pins,
+    orders: reserve::Orders,
+    /// Leases, reservations, pins and orders are numbered from one series; 0 names none.
+    last_number: u64,
+    cached_chunks: u64,
+    cached_bytes: u64,
+    evictions: Evictions,
+}
+
+/// What bounds a store; every value is resolved from the configuration once.
+#[derive(Debug, Clone)]
+pub struct StoreLimits {
+    /// Extents of the arena.
+    pub extents: u32,
+    /// Bytes of an extent.
+    pub extent_bytes: u64,
+    /// Chunks that may be cached; no limit but the bytes where `None`.
+    pub capacity_chunks: Option<u64>,
+    /// Bytes of cached blocks above which eviction starts.
+    pub high_watermark_bytes: u64,
+    /// Bytes of cached blocks at which it ends.
+    pub low_watermark_bytes: u64,
+    /// Which chunk goes first.
+    pub policy: PolicyName,
+    /// Whether engines write straight into the arena.
+    pub trust_engines: bool,
+    /// Bytes of extents that each tenant may hold, by its place in the configuration.
+    pub tenant_bytes: Vec<u64>,
+    /// Blocks that one session may have leased at a time.
+    pub max_leased_blocks: u64,
+    /// Bytes that one session may have reserved at a time.
+    pub max_reserved_bytes: u64,
+    /// Bytes that may be pinned.
+    pub max_pinned_bytes: u64,
+    /// How long a reservation may take.
+    pub reservation_ttl_ms: u64,
+    /// How long a pin may last.
+    pub max_pin_ms: u64,
+}
+
+/// Why the store did nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// No room now; asking again later may help.
+    #[error("busy: ask again in {retry_after_ms} ms")]
+    Busy {
+        /// What there is too much of.
+        what: Scarce,
+        /// When asking again may help.
+        retry_after_ms: u64,
+    },
+    /// The chain is impossible or disagrees with what is cached.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// The namespace is impossible.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    /// The engine's block size is not what its namespace says.
+    #[error("pool `{pool}`: the engine's blocks have {engine_bytes} bytes, but {layers} layers of {layer_bytes} bytes make {}: check layers, heads, dtype and chunk size", u64::from(*.layers) * .layer_bytes)]
+    BlockSize {
+        /// The pool.
+        pool: String,
+        /// What the engine's tensors say.
+        engine_bytes: u64,
+        /// What the namespace says.
+        layers: u32,
+        /// What the namespace says.
+        layer_bytes: u64,
+    },
+    /// Not one block size a pool.
+    #[error("{found} block sizes for {pools} pools")]
+    BlockSizes {
+        /// Sizes found.
+        found: usize,
+        /// Pools of the namespace.
+        pools: usize,
+    },
+    /// A slice that the namespace does not have, or one that comes twice, or none at all.
+    #[error("slices {slices:?}: name each slice that this session holds once, out of {of}")]
+    Slices {
+        /// Slices found.
+        slices: Vec<u16>,
+        /// Slices of the namespace.
+        of: u16,
+    },
+    /// More namespaces than a session or a node may have.
+    #[error("too many namespaces: at most {most}{}", if *.most == MAX_SESSION_NAMESPACES { " a session" } else { " are in use at a time" })]
+    TooManyNamespaces {
+        /// How many there may be.
+        most: usize,
+    },
+    /// A block that no slot can ever hold.
+    #[error(
+        "a block of {block_bytes} bytes does not fit into an extent of {extent_bytes}: set host.extent_bytes to at least that"
+    )]
+    BlockTooLarge {
+        /// Bytes of the block.
+        block_bytes: u64,
+        /// Bytes of an extent.
+        extent_bytes: u64,
+    },
+    /// A reservation that can never be met.
+    #[error("{bytes} bytes at once; a session may reserve {most}: reserve in smaller parts")]
+    TooLarge {
+        /// Bytes asked.
+        bytes: u64,
+        /// Bytes allowed.
+        most: u64,
+    },
+    /// A number that names nothing of this session.
+    #[error("{what} {number} is not one of this session's")]
+    Unknown {
+        /// What it should name.
+        what: &'static str,
+        /// The number.
+        number: u64,
+    },
+    /// A position that is not reserved, or is committed already.
+    #[error(
+        "chunk {position} of reservation {reservation} is not open for commit: not reserved, or committed already"
+    )]
+    NotOpen {
+        /// The reservation.
+        reservation: u64,
+        /// The position.
+        position: u32,
+    },
+    /// Not one source a block.
+    #[error("{found} block sources for {blocks} blocks")]
+    Sources {
+        /// Sources found.
+        found: usize,
+        /// Blocks to commit.
+        blocks: usize,
+    },
+}
+
+impl Store {
+    /// An empty store.
+    #[must_use]
+    pub fn new(limits: StoreLimits) -> Self {
+        let most_extents = |&bytes: &u64| u32::try_from(bytes / limits.extent_bytes).unwrap_or(u32::MAX);
+        let most_extents: Vec<u32> = limits.tenant_bytes.iter().map(most_extents).collect();
+        Self {
+            slab: Slab::new(limits.extents, limits.extent_bytes, &most_extents),
+            policy: limits.policy.build(),
+            policy_name: limits.policy,
+            limits,
+            namespaces: Namespaces::default(),
+            sessions: Sessions::default(),
+            index: Index::default(),
+            pins: Pins::default(),
+            orders: reserve::Orders::default(),
+            last_number: 0,
+            cached_chunks: 0,
+            cached_bytes: 0,
+            evictions: Evictions::default(),
+        }
+    }
+
+    /// Opens a session of a process that belongs to `tenant`.
+    pub fn open_session(&mut self, tenant: TenantId, process: ProcessId) -> SessionId {
+        self.sessions.open(tenant, process)
+    }
+
+    /// Makes a namespace known to a session, with the slices it holds and its own block size of each pool.
+    ///
+    /// # Errors
+    /// [`Refused`] where the namespace is impossible, disagrees with the block sizes, or does not fit this node.
+    pub fn register(
+        &mut self,
+        session: SessionId,
+        tenant_name: &str,
+        spec: &NamespaceSpec,
+        slices: &[u16],
+        block_bytes: &[u64],
+    ) -> Result<Registered, Refused> {
+        spec.check()?;
+        check_block_sizes(spec, block_bytes)?;
+        check_slices(spec, slices)?;
+        let Session { tenant, namespaces, .. } = self.session(session)?;
+        let (tenant, registered) = (*tenant, namespaces.len());
+        let extent_bytes = self.limits.extent_bytes;
+        let class = |&block_bytes: &u64| {
+            let too_large = Refused::BlockTooLarge { block_bytes, extent_bytes };
+            self.slab.class(tenant, block_bytes).ok_or(too_large)
+        };
+        let classes = block_bytes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
+        let fingerprint = spec.fingerprint(tenant_name);
+        let too_many = Refused::TooManyNamespaces { most: namespaces::MAX_NAMESPACES };
+        let number = self.namespaces.enter(fingerprint, spec, &classes).ok_or(too_many)?;
+        let namespaces = &mut self.session_mut(session)?.namespaces;
+        let is_new = !namespaces.contains_key(&number);
+        if is_new && registered >= MAX_SESSION_NAMESPACES {
+            return Err(Refused::TooManyNamespaces { most: MAX_SESSION_NAMESPACES });
+        }
+        namespaces.insert(number, slices.into());
+        self.namespaces.get_mut(number).sessions += u32::from(is_new);
+        Ok(Registered { namespace: number.0, fingerprint, root: fingerprint.root() })
+    }
+
+    /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its
+    /// process is gone. Pins stay until their deadline.
+    pub fn close_session(&mut self, id: SessionId) {
+        while let Some(number) =
+            self.sessions.get(id).and_then(|session| session.reservations.keys().next().copied())
+        {
+            self.lapse(id, number);
+        }
+        let Some(session) = self.sessions.close(id) else { return };
+        session.namespaces.keys().for_each(|&number| self.namespaces.get_mut(number).sessions -= 1);
+        for Lease { chunks, .. } in session.leases.into_values() {
+            match self.sessions.living(session.process) {
+                Some(process) => {
+                    process.orphaned_leases.push(chunks.clone());
+                    chunks.iter().for_each(|&chunk| self.orphan(chunk));
+                }
+                None => self.unclaim(&chunks),
+            }
+        }
+        self.evict_above_watermark();
+    }
+
+    /// Notes that a process is known to be gone: whatever it might have touched is free again.
+    pub fn process_gone(&mut self, process: ProcessId) {
+        let Some(held) = self.sessions.process_gone(process) else { return };
+        for chunks in held.orphaned_leases {
+            chunks.iter().for_each(|&chunk| self.adopt(chunk));
+            self.unclaim(&chunks);
+        }
+        for slot in held.quarantined_slots {
+            self.slab.restore(slot);
+            self.slab.free(slot);
+        }
+        self.evict_above_watermark();
+    }
+
+    /// Ends what has passed its deadline: pins and reservations.
+    pub fn tick(&mut self, now: Millis) {
+        for (session, reservation) in self.sessions.lapsed(now) {
+            self.lapse(session, reservation);
+        }
+        self.expire_pins(now);
+    }
+
+    /// Notes that a session is given an extent's memory; whether it is the first time.
+    pub fn show_extent(&mut self, session: SessionId, extent: u32) -> bool {
+        self.sessions.show_extent(session, extent)
+    }
+
+    /// Extents that need new memory since the last call, because they change tenant. Replace the memory of each, then
+    /// call [`Store::extent_renewed`].
+    pub fn take_renewals(&mut self) -> Vec<u32> {
+        self.slab.take_renewals()
+    }
+
+    /// The extent has new memory.
+    pub fn extent_renewed(&mut self, extent: u32) {
+        self.sessions.forget_extent(extent);
+        self.slab.renewed(extent);
+    }
+
+    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` where it is not here.
+    #[must_use]
+    pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
+        let chunk = self.index.get(self.index.find(NamespaceId(namespace), hash)?);
+        chunk
+            .blocks
+            .iter()
+            .map(|block| if let Block::Ready(_, checksums) = block { Some(checksums) } else { None })
+            .collect()
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub fn policy(&self) -> PolicyName {
+        self.policy_name
+    }
+
+    fn session(&self, id: SessionId) -> Result<&Session, Refused> {
+        self.sessions.get(id).ok_or(Refused::Unknown { what: "session", number: id.0.into() })
+    }
+
+    fn session_mut(&mut self, id: SessionId) -> Result<&mut Session, Refused> {
+        self.sessions.get_mut(id).ok_or(Refused::Unknown { what: "session", number: id.0.into() })
+    }
+
+    /// The slices with which a session registered a namespace.
+    fn slices(&self, session: SessionId, namespace: u32) -> Result<(NamespaceId, &[u16]), Refused> {
+        let number = NamespaceId(namespace);
+        let slices = self.session(session)?.namespaces.get(&number);
+        let unknown = Refused::Unknown { what: "namespace", number: namespace.into() };
+        Ok((number, slices.ok_or(unknown)?))
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+}
+
+fn check_block_sizes(spec: &NamespaceSpec, block_bytes: &[u64]) -> Result<(), Refused> {
+    if block_bytes.len() != spec.pools.len() {
+        return Err(Refused::BlockSizes { found: block_bytes.len(), pools: spec.pools.len() });
+    }
+    let disagrees = spec.pools.iter().zip(block_bytes).find(|(pool, bytes)| pool.block_bytes() != **bytes);
+    disagrees.map_or(Ok(()), |(pool, &engine_bytes)| {
+        let (pool, layers, layer_bytes) = (pool.name.clone(), pool.layers, pool.layer_bytes);
+        Err(Refused::BlockSize { pool, engine_bytes, layers, layer_bytes })
+    })
+}
+
+fn check_slices(spec: &NamespaceSpec, slices: &[u16]) -> Result<(), Refused> {
+    let twice = |(i, slice): (usize, &u16)| slices[..i].contains(slice);
+    let beyond = slices.iter().any(|&slice| slice >= spec.slices);
+    if slices.is_empty()
+        || slices.len() > usize::from(spec.slices)
+        || beyond
+        || slices.iter().enumerate().any(twice)
+    {
+        return Err(Refused::Slices { slices: slices.to_vec(), of: spec.slices });
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Numbers that stand for things inside one store.
+
+use std::num::NonZeroU32;
+
+/// A session of one engine process with this actor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u32);
+
+/// An engine process; it may have several sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId(pub u32);
+
+/// A tenant: its place in the node's configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u16);
+
+/// A namespace that the store knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamespaceId(pub u32);
+
+/// A commit whose bytes are being copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OrderId(pub u64);
+
+/// A chunk that the index knows. Numbers are small and used again, so policies keep their state in plain vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId(NonZeroU32);
+
+impl ChunkId {
+    /// The chunk at `position` of a vector of chunks.
+    ///
+    /// # Panics
+    /// From four thousand million chunks on, which no index reaches.
+    #[must_use]
+    pub fn at(position: usize) -> Self {
+        let number = u32::try_from(position + 1).ok().and_then(NonZeroU32::new);
+        Self(number.expect("an index holds fewer than 2^32 chunks"))
+    }
+
+    /// Its position in a vector of chunks.
+    #[must_use]
+    pub fn position(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// The place of one block: which slot of which extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot {
+    /// The extent.
+    pub extent: u32,
+    /// The slot in it.
+    pub number: u32,
+}

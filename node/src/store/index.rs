@@ -1,0 +1,288 @@
+//! The index: which chunks are here, and the prefix tree they form.
+
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use larder_protocol::{ChainError, ChunkHash, ChunkRef};
+use smallvec::SmallVec;
+
+use super::ids::{ChunkId, NamespaceId, Slot};
+
+/// Chunks by namespace and hash, linked to their parents.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    entries: Vec<Entry>,
+    vacant: Vec<ChunkId>,
+    table: HashTable<ChunkId>,
+    hasher: DefaultHashBuilder,
+    /// First child of every parent that is not here itself.
+    orphans: HashMap<(NamespaceId, ChunkHash), ChunkId>,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Vacant,
+    Chunk(Chunk),
+}
+
+/// What the store knows of one chunk.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) name: ChunkRef,
+    pub(crate) namespace: NamespaceId,
+    parent: Option<ChunkId>,
+    first_child: Option<ChunkId>,
+    next_sibling: Option<ChunkId>,
+    previous_sibling: Option<ChunkId>,
+    /// Leases, orphaned ones included, and blocks being written.
+    pub(crate) claims: u32,
+    /// Leases of vanished processes among the claims.
+    pub(crate) orphaned_leases: u32,
+    pub(crate) pins: u32,
+    /// Blocks that can be read.
+    pub(crate) ready: u16,
+    pub(crate) priority: i8,
+    /// By slice, then pool.
+    pub(crate) blocks: SmallVec<[Block; 1]>,
+}
+
+/// One block of a chunk.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Block {
+    /// Nobody has written it.
+    #[default]
+    Absent,
+    /// A reservation holds its slot.
+    Writing(Slot),
+    /// It can be read.
+    Ready(Slot, Checksums),
+}
+
+/// Checksums of one block.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Checksums {
+    /// Over the ranges' checksums and the key.
+    pub whole: u64,
+    /// One a layer range; empty where there is one range only, which `whole` then covers.
+    pub ranges: Box<[u64]>,
+}
+
+impl Chunk {
+    /// Whether every block of every slice can be read.
+    pub(crate) fn is_complete(&self) -> bool {
+        usize::from(self.ready) == self.blocks.len()
+    }
+
+    /// Whether some block can be read: then it counts as cached.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.ready > 0
+    }
+
+    /// Whether eviction may take it.
+    pub(crate) fn may_go(&self) -> bool {
+        self.claims == 0 && self.pins == 0 && self.first_child.is_none()
+    }
+
+    /// Its slots.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.blocks.iter().filter_map(Block::slot)
+    }
+}
+
+impl Block {
+    /// Its slot, if it has one.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        match self {
+            Self::Absent => None,
+            Self::Writing(slot) | Self::Ready(slot, _) => Some(*slot),
+        }
+    }
+}
+
+impl Index {
+    /// Hash of a key in this index; one computation serves several look-ups.
+    pub(crate) fn hash(&self, namespace: NamespaceId, hash: &ChunkHash) -> u64 {
+        self.hasher.hash_one((namespace.0, hash.0))
+    }
+
+    /// The chunk of this name, whose key's hash is given.
+    pub(crate) fn find_hashed(&self, key: u64, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkId> {
+        let same = |&id: &ChunkId| {
+            let chunk = self.get(id);
+            chunk.name.hash == *hash && chunk.namespace == namespace
+        };
+        self.table.find(key, same).copied()
+    }
+
+    /// The chunk of this name.
+    pub(crate) fn find(&self, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkId> {
+        self.find_hashed(self.hash(namespace, hash), namespace, hash)
+    }
+
+    /// A chunk.
+    pub(crate) fn get(&self, id: ChunkId) -> &Chunk {
+        match &self.entries[id.position()] {
+            Entry::Chunk(chunk) => chunk,
+            Entry::Vacant => unreachable!("nothing keeps the number of a chunk that left"),
+        }
+    }
+
+    /// A chunk.
+    pub(crate) fn get_mut(&mut self, id: ChunkId) -> &mut Chunk {
+        match &mut self.entries[id.position()] {
+            Entry::Chunk(chunk) => chunk,
+            Entry::Vacant => unreachable!("nothing keeps the number of a chunk that left"),
+        }
+    }
+
+    /// Whether a known chunk is what a chain says it is.
+    pub(crate) fn agrees(&self, id: ChunkId, name: &ChunkRef) -> Result<(), ChainError> {
+        let known = &self.get(id).name;
+        if known.index == name.index && known.parent == name.parent {
+            return Ok(());
+        }
+        Err(ChainError::Disagrees {
+            hash: name.hash,
+            index: name.index,
+            parent: name.parent,
+            known_index: known.index,
+            known_parent: known.parent,
+        })
+    }
+
+    /// Adds a chunk that is not here, with `blocks` absent blocks, and links it to its parent and children. `flat`
+    /// chunks have neither.
+    pub(crate) fn insert(
+        &mut self,
+        namespace: NamespaceId,
+        name: ChunkRef,
+        flat: bool,
+        blocks: usize,
+    ) -> ChunkId {
+        let chunk = Chunk {
+            name,
+            namespace,
+            parent: None,
+            first_child: None,
+            next_sibling: None,
+            previous_sibling: None,
+            claims: 0,
+            orphaned_leases: 0,
+            pins: 0,
+            ready: 0,
+            priority: 0,
+            blocks: smallvec::smallvec![Block::Absent; blocks],
+        };
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.entries.push(Entry::Vacant);
+            ChunkId::at(self.entries.len() - 1)
+        });
+        self.entries[id.position()] = Entry::Chunk(chunk);
+        let (entries, hasher) = (&self.entries, &self.hasher);
+        self.table.insert_unique(self.hash(namespace, &name.hash), id, |&id| match &entries[id.position()] {
+            Entry::Chunk(chunk) => hasher.hash_one((chunk.namespace.0, chunk.name.hash.0)),
+            Entry::Vacant => unreachable!("the table holds only chunks"),
+        });
+        if !flat {
+            self.link(id, namespace, name);
+        }
+        id
+    }
+
+    /// Takes a chunk out. Its children become chunks without a parent here.
+    pub(crate) fn remove(&mut self, id: ChunkId) -> Chunk {
+        self.unlink(id);
+        let Chunk { namespace, name, first_child, .. } = *self.get(id);
+        if let Some(first_child) = first_child {
+            self.orphans.insert((namespace, name.hash), first_child);
+            self.set_parent_of_siblings(first_child, None);
+        }
+        let key = self.hash(namespace, &name.hash);
+        if let Ok(entry) = self.table.find_entry(key, |&other| other == id) {
+            entry.remove();
+        }
+        self.vacant.push(id);
+        match std::mem::replace(&mut self.entries[id.position()], Entry::Vacant) {
+            Entry::Chunk(chunk) => chunk,
+            Entry::Vacant => unreachable!("it was read above"),
+        }
+    }
+
+    /// The chunk's parent, if it is here.
+    pub(crate) fn parent(&self, id: ChunkId) -> Option<ChunkId> {
+        self.get(id).parent
+    }
+
+    /// The chunk and everything below it, every chunk after its children.
+    pub(crate) fn subtree_leaves_first(&self, root: ChunkId) -> Vec<ChunkId> {
+        let mut found = vec![root];
+        let mut next = 0;
+        while let Some(&id) = found.get(next) {
+            next += 1;
+            let mut child = self.get(id).first_child;
+            while let Some(id) = child {
+                found.push(id);
+                child = self.get(id).next_sibling;
+            }
+        }
+        found.reverse();
+        found
+    }
+
+    /// Chunks here, those being written included.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn link(&mut self, id: ChunkId, namespace: NamespaceId, name: ChunkRef) {
+        if let Some(first_child) = self.orphans.remove(&(namespace, name.hash)) {
+            self.set_parent_of_siblings(first_child, Some(id));
+            self.get_mut(id).first_child = Some(first_child);
+        }
+        if name.index == 0 {
+            return;
+        }
+        let parent = self.find(namespace, &name.parent);
+        let old_first = match parent {
+            Some(parent) => self.get_mut(parent).first_child.replace(id),
+            None => self.orphans.insert((namespace, name.parent), id),
+        };
+        if let Some(old_first) = old_first {
+            self.get_mut(old_first).previous_sibling = Some(id);
+        }
+        let chunk = self.get_mut(id);
+        chunk.parent = parent;
+        chunk.next_sibling = old_first;
+    }
+
+    fn unlink(&mut self, id: ChunkId) {
+        let Chunk { namespace, name, parent, next_sibling, previous_sibling, .. } = *self.get(id);
+        if let Some(next) = next_sibling {
+            self.get_mut(next).previous_sibling = previous_sibling;
+        }
+        match (previous_sibling, parent) {
+            (Some(previous), _) => self.get_mut(previous).next_sibling = next_sibling,
+            (None, Some(parent)) => self.get_mut(parent).first_child = next_sibling,
+            (None, None) => {
+                // First of the children of an absent parent, or a root or flat chunk, which is no one's child.
+                let key = (namespace, name.parent);
+                if self.orphans.get(&key) == Some(&id) {
+                    match next_sibling {
+                        Some(next) => _ = self.orphans.insert(key, next),
+                        None => _ = self.orphans.remove(&key),
+                    }
+                }
+            }
+        }
+    }
+
+    fn set_parent_of_siblings(&mut self, first: ChunkId, parent: Option<ChunkId>) {
+        let mut child = Some(first);
+        while let Some(id) = child {
+            let chunk = self.get_mut(id);
+            chunk.parent = parent;
+            child = chunk.next_sibling;
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Lookups and leases: how a get starts and ends.
+
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
+use larder_protocol::session::{Found, Scarce, Span, Tier};
+use larder_protocol::{Chain, ChainError};
+
+use super::ids::{ChunkId, NamespaceId, SessionId};
+use super::index::Block;
+use super::sessions::Lease;
+use super::{Refused, Store};
+use crate::clock::Millis;
+
+pub use larder_protocol::session::Place;
+
+/// What a lookup may say besides its chain.
+#[derive(Debug, Clone, Copy)]
+pub struct LookupOptions<'a> {
+    /// Tokens of the whole prompt; at least one is left to compute.
+    pub prompt_tokens: u64,
+    /// The caller cannot use a hit.
+    pub skip_read: bool,
+    /// Tiers to look in; all where empty.
+    pub tiers: &'a [Tier],
+    /// Pin what is found for so long.
+    pub pin_ms: Option<u64>,
+}
+
+/// Blocks that may be read until the lease is released.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leased {
+    /// Its number; 0 where nothing is leased.
+    pub lease: u64,
+    /// Chunks leased, from the chain's first on.
+    pub chunks: u32,
+    /// Where each block stands: for each chunk, for each slice of the session, for each pool.
+    pub places: Vec<Place>,
+    /// Extents among them whose memory the session was not given before.
+    pub new_extents: Vec<u32>,
+}
+
+impl Store {
+    /// How much of a prompt can be served: the longest contiguous prefix, or in a flat namespace every key that is
+    /// here. Touches nothing: a lease is what counts as use.
+    ///
+    /// # Errors
+    /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
+    /// namespace that the session did not register.
+    pub fn lookup(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        options: LookupOptions<'_>,
+        now: Millis,
+    ) -> Result<Found, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        let found = self.walk(number, chain)?;
+        let known = self.namespaces.get(number);
+        let chunk_tokens = u64::from(known.chunk_tokens);
+        let nothing = Found { tokens: 0, spans: Vec::new(), pin: None };
+        if options.skip_read || !(options.tiers.is_empty() || options.tiers.contains(&Tier::Host)) {
+            return Ok(nothing);
+        }
+        if known.flat {
+            let spans = flat_spans(&found);
+            let chunks: u64 = spans.iter().map(|span| u64::from(span.to - span.from)).sum();
+            return Ok(Found { tokens: chunks * chunk_tokens, spans, pin: None });
+        }
+        let usable = usable_chunks(options.prompt_tokens, known.chunk_tokens, chain);
+        let prefix = found.iter().map_while(|chunk| *chunk).take(usable).count();
+        if prefix == 0 {
+            return Ok(nothing);
+        }
+        let pin = match options.pin_ms {
+            Some(duration_ms) => {
+                Some(self.pin(session, namespace, &chain.part(0, prefix), duration_ms, now)?.pin)
+            }
+            None => None,
+        };
+        let spans = vec![Span { from: 0, to: prefix as u32, tier: Tier::Host }];
+        Ok(Found { tokens: prefix as u64 * chunk_tokens, spans, pin })
+    }
+
+    /// Keeps the blocks of the longest prefix that is here from reuse, and says where they stand. This is what counts
+    /// as a use of the chunks.
+    ///
+    /// Fewer chunks than are here may be leased where the answer would pass a message's limits.
+    ///
+    /// # Errors
+    /// As [`Store::lookup`], and [`Refused::Busy`] where the session holds as many leases as it may.
+    pub fn lease(&mut self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Leased, Refused> {
+        let (number, slices) = self.slices(session, namespace)?;
+        let slices = slices.to_vec();
+        let found = self.walk(number, chain)?;
+        let blocks = slices.len() * self.namespaces.get(number).pools.len();
+        let mut leased = Leased { lease: 0, chunks: 0, places: Vec::new(), new_extents: Vec::new() };
+        let most = MAX_MESSAGE_BLOCKS / blocks;
+        let mut chunks: Vec<ChunkId> = found.into_iter().map_while(|chunk| chunk).take(most).collect();
+        let held = self.session(session)?.leased_blocks;
+        if held + (chunks.len() * blocks) as u64 > self.limits.max_leased_blocks {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
+        }
+        leased.places.reserve(chunks.len() * blocks);
+        let fit = chunks
+            .iter()
+            .take_while(|&&chunk| self.place_blocks(session, number, &slices, chunk, &mut leased));
+        let fit = fit.count();
+        chunks.truncate(fit);
+        if chunks.is_empty() {
+            return Ok(leased);
+        }
+        for &chunk in chunks.iter().rev() {
+            self.policy.touch(chunk);
+            self.change(chunk, |chunk| chunk.claims += 1);
+        }
+        leased.lease = self.next_number();
+        leased.chunks = chunks.len() as u32;
+        let blocks = (chunks.len() * blocks) as u64;
+        let session = self.session_mut(session)?;
+        session.leased_blocks += blocks;
+        session.leases.insert(leased.lease, Lease { chunks: chunks.into(), blocks });
+        Ok(leased)
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a lease that is not the session's.
+    pub fn release(&mut self, session: SessionId, lease: u64) -> Result<(), Refused> {
+        let held = self.session_mut(session)?;
+        let unknown = Refused::Unknown { what: "lease", number: lease };
+        let Lease { chunks, blocks } = held.leases.remove(&lease).ok_or(unknown)?;
+        held.leased_blocks -= blocks;
+        self.unclaim(&chunks);
+        self.evict_above_watermark();
+        Ok(())
+    }
+
+    /// The complete chunks of a chain, by position, after every check that a chain must pass.
+    pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Option<ChunkId>>, Refused> {
+        let namespace = self.namespaces.get(number);
+        chain.check(namespace.root, namespace.flat)?;
+        let keys: Vec<u64> = chain.hashes.iter().map(|hash| self.index.hash(number, hash)).collect();
+        refuse_duplicates(chain, &keys)?;
+        let mut found = Vec::with_capacity(chain.len());
+        for (position, &key) in keys.iter().enumerate() {
+            let id = self.index.find_hashed(key, number, &chain.hashes[position]);
+            if let Some(id) = id {
+                self.index.agrees(id, &chain.chunk(position))?;
+            }
+            found.push(id.filter(|&id| self.index.get(id).is_complete()));
+        }
+        Ok(found)
+    }
+
+    /// Ends one claim on each chunk, from last to first.
+    pub(super) fn unclaim(&mut self, chunks: &[ChunkId]) {
+        for &chunk in chunks.iter().rev() {
+            self.change(chunk, |chunk| chunk.claims -= 1);
+        }
+    }
+
+    /// The session that leased the chunk ended, and its process may still read it.
+    pub(super) fn orphan(&mut self, id: ChunkId) {
+        let chunk = self.index.get_mut(id);
+        chunk.orphaned_leases += 1;
+        if chunk.orphaned_leases == 1 {
+            chunk.slots().for_each(|slot| self.slab.quarantine(slot));
+        }
+    }
+
+    /// One process less may read the chunk.
+    pub(super) fn adopt(&mut self, id: ChunkId) {
+        let chunk = self.index.get_mut(id);
+        chunk.orphaned_leases -= 1;
+        if chunk.orphaned_leases == 0 {
+            chunk.slots().for_each(|slot| self.slab.restore(slot));
+        }
+    }
+
+    /// Adds a chunk's places to a lease; whether the extents that the session has not seen still fit into one message.
+    fn place_blocks(
+        &mut self,
+        session: SessionId,
+        number: NamespaceId,
+        slices: &[u16],
+        id: ChunkId,
+        leased: &mut Leased,
+    ) -> bool {
+        let namespace = self.namespaces.get(number);
+        let chunk = self.index.get(id);
+        if leased.new_extents.len() + slices.len() * namespace.pools.len() > MAX_FRAME_DESCRIPTORS {
+            let known = &self.sessions.get(session).map(|session| &session.extents);
+            let unseen = |extent| known.is_none_or(|known| !known.contains(&extent));
+            let fresh = chunk.slots().filter(|slot| unseen(slot.extent)).count();
+            if leased.new_extents.len() + fresh > MAX_FRAME_DESCRIPTORS {
+                return false;
+            }
+        }
+        for &slice in slices {
+            for pool in 0..namespace.pools.len() {
+                let Block::Ready(slot, _) = &chunk.blocks[namespace.block(slice, pool)] else { return false };
+                leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(*slot) });
+                if self.sessions.show_extent(session, slot.extent) {
+                    leased.new_extents.push(slot.extent);
+                }
+            }
+        }
+        true
+    }
+}
+
+/// How long a session that holds too much should wait.
+const CLAIMS_RETRY_MS: u64 = 10;
+
+/// How many chunks of a chain a prompt may use, so that at least one of its tokens is left to compute.
+fn usable_chunks(prompt_tokens: u64, chunk_tokens: u32, chain: &Chain) -> usize {
+    let of_prompt = prompt_tokens.saturating_sub(1) / u64::from(chunk_tokens);
+    let before = chain.hashes.first().map_or(0, |_| u64::from(chain.chunk(0).index));
+    usize::try_from(of_prompt.saturating_sub(before)).unwrap_or(usize::MAX)
+}
+
+fn flat_spans(found: &[Option<ChunkId>]) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
+    for (position, _) in (0..).zip(found).filter(|(_, chunk)| chunk.is_some()) {
+        match spans.last_mut() {
+            Some(span) if span.to == position => span.to += 1,
+            _ => spans.push(Span { from: position, to: position + 1, tier: Tier::Host }),
+        }
+    }
+    spans
+}
+
+/// Refuses a list in which a hash comes twice. `keys` are hashes of the hashes, under the index's own secret seed.
+fn refuse_duplicates(chain: &Chain, keys: &[u64]) -> Result<(), ChainError> {
+    let mut seen = hashbrown::HashTable::<u32>::with_capacity(keys.len());
+    for (position, &key) in (0_u32..).zip(keys) {
+        let same = |&other: &u32| chain.hashes[other as usize] == chain.hashes[position as usize];
+        if seen.find(key, same).is_some() {
+            return Err(ChainError::Duplicate { hash: chain.hashes[position as usize] });
+        }
+        seen.insert_unique(key, position, |&other| keys[other as usize]);
+    }
+    Ok(())
+}

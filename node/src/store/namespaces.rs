@@ -1,0 +1,106 @@
+//! The namespaces that a store knows.
+
+use std::collections::HashMap;
+
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::{ChunkHash, Fingerprint, PoolSpec};
+
+use super::ids::NamespaceId;
+use super::slab::ClassId;
+
+/// Namespaces that are in use at a time; one more is refused.
+pub(crate) const MAX_NAMESPACES: usize = 1_024;
+
+/// Namespaces by number, and by fingerprint.
+#[derive(Debug, Default)]
+pub(crate) struct Namespaces {
+    known: Vec<Namespace>,
+    numbers: HashMap<Fingerprint, NamespaceId>,
+}
+
+/// What the store needs of a namespace.
+#[derive(Debug)]
+pub(crate) struct Namespace {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) root: ChunkHash,
+    pub(crate) chunk_tokens: u32,
+    pub(crate) flat: bool,
+    pub(crate) slices: u16,
+    pub(crate) pools: Vec<Pool>,
+    /// Sessions that registered it.
+    pub(crate) sessions: u32,
+    /// Chunks of it in the index.
+    pub(crate) chunks: u32,
+}
+
+/// One pool of a namespace.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) spec: PoolSpec,
+    pub(crate) class: ClassId,
+}
+
+impl Namespace {
+    /// Blocks of one chunk over all slices.
+    pub(crate) fn blocks(&self) -> usize {
+        usize::from(self.slices) * self.pools.len()
+    }
+
+    /// Which block of a chunk this is.
+    pub(crate) fn block(&self, slice: u16, pool: usize) -> usize {
+        usize::from(slice) * self.pools.len() + pool
+    }
+}
+
+impl Namespaces {
+    /// The namespace of this fingerprint, made known if it is new; `None` where there are too many.
+    pub(crate) fn enter(
+        &mut self,
+        fingerprint: Fingerprint,
+        spec: &NamespaceSpec,
+        classes: &[ClassId],
+    ) -> Option<NamespaceId> {
+        if let Some(&number) = self.numbers.get(&fingerprint) {
+            return Some(number);
+        }
+        let pools =
+            spec.pools.iter().zip(classes).map(|(spec, &class)| Pool { spec: spec.clone(), class }).collect();
+        let namespace = Namespace {
+            fingerprint,
+            root: fingerprint.root(),
+            chunk_tokens: spec.chunk_tokens,
+            flat: spec.flat,
+            slices: spec.slices,
+            pools,
+            sessions: 0,
+            chunks: 0,
+        };
+        let position = if self.known.len() < MAX_NAMESPACES {
+            self.known.push(namespace);
+            self.known.len() - 1
+        } else {
+            let position = self.known.iter().position(|known| known.sessions == 0 && known.chunks == 0)?;
+            let forgotten = std::mem::replace(&mut self.known[position], namespace);
+            self.numbers.remove(&forgotten.fingerprint);
+            position
+        };
+        let number = NamespaceId(position as u32);
+        self.numbers.insert(fingerprint, number);
+        Some(number)
+    }
+
+    /// A namespace that a session registered or a chunk belongs to.
+    pub(crate) fn get(&self, number: NamespaceId) -> &Namespace {
+        &self.known[number.0 as usize]
+    }
+
+    /// The same, to change.
+    pub(crate) fn get_mut(&mut self, number: NamespaceId) -> &mut Namespace {
+        &mut self.known[number.0 as usize]
+    }
+
+    /// Namespaces in use.
+    pub(crate) fn in_use(&self) -> usize {
+        self.known.iter().filter(|known| known.sessions > 0 || known.chunks > 0).count()
+    }
+}

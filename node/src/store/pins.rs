@@ -1,0 +1,116 @@
+//! Pins: chunks that stay on request, until a deadline.
+
+use std::collections::{BTreeSet, HashMap};
+
+use larder_protocol::Chain;
+use larder_protocol::session::{Pinned, Scarce};
+
+use super::ids::{ChunkId, SessionId, TenantId};
+use super::{Refused, Store};
+use crate::clock::Millis;
+
+/// Every pin. A pin outlives its session: it belongs to the tenant.
+#[derive(Debug, Default)]
+pub(super) struct Pins {
+    pins: HashMap<u64, Pin>,
+    deadlines: BTreeSet<(Millis, u64)>,
+    /// Bytes of pinned chunks; a chunk that is pinned twice counts twice.
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Pin {
+    tenant: TenantId,
+    chunks: Box<[ChunkId]>,
+    deadline: Millis,
+    bytes: u64,
+}
+
+impl Pins {
+    pub(super) fn len(&self) -> usize {
+        self.pins.len()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Store {
+    /// Keeps the longest prefix that is here from eviction, for `duration_ms` or as long as pins may last.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where as much is pinned as may be, and as [`Store::lookup`].
+    pub fn pin(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        duration_ms: u64,
+        now: Millis,
+    ) -> Result<Pinned, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        let chunks: Box<[ChunkId]> = self.walk(number, chain)?.into_iter().map_while(|chunk| chunk).collect();
+        let duration_ms = duration_ms.min(self.limits.max_pin_ms);
+        if chunks.is_empty() {
+            return Ok(Pinned { pin: 0, chunks: 0, duration_ms });
+        }
+        let known = self.namespaces.get(number);
+        let chunk_bytes: u64 = known.pools.iter().map(|pool| self.slab.slot_bytes(pool.class)).sum();
+        let bytes = chunks.len() as u64 * chunk_bytes * u64::from(known.slices);
+        if self.pins.bytes + bytes > self.limits.max_pinned_bytes {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
+        }
+        for &chunk in chunks.iter().rev() {
+            self.change(chunk, |chunk| chunk.pins += 1);
+        }
+        let (pin, deadline) = (self.next_number(), now + duration_ms);
+        let pinned = Pinned { pin, chunks: chunks.len() as u32, duration_ms };
+        let tenant = self.session(session)?.tenant;
+        self.pins.bytes += bytes;
+        self.pins.deadlines.insert((deadline, pin));
+        self.pins.pins.insert(pin, Pin { tenant, chunks, deadline, bytes });
+        Ok(pinned)
+    }
+
+    /// Ends a pin before its deadline. Any session of the tenant may.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a pin that is not the tenant's, or no longer.
+    pub fn unpin(&mut self, session: SessionId, pin: u64) -> Result<(), Refused> {
+        let tenant = self.session(session)?.tenant;
+        if self.pins.pins.get(&pin).is_none_or(|known| known.tenant != tenant) {
+            return Err(Refused::Unknown { what: "pin", number: pin });
+        }
+        self.end_pin(pin);
+        self.evict_above_watermark();
+        Ok(())
+    }
+
+    /// Ends the pins whose deadline is not after `now`.
+    pub(super) fn expire_pins(&mut self, now: Millis) {
+        let mut ended = false;
+        while let Some(&(deadline, pin)) = self.pins.deadlines.first() {
+            if deadline > now {
+                break;
+            }
+            self.end_pin(pin);
+            ended = true;
+        }
+        if ended {
+            self.evict_above_watermark();
+        }
+    }
+
+    fn end_pin(&mut self, pin: u64) {
+        let Some(Pin { chunks, deadline, bytes, .. }) = self.pins.pins.remove(&pin) else { return };
+        self.pins.deadlines.remove(&(deadline, pin));
+        self.pins.bytes -= bytes;
+        for &chunk in chunks.iter().rev() {
+            self.change(chunk, |chunk| chunk.pins -= 1);
+        }
+    }
+}
+
+/// How long somebody who finds too much pinned should wait: pins last long.
+const PIN_RETRY_MS: u64 = 1_000;

@@ -1,0 +1,478 @@
+//! Reservations and commits: how a put starts and ends.
+//!
+//! A chunk's block goes from absent to writing when it is reserved, and to ready when its bytes were copied and summed.
+//! A reservation takes a slot for every missing block of every pool and slice, or none at all.
+
+use std::collections::HashMap;
+
+use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
+use larder_protocol::session::{Place, Scarce};
+use larder_protocol::{Chain, ChunkHash, Fingerprint};
+
+use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
+use super::index::{Block, Checksums};
+use super::namespaces::Pool;
+use super::policy::Facts;
+use super::sessions::{Item, ItemState, Reservation};
+use super::{Refused, Store};
+use crate::clock::Millis;
+
+/// Room for chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    /// Its number.
+    pub reservation: u64,
+    /// Positions of the chunks to write.
+    pub chunks: Vec<u32>,
+    /// Where each block of them will stand: for each chunk, for each slice of the session, for each pool.
+    pub places: Vec<Place>,
+    /// Where engines are trusted: extents among the places whose memory the session was not given before.
+    pub new_extents: Vec<u32>,
+    /// When the right to commit ends.
+    pub deadline: Millis,
+}
+
+/// Bytes to copy before chunks can be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitOrder {
+    /// Its number, for [`Store::finish_commit`].
+    pub order: OrderId,
+    /// One a block.
+    pub moves: Vec<BlockMove>,
+}
+
+/// One block to copy and sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockMove {
+    /// Where it stands in the session's write window; `None` where the engine wrote it into its place.
+    pub source: Option<u64>,
+    /// Where it goes.
+    pub place: Place,
+    /// Bytes of one layer.
+    pub layer_bytes: u64,
+    /// Layers.
+    pub layers: u32,
+    /// Part of its key.
+    pub fingerprint: Fingerprint,
+    /// Part of its key.
+    pub hash: ChunkHash,
+    /// Part of its key.
+    pub slice: u16,
+    /// Part of its key: the pool's number in its namespace.
+    pub pool: u8,
+}
+
+/// Commits whose bytes are being copied.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    open: HashMap<OrderId, Order>,
+}
+
+#[derive(Debug)]
+struct Order {
+    session: SessionId,
+    process: ProcessId,
+    /// The reservation, for as long as the right to commit lasts.
+    reservation: Option<u64>,
+    namespace: NamespaceId,
+    slices: Box<[u16]>,
+    chunks: Vec<ChunkId>,
+}
+
+impl Orders {
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+}
+
+impl Store {
+    /// Takes room for every chunk of a chain that is not here and is not being written, all of them or none.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where there is no room now, [`Refused::TooLarge`] where there never is, and as
+    /// [`Store::lookup`].
+    pub fn reserve(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        priority: i8,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
+        let (number, slices) = self.slices(session, namespace)?;
+        let slices: Box<[u16]> = slices.into();
+        self.walk(number, chain)?;
+        let wanted = self.missing(number, chain, &slices);
+        let bytes = wanted.len() as u64 * self.chunk_bytes(number, slices.len());
+        let most = self.limits.max_reserved_bytes;
+        if bytes > most {
+            return Err(Refused::TooLarge { bytes, most });
+        }
+        if self.session(session)?.reserved_bytes + bytes > most {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: MEMORY_RETRY_MS });
+        }
+        let items = self.enter(number, chain, &wanted, priority);
+        if !items.iter().all(|item| self.take_slots(number, item.chunk, &slices)) {
+            self.give_up(&items, number, &slices);
+            return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
+        }
+        let places: Vec<Place> =
+            items.iter().flat_map(|item| self.places(number, item.chunk, &slices)).collect();
+        let new_extents =
+            if self.limits.trust_engines { self.unseen_extents(session, &places) } else { Vec::new() };
+        if new_extents.len() > MAX_FRAME_DESCRIPTORS {
+            self.give_up(&items, number, &slices);
+            return Err(Refused::TooLarge { bytes, most: bytes / 2 });
+        }
+        let deadline = now + self.limits.reservation_ttl_ms;
+        if items.is_empty() {
+            return Ok(Reserved { reservation: 0, chunks: wanted, places, new_extents, deadline });
+        }
+        new_extents.iter().for_each(|&extent| _ = self.sessions.show_extent(session, extent));
+        let reservation = self.next_number();
+        let held = self.session_mut(session)?;
+        held.reserved_bytes += bytes;
+        held.reservations
+            .insert(reservation, Reservation { namespace: number, slices, deadline, items, bytes });
+        Ok(Reserved { reservation, chunks: wanted, places, new_extents, deadline })
+    }
+
+    /// Takes over chunks that the session has written. The caller copies what the order says and then calls
+    /// [`Store::finish_commit`]; until then nobody sees them.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a reservation that is not the session's (or no longer), [`Refused::NotOpen`] for a
+    /// position that cannot be committed, [`Refused::Sources`] for a list of another length.
+    pub fn begin_commit(
+        &mut self,
+        session: SessionId,
+        reservation: u64,
+        positions: &[u32],
+        sources: &[u64],
+    ) -> Result<CommitOrder, Refused> {
+        let order = OrderId(self.next_number());
+        let trusted = self.limits.trust_engines;
+        let held = self.session_mut(session)?;
+        let process = held.process;
+        let unknown = Refused::Unknown { what: "reservation", number: reservation };
+        let (number, slices) = match held.reservations.get(&reservation) {
+            Some(held) => (held.namespace, held.slices.clone()),
+            None => return Err(unknown),
+        };
+        let blocks = positions.len() * slices.len() * self.namespaces.get(number).pools.len();
+        if sources.len() != if trusted { 0 } else { blocks } {
+            return Err(Refused::Sources { found: sources.len(), blocks });
+        }
+        let chunks = self.start_copying(session, reservation, positions, order)?;
+        let mut moves = Vec::with_capacity(blocks);
+        let mut sources = sources.iter().copied();
+        for &chunk in &chunks {
+            self.block_moves(number, chunk, &slices, || sources.next(), &mut moves);
+        }
+        let reservation = Some(reservation);
+        self.orders
+            .open
+            .insert(order, Order { session, process, reservation, namespace: number, slices, chunks });
+        Ok(CommitOrder { order, moves })
+    }
+
+    /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
+    /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
+    pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
+        let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
+        let Order { session, process, reservation, namespace, slices, chunks } = order_open;
+        let kept = match (reservation, checksums) {
+            (Some(_), Some(checksums)) => {
+                self.keep(namespace, &slices, &chunks, checksums);
+                chunks.len() as u32
+            }
+            _ => {
+                chunks.iter().rev().for_each(|&chunk| self.discard(process, namespace, chunk, &slices));
+                0
+            }
+        };
+        if let Some(reservation) = reservation {
+            self.settle(session, reservation, order);
+        }
+        self.evict_above_watermark();
+        kept
+    }
+
+    /// Gives back what of a reservation is not committed.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a reservation that is not the session's.
+    pub fn abort(&mut self, session: SessionId, reservation: u64) -> Result<(), Refused> {
+        if !self.session(session)?.reservations.contains_key(&reservation) {
+            return Err(Refused::Unknown { what: "reservation", number: reservation });
+        }
+        self.lapse(session, reservation);
+        Ok(())
+    }
+
+    /// Ends the right to commit a reservation. Slots that the engine could write to directly are quarantined until its
+    /// process is gone; the others are free, but those that are being copied into, which the copy's end frees.
+    pub(super) fn lapse(&mut self, session: SessionId, reservation: u64) {
+        let Some(held) = self.sessions.get_mut(session) else { return };
+        let process = held.process;
+        let Some(Reservation { namespace, slices, items, bytes, .. }) =
+            held.reservations.remove(&reservation)
+        else {
+            return;
+        };
+        held.reserved_bytes -= bytes;
+        for item in items.iter().rev() {
+            match item.state {
+                ItemState::Reserved => self.discard(process, namespace, item.chunk, &slices),
+                ItemState::Copying(order) => {
+                    if let Some(order) = self.orders.open.get_mut(&order) {
+                        order.reservation = None;
+                    }
+                }
+                ItemState::Done => {}
+            }
+        }
+        self.evict_above_watermark();
+    }
+
+    /// Positions of a chain of which nobody has written, or is writing, any block in these slices.
+    fn missing(&self, number: NamespaceId, chain: &Chain, slices: &[u16]) -> Vec<u32> {
+        let namespace = self.namespaces.get(number);
+        let absent = |hash: &ChunkHash| {
+            let Some(id) = self.index.find(number, hash) else { return true };
+            let first = |&slice: &u16| &self.index.get(id).blocks[namespace.block(slice, 0)];
+            slices.iter().all(|slice| matches!(first(slice), Block::Absent))
+        };
+        (0..).zip(&chain.hashes).filter(|(_, hash)| absent(hash)).map(|(position, _)| position).collect()
+    }
+
+    /// Enters chunks into the index, claimed and without slots, so that their parents stay while slots are found.
+    fn enter(&mut self, number: NamespaceId, chain: &Chain, wanted: &[u32], priority: i8) -> Vec<Item> {
+        let namespace = self.namespaces.get(number);
+        let (flat, blocks) = (namespace.flat, namespace.blocks());
+        let mut items = Vec::with_capacity(wanted.len());
+        for &position in wanted {
+            let name = chain.chunk(position as usize);
+            let chunk = match self.index.find(number, &name.hash) {
+                Some(chunk) => chunk,
+                None => {
+                    let parent = if flat { None } else { self.index.find(number, &name.parent) };
+                    let parent_was_free = parent.is_some_and(|parent| self.index.get(parent).may_go());
+                    let chunk = self.index.insert(number, name, flat, blocks);
+                    self.namespaces.get_mut(number).chunks += 1;
+                    if let Some(parent) = parent
+                        && name.index > 0
+                        && parent_was_free
+                        && self.index.get(parent).is_cached()
+                    {
+                        self.policy.block(parent);
+                    }
+                    chunk
+                }
+            };
+            self.change(chunk, |chunk| {
+                chunk.claims += 1;
+                chunk.priority = priority;
+            });
+            items.push(Item { position, chunk, state: ItemState::Reserved });
+        }
+        items
+    }
+
+    /// Finds a slot for each block of a chunk in these slices; whether there was room.
+    fn take_slots(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
+        for &slice in slices {
+            for pool in 0..self.namespaces.get(number).pools.len() {
+                let namespace = self.namespaces.get(number);
+                let block = namespace.block(slice, pool);
+                let class = namespace.pools[pool].class;
+                let Some(slot) = self.take_slot(class, id) else { return false };
+                self.index.get_mut(id).blocks[block] = Block::Writing(slot);
+            }
+        }
+        true
+    }
+
+    /// Undoes a reservation that found no room.
+    fn give_up(&mut self, items: &[Item], number: NamespaceId, slices: &[u16]) {
+        for item in items.iter().rev() {
+            self.drop_written(number, item.chunk, slices);
+        }
+    }
+
+    /// Ends the writing of a chunk that was not committed. Slots that a living process could write to directly are
+    /// quarantined until it is gone; the others are free.
+    fn discard(&mut self, process: ProcessId, number: NamespaceId, id: ChunkId, slices: &[u16]) {
+        if !self.limits.trust_engines || self.sessions.living(process).is_none() {
+            return self.drop_written(number, id, slices);
+        }
+        let slots = self.take_written_slots(number, id, slices);
+        slots.iter().for_each(|&slot| self.slab.quarantine(slot));
+        if let Some(process) = self.sessions.living(process) {
+            process.quarantined_slots.extend(slots);
+        }
+        self.unwrite(id);
+    }
+
+    /// Frees the slots of a chunk that are being written in these slices, and ends the claim.
+    fn drop_written(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) {
+        for slot in self.take_written_slots(number, id, slices) {
+            self.slab.free(slot);
+        }
+        self.unwrite(id);
+    }
+
+    fn take_written_slots(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> Vec<Slot> {
+        let namespace = self.namespaces.get(number);
+        let chunk = self.index.get_mut(id);
+        let mut slots = Vec::new();
+        for &slice in slices {
+            for pool in 0..namespace.pools.len() {
+                let block = &mut chunk.blocks[namespace.block(slice, pool)];
+                if let Block::Writing(slot) = *block {
+                    *block = Block::Absent;
+                    slots.push(slot);
+                }
+            }
+        }
+        slots
+    }
+
+    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left.
+    fn unwrite(&mut self, id: ChunkId) {
+        self.change(id, |chunk| chunk.claims -= 1);
+        let chunk = self.index.get(id);
+        if chunk.claims == 0 && chunk.slots().next().is_none() {
+            self.forget(id);
+        }
+    }
+
+    /// Makes the blocks of written chunks readable.
+    fn keep(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId], checksums: Vec<Checksums>) {
+        let namespace = self.namespaces.get(number);
+        let mut checksums = checksums.into_iter();
+        for &id in chunks {
+            let chunk = self.index.get_mut(id);
+            for &slice in slices {
+                for (pool, Pool { class, .. }) in namespace.pools.iter().enumerate() {
+                    let block = &mut chunk.blocks[namespace.block(slice, pool)];
+                    if let Block::Writing(slot) = *block {
+                        *block = Block::Ready(slot, checksums.next().unwrap_or_default());
+                        chunk.ready += 1;
+                        self.cached_bytes += self.slab.slot_bytes(*class);
+                    }
+                }
+            }
+        }
+        for &id in chunks.iter().rev() {
+            let chunk = self.index.get_mut(id);
+            chunk.claims -= 1;
+            let is_first = usize::from(chunk.ready) == slices.len() * namespace.pools.len();
+            if !is_first {
+                if chunk.may_go() {
+                    self.policy.unblock(id);
+                }
+                continue;
+            }
+            let name = chunk.name;
+            let facts = Facts { short_hash: name.hash.short(), index: name.index, priority: chunk.priority };
+            self.cached_chunks += 1;
+            self.policy.insert(id, facts);
+            if !chunk.may_go() {
+                self.policy.block(id);
+            }
+        }
+    }
+
+    /// Marks the chunks of a finished order, and forgets a reservation that has nothing left to commit.
+    fn settle(&mut self, session: SessionId, reservation: u64, order: OrderId) {
+        let Some(session) = self.sessions.get_mut(session) else { return };
+        let Some(held) = session.reservations.get_mut(&reservation) else { return };
+        for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
+            item.state = ItemState::Done;
+        }
+        if held.items.iter().all(|item| item.state == ItemState::Done) {
+            session.reserved_bytes -= held.bytes;
+            session.reservations.remove(&reservation);
+        }
+    }
+
+    fn block_moves(
+        &self,
+        number: NamespaceId,
+        id: ChunkId,
+        slices: &[u16],
+        mut source: impl FnMut() -> Option<u64>,
+        moves: &mut Vec<BlockMove>,
+    ) {
+        let namespace = self.namespaces.get(number);
+        let chunk = self.index.get(id);
+        for &slice in slices {
+            for (pool, Pool { spec, .. }) in namespace.pools.iter().enumerate() {
+                let Block::Writing(slot) = chunk.blocks[namespace.block(slice, pool)] else { continue };
+                moves.push(BlockMove {
+                    source: source(),
+                    place: Place { extent: slot.extent, offset: self.slab.offset(slot) },
+                    layer_bytes: spec.layer_bytes,
+                    layers: spec.layers,
+                    fingerprint: namespace.fingerprint,
+                    hash: chunk.name.hash,
+                    slice,
+                    pool: pool as u8,
+                });
+            }
+        }
+    }
+
+    /// Marks reserved chunks as being copied; all of these positions or none.
+    fn start_copying(
+        &mut self,
+        session: SessionId,
+        reservation: u64,
+        positions: &[u32],
+        order: OrderId,
+    ) -> Result<Vec<ChunkId>, Refused> {
+        let held = self.session_mut(session)?.reservations.get_mut(&reservation);
+        let held = held.ok_or(Refused::Unknown { what: "reservation", number: reservation })?;
+        let mut chunks = Vec::with_capacity(positions.len());
+        for &position in positions {
+            let item = held.items.binary_search_by_key(&position, |item| item.position);
+            match item.ok().map(|at| &mut held.items[at]) {
+                Some(item) if item.state == ItemState::Reserved => {
+                    item.state = ItemState::Copying(order);
+                    chunks.push(item.chunk);
+                }
+                _ => {
+                    for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
+                        item.state = ItemState::Reserved;
+                    }
+                    return Err(Refused::NotOpen { reservation, position });
+                }
+            }
+        }
+        Ok(chunks)
+    }
+
+    fn unseen_extents(&self, session: SessionId, places: &[Place]) -> Vec<u32> {
+        let seen = self.sessions.get(session).map(|session| &session.extents);
+        let mut extents: Vec<u32> = places.iter().map(|place| place.extent).collect();
+        extents.sort_unstable();
+        extents.dedup();
+        extents.retain(|extent| seen.is_none_or(|seen| !seen.contains(extent)));
+        extents
+    }
+
+    fn places(&self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> Vec<Place> {
+        let mut moves = Vec::new();
+        self.block_moves(number, id, slices, || None, &mut moves);
+        moves.into_iter().map(|block| block.place).collect()
+    }
+
+    fn chunk_bytes(&self, number: NamespaceId, slices: usize) -> u64 {
+        let pools = &self.namespaces.get(number).pools;
+        pools.iter().map(|pool| self.slab.slot_bytes(pool.class)).sum::<u64>() * slices as u64
+    }
+}
+
+/// How long a session that found no room should wait: about as long as a lease or a copy takes.
+const MEMORY_RETRY_MS: u64 = 5;

@@ -1,0 +1,180 @@
+//! Room: eviction, ahead of need and on need.
+
+use std::collections::HashSet;
+
+use super::Store;
+use super::ids::{ChunkId, Slot};
+use super::index::{Block, Chunk};
+use super::policy::{Facts, PolicyName, Removal, Verdict};
+use super::slab::ClassId;
+
+/// Why chunks were evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EvictionReason {
+    /// More was cached than the capacity or the high watermark allows.
+    Watermark,
+    /// A reservation found no free slot.
+    Need,
+    /// An extent was cleared for blocks of another size or tenant.
+    Clearing,
+}
+
+/// Chunks evicted so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Evictions {
+    /// Because of [`EvictionReason::Watermark`].
+    pub watermark: u64,
+    /// Because of [`EvictionReason::Need`].
+    pub need: u64,
+    /// Because of [`EvictionReason::Clearing`].
+    pub clearing: u64,
+}
+
+impl Store {
+    /// Changes which chunk goes first, from now on; nothing that is cached is lost.
+    pub fn set_policy(&mut self, name: PolicyName) {
+        let mut policy = name.build();
+        for id in self.policy.order() {
+            let chunk = self.index.get(id);
+            policy.insert(id, facts(chunk));
+            if !chunk.may_go() {
+                policy.block(id);
+            }
+        }
+        self.policy = policy;
+        self.policy_name = name;
+    }
+
+    /// Evicts until no more is cached than allowed, or nothing may go. Runs whenever something was added or let go,
+    /// so that a reservation seldom has to.
+    pub(super) fn evict_above_watermark(&mut self) {
+        if self.cached_bytes > self.limits.high_watermark_bytes {
+            let low = self.limits.low_watermark_bytes;
+            while self.cached_bytes > low && self.evict_next(EvictionReason::Watermark) {}
+        }
+        if let Some(capacity) = self.limits.capacity_chunks {
+            while self.cached_chunks > capacity && self.evict_next(EvictionReason::Watermark) {}
+        }
+    }
+
+    /// Finds a slot for a block of a chunk: a free one, or one that eviction frees.
+    pub(super) fn take_slot(&mut self, class: ClassId, owner: ChunkId) -> Option<Slot> {
+        if let Some(slot) = self.take_free_slot(class, owner) {
+            return Some(slot);
+        }
+        // What frees a slot of this class, by policy; then what frees a whole extent.
+        while let Some(victim) = self.victim_of(class) {
+            self.evict(victim, EvictionReason::Need);
+            if let Some(slot) = self.take_free_slot(class, owner) {
+                return Some(slot);
+            }
+        }
+        let sessions = &self.sessions;
+        let extents = self.slab.clearable(class, |extent| sessions.left_by_all(extent));
+        let doomed = extents.iter().filter_map(|chunks| self.subtrees(chunks)).min_by_key(Vec::len)?;
+        for id in doomed {
+            self.evict(id, EvictionReason::Clearing);
+        }
+        self.take_free_slot(class, owner)
+    }
+
+    /// Applies a change to a chunk's claims or pins and tells the policy if it may go now, or may not any more.
+    pub(super) fn change(&mut self, id: ChunkId, change: impl FnOnce(&mut Chunk)) {
+        let chunk = self.index.get_mut(id);
+        let could_go = chunk.may_go();
+        change(chunk);
+        if !chunk.is_cached() {
+            return;
+        }
+        match (could_go, chunk.may_go()) {
+            (true, false) => self.policy.block(id),
+            (false, true) => self.policy.unblock(id),
+            _ => {}
+        }
+    }
+
+    /// Takes a chunk that nobody claims out of the index, and its slots back. Its parent may go if it was the last
+    /// child.
+    pub(super) fn forget(&mut self, id: ChunkId) {
+        let parent = self.index.parent(id);
+        let chunk = self.index.remove(id);
+        self.namespaces.get_mut(chunk.namespace).chunks -= 1;
+        for slot in chunk.slots() {
+            self.slab.free(slot);
+        }
+        if let Some(parent) = parent {
+            let parent_chunk = self.index.get(parent);
+            if parent_chunk.is_cached() && parent_chunk.may_go() {
+                self.policy.unblock(parent);
+            }
+        }
+    }
+
+    fn evict_next(&mut self, reason: EvictionReason) -> bool {
+        let victim = self.policy.victim(&mut |_| Verdict::Take);
+        victim.map(|victim| self.evict(victim, reason)).is_some()
+    }
+
+    fn evict(&mut self, id: ChunkId, reason: EvictionReason) {
+        let chunk = self.index.get(id);
+        debug_assert!(chunk.may_go() && chunk.is_cached(), "only what may go is evicted");
+        self.cached_chunks -= 1;
+        let namespace = self.namespaces.get(chunk.namespace);
+        for (block, _) in
+            chunk.blocks.iter().enumerate().filter(|(_, block)| matches!(block, Block::Ready(..)))
+        {
+            let pool = &namespace.pools[block % namespace.pools.len()];
+            self.cached_bytes -= self.slab.slot_bytes(pool.class);
+        }
+        match reason {
+            EvictionReason::Watermark => self.evictions.watermark += 1,
+            EvictionReason::Need => self.evictions.need += 1,
+            EvictionReason::Clearing => self.evictions.clearing += 1,
+        }
+        let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
+        self.policy.remove(id, why);
+        self.forget(id);
+    }
+
+    fn take_free_slot(&mut self, class: ClassId, owner: ChunkId) -> Option<Slot> {
+        let sessions = &self.sessions;
+        self.slab.take(class, owner, |extent| sessions.left_by_all(extent))
+    }
+
+    /// The chunk that should go next among those that have a block of this class.
+    fn victim_of(&mut self, class: ClassId) -> Option<ChunkId> {
+        let mut skipped = 0;
+        let (index, namespaces) = (&self.index, &self.namespaces);
+        self.policy.victim(&mut |id| {
+            let pools = &namespaces.get(index.get(id).namespace).pools;
+            if pools.iter().any(|pool| pool.class == class) {
+                return Verdict::Take;
+            }
+            skipped += 1;
+            if skipped < MOST_SKIPPED { Verdict::Skip } else { Verdict::Stop }
+        })
+    }
+
+    /// These chunks and all below them, leaves first; `None` where one of them may not go.
+    fn subtrees(&self, chunks: &[ChunkId]) -> Option<Vec<ChunkId>> {
+        let mut seen = HashSet::new();
+        let mut all = Vec::new();
+        for &chunk in chunks {
+            if !seen.contains(&chunk) {
+                all.extend(self.index.subtree_leaves_first(chunk).into_iter().filter(|&id| seen.insert(id)));
+            }
+        }
+        let is_held = |&id: &ChunkId| {
+            let chunk = self.index.get(id);
+            chunk.claims > 0 || chunk.pins > 0
+        };
+        if all.iter().any(is_held) { None } else { Some(all) }
+    }
+}
+
+/// How many chunks of other classes the search for a victim passes over before an extent is cleared instead.
+const MOST_SKIPPED: u32 = 64;
+
+fn facts(chunk: &Chunk) -> Facts {
+    Facts { short_hash: chunk.name.hash.short(), index: chunk.name.index, priority: chunk.priority }
+}

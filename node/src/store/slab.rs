@@ -1,0 +1,448 @@
+//! Slots: which piece of the arena holds which block.
+//!
+//! The arena is a number of extents of one size. An extent serves one tenant and one slot size at a time; when its last
+//! slot is freed it serves whoever comes next. It changes tenant only with new memory (see [`Slab::take_renewals`]),
+//! and only when every process that held the old one is gone, which the caller says.
+//!
+//! **Invariant:** free + used + quarantined = total, in bytes, always. What is left over at the end of an extent whose
+//! size is no multiple of the slot's counts as free.
+
+use std::collections::HashMap;
+
+use super::ids::{ChunkId, Slot, TenantId};
+
+/// Slots start at multiples of this, so that a block can be read from and written to a device directly.
+pub(crate) const SLOT_ALIGNMENT: u64 = 4_096;
+
+/// The extents of one actor's arena.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    extent_bytes: u64,
+    extents: Vec<Extent>,
+    classes: Vec<Class>,
+    class_numbers: HashMap<(TenantId, u64), ClassId>,
+    tenants: Vec<TenantExtents>,
+    renewals: Vec<u32>,
+    used_bytes: u64,
+    quarantined_bytes: u64,
+    free_bytes: u64,
+}
+
+/// One tenant's slots of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClassId(u32);
+
+#[derive(Debug)]
+struct Class {
+    tenant: TenantId,
+    slot_bytes: u64,
+    slots_per_extent: u32,
+    /// Its extents that have a free slot.
+    open: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Extent {
+    state: State,
+    /// Whose bytes its memory holds, or held last.
+    last_tenant: Option<TenantId>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Unassigned,
+    /// Waits for new memory, for this class.
+    Renewing(ClassId),
+    Assigned(Assigned),
+}
+
+#[derive(Debug)]
+struct Assigned {
+    class: ClassId,
+    /// Slots below this number were in use at least once.
+    touched: u32,
+    /// Free slots below `touched`.
+    free: Vec<u32>,
+    /// Slots in use, quarantined ones included.
+    taken: u32,
+    quarantined: u32,
+    /// The chunk of each touched slot that is in use.
+    owners: Vec<Option<ChunkId>>,
+    /// Its position in its class's `open`.
+    open_position: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct TenantExtents {
+    held: u32,
+    most: u32,
+}
+
+/// How the arena's bytes are spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bytes {
+    /// All of it.
+    pub total: u64,
+    /// In slots that may be used at once, or in no slot at all.
+    pub free: u64,
+    /// In slots that hold a block or are reserved for one.
+    pub used: u64,
+    /// In slots that a process which closed its session may still touch.
+    pub quarantined: u64,
+}
+
+impl Slab {
+    /// A slab of `extents` extents, of which the tenants may hold at most so many each.
+    pub(crate) fn new(extents: u32, extent_bytes: u64, most_extents: &[u32]) -> Self {
+        Self {
+            extent_bytes,
+            extents: (0..extents).map(|_| Extent::default()).collect(),
+            classes: Vec::new(),
+            class_numbers: HashMap::new(),
+            tenants: most_extents.iter().map(|&most| TenantExtents { held: 0, most }).collect(),
+            renewals: Vec::new(),
+            used_bytes: 0,
+            quarantined_bytes: 0,
+            free_bytes: u64::from(extents) * extent_bytes,
+        }
+    }
+
+    /// The class of a tenant's blocks of a size; `None` where such a block is larger than an extent.
+    pub(crate) fn class(&mut self, tenant: TenantId, block_bytes: u64) -> Option<ClassId> {
+        let slot_bytes = block_bytes.max(1).next_multiple_of(SLOT_ALIGNMENT);
+        let slots_per_extent = u32::try_from(self.extent_bytes / slot_bytes).unwrap_or(u32::MAX);
+        if slots_per_extent == 0 {
+            return None;
+        }
+        let classes = &mut self.classes;
+        Some(*self.class_numbers.entry((tenant, slot_bytes)).or_insert_with(|| {
+            classes.push(Class { tenant, slot_bytes, slots_per_extent, open: Vec::new() });
+            ClassId(classes.len() as u32 - 1)
+        }))
+    }
+
+    /// Bytes that a slot of this class takes.
+    pub(crate) fn slot_bytes(&self, class: ClassId) -> u64 {
+        self.classes[class.0 as usize].slot_bytes
+    }
+
+    /// Where in its extent a slot starts, in bytes.
+    pub(crate) fn offset(&self, slot: Slot) -> u64 {
+        self.slot_bytes(self.assigned(slot.extent).class) * u64::from(slot.number)
+    }
+
+    /// Takes a free slot for `owner`; `None` where the class has none and may take no further extent.
+    /// `left_by_all` says whether every process that was shown an extent is gone.
+    pub(crate) fn take(
+        &mut self,
+        class: ClassId,
+        owner: ChunkId,
+        left_by_all: impl Fn(u32) -> bool,
+    ) -> Option<Slot> {
+        if self.classes[class.0 as usize].open.is_empty() {
+            self.open_extent(class, left_by_all)?;
+        }
+        let Class { slot_bytes, slots_per_extent, open, .. } = &self.classes[class.0 as usize];
+        let (slot_bytes, slots_per_extent, extent) = (*slot_bytes, *slots_per_extent, *open.last()?);
+        let assigned = self.assigned_mut(extent);
+        let number = assigned.free.pop().unwrap_or_else(|| {
+            assigned.touched += 1;
+            assigned.owners.push(None);
+            assigned.touched - 1
+        });
+        assigned.owners[number as usize] = Some(owner);
+        assigned.taken += 1;
+        if assigned.taken == slots_per_extent {
+            self.close_extent(extent);
+        }
+        self.used_bytes += slot_bytes;
+        self.free_bytes -= slot_bytes;
+        Some(Slot { extent, number })
+    }
+
+    /// Gives a used slot back.
+    pub(crate) fn free(&mut self, slot: Slot) {
+        self.give_back(slot);
+        self.used_bytes -= self.slot_bytes_of(slot);
+        self.free_bytes += self.slot_bytes_of(slot);
+        self.unassign_if_empty(slot.extent);
+    }
+
+    /// Marks a used slot as one that a vanished process may still touch. It may still hold a chunk that others read.
+    pub(crate) fn quarantine(&mut self, slot: Slot) {
+        let bytes = self.slot_bytes_of(slot);
+        self.used_bytes -= bytes;
+        self.quarantined_bytes += bytes;
+        self.assigned_mut(slot.extent).quarantined += 1;
+    }
+
+    /// Marks a quarantined slot as used again: the process is gone.
+    pub(crate) fn restore(&mut self, slot: Slot) {
+        let bytes = self.slot_bytes_of(slot);
+        self.used_bytes += bytes;
+        self.quarantined_bytes -= bytes;
+        self.assigned_mut(slot.extent).quarantined -= 1;
+    }
+
+    /// Extents that need new memory since the last call. The caller replaces each and calls [`Slab::renewed`].
+    pub(crate) fn take_renewals(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.renewals)
+    }
+
+    /// The extent has new memory, which no process has seen.
+    pub(crate) fn renewed(&mut self, extent: u32) {
+        if let State::Renewing(class) = self.extents[extent as usize].state {
+            self.assign(extent, class);
+        }
+    }
+
+    /// The chunks of each of the few extents that hold the fewest and could be cleared for another class: only extents
+    /// that `tenant` may have, that no vanished process may touch, and that are not of `class` itself.
+    pub(crate) fn clearable(&self, class: ClassId, left_by_all: impl Fn(u32) -> bool) -> Vec<Vec<ChunkId>> {
+        let tenant = self.classes[class.0 as usize].tenant;
+        let may_grow = self.may_grow(tenant);
+        let mut found: Vec<(u32, u32)> = Vec::new();
+        for (number, extent) in (0..).zip(&self.extents) {
+            let State::Assigned(assigned) = &extent.state else { continue };
+            let own = self.classes[assigned.class.0 as usize].tenant == tenant;
+            if assigned.class != class
+                && assigned.quarantined == 0
+                && (own || (may_grow && left_by_all(number)))
+            {
+                found.push((assigned.taken, number));
+            }
+        }
+        found.sort_unstable();
+        let owners = |extent| self.assigned(extent).owners.iter().flatten().copied().collect();
+        found.into_iter().take(CLEARABLE_TRIES).map(|(_, extent)| owners(extent)).collect()
+    }
+
+    /// How the arena's bytes are spent.
+    pub(crate) fn bytes(&self) -> Bytes {
+        Bytes {
+            total: self.extents.len() as u64 * self.extent_bytes,
+            free: self.free_bytes,
+            used: self.used_bytes,
+            quarantined: self.quarantined_bytes,
+        }
+    }
+
+    fn open_extent(&mut self, class: ClassId, left_by_all: impl Fn(u32) -> bool) -> Option<()> {
+        let tenant = self.classes[class.0 as usize].tenant;
+        if !self.may_grow(tenant) {
+            return None;
+        }
+        let unassigned = |extent: &Extent| matches!(extent.state, State::Unassigned);
+        let fits = |extent: &Extent| extent.last_tenant.is_none_or(|last| last == tenant);
+        if let Some(extent) = self.extents.iter().position(|extent| unassigned(extent) && fits(extent)) {
+            self.hold(tenant, extent as u32);
+            self.assign(extent as u32, class);
+            return Some(());
+        }
+        if self
+            .extents
+            .iter()
+            .any(|extent| matches!(extent.state, State::Renewing(waiting) if waiting == class))
+        {
+            return None;
+        }
+        let numbered = (0_u32..).zip(&self.extents);
+        let foreign =
+            numbered.filter(|(number, extent)| unassigned(extent) && left_by_all(*number)).next()?.0;
+        self.hold(tenant, foreign);
+        self.extents[foreign as usize].state = State::Renewing(class);
+        self.renewals.push(foreign);
+        None
+    }
+
+    fn may_grow(&self, tenant: TenantId) -> bool {
+        let TenantExtents { held, most } = self.tenants[usize::from(tenant.0)];
+        held < most
+    }
+
+    fn hold(&mut self, tenant: TenantId, extent: u32) {
+        self.tenants[usize::from(tenant.0)].held += 1;
+        self.extents[extent as usize].last_tenant = Some(tenant);
+    }
+
+    fn assign(&mut self, extent: u32, class: ClassId) {
+        let open = &mut self.classes[class.0 as usize].open;
+        let open_position = Some(open.len());
+        open.push(extent);
+        self.extents[extent as usize].state = State::Assigned(Assigned {
+            class,
+            touched: 0,
+            free: Vec::new(),
+            taken: 0,
+            quarantined: 0,
+            owners: Vec::new(),
+            open_position,
+        });
+    }
+
+    fn give_back(&mut self, slot: Slot) {
+        let assigned = self.assigned_mut(slot.extent);
+        let owner = assigned.owners[slot.number as usize].take();
+        debug_assert!(owner.is_some(), "a slot is freed once");
+        assigned.free.push(slot.number);
+        assigned.taken -= 1;
+        if assigned.open_position.is_none() {
+            let class = assigned.class;
+            let open = &mut self.classes[class.0 as usize].open;
+            let position = open.len();
+            open.push(slot.extent);
+            self.assigned_mut(slot.extent).open_position = Some(position);
+        }
+    }
+
+    fn unassign_if_empty(&mut self, extent: u32) {
+        let Assigned { taken, class, .. } = *self.assigned(extent);
+        if taken > 0 {
+            return;
+        }
+        self.close_extent(extent);
+        let tenant = self.classes[class.0 as usize].tenant;
+        self.tenants[usize::from(tenant.0)].held -= 1;
+        self.extents[extent as usize].state = State::Unassigned;
+    }
+
+    /// Takes an extent out of its class's open ones.
+    fn close_extent(&mut self, extent: u32) {
+        let assigned = self.assigned_mut(extent);
+        let (class, Some(position)) = (assigned.class, assigned.open_position.take()) else { return };
+        let open = &mut self.classes[class.0 as usize].open;
+        open.swap_remove(position);
+        if let Some(&moved) = open.get(position) {
+            self.assigned_mut(moved).open_position = Some(position);
+        }
+    }
+
+    fn slot_bytes_of(&self, slot: Slot) -> u64 {
+        self.slot_bytes(self.assigned(slot.extent).class)
+    }
+
+    fn assigned(&self, extent: u32) -> &Assigned {
+        match &self.extents[extent as usize].state {
+            State::Assigned(assigned) => assigned,
+            state => unreachable!("a slot lies in an assigned extent, this is {state:?}"),
+        }
+    }
+
+    fn assigned_mut(&mut self, extent: u32) -> &mut Assigned {
+        match &mut self.extents[extent as usize].state {
+            State::Assigned(assigned) => assigned,
+            state => unreachable!("a slot lies in an assigned extent, this is {state:?}"),
+        }
+    }
+
+    /// Counts every slot anew and compares with what is kept.
+    #[cfg(test)]
+    pub(crate) fn assert_consistent(&self) {
+        let (mut used, mut quarantined, mut free) = (0, 0, 0);
+        let mut held = vec![0; self.tenants.len()];
+        for extent in &self.extents {
+            if !matches!(extent.state, State::Unassigned) {
+                held[usize::from(extent.last_tenant.expect("an extent in use has a tenant").0)] += 1;
+            }
+            let State::Assigned(assigned) = &extent.state else {
+                free += self.extent_bytes;
+                continue;
+            };
+            let class = &self.classes[assigned.class.0 as usize];
+            let owned = assigned.owners.iter().flatten().count() as u32;
+            assert_eq!(owned, assigned.taken);
+            assert_eq!(assigned.touched as usize, assigned.owners.len());
+            assert_eq!(assigned.free.len() as u32 + owned, assigned.touched);
+            assert!(assigned.free.iter().all(|&slot| assigned.owners[slot as usize].is_none()));
+            assert_eq!(assigned.open_position.is_some(), owned < class.slots_per_extent);
+            quarantined += u64::from(assigned.quarantined) * class.slot_bytes;
+            used += u64::from(owned - assigned.quarantined) * class.slot_bytes;
+            free += self.extent_bytes - u64::from(owned) * class.slot_bytes;
+        }
+        for (extent, position, class) in self.classes.iter().flat_map(|class| {
+            class.open.iter().enumerate().map(move |(position, &extent)| (extent, position, class))
+        }) {
+            assert_eq!(self.assigned(extent).open_position, Some(position));
+            assert_eq!(self.extents[extent as usize].last_tenant, Some(class.tenant));
+        }
+        let bytes = self.bytes();
+        assert_eq!((used, quarantined, free), (bytes.used, bytes.quarantined, bytes.free));
+        assert_eq!(bytes.free + bytes.used + bytes.quarantined, bytes.total);
+        let kept: Vec<u32> = self.tenants.iter().map(|tenant| tenant.held).collect();
+        assert_eq!(held, kept);
+    }
+}
+
+/// How many extents [`Slab::clearable`] proposes.
+const CLEARABLE_TRIES: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(0);
+    const B: TenantId = TenantId(1);
+    const OWNER: usize = 0;
+
+    fn take(slab: &mut Slab, class: ClassId) -> Option<Slot> {
+        let slot = slab.take(class, ChunkId::at(OWNER), |_| true);
+        slab.assert_consistent();
+        slot
+    }
+
+    #[test]
+    fn an_emptied_extent_serves_another_size() {
+        let mut slab = Slab::new(1, 16_384, &[1, 1]);
+        let small = slab.class(A, 100).unwrap();
+        let large = slab.class(A, 8_000).unwrap();
+        let slots: Vec<Slot> = std::iter::from_fn(|| take(&mut slab, small)).collect();
+        assert_eq!(slots.len(), 4);
+        assert_eq!(take(&mut slab, large), None);
+        slots.into_iter().for_each(|slot| slab.free(slot));
+        assert_eq!(slab.bytes().free, 16_384);
+        let slot = take(&mut slab, large).unwrap();
+        assert_eq!(slab.offset(slot), 0);
+        let slot = take(&mut slab, large).unwrap();
+        assert_eq!(slab.offset(slot), 8_192);
+        assert_eq!(slab.class(A, 20_000), None);
+    }
+
+    #[test]
+    fn another_tenant_gets_an_extent_only_with_new_memory_and_when_all_have_left() {
+        let mut slab = Slab::new(1, 8_192, &[1, 1]);
+        let (a, b) = (slab.class(A, 4_096).unwrap(), slab.class(B, 4_096).unwrap());
+        let slot = take(&mut slab, a).unwrap();
+        slab.free(slot);
+        assert_eq!(slab.take(b, ChunkId::at(OWNER), |_| false), None);
+        assert!(slab.take_renewals().is_empty());
+        assert_eq!(take(&mut slab, b), None);
+        assert_eq!(slab.take_renewals(), [0]);
+        assert_eq!(take(&mut slab, a), None);
+        slab.renewed(0);
+        assert_eq!(take(&mut slab, b), Some(Slot { extent: 0, number: 0 }));
+    }
+
+    #[test]
+    fn a_tenant_holds_no_more_extents_than_it_may() {
+        let mut slab = Slab::new(4, 4_096, &[2, 4]);
+        let (a, b) = (slab.class(A, 4_096).unwrap(), slab.class(B, 4_096).unwrap());
+        assert_eq!(std::iter::from_fn(|| take(&mut slab, a)).count(), 2);
+        assert_eq!(std::iter::from_fn(|| take(&mut slab, b)).count(), 2);
+    }
+
+    #[test]
+    fn quarantined_slots_are_counted_apart_and_come_back() {
+        let mut slab = Slab::new(1, 8_192, &[1]);
+        let class = slab.class(A, 4_096).unwrap();
+        let slot = take(&mut slab, class).unwrap();
+        slab.quarantine(slot);
+        slab.assert_consistent();
+        assert_eq!(slab.bytes(), Bytes { total: 8_192, free: 4_096, used: 0, quarantined: 4_096 });
+        assert!(slab.clearable(class, |_| true).is_empty());
+        slab.restore(slot);
+        slab.free(slot);
+        slab.assert_consistent();
+        assert_eq!(slab.bytes().free, 8_192);
+    }
+}

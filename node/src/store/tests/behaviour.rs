@@ -1,0 +1,322 @@
+//! One behaviour a test.
+
+use larder_protocol::chain::{Links, Start};
+use larder_protocol::session::{Scarce, Span, Tier};
+use larder_protocol::{Chain, ChainError};
+
+use super::*;
+use crate::store::{Refused, slab::Bytes};
+
+const BUSY: Refused = Refused::Busy { what: Scarce::Memory, retry_after_ms: 5 };
+
+#[test]
+fn a_lookup_answers_the_longest_prefix_and_leaves_a_token_to_compute() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("abcd");
+    assert_eq!((f.found("abcd"), f.found("abxy"), f.found("x")), (4, 2, 0));
+    let chain = f.chain("abcd");
+    let mut tokens = |prompt_tokens| {
+        let options = LookupOptions { prompt_tokens, skip_read: false, tiers: &[Tier::Host], pin_ms: None };
+        f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap().tokens
+    };
+    assert_eq!([0, 1, 16, 17, 64, 65].map(&mut tokens), [0, 0, 0, 16, 48, 64]);
+}
+
+#[test]
+fn a_tail_of_a_prompt_is_capped_like_the_whole() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("abcd");
+    let chain = f.chain("abcd").tail(2);
+    let options = LookupOptions { prompt_tokens: 64, skip_read: false, tiers: &[], pin_ms: None };
+    let found = f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap();
+    assert_eq!((found.tokens, found.spans), (16, vec![Span { from: 0, to: 1, tier: Tier::Host }]));
+}
+
+#[test]
+fn a_request_that_cannot_use_a_hit_is_told_nothing() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let chain = f.chain("ab");
+    let options = LookupOptions { prompt_tokens: 100, skip_read: true, tiers: &[], pin_ms: Some(5) };
+    let found = f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap();
+    assert_eq!((found.tokens, found.pin, f.store.usage().pins), (0, None, 0));
+}
+
+#[test]
+fn a_chunk_is_seen_only_when_it_is_committed() {
+    let mut f = Fixture::new(limits(16, 16));
+    let chain = f.chain("ab");
+    let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+    let order = f.store.begin_commit(f.session, reserved.reservation, &[0], &[0]).unwrap();
+    assert_eq!(f.found("ab"), 0);
+    assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 1);
+    assert_eq!(f.found("ab"), 1);
+    let again = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+    assert_eq!((again.reservation, again.chunks), (0, vec![]), "one is here, the other is being written");
+}
+
+#[test]
+fn leaves_go_before_their_parents() {
+    let mut f = Fixture::new(limits(16, 3));
+    f.put("abc");
+    f.lease("abc");
+    let lease = f.lease("abc").lease;
+    f.put("x");
+    assert_eq!(
+        (f.found("abc"), f.found("x")),
+        (3, 0),
+        "the new leaf goes: the others are leased or have a child"
+    );
+    f.store.release(f.session, lease).unwrap();
+    f.store.release(f.session, lease - 1).unwrap();
+    f.put("y");
+    assert_eq!((f.found("abc"), f.found("y")), (2, 1));
+}
+
+#[test]
+fn a_reservation_is_whole_or_not_at_all() {
+    let mut f = Fixture::new(limits(4, 4));
+    f.put("ab");
+    let lease = f.lease("ab");
+    let chain = f.chain("wxyz");
+    assert_eq!(f.store.reserve(f.session, f.namespace, &chain, 0, NOW), Err(BUSY));
+    f.store.assert_consistent();
+    assert_eq!(f.store.usage().bytes.used, 2 * BLOCK);
+    assert_eq!(f.store.index.len(), 2, "nothing of the failed reservation is left");
+    f.store.release(f.session, lease.lease).unwrap();
+    assert!(f.store.reserve(f.session, f.namespace, &chain, 0, NOW).is_ok());
+}
+
+#[test]
+fn a_reservation_past_its_deadline_cannot_be_committed_and_its_room_is_free() {
+    let mut f = Fixture::new(limits(4, 4));
+    let chain = f.chain("ab");
+    let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+    f.store.tick(Millis(999));
+    assert_eq!(f.store.usage().reservations, 1);
+    f.store.tick(Millis(1_000));
+    assert_eq!(f.store.usage().bytes.free, 4 * BLOCK);
+    let late = f.store.begin_commit(f.session, reserved.reservation, &[0], &[0]);
+    assert_eq!(late, Err(Refused::Unknown { what: "reservation", number: reserved.reservation }));
+}
+
+#[test]
+fn a_session_that_ends_while_its_bytes_are_copied_commits_nothing() {
+    let mut f = Fixture::new(limits(4, 4));
+    let chain = f.chain("ab");
+    let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+    let order = f.store.begin_commit(f.session, reserved.reservation, &[0, 1], &[0, 0]).unwrap();
+    f.store.close_session(f.session);
+    assert_eq!(f.store.usage().bytes.used, 2 * BLOCK, "the copy still writes there");
+    assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 0);
+    assert_eq!(f.store.usage().bytes.free, 4 * BLOCK);
+}
+
+#[test]
+fn a_copy_that_failed_is_no_hit() {
+    let mut f = Fixture::new(limits(4, 4));
+    let chain = f.chain("ab");
+    let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+    let order = f.store.begin_commit(f.session, reserved.reservation, &[0, 1], &[0, 0]).unwrap();
+    assert_eq!(f.store.finish_commit(order.order, None), 0);
+    assert_eq!((f.found("ab"), f.store.usage().bytes.free, f.store.usage().reservations), (0, 4 * BLOCK, 0));
+}
+
+#[test]
+fn what_a_vanished_session_had_leased_is_quarantined_until_its_process_is_gone() {
+    let mut f = Fixture::new(limits(4, 2));
+    f.put("ab");
+    let reader = f.join(0, 7);
+    let chain = f.chain("ab");
+    f.store.lease(reader, f.namespace, &chain).unwrap();
+    f.store.close_session(reader);
+    let expected = Bytes { total: 4 * BLOCK, free: 2 * BLOCK, used: 0, quarantined: 2 * BLOCK };
+    assert_eq!(f.store.usage().bytes, expected);
+    f.put("xy");
+    assert_eq!((f.found("ab"), f.found("xy")), (2, 0), "nothing of it is evicted, and others may read it");
+    f.store.process_gone(ProcessId(7));
+    f.put("xy");
+    f.store.assert_consistent();
+    assert_eq!((f.found("xy"), f.store.usage().bytes.quarantined), (2, 0));
+}
+
+#[test]
+fn a_trusted_writer_that_vanishes_leaves_its_slots_quarantined() {
+    let mut f = Fixture::new(StoreLimits { trust_engines: true, ..limits(4, 4) });
+    let writer = f.join(0, 7);
+    let chain = f.chain("ab");
+    let reserved = f.store.reserve(writer, f.namespace, &chain, 0, NOW).unwrap();
+    assert_eq!((reserved.places.len(), reserved.new_extents), (2, vec![0]));
+    f.store.begin_commit(writer, reserved.reservation, &[0], &[]).unwrap();
+    f.store.close_session(writer);
+    let bytes = f.store.usage().bytes;
+    assert_eq!((bytes.quarantined, bytes.used), (BLOCK, BLOCK), "the second is still being summed");
+    let order = crate::store::ids::OrderId(reserved.reservation + 1);
+    f.store.finish_commit(order, Some(vec![Checksums::default()]));
+    assert_eq!(f.store.usage().bytes.quarantined, 2 * BLOCK);
+    f.store.process_gone(ProcessId(7));
+    f.store.assert_consistent();
+    assert_eq!(f.store.usage().bytes.free, 4 * BLOCK);
+}
+
+#[test]
+fn pins_outlive_their_session_and_end_at_their_deadline() {
+    let mut f = Fixture::new(limits(8, 2));
+    f.put("ab");
+    let pinner = f.join(0, 7);
+    let chain = f.chain("abc");
+    let pinned = f.store.pin(pinner, f.namespace, &chain, 99_999, NOW).unwrap();
+    assert_eq!((pinned.chunks, pinned.duration_ms), (2, 10_000));
+    f.store.close_session(pinner);
+    f.put("xy");
+    assert_eq!((f.found("ab"), f.found("xy")), (2, 0));
+    f.store.tick(Millis(10_000));
+    f.put("xy");
+    assert_eq!((f.found("ab"), f.found("xy")), (0, 2));
+}
+
+#[test]
+fn another_tenant_can_neither_unpin_nor_release_nor_see() {
+    let mut f = Fixture::new(limits(8, 8));
+    f.put("ab");
+    let chain = f.chain("ab");
+    let pin = f.store.pin(f.session, f.namespace, &chain, 5, NOW).unwrap().pin;
+    let lease = f.lease("ab").lease;
+    let stranger = f.join(1, 9);
+    assert_eq!(f.store.unpin(stranger, pin), Err(Refused::Unknown { what: "pin", number: pin }));
+    assert_eq!(f.store.release(stranger, lease), Err(Refused::Unknown { what: "lease", number: lease }));
+    let foreign = f.store.lease(stranger, f.namespace, &chain);
+    assert_eq!(foreign, Err(Refused::Unknown { what: "namespace", number: f.namespace.into() }));
+}
+
+#[test]
+fn chains_that_disagree_with_what_is_cached_are_refused() {
+    let mut f = Fixture::new(limits(8, 8));
+    f.put("abc");
+    let swapped = Chain::from_root(f.root, vec![name("a"), name("abc")]);
+    assert!(matches!(
+        f.store.lease(f.session, f.namespace, &swapped),
+        Err(Refused::Chain(ChainError::Disagrees { .. }))
+    ));
+    let twice = Chain::from_root(f.root, vec![name("x"), name("y"), name("x")]);
+    let refused = f.store.reserve(f.session, f.namespace, &twice, 0, NOW);
+    assert_eq!(refused, Err(Refused::Chain(ChainError::Duplicate { hash: name("x") })));
+    let start = Start { index: 2, parent: name("q"), anchor: name("q") };
+    let foreign_parent = Chain { links: Links::Linked(start), hashes: vec![name("abc")] };
+    let refused = f.store.reserve(f.session, f.namespace, &foreign_parent, 0, NOW);
+    assert!(matches!(refused, Err(Refused::Chain(ChainError::Disagrees { .. }))));
+    assert_eq!(f.store.index.len(), 3);
+}
+
+#[test]
+fn a_block_size_that_disagrees_with_the_namespace_is_refused() {
+    let mut f = Fixture::new(limits(8, 8));
+    let refused = f.store.register(f.session, "a", &spec(), &[0], &[BLOCK / 2]).unwrap_err();
+    assert!(refused.to_string().contains("2048 bytes, but 2 layers of 2048 bytes make 4096"), "{refused}");
+    let large = NamespaceSpec {
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 1 << 20 }],
+        ..spec()
+    };
+    let refused = f.store.register(f.session, "a", &large, &[0], &[1 << 20]).unwrap_err();
+    assert_eq!(refused, Refused::BlockTooLarge { block_bytes: 1 << 20, extent_bytes: 4 * BLOCK });
+    assert!(matches!(f.store.register(f.session, "a", &spec(), &[1], &[BLOCK]), Err(Refused::Slices { .. })));
+}
+
+#[test]
+fn a_chunk_is_complete_only_when_every_slice_of_it_is_here() {
+    let two = NamespaceSpec { slices: 2, tensor_parallel: 2, ..spec() };
+    let mut f = Fixture::with_spec(limits(8, 1), &two);
+    let other = f.store.open_session(TenantId(0), ProcessId(1));
+    f.store.register(other, "a", &two, &[1], &[BLOCK]).unwrap();
+    f.put("a");
+    assert_eq!((f.found("a"), f.store.usage().cached_chunks), (0, 1));
+    let chain = f.chain("a");
+    let reserved = f.store.reserve(other, f.namespace, &chain, 0, NOW).unwrap();
+    let order = f.store.begin_commit(other, reserved.reservation, &[0], &[0]).unwrap();
+    f.store.finish_commit(order.order, Some(sums(&order)));
+    assert_eq!(
+        (f.found("a"), f.store.usage().cached_chunks),
+        (1, 1),
+        "one chunk counts once, whatever its slices"
+    );
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_multi_pool_reservation_takes_room_for_every_pool() {
+    let pool = |name: &str| PoolSpec { name: name.into(), layers: 1, layer_bytes: BLOCK };
+    let two = NamespaceSpec { pools: vec![pool("kv"), pool("mamba")], ..spec() };
+    let mut f = Fixture::with_spec(limits(4, 4), &two);
+    let chain = f.chain("abc");
+    assert_eq!(f.store.reserve(f.session, f.namespace, &chain, 0, NOW), Err(BUSY));
+    assert_eq!(f.store.usage().bytes.free, 4 * BLOCK);
+    let reserved = f.store.reserve(f.session, f.namespace, &f.chain("ab"), 0, NOW).unwrap();
+    assert_eq!(reserved.places.len(), 4);
+}
+
+#[test]
+fn blocks_of_another_size_get_an_extent_cleared_for_them() {
+    let mut f = Fixture::new(limits(8, 8));
+    f.put("abcdefgh");
+    let large = NamespaceSpec {
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 4 * BLOCK }],
+        ..spec()
+    };
+    let registered = f.store.register(f.session, "a", &large, &[0], &[4 * BLOCK]).unwrap();
+    let chain = Chain::from_root(registered.root, vec![name("z")]);
+    f.store.reserve(f.session, registered.namespace, &chain, 0, NOW).unwrap();
+    f.store.slab.assert_consistent();
+    assert_eq!((f.found("abcdefgh"), f.store.usage().evictions.clearing), (4, 4));
+}
+
+#[test]
+fn the_policy_can_be_changed_without_losing_a_chunk() {
+    let mut f = Fixture::new(limits(8, 3));
+    "abc".chars().for_each(|letter| f.put(&letter.to_string()));
+    let lease = f.lease("a").lease;
+    f.store.set_policy(PolicyName::Fifo);
+    assert_eq!(f.store.usage().cached_chunks, 3);
+    f.store.release(f.session, lease).unwrap();
+    f.lease("b");
+    f.put("d");
+    assert_eq!(
+        ["a", "b", "c", "d"].map(|word| f.found(word)),
+        [1, 1, 0, 1],
+        "b is leased, so c was the oldest"
+    );
+    f.store.assert_consistent();
+}
+
+#[test]
+fn keys_of_a_flat_namespace_stand_for_themselves() {
+    let flat = NamespaceSpec { flat: true, ..spec() };
+    let mut f = Fixture::with_spec(limits(8, 8), &flat);
+    let keys = |words: &[&str]| Chain::flat(f.root, words.iter().map(|word| name(word)).collect());
+    let (stored, asked) = (keys(&["a", "c", "d"]), keys(&["a", "b", "c", "d"]));
+    let reserved = f.store.reserve(f.session, f.namespace, &stored, 0, NOW).unwrap();
+    let order = f.store.begin_commit(f.session, reserved.reservation, &[0, 1, 2], &[0, 0, 0]).unwrap();
+    f.store.finish_commit(order.order, Some(sums(&order)));
+    let options = LookupOptions { prompt_tokens: 1, skip_read: false, tiers: &[], pin_ms: None };
+    let found = f.store.lookup(f.session, f.namespace, &asked, options, NOW).unwrap();
+    let span = |from, to| Span { from, to, tier: Tier::Host };
+    assert_eq!(found.spans, [span(0, 1), span(2, 4)]);
+}
+
+#[test]
+fn a_session_holds_no_more_than_it_may() {
+    let mut f = Fixture::new(StoreLimits {
+        max_leased_blocks: 2,
+        max_reserved_bytes: 3 * BLOCK,
+        max_pinned_bytes: 2 * BLOCK,
+        ..limits(8, 8)
+    });
+    f.put("abc");
+    let chain = f.chain("abc");
+    let claims =
+        |result: Result<(), Refused>| matches!(result, Err(Refused::Busy { what: Scarce::Claims, .. }));
+    assert!(claims(f.store.lease(f.session, f.namespace, &chain).map(drop)));
+    assert!(claims(f.store.pin(f.session, f.namespace, &chain, 1, NOW).map(drop)));
+    let long = f.chain("vwxyz");
+    let refused = f.store.reserve(f.session, f.namespace, &long, 0, NOW);
+    assert_eq!(refused, Err(Refused::TooLarge { bytes: 5 * BLOCK, most: 3 * BLOCK }));
+}

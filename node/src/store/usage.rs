@@ -1,0 +1,57 @@
+//! What a store holds, in numbers.
+
+use super::{Bytes, Evictions, Store};
+
+/// What a store holds at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// How the arena's bytes are spent.
+    pub bytes: Bytes,
+    /// Chunks that can be read, in whole or in part.
+    pub cached_chunks: u64,
+    /// Bytes of their slots.
+    pub cached_bytes: u64,
+    /// Chunks that may be cached, where that is limited.
+    pub capacity_chunks: Option<u64>,
+    /// Pins in force.
+    pub pins: u64,
+    /// Bytes of pinned chunks.
+    pub pinned_bytes: u64,
+    /// Leases of open sessions.
+    pub leases: u64,
+    /// Reservations of open sessions.
+    pub reservations: u64,
+    /// Commits being copied.
+    pub commits_in_flight: u64,
+    /// Open sessions.
+    pub sessions: u64,
+    /// Processes that ended their last session and may still run.
+    pub lingering_processes: u64,
+    /// Namespaces in use.
+    pub namespaces: u64,
+    /// Chunks evicted so far.
+    pub evictions: Evictions,
+}
+
+impl Store {
+    /// What the store holds now.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let sessions = || self.sessions.iter();
+        Usage {
+            bytes: self.slab.bytes(),
+            cached_chunks: self.cached_chunks,
+            cached_bytes: self.cached_bytes,
+            capacity_chunks: self.limits.capacity_chunks,
+            pins: self.pins.len() as u64,
+            pinned_bytes: self.pins.bytes(),
+            leases: sessions().map(|session| session.leases.len() as u64).sum(),
+            reservations: sessions().map(|session| session.reservations.len() as u64).sum(),
+            commits_in_flight: self.orders.len() as u64,
+            sessions: sessions().count() as u64,
+            lingering_processes: self.sessions.lingering() as u64,
+            namespaces: self.namespaces.in_use() as u64,
+            evictions: self.evictions,
+        }
+    }
+}
