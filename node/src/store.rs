@@ -150,6 +150,16 @@ pub enum Refused {
         /// Bytes of an extent.
         extent_bytes: u64,
     },
+    /// A block that the session's write window can never hold.
+    #[error(
+        "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger one, and set session.max_window_bytes to at least that"
+    )]
+    WindowTooSmall {
+        /// Bytes of the block.
+        block_bytes: u64,
+        /// Bytes of the window.
+        window_bytes: u64,
+    },
     /// A reservation that can never be met.
     #[error("{bytes} bytes at once; a session may reserve {most}: reserve in smaller parts")]
     TooLarge {
@@ -175,6 +185,16 @@ pub enum Refused {
         reservation: u64,
         /// The position.
         position: u32,
+    },
+    /// A block outside the session's write window.
+    #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
+    OutsideWindow {
+        /// Where the block should stand.
+        source_offset: u64,
+        /// Its size.
+        bytes: u64,
+        /// The window's size.
+        window_bytes: u64,
     },
     /// Not one source a block.
     #[error("{found} block sources for {blocks} blocks")]
@@ -209,9 +229,9 @@ impl Store {
         }
     }
 
-    /// Opens a session of a process that belongs to `tenant`.
-    pub fn open_session(&mut self, tenant: TenantId, process: ProcessId) -> SessionId {
-        self.sessions.open(tenant, process)
+    /// Opens a session of a process that belongs to `tenant`, with a write window of so many bytes (0: none).
+    pub fn open_session(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
+        self.sessions.open(tenant, process, window_bytes)
     }
 
     /// Makes a namespace known to a session, with the slices it holds and its own block size of each pool.
@@ -229,8 +249,13 @@ impl Store {
         spec.check()?;
         check_block_sizes(spec, block_bytes)?;
         check_slices(spec, slices)?;
-        let Session { tenant, namespaces, .. } = self.session(session)?;
-        let (tenant, registered) = (*tenant, namespaces.len());
+        let &Session { tenant, window_bytes, ref namespaces, .. } = self.session(session)?;
+        let registered = namespaces.len();
+        if let Some(&block_bytes) =
+            block_bytes.iter().find(|&&bytes| window_bytes > 0 && bytes > window_bytes)
+        {
+            return Err(Refused::WindowTooSmall { block_bytes, window_bytes });
+        }
         let extent_bytes = self.limits.extent_bytes;
         let class = |&block_bytes: &u64| {
             let too_large = Refused::BlockTooLarge { block_bytes, extent_bytes };

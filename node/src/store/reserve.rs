@@ -163,6 +163,7 @@ impl Store {
         if sources.len() != if trusted { 0 } else { blocks } {
             return Err(Refused::Sources { found: sources.len(), blocks });
         }
+        self.check_sources(session, number, sources)?;
         let chunks = self.start_copying(session, reservation, positions, order)?;
         let mut moves = Vec::with_capacity(blocks);
         let mut sources = sources.iter().copied();
@@ -174,6 +175,22 @@ impl Store {
             .open
             .insert(order, Order { session, process, reservation, namespace: number, slices, chunks });
         Ok(CommitOrder { order, moves })
+    }
+
+    /// The copies of an order cannot be made now: its chunks can be committed again.
+    pub fn postpone_commit(&mut self, order: OrderId) {
+        let Some(held) = self.orders.open.get(&order) else { return };
+        let session = held.reservation.and_then(|number| {
+            self.sessions.get_mut(held.session).and_then(|session| session.reservations.get_mut(&number))
+        });
+        let Some(reservation) = session else {
+            self.finish_commit(order, None);
+            return;
+        };
+        for item in reservation.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
+            item.state = ItemState::Reserved;
+        }
+        self.orders.open.remove(&order);
     }
 
     /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
@@ -451,6 +468,19 @@ impl Store {
             }
         }
         Ok(chunks)
+    }
+
+    /// Whether every source lies in the session's write window.
+    fn check_sources(&self, session: SessionId, number: NamespaceId, sources: &[u64]) -> Result<(), Refused> {
+        let window_bytes = self.session(session)?.window_bytes;
+        let pools = self.namespaces.get(number).pools.iter().cycle();
+        for (&source_offset, pool) in sources.iter().zip(pools) {
+            let bytes = pool.spec.block_bytes();
+            if source_offset.checked_add(bytes).is_none_or(|end| end > window_bytes) {
+                return Err(Refused::OutsideWindow { source_offset, bytes, window_bytes });
+            }
+        }
+        Ok(())
     }
 
     fn unseen_extents(&self, session: SessionId, places: &[Place]) -> Vec<u32> {

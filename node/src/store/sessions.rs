@@ -18,6 +18,7 @@ pub(crate) struct Sessions {
 pub(crate) struct Session {
     pub(crate) tenant: TenantId,
     pub(crate) process: ProcessId,
+    pub(crate) window_bytes: u64,
     pub(crate) namespaces: HashMap<NamespaceId, Box<[u16]>>,
     pub(crate) leases: HashMap<u64, Lease>,
     pub(crate) leased_blocks: u64,
@@ -80,13 +81,14 @@ pub(crate) struct Process {
 
 impl Sessions {
     /// Opens a session of `process`.
-    pub(crate) fn open(&mut self, tenant: TenantId, process: ProcessId) -> SessionId {
+    pub(crate) fn open(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
         self.next += 1;
         let id = SessionId(self.next);
         self.processes.entry(process).or_default().sessions += 1;
         let session = Session {
             tenant,
             process,
+            window_bytes,
             namespaces: HashMap::new(),
             leases: HashMap::new(),
             leased_blocks: 0,

@@ -247,9 +247,8 @@ impl Slab {
         {
             return None;
         }
-        let numbered = (0_u32..).zip(&self.extents);
-        let foreign =
-            numbered.filter(|(number, extent)| unassigned(extent) && left_by_all(*number)).next()?.0;
+        let mut numbered = (0_u32..).zip(&self.extents);
+        let (foreign, _) = numbered.find(|(number, extent)| unassigned(extent) && left_by_all(*number))?;
         self.hold(tenant, foreign);
         self.extents[foreign as usize].state = State::Renewing(class);
         self.renewals.push(foreign);

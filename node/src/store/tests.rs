@@ -68,14 +68,14 @@ impl Fixture {
 
     fn with_spec(limits: StoreLimits, spec: &NamespaceSpec) -> Self {
         let mut store = Store::new(limits);
-        let session = store.open_session(TenantId(0), ProcessId(0));
+        let session = store.open_session(TenantId(0), ProcessId(0), 1 << 20);
         let bytes: Vec<u64> = spec.pools.iter().map(PoolSpec::block_bytes).collect();
         let registered = store.register(session, "a", spec, &[0], &bytes).unwrap();
         Self { store, session, namespace: registered.namespace, root: registered.root }
     }
 
     fn join(&mut self, tenant: u16, process: u32) -> SessionId {
-        let session = self.store.open_session(TenantId(tenant), ProcessId(process));
+        let session = self.store.open_session(TenantId(tenant), ProcessId(process), 1 << 20);
         let name = ["a", "b"][usize::from(tenant)];
         let registered = self.store.register(session, name, &spec(), &[0], &[BLOCK]).unwrap();
         assert_eq!(registered.namespace == self.namespace, tenant == 0, "tenants share no namespace");

@@ -226,7 +226,7 @@ fn a_block_size_that_disagrees_with_the_namespace_is_refused() {
 fn a_chunk_is_complete_only_when_every_slice_of_it_is_here() {
     let two = NamespaceSpec { slices: 2, tensor_parallel: 2, ..spec() };
     let mut f = Fixture::with_spec(limits(8, 1), &two);
-    let other = f.store.open_session(TenantId(0), ProcessId(1));
+    let other = f.store.open_session(TenantId(0), ProcessId(1), 1 << 20);
     f.store.register(other, "a", &two, &[1], &[BLOCK]).unwrap();
     f.put("a");
     assert_eq!((f.found("a"), f.store.usage().cached_chunks), (0, 1));
@@ -319,4 +319,23 @@ fn a_session_holds_no_more_than_it_may() {
     let long = f.chain("vwxyz");
     let refused = f.store.reserve(f.session, f.namespace, &long, 0, NOW);
     assert_eq!(refused, Err(Refused::TooLarge { bytes: 5 * BLOCK, most: 3 * BLOCK }));
+}
+
+#[test]
+fn a_block_outside_the_write_window_is_refused_and_can_be_committed_again() {
+    let mut f = Fixture::new(limits(8, 8));
+    let chain = f.chain("ab");
+    let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+    for source in [(1 << 20) - BLOCK + 1, u64::MAX] {
+        let refused = f.store.begin_commit(f.session, reserved.reservation, &[0, 1], &[0, source]);
+        assert!(
+            matches!(refused, Err(Refused::OutsideWindow { source_offset, .. }) if source_offset == source)
+        );
+    }
+    let refused = f.store.begin_commit(f.session, reserved.reservation, &[0, 2], &[0, 0]);
+    assert_eq!(refused, Err(Refused::NotOpen { reservation: reserved.reservation, position: 2 }));
+    let order = f.store.begin_commit(f.session, reserved.reservation, &[0, 1], &[0, BLOCK]).unwrap();
+    f.store.postpone_commit(order.order);
+    let order = f.store.begin_commit(f.session, reserved.reservation, &[0, 1], &[0, BLOCK]).unwrap();
+    assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 2);
 }
