@@ -1,1 +1,42 @@
-//! placeholder
+//! The engine side of a Larder session: it talks to the node on the same host and copies blocks in and out of its arena.
+//!
+//! [`Session`] serves async callers on tokio, [`BlockingSession`] serves threads without a runtime; both hand out the
+//! same [`LeaseGuard`]s and [`Reservation`]s. [`socket`] and [`mapping`] are shared with the node.
+//!
+//! - **get**: [`Session::lookup`] says how much of a prompt is here, [`Session::lease`] keeps it in place,
+//!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back.
+//! - **put**: [`Session::reserve`] says which chunks are missing, [`Session::stage`] gives one of them room,
+//!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
+
+mod blocking;
+mod error;
+mod exchange;
+mod extents;
+mod handshake;
+mod lease;
+mod link;
+pub mod mapping;
+mod namespace;
+mod options;
+mod reservation;
+mod session;
+pub mod socket;
+mod traffic;
+mod window;
+
+pub use blocking::BlockingSession;
+pub use error::{ProtocolError, SessionError};
+pub use lease::LeaseGuard;
+pub use mapping::{Mapping, MappingError};
+pub use namespace::Namespace;
+pub use options::{LookupOptions, SessionOptions};
+pub use reservation::{Reservation, StagedChunk};
+pub use session::Session;
+pub use traffic::Counters;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex whose holders leave nothing half done: a panic of one does not stop the others.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,270 @@
+//! A session for threads without a runtime.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use larder_protocol::session::{Found, Pinned};
+use larder_protocol::{Chain, NamespaceSpec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::TryAcquireError;
+use tokio::sync::oneshot::error::TryRecvError;
+
+use crate::error::SessionError;
+use crate::exchange::{self, Exchange};
+use crate::handshake::Handshake;
+use crate::lease::LeaseGuard;
+use crate::link::Link;
+use crate::lock;
+use crate::namespace::Namespace;
+use crate::options::{LookupOptions, SessionOptions};
+use crate::reservation::{Reservation, StagedChunk};
+use crate::socket::FrameReader;
+use crate::traffic::Counters;
+
+/// A session with the node on this host, for threads without a runtime; shared by reference.
+///
+/// One request is outstanding at a time: another thread's waits for it, and its own timeout starts after that. Leases and
+/// reservations are given back at once, from any thread; where the socket does not take that, with the next request.
+///
+/// The session ends when it and its last lease and reservation are dropped.
+pub struct BlockingSession {
+    link: Arc<Link>,
+    reader: Mutex<FrameReader>,
+}
+
+impl BlockingSession {
+    /// Connects to the node whose socket for this tenant is at `path`.
+    ///
+    /// # Errors
+    /// [`SessionError::Connect`] where nobody listens there; `Refused` and `Busy` where the node wants no session now.
+    pub fn connect(path: impl AsRef<Path>, options: &SessionOptions) -> Result<Self, SessionError> {
+        let path = path.as_ref();
+        let socket = UnixStream::connect(path)
+            .map_err(|source| SessionError::Connect { path: path.to_owned(), source })?;
+        Self::open(socket, options)
+    }
+
+    /// Opens a session on a socket that is connected already.
+    ///
+    /// # Errors
+    /// `Refused` and `Busy` where the node wants no session now.
+    pub fn open(socket: UnixStream, options: &SessionOptions) -> Result<Self, SessionError> {
+        socket.set_nonblocking(false).map_err(SessionError::Socket)?;
+        let patience = options.timeout.max(Duration::from_millis(1));
+        socket.set_read_timeout(Some(patience)).map_err(SessionError::Socket)?;
+        let deadline = now() + options.timeout;
+        let mut handshake = Handshake::start(socket.as_fd(), options)?;
+        loop {
+            match handshake.receive(socket.as_fd()) {
+                Ok(Some(opened)) => {
+                    let (link, reader) = handshake.finish(socket, opened, options);
+                    return Ok(Self { link, reader: Mutex::new(reader) });
+                }
+                Ok(None) if now() < deadline => {}
+                Ok(None) => return Err(SessionError::Timeout),
+                Err(SessionError::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(SessionError::Timeout);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Makes a namespace known: the `slices` that this session reads and writes, and the bytes of one block of each pool
+    /// as the engine's own tensors have it.
+    ///
+    /// # Errors
+    /// `Refused` where the namespace is impossible or the sizes disagree; the general ones of [`SessionError`].
+    pub fn register(
+        &self,
+        spec: &NamespaceSpec,
+        slices: &[u16],
+        block_bytes: &[u64],
+    ) -> Result<Namespace, SessionError> {
+        self.exchange(exchange::register(spec, slices, block_bytes))
+    }
+
+    /// Asks how much of a prompt is here. Nothing found is a result with 0 tokens.
+    ///
+    /// # Errors
+    /// `Chain` for an impossible chain; the general ones of [`SessionError`].
+    pub fn lookup(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        options: LookupOptions,
+    ) -> Result<Found, SessionError> {
+        Ok(self.exchange(exchange::lookup(namespace, chain, options)?)?.keep())
+    }
+
+    /// Asks to read the longest prefix of `chain` that is here. A miss is a lease of 0 chunks.
+    ///
+    /// # Errors
+    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    pub fn lease(&self, namespace: &Namespace, chain: &Chain) -> Result<LeaseGuard, SessionError> {
+        self.exchange(exchange::lease(namespace, chain)?)
+    }
+
+    /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays
+    /// longer under the `priority` policy.
+    ///
+    /// # Errors
+    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    pub fn reserve(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        priority: i8,
+    ) -> Result<Reservation, SessionError> {
+        self.exchange(exchange::reserve(namespace, chain, priority)?)
+    }
+
+    /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until other threads have freed
+    /// enough of the write window, in no particular order.
+    ///
+    /// # Errors
+    /// `WindowTooSmall`; `Timeout` where no room was freed in time.
+    ///
+    /// # Panics
+    /// Where the reservation has no chunk there.
+    pub fn stage(&self, reservation: &Reservation, position: u32) -> Result<StagedChunk, SessionError> {
+        let range = match reservation.room_needed()? {
+            Some((window, bytes)) => {
+                self.deliver_late_answers();
+                Some(window.take_within(bytes, self.link.timeout).ok_or(SessionError::Timeout)?)
+            }
+            None => None,
+        };
+        Ok(reservation.staged(position, range))
+    }
+
+    /// Hands filled chunks of one reservation over, and returns how many the node keeps. Their room is free again when the
+    /// node has answered.
+    ///
+    /// # Errors
+    /// `Refused` where the reservation's deadline passed; the general ones of [`SessionError`].
+    ///
+    /// # Panics
+    /// Where a chunk belongs to another reservation.
+    pub fn commit(&self, reservation: &Reservation, staged: Vec<StagedChunk>) -> Result<u32, SessionError> {
+        let parts = reservation.commit_parts(staged).into_iter();
+        parts.map(|part| self.exchange(exchange::commit(part))).sum()
+    }
+
+    /// Keeps the longest prefix of `chain` that is here from eviction, for `duration` or what the node grants. The pin is
+    /// the caller's to end; its number is 0 where nothing is pinned.
+    ///
+    /// # Errors
+    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    pub fn pin(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        duration: Duration,
+    ) -> Result<Pinned, SessionError> {
+        Ok(self.exchange(exchange::pin(namespace, chain, duration)?)?.keep())
+    }
+
+    /// Ends a pin before its deadline.
+    ///
+    /// # Errors
+    /// `Refused` where there is no such pin; the general ones of [`SessionError`].
+    pub fn unpin(&self, pin: u64) -> Result<(), SessionError> {
+        self.exchange(exchange::unpin(pin))
+    }
+
+    /// The tenant that the socket serves.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        &self.link.welcome.tenant
+    }
+
+    /// The node's name.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.link.welcome.node
+    }
+
+    /// Number of the GPU actor that serves the session.
+    #[must_use]
+    pub fn device(&self) -> u16 {
+        self.link.welcome.device
+    }
+
+    /// Bytes of the session's write window; 0 where it has none.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.link.welcome.window_bytes
+    }
+
+    /// Bytes that the session copied so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.link.traffic.counters()
+    }
+
+    fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
+        let mut reader = lock(&self.reader);
+        let deadline = now() + self.link.timeout;
+        // Permits run out only where that many requests timed out and are not answered yet.
+        let permit = Arc::clone(self.link.callers()).try_acquire_owned().map_err(|error| match error {
+            TryAcquireError::Closed => SessionError::Closed,
+            TryAcquireError::NoPermits => SessionError::Timeout,
+        })?;
+        let mut answer = self.link.send(exchange, permit)?;
+        loop {
+            match answer.try_recv() {
+                Ok(result) => return result,
+                Err(TryRecvError::Closed) => return Err(SessionError::Closed),
+                Err(TryRecvError::Empty) => self.receive(&mut reader, deadline)?,
+            }
+        }
+    }
+
+    /// Sends what is left and waits for something to receive.
+    fn receive(&self, reader: &mut FrameReader, deadline: Instant) -> Result<(), SessionError> {
+        let left = deadline.checked_duration_since(now()).ok_or(SessionError::Timeout)?;
+        let socket = self.link.socket().as_fd();
+        let received = match self.link.flush_rest() {
+            Ok(()) => reader.receive(socket),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let wait_for = PollFlags::IN | PollFlags::OUT;
+                let left = Timespec::try_from(left).ok();
+                // Whether it was interrupted, timed out or became ready shows in the next round.
+                let _ = poll(&mut [PollFd::new(&socket, wait_for)], left.as_ref());
+                match reader.receive_now(socket) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    received => received,
+                }
+            }
+            // What the node said before it closed may still be there.
+            Err(_) => reader.receive_now(socket),
+        };
+        match received {
+            Ok(1..) => self.link.deliver_all(reader),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SessionError::Timeout),
+            Ok(0) | Err(_) => {
+                self.link.close();
+                Ok(())
+            }
+        }
+    }
+
+    /// Delivers answers to requests that timed out, as they may free room in the write window.
+    fn deliver_late_answers(&self) {
+        let mut reader = lock(&self.reader);
+        if reader.receive_now(self.link.socket().as_fd()).is_ok_and(|bytes| bytes > 0) {
+            // An error ends the session, which the next request reports.
+            let _ = self.link.deliver_all(&mut reader);
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "requests of threads have deadlines in real time")]
+fn now() -> Instant {
+    Instant::now()
+}

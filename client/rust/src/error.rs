@@ -1,0 +1,117 @@
+//! Why a session's request has no result.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use larder_protocol::ChainError;
+use larder_protocol::frame::FrameError;
+use larder_protocol::limits::SESSION_VERSION;
+use larder_protocol::session::{MalformedMessage, Refusal, Scarce};
+
+use crate::mapping::MappingError;
+use crate::socket::ReceiveError;
+
+/// Why a request has no result. A miss is no error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// There is no way to the node.
+    #[error("cannot connect to {path}: {source}. {}", advice(source))]
+    Connect {
+        /// The socket's path.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The session is over: the node closed it or stopped. Open a new one.
+    #[error("the node closed the session")]
+    Closed,
+    /// No room or too much in flight; nothing was done. Ask again later, or do without.
+    #[error("the node is short of {what:?}; ask again in {retry_after:?}")]
+    Busy {
+        /// What there is too much of.
+        what: Scarce,
+        /// When asking again may help.
+        retry_after: Duration,
+    },
+    /// The node refused; nothing was done, and asking again will not help.
+    #[error("the node refused: {} ({:?})", .0.message, .0.code)]
+    Refused(Refusal),
+    /// The chain is impossible, so it was not sent.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// One chunk of the namespace does not fit in the session's write window: ask for a larger one.
+    #[error("a chunk takes {chunk_bytes} bytes of the write window, which has {window_bytes}")]
+    WindowTooSmall {
+        /// Bytes that a chunk takes.
+        chunk_bytes: u64,
+        /// Bytes of the whole window; 0 where the session has none.
+        window_bytes: u64,
+    },
+    /// The node does not keep to the protocol. The session is over.
+    #[error("the node does not speak this client's protocol: {0}")]
+    Protocol(#[from] ProtocolError),
+    /// A descriptor that came from the node is not the memory that it should be. The session is over.
+    #[error("the node sent wrong memory: {0}")]
+    Descriptor(#[from] MappingError),
+    /// No answer within the session's timeout. What a late answer grants is given back.
+    #[error("no answer in time")]
+    Timeout,
+    /// The socket failed in another way than by its end, while the session was being opened.
+    #[error("the socket failed: {0}")]
+    Socket(#[source] io::Error),
+}
+
+/// How a node does not keep to the protocol.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolError {
+    /// What came is no sequence of frames.
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    /// A message is longer than a frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The bytes of a message are none.
+    #[error(transparent)]
+    Malformed(#[from] MalformedMessage),
+    /// The node speaks another version.
+    #[error("the node speaks version {node}, this client {SESSION_VERSION}")]
+    Version {
+        /// The node's version.
+        node: u16,
+    },
+    /// An answer to a request that was not made.
+    #[error("an answer to request {number}, which waits for none")]
+    UnknownRequest {
+        /// Its number.
+        number: u64,
+    },
+    /// An answer of the wrong kind, or that disagrees with its request.
+    #[error("the answer disagrees with the request: {what}")]
+    WrongAnswer {
+        /// What is wrong.
+        what: &'static str,
+    },
+}
+
+impl SessionError {
+    pub(crate) fn wrong_answer(what: &'static str) -> Self {
+        Self::Protocol(ProtocolError::WrongAnswer { what })
+    }
+
+    /// Whether the session cannot go on.
+    pub(crate) fn is_fatal(&self) -> bool {
+        matches!(self, Self::Protocol(_) | Self::Descriptor(_) | Self::Closed | Self::Socket(_))
+    }
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "Is the node running, and is this its path for this tenant?",
+        io::ErrorKind::ConnectionRefused => "The node that made this socket no longer runs: start it again.",
+        io::ErrorKind::PermissionDenied => "Is this the tenant's own socket, and may this user write to it?",
+        _ => "Is the node running, and is this the tenant's socket?",
+    }
+}

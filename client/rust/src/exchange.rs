@@ -1,0 +1,179 @@
+//! One request together with what its answer means: the same for both kinds of session.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_protocol::session::{
+    Busy, Commit, Found, Lease, Lookup, Pin, Pinned, Register, Request, Reserve, Response,
+};
+use larder_protocol::{Chain, NamespaceSpec};
+
+use crate::error::SessionError;
+use crate::lease::LeaseGuard;
+use crate::link::Link;
+use crate::namespace::Namespace;
+use crate::options::{LookupOptions, millis};
+use crate::reservation::{CommitPart, Reservation};
+
+/// A request, and how to turn its answer into a result.
+pub(crate) struct Exchange<T> {
+    pub(crate) request: Request,
+    pub(crate) accept: Accept<T>,
+}
+
+/// Turns an answer that is neither `Busy` nor `Refused` into a result. What the result grants it gives back when it is
+/// dropped, so an answer that nobody waits for leaks nothing.
+pub(crate) type Accept<T> =
+    Box<dyn FnOnce(&Arc<Link>, Response, Vec<OwnedFd>) -> Result<T, SessionError> + Send>;
+
+/// A result with a pin that ends unless somebody keeps it.
+pub(crate) struct Pinning<T> {
+    result: T,
+    pin: PinOnTheWay,
+}
+
+struct PinOnTheWay {
+    link: Arc<Link>,
+    /// 0 where there is none.
+    pin: u64,
+}
+
+/// Takes apart the answers that any request may get.
+pub(crate) fn granted(response: Response) -> Result<Response, SessionError> {
+    match response {
+        Response::Busy(Busy { what, retry_after_ms }) => {
+            Err(SessionError::Busy { what, retry_after: Duration::from_millis(retry_after_ms) })
+        }
+        Response::Refused(refusal) => Err(SessionError::Refused(refusal)),
+        response => Ok(response),
+    }
+}
+
+pub(crate) fn register(spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]) -> Exchange<Namespace> {
+    let asked = Register { spec: spec.clone(), slices: slices.to_vec(), block_bytes: block_bytes.to_vec() };
+    Exchange {
+        request: Request::Register(asked.clone()),
+        accept: Box::new(move |_, response, _| match response {
+            Response::Registered(registered) => Ok(Namespace::new(&registered, &asked)),
+            _ => Err(SessionError::wrong_answer("a namespace is registered")),
+        }),
+    }
+}
+
+pub(crate) fn lookup(
+    namespace: &Namespace,
+    chain: &Chain,
+    options: LookupOptions,
+) -> Result<Exchange<Pinning<Found>>, SessionError> {
+    chain.check(namespace.root(), namespace.is_flat())?;
+    let LookupOptions { prompt_tokens, skip_read, preempted, tiers, pin } = options;
+    let request = Request::Lookup(Lookup {
+        namespace: namespace.number(),
+        chain: chain.clone(),
+        prompt_tokens,
+        skip_read,
+        preempted,
+        tiers,
+        pin_ms: pin.map(millis),
+    });
+    let accept: Accept<_> = Box::new(|link, response, _| match response {
+        Response::Found(found) => Ok(Pinning::new(link, found.pin.unwrap_or(0), found)),
+        _ => Err(SessionError::wrong_answer("a lookup finds")),
+    });
+    Ok(Exchange { request, accept })
+}
+
+pub(crate) fn lease(namespace: &Namespace, chain: &Chain) -> Result<Exchange<LeaseGuard>, SessionError> {
+    chain.check(namespace.root(), namespace.is_flat())?;
+    let request = Request::Lease(Lease { namespace: namespace.number(), chain: chain.clone() });
+    let (namespace, asked) = (namespace.clone(), chain.len());
+    let accept: Accept<_> = Box::new(move |link, response, descriptors| match response {
+        Response::Leased(leased) => LeaseGuard::accept(link, namespace, asked, leased, &descriptors),
+        _ => Err(SessionError::wrong_answer("a lease leases")),
+    });
+    Ok(Exchange { request, accept })
+}
+
+pub(crate) fn reserve(
+    namespace: &Namespace,
+    chain: &Chain,
+    priority: i8,
+) -> Result<Exchange<Reservation>, SessionError> {
+    chain.check(namespace.root(), namespace.is_flat())?;
+    let request = Request::Reserve(Reserve { namespace: namespace.number(), chain: chain.clone(), priority });
+    let (namespace, asked) = (namespace.clone(), chain.len());
+    let accept: Accept<_> = Box::new(move |link, response, descriptors| match response {
+        Response::Reserved(reserved) => Reservation::accept(link, namespace, asked, reserved, &descriptors),
+        _ => Err(SessionError::wrong_answer("a reservation reserves")),
+    });
+    Ok(Exchange { request, accept })
+}
+
+pub(crate) fn commit(part: CommitPart) -> Exchange<u32> {
+    let CommitPart { reservation, chunks, ranges, sources, remaining } = part;
+    let committed = chunks.len();
+    Exchange {
+        request: Request::Commit(Commit { reservation, chunks, sources }),
+        accept: Box::new(move |_, response, _| {
+            // The node copies from the window until it answers.
+            drop(ranges);
+            match response {
+                Response::Committed(chunks) => {
+                    remaining.settle(committed);
+                    Ok(chunks)
+                }
+                _ => Err(SessionError::wrong_answer("a commit commits")),
+            }
+        }),
+    }
+}
+
+pub(crate) fn pin(
+    namespace: &Namespace,
+    chain: &Chain,
+    duration: Duration,
+) -> Result<Exchange<Pinning<Pinned>>, SessionError> {
+    chain.check(namespace.root(), namespace.is_flat())?;
+    let request = Request::Pin(Pin {
+        namespace: namespace.number(),
+        chain: chain.clone(),
+        duration_ms: millis(duration),
+    });
+    let accept: Accept<_> = Box::new(|link, response, _| match response {
+        Response::Pinned(pinned) => Ok(Pinning::new(link, pinned.pin, pinned)),
+        _ => Err(SessionError::wrong_answer("a pin pins")),
+    });
+    Ok(Exchange { request, accept })
+}
+
+pub(crate) fn unpin(pin: u64) -> Exchange<()> {
+    Exchange {
+        request: Request::Unpin(pin),
+        accept: Box::new(|_, response, _| match response {
+            Response::Unpinned => Ok(()),
+            _ => Err(SessionError::wrong_answer("an unpin unpins")),
+        }),
+    }
+}
+
+impl<T> Pinning<T> {
+    fn new(link: &Arc<Link>, pin: u64, result: T) -> Self {
+        Self { result, pin: PinOnTheWay { link: Arc::clone(link), pin } }
+    }
+
+    /// The result; its pin is the caller's from now on.
+    pub(crate) fn keep(self) -> T {
+        let Self { result, mut pin } = self;
+        pin.pin = 0;
+        result
+    }
+}
+
+impl Drop for PinOnTheWay {
+    fn drop(&mut self) {
+        if self.pin != 0 {
+            self.link.give_back(Request::Unpin(self.pin));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Blocks that may be read.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use larder_protocol::session::{Leased, Request};
+
+use crate::error::SessionError;
+use crate::extents::Placed;
+use crate::link::Link;
+use crate::lock;
+use crate::namespace::Namespace;
+
+/// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; 0 of them on a miss. While it lives the node
+/// keeps them in place.
+///
+/// Dropping it gives the lease back at once, without blocking, from any thread.
+pub struct LeaseGuard {
+    link: Arc<Link>,
+    namespace: Namespace,
+    /// 0 where nothing is leased.
+    lease: u64,
+    chunks: usize,
+    placed: Placed,
+}
+
+impl LeaseGuard {
+    pub(crate) fn accept(
+        link: &Arc<Link>,
+        namespace: Namespace,
+        asked: usize,
+        leased: Leased,
+        descriptors: &[OwnedFd],
+    ) -> Result<Self, SessionError> {
+        let chunks = leased.chunks as usize;
+        if chunks > asked || (chunks > 0 && leased.lease == 0) {
+            return Err(SessionError::wrong_answer("a lease covers chunks that were asked for"));
+        }
+        let mut extents = lock(&link.extents);
+        extents.add(&leased.extents, descriptors)?;
+        let placed = extents.place(&namespace, chunks, leased.places)?;
+        Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, placed })
+    }
+
+    /// Chunks leased, from the chain's first on.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// Blocks of each chunk: slices x pools, see [`Namespace`].
+    #[must_use]
+    pub fn blocks_per_chunk(&self) -> usize {
+        self.namespace.blocks_per_chunk()
+    }
+
+    /// The namespace of the chunks.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Copies block `block` of the chunk at `position` into `out`, and counts its bytes.
+    ///
+    /// # Panics
+    /// Where there is no such block, or `out` has another size than it.
+    pub fn copy_block(&self, position: usize, block: usize, out: &mut [u8]) {
+        assert_eq!(out.len() as u64, self.namespace.block_bytes(block), "`out` must have the size of the block");
+        let (mapping, offset) = self.placed.block(self.index(position, block));
+        mapping.copy_to(offset, out);
+        self.link.traffic.count_read(out.len() as u64);
+    }
+
+    /// Where block `block` of the chunk at `position` stands, and its bytes, for a copy by a device; counts it as read.
+    /// Read-only, and valid until the lease is given back: keep it until the device has completed the copy.
+    ///
+    /// # Panics
+    /// Where there is no such block.
+    #[must_use]
+    pub fn block_ptr(&self, position: usize, block: usize) -> (*const u8, usize) {
+        let bytes = self.namespace.block_bytes(block);
+        let (mapping, offset) = self.placed.block(self.index(position, block));
+        self.link.traffic.count_read(bytes);
+        (mapping.as_ptr().wrapping_add(offset as usize).cast_const(), bytes as usize)
+    }
+
+    /// Gives the lease back. The same as dropping it.
+    pub fn release(self) {}
+
+    fn index(&self, position: usize, block: usize) -> usize {
+        assert!(position < self.chunks, "{} chunks are leased, there is none at {position}", self.chunks);
+        position * self.namespace.blocks_per_chunk() + block
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        if self.lease != 0 {
+            self.link.post(&Request::Release(self.lease));
+        }
+    }
+}

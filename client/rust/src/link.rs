@@ -1,0 +1,257 @@
+//! What both kinds of session share: the socket, the requests that wait for answers, the extents, the window.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
+use larder_protocol::session::{Request, Response, Welcome, decode_response};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::error::{ProtocolError, SessionError};
+use crate::exchange::{Exchange, granted};
+use crate::extents::Extents;
+use crate::handshake::HELLO_NUMBER;
+use crate::lock;
+use crate::socket::{Frame, FrameReader, FrameWriter};
+use crate::traffic::Traffic;
+use crate::window::Window;
+
+/// An open session. It does no waiting: its owner receives, and flushes what the socket did not take at once.
+///
+/// When the last handle and guard of the session is gone, the socket is shut down.
+pub(crate) struct Link {
+    socket: Arc<UnixStream>,
+    state: Mutex<State>,
+    /// Tells the owner that the socket did not take all there is to send.
+    unsent: Arc<Notify>,
+    /// One permit for each request that a caller may have outstanding.
+    callers: Arc<Semaphore>,
+    pub(crate) extents: Mutex<Extents>,
+    pub(crate) window: Option<Arc<Window>>,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) welcome: Welcome,
+    pub(crate) timeout: Duration,
+}
+
+struct State {
+    open: bool,
+    writer: FrameWriter,
+    next_number: u64,
+    pending: HashMap<u64, Pending>,
+    /// Requests that only give back and wait for their turn. Bounded by what the node has granted.
+    chores: VecDeque<Request>,
+    /// Requests of this kind that wait for their answer.
+    chores_in_flight: usize,
+}
+
+/// A request that waits for its answer.
+struct Pending {
+    deliver: Deliver,
+    /// Given back with the answer, even if the caller is gone: the node counts the request until then.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Hands the answer to whoever waits for it. Says whether the session can go on.
+type Deliver = Box<dyn FnOnce(&Arc<Link>, Response, Vec<OwnedFd>) -> bool + Send>;
+
+/// The result of a request, once it is there; without one the session has ended.
+pub(crate) type Answer<T> = oneshot::Receiver<Result<T, SessionError>>;
+
+impl Link {
+    pub(crate) fn new(
+        socket: UnixStream,
+        welcome: Welcome,
+        window: Option<Arc<Window>>,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            socket: Arc::new(socket),
+            state: Mutex::new(State {
+                open: true,
+                writer: FrameWriter::new(),
+                next_number: HELLO_NUMBER + 1,
+                pending: HashMap::new(),
+                chores: VecDeque::new(),
+                chores_in_flight: 0,
+            }),
+            unsent: Arc::default(),
+            callers: Arc::new(Semaphore::new(MAX_OUTSTANDING_REQUESTS - CHORES_IN_FLIGHT)),
+            extents: Mutex::new(Extents::new(welcome.trusted)),
+            window,
+            traffic: Arc::default(),
+            welcome,
+            timeout,
+        }
+    }
+
+    pub(crate) fn socket(&self) -> &Arc<UnixStream> {
+        &self.socket
+    }
+
+    pub(crate) fn unsent(&self) -> &Arc<Notify> {
+        &self.unsent
+    }
+
+    pub(crate) fn callers(&self) -> &Arc<Semaphore> {
+        &self.callers
+    }
+
+    /// Sends a request, as far as the socket takes it.
+    pub(crate) fn send<T: Send + 'static>(
+        &self,
+        exchange: Exchange<T>,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Answer<T>, SessionError> {
+        let Exchange { request, accept } = exchange;
+        let (reply, answer) = oneshot::channel();
+        let deliver: Deliver = Box::new(move |link, response, descriptors| {
+            let result = granted(response).and_then(|response| accept(link, response, descriptors));
+            let fatal = result.as_ref().err().filter(|error| error.is_fatal());
+            if let Some(error) = fatal {
+                tracing::warn!(%error, node = link.welcome.node, "the session ends");
+            }
+            let goes_on = fatal.is_none();
+            // Where nobody waits any more, the result comes back and gives back what it grants as it drops.
+            drop(reply.send(result));
+            goes_on
+        });
+        let mut state = lock(&self.state);
+        if !state.open {
+            return Err(SessionError::Closed);
+        }
+        let number = state.next_number;
+        state.writer.push_request(number, &request).map_err(ProtocolError::from)?;
+        state.next_number += 1;
+        state.pending.insert(number, Pending { deliver, _permit: permit });
+        self.flush(&mut state);
+        Ok(answer)
+    }
+
+    /// Sends a message that has no answer, as far as the socket takes it.
+    pub(crate) fn post(&self, request: &Request) {
+        let mut state = lock(&self.state);
+        if state.open {
+            let pushed = state.writer.push_request(0, request);
+            debug_assert!(pushed.is_ok(), "a message without an answer is short");
+            self.flush(&mut state);
+        }
+    }
+
+    /// Sends a request that only gives something back, now or when fewer of its kind are outstanding. Its answer is of no
+    /// interest.
+    pub(crate) fn give_back(&self, request: Request) {
+        let mut state = lock(&self.state);
+        if state.open {
+            state.chores.push_back(request);
+            self.send_chores(&mut state);
+        }
+    }
+
+    /// Delivers all answers that `reader` has. Ends the session where they are none.
+    pub(crate) fn deliver_all(self: &Arc<Self>, reader: &mut FrameReader) -> Result<(), SessionError> {
+        let delivered = self.try_deliver_all(reader);
+        if let Err(error) = &delivered {
+            if !matches!(error, SessionError::Closed) {
+                tracing::warn!(%error, node = self.welcome.node, "the session ends");
+            }
+            self.close();
+        }
+        delivered
+    }
+
+    /// Sends what is left, without blocking.
+    ///
+    /// # Errors
+    /// `WouldBlock` where something is left still.
+    pub(crate) fn flush_rest(&self) -> io::Result<()> {
+        let sent = lock(&self.state).writer.flush(self.socket.as_fd())?;
+        if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    /// Ends the session: all who wait for answers learn that there will be none.
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.state);
+        state.open = false;
+        state.chores.clear();
+        let pending = mem::take(&mut state.pending);
+        drop(state);
+        self.callers.close();
+        self.shut_down();
+        drop(pending);
+    }
+
+    fn try_deliver_all(self: &Arc<Self>, reader: &mut FrameReader) -> Result<(), SessionError> {
+        while let Some(frame) = reader.next_frame().map_err(ProtocolError::from)? {
+            let Frame { header, payload, descriptors } = frame;
+            let response = decode_response(payload).map_err(ProtocolError::from)?;
+            let number = header.request;
+            if number & CHORE != 0 {
+                self.finish_chore(number)?;
+                continue;
+            }
+            let pending = lock(&self.state).pending.remove(&number);
+            let pending = pending.ok_or(ProtocolError::UnknownRequest { number })?;
+            if !(pending.deliver)(self, response, descriptors) {
+                return Err(SessionError::Closed);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_chore(&self, number: u64) -> Result<(), SessionError> {
+        let mut state = lock(&self.state);
+        let left = state.chores_in_flight.checked_sub(1);
+        state.chores_in_flight = left.ok_or(ProtocolError::UnknownRequest { number })?;
+        self.send_chores(&mut state);
+        Ok(())
+    }
+
+    fn send_chores(&self, state: &mut State) {
+        while state.chores_in_flight < CHORES_IN_FLIGHT
+            && let Some(request) = state.chores.pop_front()
+        {
+            let number = state.next_number | CHORE;
+            state.next_number += 1;
+            let pushed = state.writer.push_request(number, &request);
+            debug_assert!(pushed.is_ok(), "a request that gives back is short");
+            state.chores_in_flight += 1;
+        }
+        self.flush(state);
+    }
+
+    fn flush(&self, state: &mut State) {
+        match state.writer.flush(self.socket.as_fd()) {
+            Ok(true) => {}
+            Ok(false) => self.unsent.notify_one(),
+            Err(error) => {
+                tracing::debug!(%error, node = self.welcome.node, "the socket takes no more");
+                // The owner, which receives, now comes to the end of the stream and closes the session.
+                self.shut_down();
+            }
+        }
+    }
+
+    fn shut_down(&self) {
+        // Fails only where the other end has done it already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+/// Of the requests that a session may have outstanding, those kept for giving back what a dropped value held: that may
+/// not wait for callers.
+const CHORES_IN_FLIGHT: usize = 8;
+
+/// The bit that tells the numbers of such requests from those of callers.
+const CHORE: u64 = 1 << 63;

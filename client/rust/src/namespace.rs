@@ -1,0 +1,113 @@
+//! A namespace that a session has registered.
+
+use std::sync::Arc;
+
+use larder_protocol::hashing::{PromptExtra, hash_prompt};
+use larder_protocol::session::{Register, Registered};
+use larder_protocol::{Chain, ChunkHash, Fingerprint};
+
+/// A namespace as one session knows it. Cheap to clone; of use with the session that registered it alone.
+///
+/// A chunk has one block for each slice of the session and each pool; block `slice * pools + pool` is that of the
+/// `slice`-th slice that was registered.
+#[derive(Debug, Clone)]
+pub struct Namespace {
+    shape: Arc<Shape>,
+}
+
+#[derive(Debug)]
+struct Shape {
+    number: u32,
+    fingerprint: Fingerprint,
+    root: ChunkHash,
+    slices: usize,
+    pool_bytes: Vec<u64>,
+    chunk_tokens: u32,
+    flat: bool,
+}
+
+impl Namespace {
+    pub(crate) fn new(registered: &Registered, asked: &Register) -> Self {
+        Self {
+            shape: Arc::new(Shape {
+                number: registered.namespace,
+                fingerprint: registered.fingerprint,
+                root: registered.root,
+                slices: asked.slices.len(),
+                pool_bytes: asked.block_bytes.clone(),
+                chunk_tokens: asked.spec.chunk_tokens,
+                flat: asked.spec.flat,
+            }),
+        }
+    }
+
+    /// Its number in the session.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.shape.number
+    }
+
+    /// Its fingerprint, tenant included.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.shape.fingerprint
+    }
+
+    /// The parent of every first chunk.
+    #[must_use]
+    pub fn root(&self) -> ChunkHash {
+        self.shape.root
+    }
+
+    /// Tokens of one chunk.
+    #[must_use]
+    pub fn chunk_tokens(&self) -> u32 {
+        self.shape.chunk_tokens
+    }
+
+    /// Whether keys stand for themselves, without order.
+    #[must_use]
+    pub fn is_flat(&self) -> bool {
+        self.shape.flat
+    }
+
+    /// Slices that the session reads and writes.
+    #[must_use]
+    pub fn slices(&self) -> usize {
+        self.shape.slices
+    }
+
+    /// Bytes of one block of each pool.
+    #[must_use]
+    pub fn pool_bytes(&self) -> &[u64] {
+        &self.shape.pool_bytes
+    }
+
+    /// Blocks of one chunk in this session: slices x pools.
+    #[must_use]
+    pub fn blocks_per_chunk(&self) -> usize {
+        self.shape.slices * self.shape.pool_bytes.len()
+    }
+
+    /// Bytes of block `block` of a chunk.
+    ///
+    /// # Panics
+    /// Where a chunk has no such block.
+    #[must_use]
+    pub fn block_bytes(&self, block: usize) -> u64 {
+        assert!(block < self.blocks_per_chunk(), "a chunk has {} blocks, not {block}", self.blocks_per_chunk());
+        self.shape.pool_bytes[block % self.shape.pool_bytes.len()]
+    }
+
+    /// A prompt's chunks from its first one on, or independent keys where the namespace is flat.
+    #[must_use]
+    pub fn chain(&self, hashes: Vec<ChunkHash>) -> Chain {
+        if self.shape.flat { Chain::flat(self.root(), hashes) } else { Chain::from_root(self.root(), hashes) }
+    }
+
+    /// The full chunks of a prompt, under Larder's own hash.
+    #[must_use]
+    pub fn chain_of_tokens(&self, tokens: &[u32], extra: PromptExtra<'_>) -> Chain {
+        self.chain(hash_prompt(self.root(), tokens, self.shape.chunk_tokens, extra))
+    }
+}

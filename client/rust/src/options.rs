@@ -1,0 +1,50 @@
+//! What callers choose.
+
+use std::time::Duration;
+
+use larder_protocol::session::Tier;
+
+/// How to open a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Who asks, for the node's log: name and version.
+    pub client: String,
+    /// Number of the GPU actor to talk to; the one with the fewest sessions where `None`.
+    pub device: Option<u16>,
+    /// Bytes of write window wanted; 0 for a session that never writes. The node may give less. Two or three chunks (all
+    /// slices and pools of the session) keep copying and committing overlapped.
+    pub window_bytes: u64,
+    /// How long a request may take, from the call to its result.
+    pub timeout: Duration,
+}
+
+/// What to ask of a lookup besides the chain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LookupOptions {
+    /// Tokens of the whole prompt: the answer leaves at least one of them to compute.
+    pub prompt_tokens: u64,
+    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero and is counted apart.
+    pub skip_read: bool,
+    /// The request had been preempted before; counted apart.
+    pub preempted: bool,
+    /// Tiers to look in; all where empty.
+    pub tiers: Vec<Tier>,
+    /// Pin what is found for so long.
+    pub pin: Option<Duration>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        Self {
+            client: concat!("larder-client ", env!("CARGO_PKG_VERSION")).into(),
+            device: None,
+            window_bytes: 64 << 20,
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Whole milliseconds, as messages carry them.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

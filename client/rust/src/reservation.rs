@@ -1,0 +1,244 @@
+//! Chunks that may be written.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
+use larder_protocol::session::{Request, Reserved};
+
+use crate::error::SessionError;
+use crate::extents::Placed;
+use crate::link::Link;
+use crate::lock;
+use crate::mapping::Mapping;
+use crate::namespace::Namespace;
+use crate::window::{Window, WindowRange};
+
+/// The right to write those chunks of a chain that are missing.
+///
+/// Stage the chunks, fill them and commit them, all at once or some at a time: a write window may hold fewer than are
+/// reserved. What is not committed when this and all its staged chunks are dropped is given back, without blocking.
+pub struct Reservation {
+    claim: Arc<Claim>,
+    chunks: Vec<u32>,
+    deadline: Duration,
+}
+
+/// Room for one chunk of a reservation, to be filled and committed. Dropping it frees the room.
+pub struct StagedChunk {
+    claim: Arc<Claim>,
+    position: u32,
+    room: Room,
+}
+
+/// What goes out in one Commit message.
+pub(crate) struct CommitPart {
+    pub(crate) reservation: u64,
+    pub(crate) chunks: Vec<u32>,
+    pub(crate) sources: Vec<u64>,
+    pub(crate) ranges: Vec<WindowRange>,
+    pub(crate) remaining: Remaining,
+}
+
+/// The reservation at the node, given back with the last value that could still write to it.
+struct Claim {
+    link: Arc<Link>,
+    namespace: Namespace,
+    number: u64,
+    remaining: Remaining,
+    /// Where the node trusts its engines: the blocks' places in the arena.
+    placed: Option<Placed>,
+}
+
+/// Chunks of a reservation that are not committed.
+#[derive(Clone)]
+pub(crate) struct Remaining(Arc<AtomicUsize>);
+
+enum Room {
+    /// A part of the write window.
+    Window(WindowRange),
+    /// The places in the arena of the reservation's chunk with this index.
+    Arena(usize),
+}
+
+impl Reservation {
+    pub(crate) fn accept(
+        link: &Arc<Link>,
+        namespace: Namespace,
+        asked: usize,
+        reserved: Reserved,
+        descriptors: &[OwnedFd],
+    ) -> Result<Self, SessionError> {
+        let Reserved { reservation, chunks, places, deadline_ms, extents } = reserved;
+        let ascending = chunks.is_sorted_by(|a, b| a < b);
+        if !ascending || chunks.last().is_some_and(|&last| last as usize >= asked) {
+            return Err(SessionError::wrong_answer("a reservation names chunks that were asked for, in order"));
+        }
+        let mut mapped = lock(&link.extents);
+        mapped.add(&extents, descriptors)?;
+        let placed = match link.welcome.trusted {
+            true => Some(mapped.place(&namespace, chunks.len(), places)?),
+            false => None,
+        };
+        drop(mapped);
+        // A reservation without chunks is never used up by commits, so that dropping it gives it back.
+        let remaining = Remaining(Arc::new(AtomicUsize::new(chunks.len().max(1))));
+        let claim = Claim { link: Arc::clone(link), namespace, number: reservation, remaining, placed };
+        Ok(Self { claim: Arc::new(claim), chunks, deadline: Duration::from_millis(deadline_ms) })
+    }
+
+    /// Positions (in the chain) of the chunks to write, ascending; the others are here already or are being written.
+    #[must_use]
+    pub fn chunks(&self) -> &[u32] {
+        &self.chunks
+    }
+
+    /// For how long, from the answer on, chunks may be committed.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// The namespace of the chunks.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.claim.namespace
+    }
+
+    /// Gives back what is not committed. The same as dropping it.
+    pub fn abort(self) {}
+
+    /// The window and the bytes in it that staging a chunk takes; `None` where chunks go straight into the arena.
+    pub(crate) fn room_needed(&self) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
+        if self.claim.placed.is_some() {
+            return Ok(None);
+        }
+        let chunk_bytes = self.claim.block_offset(self.claim.namespace.blocks_per_chunk());
+        match &self.claim.link.window {
+            Some(window) if chunk_bytes <= window.len() => Ok(Some((window, chunk_bytes))),
+            window => {
+                let window_bytes = window.as_ref().map_or(0, |window| window.len());
+                Err(SessionError::WindowTooSmall { chunk_bytes, window_bytes })
+            }
+        }
+    }
+
+    /// The chunk at `position` (in the chain), in the room that was taken for it.
+    ///
+    /// # Panics
+    /// Where the reservation has no chunk there.
+    pub(crate) fn staged(&self, position: u32, range: Option<WindowRange>) -> StagedChunk {
+        let index = self.chunks.binary_search(&position);
+        let index = index.unwrap_or_else(|_| panic!("the chunk at {position} is not reserved"));
+        let room = range.map_or(Room::Arena(index), Room::Window);
+        StagedChunk { claim: Arc::clone(&self.claim), position, room }
+    }
+
+    /// Splits staged chunks into messages.
+    ///
+    /// # Panics
+    /// Where a chunk belongs to another reservation.
+    pub(crate) fn commit_parts(&self, staged: Vec<StagedChunk>) -> Vec<CommitPart> {
+        let blocks = self.claim.namespace.blocks_per_chunk();
+        let chunks_per_part = (MAX_MESSAGE_BLOCKS / blocks.max(1)).max(1);
+        let mut parts: Vec<CommitPart> = Vec::new();
+        for chunk in staged {
+            assert!(Arc::ptr_eq(&chunk.claim, &self.claim), "a staged chunk belongs to its own reservation");
+            if parts.last().is_none_or(|part| part.chunks.len() == chunks_per_part) {
+                parts.push(CommitPart {
+                    reservation: self.claim.number,
+                    chunks: Vec::new(),
+                    sources: Vec::new(),
+                    ranges: Vec::new(),
+                    remaining: self.claim.remaining.clone(),
+                });
+            }
+            if let Some(part) = parts.last_mut() {
+                part.chunks.push(chunk.position);
+                if let Room::Window(range) = chunk.room {
+                    part.sources.extend((0..blocks).map(|i| range.offset() + self.claim.block_offset(i)));
+                    part.ranges.push(range);
+                }
+            }
+        }
+        parts
+    }
+}
+
+impl StagedChunk {
+    /// Its position in the chain.
+    #[must_use]
+    pub fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// Copies `bytes` into block `block`, at `offset` bytes from its start, and counts them. All bytes of all blocks must
+    /// be written before the commit.
+    ///
+    /// # Panics
+    /// Where they do not fit in the block, or there is no such block.
+    pub fn copy_from(&mut self, block: usize, offset: u64, bytes: &[u8]) {
+        let block_bytes = self.claim.namespace.block_bytes(block);
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= block_bytes);
+        assert!(fits, "{} bytes at {offset} do not fit in a block of {block_bytes}", bytes.len());
+        let (mapping, start) = self.block(block);
+        mapping.copy_from(start + offset, bytes);
+        self.claim.link.traffic.count_written(bytes.len() as u64);
+    }
+
+    /// Where block `block` is to be written, and its bytes, for a copy by a device; counts it as written. Valid until the
+    /// chunk is committed or dropped: do that only when the device has completed the copy.
+    ///
+    /// # Panics
+    /// Where there is no such block.
+    #[must_use]
+    pub fn block_ptr(&mut self, block: usize) -> (*mut u8, usize) {
+        let bytes = self.claim.namespace.block_bytes(block);
+        let (mapping, start) = self.block(block);
+        self.claim.link.traffic.count_written(bytes);
+        (mapping.as_ptr().wrapping_add(start as usize), bytes as usize)
+    }
+
+    /// The mapping in which block `block` lies, and where.
+    fn block(&self, block: usize) -> (&Mapping, u64) {
+        match (&self.room, &self.claim.placed) {
+            (Room::Arena(index), Some(placed)) => {
+                placed.block(index * self.claim.namespace.blocks_per_chunk() + block)
+            }
+            (Room::Window(range), _) => (range.mapping(), range.offset() + self.claim.block_offset(block)),
+            (Room::Arena(_), None) => unreachable!("a chunk is staged in the arena only where it has places there"),
+        }
+    }
+}
+
+impl Remaining {
+    /// `chunks` more chunks are committed.
+    pub(crate) fn settle(&self, chunks: usize) {
+        let less = |remaining: usize| Some(remaining.saturating_sub(chunks));
+        // The update always yields a value.
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+    }
+}
+
+impl Claim {
+    /// Where block `block` stands in the room of its chunk in the window: one behind the other, each at a multiple of
+    /// [`BLOCK_ALIGNMENT`]. For the number of blocks, the bytes of the whole room.
+    fn block_offset(&self, block: usize) -> u64 {
+        let pools = self.namespace.pool_bytes();
+        let bytes = |pools: &[u64]| pools.iter().map(|bytes| bytes.next_multiple_of(BLOCK_ALIGNMENT)).sum::<u64>();
+        (block / pools.len()) as u64 * bytes(pools) + bytes(&pools[..block % pools.len()])
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.number != 0 && self.remaining.0.load(Ordering::Acquire) > 0 {
+            self.link.give_back(Request::Abort(self.number));
+        }
+    }
+}
+
+/// A cache line, which is what copies by a processor or device like best.
+const BLOCK_ALIGNMENT: u64 = 64;

@@ -1,0 +1,206 @@
+//! Frames from a socket.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use larder_protocol::frame::{FrameError, FrameHeader, HEADER_BYTES};
+use larder_protocol::limits::{MAX_FRAME_BYTES, MAX_FRAME_DESCRIPTORS};
+use rkyv::util::AlignedVec;
+use rustix::cmsg_space;
+use rustix::io::retry_on_intr;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+
+/// Cuts what comes from a socket into frames.
+///
+/// Call [`FrameReader::receive`] when the socket is readable, then [`FrameReader::next_frame`] until it has none. After
+/// an error nothing that follows can be trusted: close the socket.
+#[derive(Default)]
+pub struct FrameReader {
+    /// All of it may be read into; grows up to [`LARGEST_BUFFER_BYTES`].
+    buffer: AlignedVec,
+    /// The part of `buffer` that was received and not yet returned. It starts at a frame.
+    unread: Range<usize>,
+    /// Where in the stream `buffer` starts.
+    position: u64,
+    /// Descriptors that no frame has claimed, by the `recvmsg` that brought them.
+    unclaimed: VecDeque<Batch>,
+}
+
+/// One frame, in place in its reader's buffer.
+#[derive(Debug)]
+pub struct Frame<'a> {
+    /// What stands before the message.
+    pub header: FrameHeader,
+    /// The message; starts at a multiple of 16 bytes in memory.
+    pub payload: &'a [u8],
+    /// As many descriptors as the header announces, close-on-exec.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Why no more frames can be read from a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReceiveError {
+    /// The bytes are no frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A frame announces other descriptors than those that came with it.
+    #[error("a frame announces {announced} descriptors, {found} came with it")]
+    WrongDescriptors {
+        /// How many its header announces.
+        announced: u16,
+        /// How many came.
+        found: usize,
+    },
+    /// Descriptors came that no frame announced.
+    #[error("{found} descriptors came that no frame announced")]
+    StrayDescriptors {
+        /// How many came.
+        found: usize,
+    },
+}
+
+/// The descriptors that one `recvmsg` brought.
+struct Batch {
+    /// The stretch of the stream that the `recvmsg` covered.
+    stretch: Range<u64>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl FrameReader {
+    /// A reader that has received nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Receives once, as much as there is and fits; blocks where the socket does. Returns the bytes received, 0 at the
+    /// end of the stream.
+    ///
+    /// # Errors
+    /// The socket's own, `WouldBlock` among them; `InvalidData` where descriptors were lost on the way or more than two
+    /// frames' worth are unclaimed; `InvalidInput` where the buffer is full of frames that nobody took.
+    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.receive_with(socket, RecvFlags::empty())
+    }
+
+    /// The same, without blocking even where the socket does.
+    ///
+    /// # Errors
+    /// As [`FrameReader::receive`].
+    pub fn receive_now(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.receive_with(socket, RecvFlags::DONTWAIT)
+    }
+
+    /// The next frame that is here as a whole.
+    ///
+    /// # Errors
+    /// [`ReceiveError`] where the stream is no sequence of frames, or its descriptors are not those that the frames
+    /// announce.
+    pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ReceiveError> {
+        let start = self.position + self.unread.start as u64;
+        if let Some(batch) = self.unclaimed.front()
+            && batch.stretch.end <= start
+        {
+            return Err(ReceiveError::StrayDescriptors { found: batch.descriptors.len() });
+        }
+        let Some(header) = self.header()? else { return Ok(None) };
+        let frame_bytes = HEADER_BYTES + header.padded_payload_bytes();
+        if self.unread.len() < frame_bytes {
+            return Ok(None);
+        }
+        let descriptors = self.claim(start, header.descriptors)?;
+        let payload = self.unread.start + HEADER_BYTES;
+        self.unread.start += frame_bytes;
+        let payload = &self.buffer[payload..payload + header.payload_bytes as usize];
+        Ok(Some(Frame { header, payload, descriptors }))
+    }
+
+    fn receive_with(&mut self, socket: BorrowedFd<'_>, flags: RecvFlags) -> io::Result<usize> {
+        self.make_room()?;
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FRAME_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let room = &mut self.buffer[self.unread.end..];
+        let received = retry_on_intr(|| {
+            recvmsg(socket, &mut [IoSliceMut::new(room)], &mut control, flags | RecvFlags::CMSG_CLOEXEC)
+        })?;
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(invalid("descriptors were lost: too many at once, or this process may open no more"));
+        }
+        let from = self.position + self.unread.end as u64;
+        self.unread.end += received.bytes;
+        if !descriptors.is_empty() {
+            let stretch = from..from + received.bytes as u64;
+            self.unclaimed.push_back(Batch { stretch, descriptors });
+        }
+        let unclaimed: usize = self.unclaimed.iter().map(|batch| batch.descriptors.len()).sum();
+        if unclaimed > MAX_UNCLAIMED_DESCRIPTORS {
+            return Err(invalid("more descriptors came than any two frames can announce"));
+        }
+        Ok(received.bytes)
+    }
+
+    /// Moves what is unread to the front, and makes the buffer large enough for the frame that has begun.
+    fn make_room(&mut self) -> io::Result<()> {
+        self.position += self.unread.start as u64;
+        self.buffer.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        let frame_bytes = match self.header() {
+            Ok(Some(header)) => HEADER_BYTES + header.padded_payload_bytes(),
+            Ok(None) => HEADER_BYTES,
+            Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        };
+        if frame_bytes > self.buffer.len() {
+            let wanted = frame_bytes.next_power_of_two().clamp(FIRST_BUFFER_BYTES, LARGEST_BUFFER_BYTES);
+            self.buffer.resize(wanted, 0);
+        }
+        if self.unread.end == self.buffer.len() {
+            let message = "take the frames that are here before receiving more";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        Ok(())
+    }
+
+    /// The header of the frame that `unread` starts with, once it is here.
+    fn header(&self) -> Result<Option<FrameHeader>, FrameError> {
+        self.buffer[self.unread.clone()].first_chunk().map(FrameHeader::decode).transpose()
+    }
+
+    /// The descriptors of the frame that starts at `start` in the stream.
+    fn claim(&mut self, start: u64, announced: u16) -> Result<Vec<OwnedFd>, ReceiveError> {
+        if announced == 0 {
+            return Ok(Vec::new());
+        }
+        let came = match self.unclaimed.front() {
+            Some(batch) if batch.stretch.contains(&start) => self.unclaimed.pop_front(),
+            _ => None,
+        };
+        let descriptors = came.map_or_else(Vec::new, |batch| batch.descriptors);
+        if descriptors.len() != usize::from(announced) {
+            return Err(ReceiveError::WrongDescriptors { announced, found: descriptors.len() });
+        }
+        Ok(descriptors)
+    }
+}
+
+fn invalid(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Enough for all but the longest chains.
+const FIRST_BUFFER_BYTES: usize = 16 << 10;
+
+/// One frame of the largest size.
+const LARGEST_BUFFER_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
+
+/// A frame of which a part is here may have its descriptors, and the one behind it too.
+const MAX_UNCLAIMED_DESCRIPTORS: usize = 2 * MAX_FRAME_DESCRIPTORS;

@@ -1,0 +1,36 @@
+//! How many bytes a session has moved.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that a session copied so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes copied out of leased blocks; a block whose pointer was taken counts as a whole.
+    pub bytes_read: u64,
+    /// Bytes copied into staged chunks; a block whose pointer was taken counts as a whole.
+    pub bytes_written: u64,
+}
+
+/// The running counts behind [`Counters`].
+#[derive(Default)]
+pub(crate) struct Traffic {
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Traffic {
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.read.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_written(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        Counters {
+            bytes_read: self.read.load(Ordering::Relaxed),
+            bytes_written: self.written.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The write window of a session: memory from which the node copies what is committed.
+
+mod ranges;
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::lock;
+use crate::mapping::Mapping;
+use ranges::FreeRanges;
+
+/// The window, shared by all reservations of a session.
+pub(crate) struct Window {
+    mapping: Mapping,
+    free: Mutex<FreeRanges>,
+    /// Wakes the async caller that waits for room.
+    freed: Notify,
+    /// Wakes the threads that wait for room.
+    freed_threads: Condvar,
+    /// Held by the async caller that is next, so that a large wish is not starved by small ones.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// A part of the window that belongs to one chunk; dropping it frees the part.
+pub(crate) struct WindowRange {
+    window: Arc<Window>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Window {
+    pub(crate) fn new(mapping: Mapping) -> Self {
+        let free = Mutex::new(FreeRanges::new(mapping.len()));
+        Self {
+            mapping,
+            free,
+            freed: Notify::new(),
+            freed_threads: Condvar::new(),
+            turn: tokio::sync::Mutex::new(()),
+        }
+    }
+
+    /// Bytes of the whole window.
+    pub(crate) fn len(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    /// Waits for `bytes` bytes in one piece, which is at most the window. First come, first served.
+    ///
+    /// Cancel safe: nothing is taken if the future is dropped.
+    pub(crate) async fn take(self: &Arc<Self>, bytes: u64) -> WindowRange {
+        let _turn = self.turn.lock().await;
+        loop {
+            let freed = self.freed.notified();
+            let range = self.try_take(&mut lock(&self.free), bytes);
+            match range {
+                Some(range) => return range,
+                None => freed.await,
+            }
+        }
+    }
+
+    /// Waits for `bytes` bytes in one piece, at most for `patience`.
+    pub(crate) fn take_within(self: &Arc<Self>, bytes: u64, patience: Duration) -> Option<WindowRange> {
+        let mut range = None;
+        let free = lock(&self.free);
+        let none_yet = |free: &mut FreeRanges| {
+            range = self.try_take(free, bytes);
+            range.is_none()
+        };
+        drop(
+            self.freed_threads
+                .wait_timeout_while(free, patience, none_yet)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        range
+    }
+
+    fn try_take(self: &Arc<Self>, free: &mut FreeRanges, bytes: u64) -> Option<WindowRange> {
+        let offset = free.take(bytes)?;
+        Some(WindowRange { window: Arc::clone(self), offset, bytes })
+    }
+}
+
+impl WindowRange {
+    /// Where in the window it starts.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.window.mapping
+    }
+}
+
+impl Drop for WindowRange {
+    fn drop(&mut self) {
+        lock(&self.window.free).give_back(self.offset, self.bytes);
+        // One async caller waits at a time; the permit that is left where none does costs it one look.
+        self.window.freed.notify_one();
+        self.window.freed_threads.notify_all();
+    }
+}
