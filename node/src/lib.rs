@@ -1,1 +1,5 @@
-//! placeholder
+//! One Larder node: GPU actors, the store, the host tier, engine sessions.
+
+pub mod config;
+pub mod host;
+pub mod limits;
