@@ -1,6 +1,7 @@
 //! What every part of Larder agrees on: keys, namespaces, session messages, limits. No IO.
 
 pub mod chain;
+pub mod checksum;
 pub mod chunk;
 pub mod frame;
 pub mod geometry;

@@ -1,0 +1,186 @@
+//! Checksums of blocks: xxh3-64 of each layer range, and one over these and the key.
+//!
+//! A layer range is as many whole layers as fit in [`CHECKSUM_RANGE_BYTES`], at least one: a reader may use the first
+//! layers of a block before the last ones have come. The checksum of a range is the xxh3-64 (seed 0) of its bytes. The
+//! checksum of a block is the xxh3-64 (seed 0) of
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 0..16 | `"larder block 1"`, then two zeros |
+//! | 16..48 | fingerprint of the namespace |
+//! | 48..80 | chunk hash |
+//! | 80..82 | `u16` slice |
+//! | 82..83 | `u8` pool |
+//! | 83..84 | zero |
+//! | 84..88 | `u32` ranges that follow |
+//! | 88.. | the checksums of the ranges as `u64`, first to last |
+//!
+//! All numbers are little-endian. It guards against accident (a torn write, a wrong offset, a bad disk), not against
+//! attack: anybody can make bytes that fit a checksum.
+
+use std::ops::Range;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::chunk::ChunkHash;
+use crate::namespace::{Fingerprint, PoolSpec};
+
+/// Bytes up to which whole layers share one checksum.
+///
+/// Smaller ranges let a reader start earlier and stay in the cache between copy and checksum; each costs eight bytes.
+pub const CHECKSUM_RANGE_BYTES: u64 = 1 << 20;
+
+/// What a block is called: part of its checksum, so that right bytes under a wrong key are found too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockKey {
+    /// The namespace, tenant included.
+    pub fingerprint: Fingerprint,
+    /// The chunk.
+    pub hash: ChunkHash,
+    /// The part of the chunk that one engine rank holds.
+    pub slice: u16,
+    /// The kind of state: position in the namespace's list of pools.
+    pub pool: u8,
+}
+
+/// Computes the checksum of one range piece by piece; the pieces' boundaries do not matter.
+#[derive(Clone, Default)]
+pub struct RangeChecksum(Xxh3);
+
+impl RangeChecksum {
+    /// Starts a range.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the bytes that follow.
+    pub fn update(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    /// The checksum of the bytes so far.
+    #[must_use]
+    pub fn finish(&self) -> u64 {
+        self.0.digest()
+    }
+}
+
+/// Bytes of each layer range of a block of `pool`, the last one excepted, which may be shorter.
+#[must_use]
+pub fn range_bytes(pool: &PoolSpec) -> u64 {
+    let layer_bytes = pool.layer_bytes.max(1);
+    (CHECKSUM_RANGE_BYTES / layer_bytes).max(1) * layer_bytes
+}
+
+/// The layer ranges of a block of `pool`, first to last, as bytes of the block.
+pub fn layer_ranges(pool: &PoolSpec) -> impl Iterator<Item = Range<u64>> + use<> {
+    block_ranges(pool.block_bytes(), range_bytes(pool))
+}
+
+/// The ranges of `range_bytes` each (the last may be shorter) of a block of `block_bytes`.
+///
+/// # Panics
+/// Where `range_bytes` is 0.
+pub fn block_ranges(block_bytes: u64, range_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..block_bytes.div_ceil(range_bytes)).map(move |range| {
+        let start = range * range_bytes;
+        start..block_bytes.min(start.saturating_add(range_bytes))
+    })
+}
+
+/// The checksum of one layer range.
+#[must_use]
+pub fn range_checksum(range: &[u8]) -> u64 {
+    xxh3_64(range)
+}
+
+/// The checksum of a block whose layer ranges have the checksums `ranges`.
+#[must_use]
+pub fn block_checksum(key: &BlockKey, ranges: &[u64]) -> u64 {
+    let mut hasher = Xxh3::new();
+    hasher.update(b"larder block 1\0\0");
+    hasher.update(&key.fingerprint.0);
+    hasher.update(&key.hash.0);
+    hasher.update(&key.slice.to_le_bytes());
+    hasher.update(&[key.pool, 0]);
+    hasher.update(&(ranges.len() as u32).to_le_bytes());
+    for range in ranges {
+        hasher.update(&range.to_le_bytes());
+    }
+    hasher.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: BlockKey =
+        BlockKey { fingerprint: Fingerprint([1; 32]), hash: ChunkHash([2; 32]), slice: 3, pool: 4 };
+
+    fn pool(layers: u32, layer_bytes: u64) -> PoolSpec {
+        PoolSpec { name: "kv".into(), layers, layer_bytes }
+    }
+
+    #[test]
+    fn checksums_are_what_they_always_were() {
+        let bytes: Vec<u8> = (0..1000_u32).map(|i| i as u8).collect();
+        assert_eq!(range_checksum(&bytes), GOLDEN_RANGE);
+        assert_eq!(block_checksum(&KEY, &[1, 2, 3]), GOLDEN_BLOCK);
+    }
+
+    #[test]
+    fn the_checksum_of_a_block_is_that_of_the_byte_table() {
+        let mut table = b"larder block 1\0\0".to_vec();
+        table.extend([1; 32]);
+        table.extend([2; 32]);
+        table.extend([3, 0, 4, 0, 1, 0, 0, 0]);
+        table.extend(7_u64.to_le_bytes());
+        assert_eq!(block_checksum(&KEY, &[7]), range_checksum(&table));
+    }
+
+    #[test]
+    fn ranges_are_whole_layers_up_to_a_mebibyte() {
+        let ranges: Vec<_> = layer_ranges(&pool(5, 400 << 10)).collect();
+        assert_eq!(ranges, [0..800 << 10, 800 << 10..1600 << 10, 1600 << 10..2000 << 10]);
+        let large_layers: Vec<_> = layer_ranges(&pool(2, 3 << 20)).collect();
+        assert_eq!(large_layers, [0..3 << 20, 3 << 20..6 << 20]);
+        assert_eq!(layer_ranges(&pool(64, 1 << 10)).collect::<Vec<_>>(), [0..64 << 10]);
+    }
+
+    #[test]
+    fn ranges_cover_every_block_without_gap_or_overlap() {
+        for layers in [1, 2, 7, 32, 61] {
+            for layer_bytes in [1, 1000, 16_384, 1 << 20, (1 << 20) + 1, 5 << 20] {
+                let pool = pool(layers, layer_bytes);
+                let mut end = 0;
+                for range in layer_ranges(&pool) {
+                    assert_eq!(range.start, end);
+                    assert!(range.end > range.start && (range.end - range.start).is_multiple_of(layer_bytes));
+                    end = range.end;
+                }
+                assert_eq!(end, pool.block_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_add_up_to_the_range() {
+        let bytes: Vec<u8> = (0..100_000_u32).map(|i| (i * 7) as u8).collect();
+        let mut checksum = RangeChecksum::new();
+        bytes.chunks(4099).for_each(|piece| checksum.update(piece));
+        assert_eq!(checksum.finish(), range_checksum(&bytes));
+    }
+
+    #[test]
+    fn right_bytes_under_a_wrong_key_have_another_checksum() {
+        let right = block_checksum(&KEY, &[1]);
+        assert_ne!(right, block_checksum(&BlockKey { slice: 4, ..KEY }, &[1]));
+        assert_ne!(right, block_checksum(&BlockKey { pool: 5, ..KEY }, &[1]));
+        assert_ne!(right, block_checksum(&BlockKey { hash: ChunkHash([9; 32]), ..KEY }, &[1]));
+        assert_ne!(right, block_checksum(&BlockKey { fingerprint: Fingerprint([9; 32]), ..KEY }, &[1]));
+    }
+
+    const GOLDEN_RANGE: u64 = 0xd33dd80b46f60e50;
+    const GOLDEN_BLOCK: u64 = 0x82df6b1c2639c26a;
+}

@@ -1,0 +1,347 @@
+//! What a node's configuration file says.
+//!
+//! Nothing here is checked against the machine or against each other: [`Config::resolve`] does that, and makes the
+//! numbers that the modules work with.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use bytesize::ByteSize;
+use serde::Deserialize;
+
+use crate::host::PciAddress;
+
+/// A node's configuration. Every key has a default; an unknown key is an error.
+///
+/// Sizes are numbers of bytes or texts as `"1GiB"` (2^30) and `"1GB"` (10^9).
+#[derive(Deserialize, Clone, Debug, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The node's name; the host's where there is none.
+    pub name: Option<String>,
+    /// Lets engines write straight into the arena, which saves a copy: a faulty engine can then spoil any block. Only
+    /// for one tenant.
+    pub trust_engines: bool,
+    /// The HTTP endpoint.
+    pub http: HttpConfig,
+    /// The host tier.
+    pub host: HostConfig,
+    /// The GPUs to serve: an actor each. One actor without a GPU where there is none.
+    pub gpus: Vec<GpuConfig>,
+    /// Who may use the node, each through a socket of its own.
+    pub tenants: Vec<TenantConfig>,
+    /// What one engine session may hold.
+    pub session: SessionConfig,
+}
+
+/// The HTTP endpoint for metrics and health.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+}
+
+/// The host tier.
+#[derive(Deserialize, Clone, Debug, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostConfig {
+    /// Memory for blocks, all actors together. It is taken when the node starts.
+    pub arena_bytes: ByteSize,
+    /// At most so many chunks, all actors together, whatever their size. The arena must be larger than these chunks:
+    /// blocks that are being written have their place besides them.
+    pub capacity_chunks: Option<u64>,
+    /// Size of the pieces in which engines map the arena, and in which it changes between tenants; no block is larger.
+    /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, where it is not given.
+    pub extent_bytes: Option<ByteSize>,
+    /// Fraction of the arena above which committed blocks are evicted.
+    pub high_watermark: f64,
+    /// Fraction of the arena down to which they are then evicted. The lower, the seldomer and longer an eviction.
+    pub low_watermark: f64,
+    /// Which chunk goes first.
+    pub policy: String,
+    /// Whether to use huge pages.
+    pub huge_pages: HugePages,
+}
+
+/// Whether the arena uses huge pages.
+#[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    /// As far as the system has reserved any (`vm.nr_hugepages`), extent by extent.
+    Auto,
+    /// Never.
+    Never,
+}
+
+/// A GPU to serve.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct GpuConfig {
+    /// Its address on the PCI bus, as `0000:65:00.0`.
+    pub pci: PciAddress,
+}
+
+/// Who may use the node.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct TenantConfig {
+    /// The tenant's name; part of its namespaces' fingerprints.
+    pub name: String,
+    /// The Unix socket that serves it: whoever can open this is the tenant.
+    pub socket: PathBuf,
+    /// At most so much of the arena, all actors together.
+    pub max_bytes: Option<ByteSize>,
+}
+
+/// What one engine session may hold.
+#[derive(Deserialize, Clone, Debug, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct SessionConfig {
+    /// Sessions of one tenant at a time.
+    pub max_sessions: u32,
+    /// The largest write window. Windows are memory besides the arena: at worst this times the sessions of all tenants.
+    pub max_window_bytes: ByteSize,
+    /// Blocks that one session leases at a time.
+    pub max_leased_blocks: u64,
+    /// Fraction of the arena that pins may keep from eviction.
+    pub max_pinned_fraction: f64,
+    /// When a reservation loses the right to commit.
+    pub reservation_ttl_ms: u64,
+    /// The longest pin.
+    pub max_pin_ms: u64,
+    /// Processes that have closed their session but still run: their memory cannot be used again. Past this, the
+    /// tenant gets no new session.
+    pub max_lingering_processes: u32,
+}
+
+/// Why a configuration file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigFileError {
+    /// It cannot be read.
+    #[error("cannot read the configuration {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// It is no configuration.
+    #[error("{}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        source: InvalidConfig,
+    },
+}
+
+/// Why a text is no configuration: where, what, and what stands there in a right one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {problem}{}", nearest.as_ref().map(|key| format!("; did you mean `{key}`?")).unwrap_or_default())]
+pub struct InvalidConfig {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong, and what is allowed.
+    pub problem: String,
+    /// The allowed word that looks most like the one found.
+    pub nearest: Option<String>,
+}
+
+impl Config {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// Where it cannot be read, or is no configuration.
+    pub fn load(path: &Path) -> Result<Self, ConfigFileError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
+        Self::parse(&text).map_err(|source| ConfigFileError::Invalid { path: path.into(), source })
+    }
+
+    /// Reads a configuration in TOML.
+    ///
+    /// # Errors
+    /// Where it is none.
+    pub fn parse(text: &str) -> Result<Self, InvalidConfig> {
+        toml::from_str(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start.min(text.len()));
+            InvalidConfig {
+                line: 1 + text.as_bytes()[..start].iter().filter(|&&byte| byte == b'\n').count(),
+                problem: error.message().trim().replace('\n', ", "),
+                nearest: nearest_word(error.message()),
+            }
+        })
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: None,
+            trust_engines: false,
+            http: HttpConfig::default(),
+            host: HostConfig::default(),
+            gpus: Vec::new(),
+            tenants: vec![TenantConfig {
+                name: "default".into(),
+                socket: "/run/larder/default.sock".into(),
+                max_bytes: None,
+            }],
+            session: SessionConfig::default(),
+        }
+    }
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9440)) }
+    }
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            arena_bytes: ByteSize::gib(1),
+            capacity_chunks: None,
+            extent_bytes: None,
+            high_watermark: 0.95,
+            low_watermark: 0.93,
+            policy: "lru".into(),
+            huge_pages: HugePages::Auto,
+        }
+    }
+}
+
+impl Default for SessionConfig {
+    fn default() -> Self {
+        Self {
+            max_sessions: 64,
+            max_window_bytes: ByteSize::mib(64),
+            max_leased_blocks: 65_536,
+            max_pinned_fraction: 0.5,
+            reservation_ttl_ms: 60_000,
+            max_pin_ms: 600_000,
+            max_lingering_processes: 64,
+        }
+    }
+}
+
+/// The allowed word that looks most like the one found, where serde's message names both: it has the word found in the
+/// first pair of backticks, the allowed ones in the others.
+fn nearest_word(message: &str) -> Option<String> {
+    let mut words = message.strip_prefix("unknown ")?.split('`').skip(1).step_by(2);
+    let found = words.next()?;
+    let (distance, nearest) = words.map(|word| (edits(found, word), word)).min()?;
+    (distance <= nearest.len() / 2).then(|| nearest.to_owned())
+}
+
+/// How many characters must be put in, left out or replaced to make `a` into `b` (Levenshtein).
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.chars().enumerate() {
+            let replaced = diagonal + usize::from(from != to);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[row.len() - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_the_default_configuration() {
+        assert_eq!(Config::parse(""), Ok(Config::default()));
+    }
+
+    #[test]
+    fn every_key_can_be_set() {
+        let config = Config::parse(
+            r#"
+            name = "a"
+            trust_engines = true
+            [http]
+            listen = "[::]:1"
+            [host]
+            arena_bytes = "64GiB"
+            capacity_chunks = 7
+            extent_bytes = 4194304
+            high_watermark = 0.9
+            low_watermark = 0.8
+            policy = "sieve"
+            huge_pages = "never"
+            [[gpus]]
+            pci = "0000:65:00.0"
+            [[gpus]]
+            pci = "00000000:E5:00.1"
+            [[tenants]]
+            name = "red"
+            socket = "/run/red.sock"
+            max_bytes = "1GB"
+            [session]
+            max_sessions = 1
+            max_window_bytes = "1MiB"
+            max_leased_blocks = 2
+            max_pinned_fraction = 0.25
+            reservation_ttl_ms = 3
+            max_pin_ms = 4
+            max_lingering_processes = 5
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.host.arena_bytes, ByteSize::gib(64));
+        assert_eq!(config.host.extent_bytes, Some(ByteSize::mib(4)));
+        assert_eq!(config.host.huge_pages, HugePages::Never);
+        assert_eq!(config.tenants[0].max_bytes, Some(ByteSize(1_000_000_000)));
+        assert_eq!(config.gpus[1].pci.to_string(), "0000:e5:00.1");
+        assert_eq!(config.session.max_lingering_processes, 5);
+    }
+
+    #[test]
+    fn an_error_names_the_line_the_key_and_the_nearest_known_one() {
+        let cases = [
+            (
+                "[host]\narena_byte = 5",
+                "line 2: unknown field `arena_byte`, expected one of `arena_bytes`, ",
+                "mean `arena_bytes`?",
+            ),
+            (
+                "\n\n[host]\nhuge_pages = \"newer\"",
+                "line 4: unknown variant `newer`, expected `auto` or `never`",
+                "mean `never`?",
+            ),
+            ("[hist]", "line 1: unknown field `hist`, expected one of `name`, ", "mean `host`?"),
+            ("[[tenants]]\nname = \"a\"", "line 1: missing field `socket`", "`socket`"),
+            ("[[tenants]]\nname = \"a\"\nsocket = \"b\"\nmax = 1", "line 4: unknown field `max`", ""),
+            ("[host]\narena_bytes = \"much\"", "line 2: ", "\"much\""),
+            ("[http]\nlisten = \"nowhere\"", "line 2: ", "socket address"),
+            ("[[gpus]]\npci = \"65:00\"", "line 2: ", "0000:65:00.0"),
+            ("[session]\nmax_sessions = -1", "line 2: ", "-1"),
+            ("[host]\npolicy = 1\npolicy = 2", "line 3: ", "duplicate key"),
+        ];
+        for (text, start, part) in cases {
+            let error = Config::parse(text).unwrap_err().to_string();
+            assert!(error.starts_with(start) && error.contains(part), "{text:?} gives: {error}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_a_file_names_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "x = 1").unwrap();
+        let error = Config::load(file.path()).unwrap_err();
+        assert_eq!(error.to_string(), file.path().display().to_string());
+        assert!(
+            std::error::Error::source(&error).unwrap().to_string().starts_with("line 1: unknown field `x`")
+        );
+        let missing = Config::load(Path::new("/nowhere/larder.toml")).unwrap_err();
+        assert_eq!(missing.to_string(), "cannot read the configuration /nowhere/larder.toml");
+    }
+}

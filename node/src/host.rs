@@ -1,0 +1,220 @@
+//! What the machine is: memory, CPUs, NUMA nodes and GPUs, as the kernel's files say.
+//!
+//! All files are read below a root that the caller names, so that a tree of fixtures can stand in for the machine.
+
+mod cgroup;
+mod cpus;
+mod pci;
+mod topology;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use cpus::{CpuSet, ParseCpusError};
+pub use pci::{ParsePciError, PciAddress, PciDevice};
+pub use topology::NumaNode;
+
+/// What configuration is resolved against.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The host's name.
+    pub name: String,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// Memory that could be used now without swapping.
+    pub available_bytes: u64,
+    /// What the control groups of this process (version 1 or 2) leave it; `None` where they set no limit.
+    pub cgroup_limit_bytes: Option<u64>,
+    /// The CPUs on which this process may run.
+    pub cpus: CpuSet,
+    /// The NUMA nodes, by number; none where the kernel knows of none.
+    pub numa_nodes: BTreeMap<u32, NumaNode>,
+    /// The devices on the PCI bus.
+    pub pci: BTreeMap<PciAddress, PciDevice>,
+}
+
+/// Why the machine's facts cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// A file of the kernel cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file of the kernel says something unexpected.
+    #[error("{} does not say {what}: `{found}`", path.display())]
+    Unexpected {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        what: &'static str,
+        /// What was found.
+        found: String,
+    },
+}
+
+impl HostFacts {
+    /// Reads the facts below `root`: `/` for this machine.
+    ///
+    /// # Errors
+    /// Where a file that every Linux has is missing or says something unexpected. What only some have (NUMA, PCI, control
+    /// groups) may be missing.
+    pub fn read(root: &Path) -> Result<Self, HostError> {
+        let meminfo = Source::new(root, "proc/meminfo");
+        let text = meminfo.text()?;
+        let memory_bytes = meminfo.kibibytes(&text, "MemTotal:")?;
+        let cpus = allowed_cpus(root)?;
+        Ok(Self {
+            name: Source::new(root, "proc/sys/kernel/hostname").text()?.trim().to_owned(),
+            memory_bytes,
+            available_bytes: meminfo.kibibytes(&text, "MemAvailable:")?,
+            cgroup_limit_bytes: cgroup::memory_limit(root).filter(|&limit| limit < memory_bytes),
+            numa_nodes: topology::numa_nodes(root, &cpus)?,
+            pci: pci::devices(root),
+            cpus,
+        })
+    }
+
+    /// The memory that this process can have at most.
+    #[must_use]
+    pub fn usable_bytes(&self) -> u64 {
+        self.cgroup_limit_bytes.unwrap_or(self.memory_bytes).min(self.memory_bytes)
+    }
+
+    /// The NUMA node of the device at `address`. `None` where the firmware does not say, unless there is only one node.
+    #[must_use]
+    pub fn numa_node_of(&self, address: Option<PciAddress>) -> Option<u32> {
+        let only = || self.numa_nodes.keys().copied().next().filter(|_| self.numa_nodes.len() == 1);
+        let told = address.and_then(|address| self.pci.get(&address)?.numa_node);
+        told.filter(|node| self.numa_nodes.contains_key(node)).or_else(only)
+    }
+
+    /// The CPUs near to a NUMA node; all where there is none, or where this process may run on none of them.
+    #[must_use]
+    pub fn cpus_near(&self, numa_node: Option<u32>) -> &CpuSet {
+        let near = numa_node.and_then(|node| self.numa_nodes.get(&node)).map(|node| &node.cpus);
+        near.filter(|cpus| !cpus.is_empty()).unwrap_or(&self.cpus)
+    }
+}
+
+/// One file of the kernel.
+struct Source(PathBuf);
+
+impl Source {
+    fn new(root: &Path, path: &str) -> Self {
+        Self(root.join(path))
+    }
+
+    fn text(&self) -> Result<String, HostError> {
+        std::fs::read_to_string(&self.0).map_err(|source| HostError::Read { path: self.0.clone(), source })
+    }
+
+    /// The number behind `key`, which may stand anywhere in a line, as `... MemTotal:  24684092 kB`.
+    fn kibibytes(&self, text: &str, key: &'static str) -> Result<u64, HostError> {
+        text.lines()
+            .find_map(|line| line.split_once(key)?.1.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
+            .and_then(|kibibytes| kibibytes.checked_mul(1024))
+            .ok_or_else(|| self.unexpected(key, text))
+    }
+
+    fn cpus(&self, text: &str) -> Result<CpuSet, HostError> {
+        text.parse().map_err(|_| self.unexpected("a list of CPUs", text))
+    }
+
+    fn unexpected(&self, what: &'static str, found: &str) -> HostError {
+        let found = found.chars().take(80).collect();
+        HostError::Unexpected { path: self.0.clone(), what, found }
+    }
+}
+
+/// The CPUs on which the scheduler lets this process run, within those that are online.
+fn allowed_cpus(root: &Path) -> Result<CpuSet, HostError> {
+    let online = Source::new(root, "sys/devices/system/cpu/online");
+    let online_cpus = online.cpus(&online.text()?)?;
+    let status = Source::new(root, "proc/self/status");
+    let Ok(text) = status.text() else { return Ok(online_cpus) };
+    match text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")) {
+        Some(list) => Ok(online_cpus.intersection(&status.cpus(list)?)),
+        None => Ok(online_cpus),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fixtures;
+
+#[cfg(test)]
+mod tests {
+    use super::fixtures::Tree;
+    use super::*;
+
+    #[test]
+    fn a_machine_of_one_node_places_every_device_there() {
+        let tree = Tree::machine(24 << 20, "0-1");
+        tree.numa_node(0, "0-1", 24 << 20).device("0000:65:00.0", -1, "0x030200");
+        let facts = HostFacts::read(tree.root()).unwrap();
+        assert_eq!(facts.name, "fixture");
+        assert_eq!(facts.memory_bytes, 24 << 30);
+        assert_eq!(facts.cgroup_limit_bytes, None);
+        assert_eq!(facts.cpus.to_string(), "0-1");
+        let gpu = "0000:65:00.0".parse().unwrap();
+        assert_eq!(facts.pci[&gpu].numa_node, None);
+        assert_eq!(facts.numa_node_of(Some(gpu)), Some(0));
+    }
+
+    #[test]
+    fn each_gpu_of_a_machine_of_two_nodes_is_placed_on_its_own() {
+        let tree = Tree::machine(64 << 20, "0-15");
+        tree.numa_node(0, "0-3,8-11", 32 << 20).numa_node(1, "4-7,12-15", 32 << 20);
+        tree.device("0000:17:00.0", 0, "0x030200").device("0000:e5:00.0", 1, "0x030200");
+        tree.device("0000:ff:00.0", -1, "0x020000");
+        let facts = HostFacts::read(tree.root()).unwrap();
+        let node = |address: &str| facts.numa_node_of(Some(address.parse().unwrap()));
+        assert_eq!(node("0000:17:00.0"), Some(0));
+        assert_eq!(node("0000:e5:00.0"), Some(1));
+        assert_eq!(node("0000:ff:00.0"), None, "nobody knows, and there are two nodes");
+        assert_eq!(facts.numa_node_of(None), None);
+        assert_eq!(facts.cpus_near(Some(1)).to_string(), "4-7,12-15");
+        assert_eq!(facts.cpus_near(None).to_string(), "0-15");
+        assert_eq!(facts.numa_nodes[&1].memory_bytes, 32 << 30);
+    }
+
+    #[test]
+    fn only_the_cpus_that_the_process_may_use_count() {
+        let tree = Tree::machine(64 << 20, "0-7");
+        tree.numa_node(0, "0-3", 32 << 20).numa_node(1, "4-7", 32 << 20);
+        tree.file("proc/self/status", "Name:\tx\nCpus_allowed_list:\t2-3\n");
+        let facts = HostFacts::read(tree.root()).unwrap();
+        assert_eq!(facts.cpus.to_string(), "2-3");
+        assert_eq!(facts.cpus_near(Some(0)).to_string(), "2-3");
+        assert_eq!(facts.cpus_near(Some(1)).to_string(), "2-3", "no CPU of node 1 may be used");
+    }
+
+    #[test]
+    fn a_kernel_without_numa_or_pci_is_a_machine_too() {
+        let facts = HostFacts::read(Tree::machine(1 << 20, "0").root()).unwrap();
+        assert!(facts.numa_nodes.is_empty() && facts.pci.is_empty());
+        assert_eq!(facts.numa_node_of(None), None);
+    }
+
+    #[test]
+    fn a_missing_or_strange_file_is_named() {
+        let tree = Tree::machine(1 << 20, "0");
+        tree.file("proc/meminfo", "MemTotal: lots");
+        let error = HostFacts::read(tree.root()).unwrap_err().to_string();
+        assert!(error.contains("proc/meminfo does not say MemTotal:"), "{error}");
+        tree.remove("proc/meminfo");
+        let error = HostFacts::read(tree.root()).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read ") && error.ends_with("proc/meminfo"), "{error}");
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        let facts = HostFacts::read(Path::new("/")).unwrap();
+        assert!(facts.memory_bytes >= facts.available_bytes && !facts.cpus.is_empty());
+    }
+}

@@ -1,0 +1,103 @@
+//! Devices on the PCI bus, as sysfs lists them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+/// The place of a device on the PCI bus.
+///
+/// Read as sysfs (`0000:65:00.0`) and as nvidia-smi (`00000000:65:00.0`) write it, in either case; written as sysfs does.
+#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[serde(try_from = "String")]
+pub struct PciAddress {
+    domain: u32,
+    bus: u8,
+    device: u8,
+    function: u8,
+}
+
+/// What sysfs says of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PciDevice {
+    /// The NUMA node it hangs on; `None` where the firmware does not say.
+    pub numa_node: Option<u32>,
+    /// Whether it is a display controller: the class of most GPUs.
+    pub is_display: bool,
+}
+
+/// A text that is no address on the PCI bus.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no PCI address; it looks like `0000:65:00.0` (domain:bus:device.function, see `lspci -D`)")]
+pub struct ParsePciError(String);
+
+impl FromStr for PciAddress {
+    type Err = ParsePciError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePciError> {
+        parse(text).ok_or_else(|| ParsePciError(text.into()))
+    }
+}
+
+impl TryFrom<String> for PciAddress {
+    type Error = ParsePciError;
+
+    fn try_from(text: String) -> Result<Self, ParsePciError> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domain, bus, device, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
+/// The devices that sysfs below `root` lists; none where there is no PCI bus.
+pub(super) fn devices(root: &Path) -> BTreeMap<PciAddress, PciDevice> {
+    let Ok(entries) = std::fs::read_dir(root.join("sys/bus/pci/devices")) else { return BTreeMap::new() };
+    let describe = |entry: std::fs::DirEntry| {
+        let address = entry.file_name().to_str()?.parse().ok()?;
+        let attribute = |name| std::fs::read_to_string(entry.path().join(name)).ok();
+        let device = PciDevice {
+            numa_node: attribute("numa_node").and_then(|node| node.trim().parse().ok()),
+            is_display: attribute("class").is_some_and(|class| class.starts_with(DISPLAY_CLASS)),
+        };
+        Some((address, device))
+    };
+    entries.flatten().filter_map(describe).collect()
+}
+
+fn parse(text: &str) -> Option<PciAddress> {
+    let (domain, rest) = text.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    let address = PciAddress {
+        domain: u32::from_str_radix(domain, 16).ok()?,
+        bus: u8::from_str_radix(bus, 16).ok()?,
+        device: u8::from_str_radix(device, 16).ok()?,
+        function: u8::from_str_radix(function, 16).ok()?,
+    };
+    (address.device < 32 && address.function < 8).then_some(address)
+}
+
+/// How the class of a display controller begins in sysfs.
+const DISPLAY_CLASS: &str = "0x03";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_as_sysfs_and_as_nvidia_smi_write_it() {
+        let address: PciAddress = "0000:e5:1f.7".parse().unwrap();
+        assert_eq!(address.to_string(), "0000:e5:1f.7");
+        assert_eq!("00000000:E5:1F.7".parse(), Ok(address));
+        for text in ["", "65:00.0", "0000:65:00", "0000:65:20.0", "0000:65:00.8", "x:65:00.0"] {
+            assert_eq!(text.parse::<PciAddress>(), Err(ParsePciError(text.into())));
+        }
+    }
+}

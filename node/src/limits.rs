@@ -1,0 +1,169 @@
+//! The numbers that the node's modules work with: what the configuration comes to on this machine.
+//!
+//! [`Config::resolve`](crate::config::Config::resolve) is the one place where they are made. Each module receives the
+//! part that is its own.
+
+mod error;
+mod resolve;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+pub use error::{ConfigError, MemoryOf};
+
+use crate::config::HugePages;
+use crate::host::{CpuSet, PciAddress};
+
+/// All numbers of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// The node's name.
+    pub name: String,
+    /// Where HTTP listens.
+    pub http_listen: SocketAddr,
+    /// One for each GPU; one alone where there is none. Never empty; the position is the device's number.
+    pub actors: Vec<ActorLimits>,
+    /// One for each tenant, in the order of the configuration. Never empty.
+    pub tenants: Vec<TenantLimits>,
+    /// What a session may hold.
+    pub session: SessionLimits,
+}
+
+/// The numbers of one GPU actor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ActorLimits {
+    /// Its GPU, where it has one.
+    pub pci: Option<PciAddress>,
+    /// The NUMA node of its GPU, arena and threads; `None` where nobody says.
+    pub numa_node: Option<u32>,
+    /// The CPUs of its threads. Never empty.
+    pub cpus: CpuSet,
+    /// Its memory.
+    pub arena: ArenaLimits,
+    /// Its copy lane.
+    pub copy: CopyLimits,
+    /// Its store.
+    pub store: StoreLimits,
+}
+
+/// The numbers of one arena.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArenaLimits {
+    /// Extents; at least 2.
+    pub extents: u32,
+    /// Bytes of one extent, a multiple of 4 KiB, at least 2 MiB.
+    pub extent_bytes: u64,
+    /// Where the memory is bound; nowhere in particular where `None`.
+    pub numa_node: Option<u32>,
+    /// Whether to try for huge pages.
+    pub huge_pages: HugePages,
+    /// Whether engines may map the extents writable.
+    pub trust_engines: bool,
+    /// Threads that fault the memory in at start.
+    pub fault_threads: usize,
+    /// The CPUs of these threads.
+    pub cpus: CpuSet,
+}
+
+/// The numbers of one copy lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyLimits {
+    /// Threads.
+    pub threads: usize,
+    /// Their CPUs.
+    pub cpus: CpuSet,
+    /// Orders that may wait.
+    pub queue_orders: usize,
+}
+
+/// The numbers of one store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoreLimits {
+    /// Extents of the arena.
+    pub extents: u32,
+    /// Bytes of one extent.
+    pub extent_bytes: u64,
+    /// At most so many chunks: this actor's part of the node's, where it has such a limit.
+    pub capacity_chunks: Option<u64>,
+    /// Committed bytes above which eviction begins.
+    pub high_watermark_bytes: u64,
+    /// Committed bytes at which eviction ends; below the other.
+    pub low_watermark_bytes: u64,
+    /// Name of the eviction policy.
+    pub policy: String,
+    /// When a reservation loses the right to commit.
+    pub reservation_ttl_ms: u64,
+    /// The longest pin.
+    pub max_pin_ms: u64,
+    /// Bytes that pins may keep from eviction.
+    pub max_pinned_bytes: u64,
+    /// Blocks that one session leases at a time.
+    pub max_leased_blocks: u64,
+    /// Whether engines write straight into the arena.
+    pub trust_engines: bool,
+    /// For each tenant, in the order of [`Limits::tenants`]: at most so many bytes in this store.
+    pub tenant_max_bytes: Vec<Option<u64>>,
+}
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantLimits {
+    /// Its name.
+    pub name: String,
+    /// The Unix socket that serves it.
+    pub socket: PathBuf,
+    /// At most so many bytes on this node, all actors together.
+    pub max_bytes: Option<u64>,
+}
+
+/// What engine sessions may hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// Sessions of one tenant at a time.
+    pub max_sessions: u32,
+    /// The largest write window.
+    pub max_window_bytes: u64,
+    /// Blocks that one session leases at a time.
+    pub max_leased_blocks: u64,
+    /// The longest pin.
+    pub max_pin_ms: u64,
+    /// Processes of one tenant that have closed their session but still run, past which it gets no new session.
+    pub max_lingering_processes: u32,
+    /// Whether engines write straight into the arena, and so have no write window.
+    pub trust_engines: bool,
+}
+
+impl ArenaLimits {
+    /// Bytes of the whole arena.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.extent_bytes * u64::from(self.extents)
+    }
+}
+
+/// The smallest extent: one huge page.
+pub const MIN_EXTENT_BYTES: u64 = 2 << 20;
+
+/// The largest extent that is chosen where the configuration does not say: an extent changes tenant as a whole.
+pub const MAX_DEFAULT_EXTENT_BYTES: u64 = 256 << 20;
+
+/// Extents are multiples of this.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Extents of an arena at least: with one alone no second tenant or block size would find a place.
+pub const MIN_EXTENTS: u64 = 2;
+
+/// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, of which one ends the text.
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// Actors of one node.
+pub const MAX_ACTORS: usize = 64;
+
+/// Threads of one copy lane at most: two copies fill the memory channels that one GPU's traffic may have.
+pub const MAX_COPY_THREADS: usize = 2;
+
+/// Threads that fault in one arena at most.
+pub const MAX_FAULT_THREADS: usize = 4;
+
+/// Orders that may wait for one copy lane: at 4 MiB an order and 8 GB/s, 32 ms of work.
+pub const COPY_QUEUE_ORDERS: usize = 64;

@@ -1,0 +1,203 @@
+//! Why a configuration cannot be used on this machine.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+
+use super::{MAX_ACTORS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, PAGE_BYTES};
+use crate::host::PciAddress;
+
+/// Why a configuration cannot be used on this machine, and what to set instead.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A number that must not be zero is.
+    #[error("`{key}` is 0: set it to at least 1")]
+    Zero {
+        /// The key.
+        key: &'static str,
+    },
+    /// The node has no name.
+    #[error("the node has no name: set `name`")]
+    NoName,
+    /// More GPUs than a node serves.
+    #[error("{found} [[gpus]]: a node serves at most {MAX_ACTORS}; run a second node")]
+    TooManyGpus {
+        /// GPUs in the configuration.
+        found: usize,
+    },
+    /// The same GPU twice.
+    #[error("[[gpus]] {pci} stands there twice: remove one")]
+    DuplicateGpu {
+        /// Its address.
+        pci: PciAddress,
+    },
+    /// A GPU that the machine does not have.
+    #[error("[[gpus]] {pci}: no such device; {}", display_controllers(present))]
+    NoSuchGpu {
+        /// The address looked for.
+        pci: PciAddress,
+        /// The display controllers that there are.
+        present: Vec<PciAddress>,
+    },
+    /// The arena does not fit into the machine, or the node's control group.
+    #[error(
+        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, leaving a tenth for write windows and the rest",
+        exact(*arena_bytes), exact(*memory_bytes), exact(memory_bytes / 10 * 9)
+    )]
+    ArenaTooLarge {
+        /// Bytes of all arenas.
+        arena_bytes: u64,
+        /// What sets the limit.
+        within: MemoryOf,
+        /// Bytes that there are.
+        memory_bytes: u64,
+    },
+    /// The arenas that belong on a NUMA node do not fit into its memory.
+    #[error(
+        "the arenas of the GPUs on NUMA node {numa_node} take {}, the node has {}: lower [host] arena_bytes",
+        exact(*arena_bytes), exact(*memory_bytes)
+    )]
+    ArenaTooLargeForNumaNode {
+        /// The NUMA node.
+        numa_node: u32,
+        /// Bytes of the arenas there.
+        arena_bytes: u64,
+        /// Bytes that there are.
+        memory_bytes: u64,
+    },
+    /// The arena has room for fewer than two extents for each actor.
+    #[error(
+        "[host] arena_bytes is {} for {actors} actors: each needs at least {MIN_EXTENTS} extents of {}, so set it to \
+         {} or more", exact(*arena_bytes), exact(*extent_bytes), exact(needed(*extent_bytes, *actors))
+    )]
+    ArenaTooSmall {
+        /// Bytes of all arenas.
+        arena_bytes: u64,
+        /// Actors that share them.
+        actors: u64,
+        /// Bytes of one extent.
+        extent_bytes: u64,
+    },
+    /// An extent size that cannot be.
+    #[error(
+        "[host] extent_bytes is {}: set it to {} or more, in multiples of {PAGE_BYTES} (of 2 MiB for huge pages)",
+        exact(*extent_bytes), exact(MIN_EXTENT_BYTES)
+    )]
+    ExtentBytes {
+        /// The size found.
+        extent_bytes: u64,
+    },
+    /// More extents than there are numbers for.
+    #[error("an arena of {} in extents of {} has too many: raise [host] extent_bytes", exact(*arena_bytes), exact(*extent_bytes))]
+    TooManyExtents {
+        /// Bytes of one arena.
+        arena_bytes: u64,
+        /// Bytes of one extent.
+        extent_bytes: u64,
+    },
+    /// Fewer chunks than actors.
+    #[error("[host] capacity_chunks is {capacity_chunks}: each of the {actors} actors needs at least one")]
+    CapacityTooSmall {
+        /// The capacity found.
+        capacity_chunks: u64,
+        /// Actors that share it.
+        actors: u64,
+    },
+    /// Watermarks that are no fractions, or in the wrong order.
+    #[error("[host] low_watermark is {low}, high_watermark {high}: they must be 0 < low < high <= 1")]
+    Watermarks {
+        /// The lower one.
+        low: f64,
+        /// The higher one.
+        high: f64,
+    },
+    /// A fraction outside of 0 to 1.
+    #[error("`{key}` is {found}: set it to between 0 and 1")]
+    Fraction {
+        /// The key.
+        key: &'static str,
+        /// The number found.
+        found: f64,
+    },
+    /// No tenant.
+    #[error("no [[tenants]]: add one, or leave the key away for the default one")]
+    NoTenants,
+    /// A tenant whose name is empty or too long.
+    #[error("[[tenants]] name `{name}`: it must say something, in at most 256 bytes")]
+    TenantName {
+        /// The name.
+        name: String,
+    },
+    /// Two tenants of one name.
+    #[error("[[tenants]] {name} stands there twice: names must differ")]
+    DuplicateTenant {
+        /// The name.
+        name: String,
+    },
+    /// Two tenants on one socket.
+    #[error("[[tenants]] {name} has the socket {} of another: whoever opens a socket is its tenant", socket.display())]
+    DuplicateSocket {
+        /// The second tenant.
+        name: String,
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// A socket path that the system cannot take.
+    #[error(
+        "[[tenants]] {name}: the socket path {} has {bytes} bytes; a socket's has 1 to {MAX_SOCKET_PATH_BYTES}",
+        socket.display()
+    )]
+    SocketPath {
+        /// The tenant.
+        name: String,
+        /// The path.
+        socket: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
+    /// Trusted engines of several tenants: each could write over the others' blocks.
+    #[error(
+        "trust_engines lets engines write over any block: it takes one tenant, not {tenants}; set it to false"
+    )]
+    TrustWithSeveralTenants {
+        /// Tenants found.
+        tenants: usize,
+    },
+}
+
+/// What sets a limit to memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryOf {
+    /// The machine.
+    Machine,
+    /// The process's control group.
+    ControlGroup,
+}
+
+impl std::fmt::Display for MemoryOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Machine => "the machine",
+            Self::ControlGroup => "the node's control group",
+        })
+    }
+}
+
+/// A size for people, with the bytes where that rounds.
+fn exact(bytes: u64) -> String {
+    let size = ByteSize(bytes).display().iec().to_string();
+    if size.parse() == Ok(ByteSize(bytes)) { size } else { format!("{size} ({bytes} bytes)") }
+}
+
+fn needed(extent_bytes: u64, actors: u64) -> u64 {
+    extent_bytes.saturating_mul(MIN_EXTENTS).saturating_mul(actors)
+}
+
+fn display_controllers(present: &[PciAddress]) -> String {
+    if present.is_empty() {
+        return "this machine has no display controller: leave [[gpus]] away".into();
+    }
+    let addresses: Vec<String> = present.iter().map(ToString::to_string).collect();
+    format!("this machine has {}", addresses.join(", "))
+}

@@ -1,0 +1,249 @@
+//! Makes numbers of configuration, for the machine it is to run on.
+
+use std::collections::{BTreeMap, HashSet};
+use std::os::unix::ffi::OsStrExt;
+
+use larder_protocol::limits::MAX_NAME_BYTES;
+
+use super::error::MemoryOf;
+use super::{
+    ActorLimits, ArenaLimits, COPY_QUEUE_ORDERS, ConfigError, CopyLimits, Limits, MAX_ACTORS,
+    MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES,
+    MIN_EXTENTS, PAGE_BYTES, SessionLimits, StoreLimits, TenantLimits,
+};
+use crate::config::{Config, GpuConfig, HostConfig, TenantConfig};
+use crate::host::{HostFacts, PciAddress};
+
+impl Config {
+    /// Makes the numbers that the node works with on the machine that `host` describes.
+    ///
+    /// Arena, capacity and tenants' shares are split evenly over the actors.
+    ///
+    /// # Errors
+    /// Where the configuration cannot be met: what is wrong, and what to set.
+    pub fn resolve(&self, host: &HostFacts) -> Result<Limits, ConfigError> {
+        let name = self.name.clone().unwrap_or_else(|| host.name.clone());
+        if name.is_empty() {
+            return Err(ConfigError::NoName);
+        }
+        check_gpus(&self.gpus, host)?;
+        check_tenants(&self.tenants)?;
+        check_watermarks(&self.host)?;
+        if self.trust_engines && self.tenants.len() > 1 {
+            return Err(ConfigError::TrustWithSeveralTenants { tenants: self.tenants.len() });
+        }
+        let session = self.session_limits()?;
+        let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
+        let limits = Limits {
+            name,
+            http_listen: self.http.listen,
+            actors: self.actors(host, extents, extent_bytes)?,
+            tenants: self.tenants.iter().map(tenant_limits).collect(),
+            session,
+        };
+        check_memory(&limits.actors, self.host.arena_bytes.0, host)?;
+        Ok(limits)
+    }
+
+    fn session_limits(&self) -> Result<SessionLimits, ConfigError> {
+        let session = &self.session;
+        nonzero("session.max_sessions", session.max_sessions.into())?;
+        nonzero("session.max_window_bytes", session.max_window_bytes.0)?;
+        nonzero("session.max_leased_blocks", session.max_leased_blocks)?;
+        nonzero("session.reservation_ttl_ms", session.reservation_ttl_ms)?;
+        nonzero("session.max_pin_ms", session.max_pin_ms)?;
+        nonzero("session.max_lingering_processes", session.max_lingering_processes.into())?;
+        if !(0.0..=1.0).contains(&session.max_pinned_fraction) {
+            let found = session.max_pinned_fraction;
+            return Err(ConfigError::Fraction { key: "session.max_pinned_fraction", found });
+        }
+        Ok(SessionLimits {
+            max_sessions: session.max_sessions,
+            max_window_bytes: session.max_window_bytes.0,
+            max_leased_blocks: session.max_leased_blocks,
+            max_pin_ms: session.max_pin_ms,
+            max_lingering_processes: session.max_lingering_processes,
+            trust_engines: self.trust_engines,
+        })
+    }
+
+    fn actors(
+        &self,
+        host: &HostFacts,
+        extents: u32,
+        extent_bytes: u64,
+    ) -> Result<Vec<ActorLimits>, ConfigError> {
+        let gpus: Vec<Option<PciAddress>> = if self.gpus.is_empty() {
+            vec![None]
+        } else {
+            self.gpus.iter().map(|gpu| Some(gpu.pci)).collect()
+        };
+        let actors = gpus.len() as u64;
+        if let Some(capacity_chunks) = self.host.capacity_chunks.filter(|&chunks| chunks < actors) {
+            return Err(ConfigError::CapacityTooSmall { capacity_chunks, actors });
+        }
+        let actor = |(i, pci): (u64, Option<PciAddress>)| {
+            let numa_node = host.numa_node_of(pci);
+            let cpus = host.cpus_near(numa_node).clone();
+            let arena = ArenaLimits {
+                extents,
+                extent_bytes,
+                numa_node,
+                huge_pages: self.host.huge_pages,
+                trust_engines: self.trust_engines,
+                fault_threads: cpus.len().clamp(1, MAX_FAULT_THREADS),
+                cpus: cpus.clone(),
+            };
+            let copy = CopyLimits {
+                threads: (cpus.len() / 2).clamp(1, MAX_COPY_THREADS),
+                cpus: cpus.clone(),
+                queue_orders: COPY_QUEUE_ORDERS,
+            };
+            let capacity_chunks = self.host.capacity_chunks.map(|chunks| share(chunks, i, actors));
+            let store = self.store_limits(&arena, capacity_chunks, actors);
+            ActorLimits { pci, numa_node, cpus, arena, copy, store }
+        };
+        Ok((0..).zip(gpus).map(actor).collect())
+    }
+
+    fn store_limits(&self, arena: &ArenaLimits, capacity_chunks: Option<u64>, actors: u64) -> StoreLimits {
+        let bytes = arena.bytes();
+        StoreLimits {
+            extents: arena.extents,
+            extent_bytes: arena.extent_bytes,
+            capacity_chunks,
+            high_watermark_bytes: fraction(bytes, self.host.high_watermark),
+            low_watermark_bytes: fraction(bytes, self.host.low_watermark),
+            policy: self.host.policy.clone(),
+            reservation_ttl_ms: self.session.reservation_ttl_ms,
+            max_pin_ms: self.session.max_pin_ms,
+            max_pinned_bytes: fraction(bytes, self.session.max_pinned_fraction),
+            max_leased_blocks: self.session.max_leased_blocks,
+            trust_engines: self.trust_engines,
+            tenant_max_bytes: self
+                .tenants
+                .iter()
+                .map(|t| t.max_bytes.map(|bytes| bytes.0 / actors))
+                .collect(),
+        }
+    }
+}
+
+/// Number and size of the extents of each actor.
+fn extents(host: &HostConfig, actors: u64) -> Result<(u32, u64), ConfigError> {
+    let arena_bytes = host.arena_bytes.0;
+    nonzero("host.arena_bytes", arena_bytes)?;
+    let share = arena_bytes / actors;
+    let extent_bytes = match host.extent_bytes {
+        Some(extent) if extent.0 < MIN_EXTENT_BYTES || !extent.0.is_multiple_of(PAGE_BYTES) => {
+            return Err(ConfigError::ExtentBytes { extent_bytes: extent.0 });
+        }
+        Some(extent) => extent.0,
+        None => {
+            let wanted = share / DEFAULT_EXTENTS / MIN_EXTENT_BYTES * MIN_EXTENT_BYTES;
+            wanted.clamp(MIN_EXTENT_BYTES, MAX_DEFAULT_EXTENT_BYTES)
+        }
+    };
+    let extents = share / extent_bytes;
+    if extents < MIN_EXTENTS {
+        return Err(ConfigError::ArenaTooSmall { arena_bytes, actors, extent_bytes });
+    }
+    let extents = u32::try_from(extents)
+        .map_err(|_| ConfigError::TooManyExtents { arena_bytes: share, extent_bytes })?;
+    Ok((extents, extent_bytes))
+}
+
+fn check_gpus(gpus: &[GpuConfig], host: &HostFacts) -> Result<(), ConfigError> {
+    if gpus.len() > MAX_ACTORS {
+        return Err(ConfigError::TooManyGpus { found: gpus.len() });
+    }
+    let mut seen = HashSet::new();
+    for &GpuConfig { pci } in gpus {
+        if !seen.insert(pci) {
+            return Err(ConfigError::DuplicateGpu { pci });
+        }
+        if !host.pci.contains_key(&pci) {
+            let displays = host.pci.iter().filter(|(_, device)| device.is_display);
+            return Err(ConfigError::NoSuchGpu { pci, present: displays.map(|(&pci, _)| pci).collect() });
+        }
+    }
+    Ok(())
+}
+
+fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
+    if tenants.is_empty() {
+        return Err(ConfigError::NoTenants);
+    }
+    let (mut names, mut sockets) = (HashSet::new(), HashSet::new());
+    for TenantConfig { name, socket, max_bytes } in tenants {
+        let (name, socket) = (name.clone(), socket.clone());
+        if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+            return Err(ConfigError::TenantName { name });
+        }
+        if !names.insert(name.clone()) {
+            return Err(ConfigError::DuplicateTenant { name });
+        }
+        let bytes = socket.as_os_str().as_bytes().len();
+        if !(1..=MAX_SOCKET_PATH_BYTES).contains(&bytes) {
+            return Err(ConfigError::SocketPath { name, socket, bytes });
+        }
+        if !sockets.insert(socket.clone()) {
+            return Err(ConfigError::DuplicateSocket { name, socket });
+        }
+        nonzero("tenants.max_bytes", max_bytes.map_or(1, |bytes| bytes.0))?;
+    }
+    Ok(())
+}
+
+fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
+    let (low, high) = (host.low_watermark, host.high_watermark);
+    let ordered = 0.0 < low && low < high && high <= 1.0;
+    if ordered { Ok(()) } else { Err(ConfigError::Watermarks { low, high }) }
+}
+
+/// Arenas must fit into the machine, into the control group, and into the memory of the NUMA nodes they are bound to.
+fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> Result<(), ConfigError> {
+    let memory_bytes = host.usable_bytes();
+    if arena_bytes > memory_bytes {
+        let group = host.cgroup_limit_bytes.is_some();
+        let within = if group { MemoryOf::ControlGroup } else { MemoryOf::Machine };
+        return Err(ConfigError::ArenaTooLarge { arena_bytes, within, memory_bytes });
+    }
+    let mut on_node = BTreeMap::<u32, u64>::new();
+    for actor in actors {
+        if let Some(node) = actor.numa_node {
+            *on_node.entry(node).or_default() += actor.arena.bytes();
+        }
+    }
+    for (numa_node, arena_bytes) in on_node {
+        let memory_bytes = host.numa_nodes[&numa_node].memory_bytes;
+        if arena_bytes > memory_bytes {
+            return Err(ConfigError::ArenaTooLargeForNumaNode { numa_node, arena_bytes, memory_bytes });
+        }
+    }
+    Ok(())
+}
+
+fn tenant_limits(tenant: &TenantConfig) -> TenantLimits {
+    let TenantConfig { name, socket, max_bytes } = tenant.clone();
+    TenantLimits { name, socket, max_bytes: max_bytes.map(|bytes| bytes.0) }
+}
+
+fn nonzero(key: &'static str, number: u64) -> Result<(), ConfigError> {
+    if number == 0 { Err(ConfigError::Zero { key }) } else { Ok(()) }
+}
+
+/// The part of `whole` that falls to number `i` of `parts`; the parts add up, and differ by one at most.
+fn share(whole: u64, i: u64, parts: u64) -> u64 {
+    whole / parts + u64::from(i < whole % parts)
+}
+
+fn fraction(bytes: u64, fraction: f64) -> u64 {
+    (bytes as f64 * fraction) as u64
+}
+
+/// Extents in which an actor's arena is divided where the configuration does not say.
+const DEFAULT_EXTENTS: u64 = 32;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+use super::*;
+use crate::host::fixtures::Tree;
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+/// 64 GiB on two nodes, a GPU on each, a third that does not say where it is.
+fn machine() -> HostFacts {
+    let tree = Tree::machine(64 << 20, "0-15");
+    tree.numa_node(0, "0-7", 32 << 20).numa_node(1, "8-15", 32 << 20);
+    tree.device("0000:17:00.0", 0, "0x030200").device("0000:e5:00.0", 1, "0x030200");
+    tree.device("0000:f0:00.0", -1, "0x030200").device("0000:01:00.0", 0, "0x020000");
+    HostFacts::read(tree.root()).unwrap()
+}
+
+fn resolve(text: &str) -> Result<Limits, ConfigError> {
+    Config::parse(text).unwrap().resolve(&machine())
+}
+
+#[test]
+fn without_configuration_there_is_one_actor_with_a_gibibyte() {
+    let limits = resolve("").unwrap();
+    assert_eq!((limits.name.as_str(), limits.actors.len()), ("fixture", 1));
+    let actor = &limits.actors[0];
+    assert_eq!((actor.pci, actor.numa_node, actor.cpus.len()), (None, None, 16));
+    assert_eq!((actor.arena.extents, actor.arena.extent_bytes), (32, 32 * MIB));
+    assert_eq!(actor.store.high_watermark_bytes, GIB * 95 / 100);
+    assert_eq!(actor.store.low_watermark_bytes, GIB * 93 / 100);
+    assert_eq!(actor.store.max_pinned_bytes, GIB / 2);
+    assert_eq!(actor.store.tenant_max_bytes, [None]);
+    assert_eq!(limits.tenants[0].name, "default");
+}
+
+#[test]
+fn each_gpu_gets_an_actor_on_its_numa_node_and_an_even_share() {
+    let limits = resolve(
+        r#"
+        gpus = [{ pci = "0000:17:00.0" }, { pci = "0000:e5:00.0" }, { pci = "0000:f0:00.0" }]
+        host = { arena_bytes = "12GiB", capacity_chunks = 8 }
+        tenants = [{ name = "a", socket = "/a", max_bytes = "3GiB" }, { name = "b", socket = "/b" }]
+        "#,
+    )
+    .unwrap();
+    let nodes: Vec<_> = limits.actors.iter().map(|actor| (actor.numa_node, actor.cpus.to_string())).collect();
+    assert_eq!(nodes, [(Some(0), "0-7".into()), (Some(1), "8-15".into()), (None, "0-15".into())]);
+    let capacities: Vec<_> = limits.actors.iter().map(|actor| actor.store.capacity_chunks).collect();
+    assert_eq!(capacities, [Some(3), Some(3), Some(2)], "the parts add up to the whole");
+    for actor in &limits.actors {
+        assert_eq!((actor.arena.bytes(), actor.arena.extent_bytes), (4 * GIB, 128 * MIB));
+        assert_eq!(actor.arena.numa_node, actor.numa_node);
+        assert_eq!(actor.store.tenant_max_bytes, [Some(GIB), None]);
+    }
+}
+
+#[test]
+fn extents_follow_the_arena_between_two_bounds() {
+    let extents = |host: &str| {
+        let arena = &resolve(&format!("host = {{ {host} }}")).unwrap().actors[0].arena.clone();
+        (arena.extents, arena.extent_bytes)
+    };
+    assert_eq!(extents(r#"arena_bytes = "4MiB""#), (2, 2 * MIB));
+    assert_eq!(extents(r#"arena_bytes = "100MiB""#), (50, 2 * MIB));
+    assert_eq!(extents(r#"arena_bytes = "200MiB""#), (33, 6 * MIB));
+    assert_eq!(extents(r#"arena_bytes = "20GiB""#), (80, 256 * MIB));
+    assert_eq!(extents(r#"arena_bytes = "1GiB", extent_bytes = "300MiB""#), (3, 300 * MIB));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_to_do() {
+    let long = format!("tenants = [{{ name = 'a', socket = '/{}' }}]", "x".repeat(107));
+    let cases = [
+        ("name = ''", "the node has no name: set `name`"),
+        ("host = { arena_bytes = 0 }", "`host.arena_bytes` is 0"),
+        (
+            "host = { arena_bytes = '65GiB' }",
+            "[host] arena_bytes is 65.0 GiB, the machine has 64.0 GiB: set it to 57.6 GiB",
+        ),
+        ("host = { arena_bytes = 4194303 }", "so set it to 4.0 MiB or more"),
+        (
+            "host = { arena_bytes = '1GiB', extent_bytes = '1GiB' }",
+            "each needs at least 2 extents of 1.0 GiB, so set it to 2.0 GiB or more",
+        ),
+        (
+            "host = { arena_bytes = '66GiB' }\ngpus = [{ pci = '0000:17:00.0' }]",
+            "arena_bytes is 66.0 GiB, the machine",
+        ),
+        (
+            "host = { arena_bytes = '40GiB' }\ngpus = [{ pci = '0000:17:00.0' }]",
+            "NUMA node 0 take 40.0 GiB, the node has 32.0 GiB: lower [host] arena_bytes",
+        ),
+        ("host = { extent_bytes = '1MiB' }", "[host] extent_bytes is 1.0 MiB: set it to 2.0 MiB or more"),
+        (
+            "host = { extent_bytes = 2097153 }",
+            "(2097153 bytes): set it to 2.0 MiB or more, in multiples of 4096",
+        ),
+        ("host = { extent_bytes = 0 }", "[host] extent_bytes is 0"),
+        ("host = { capacity_chunks = 0 }", "capacity_chunks is 0: each of the 1 actors"),
+        ("host = { low_watermark = 0.95 }", "must be 0 < low < high <= 1"),
+        ("host = { high_watermark = 1.5 }", "must be 0 < low < high <= 1"),
+        ("host = { low_watermark = nan }", "must be 0 < low < high <= 1"),
+        ("host = { low_watermark = 0.0 }", "must be 0 < low < high <= 1"),
+        (
+            "gpus = [{ pci = '0000:99:00.0' }]",
+            "0000:99:00.0: no such device; this machine has 0000:17:00.0, ",
+        ),
+        ("gpus = [{ pci = '0000:17:00.0' }, { pci = '0000:17:00.0' }]", "0000:17:00.0 stands there twice"),
+        ("tenants = []", "no [[tenants]]: add one"),
+        ("tenants = [{ name = '', socket = '/a' }]", "it must say something"),
+        ("tenants = [{ name = 'a', socket = '' }]", "a socket's has 1 to 107"),
+        (&long, "has 108 bytes; a socket's has 1 to 107"),
+        ("tenants = [{ name = 'a', socket = '/a' }, { name = 'a', socket = '/b' }]", "a stands there twice"),
+        (
+            "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/a' }]",
+            "b has the socket /a of",
+        ),
+        ("tenants = [{ name = 'a', socket = '/a', max_bytes = 0 }]", "`tenants.max_bytes` is 0"),
+        (
+            "trust_engines = true\ntenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b' }]",
+            "it takes one tenant, not 2",
+        ),
+        ("session = { max_sessions = 0 }", "`session.max_sessions` is 0"),
+        ("session = { max_window_bytes = 0 }", "`session.max_window_bytes` is 0"),
+        ("session = { max_leased_blocks = 0 }", "`session.max_leased_blocks` is 0"),
+        ("session = { reservation_ttl_ms = 0 }", "`session.reservation_ttl_ms` is 0"),
+        ("session = { max_pin_ms = 0 }", "`session.max_pin_ms` is 0"),
+        ("session = { max_lingering_processes = 0 }", "`session.max_lingering_processes` is 0"),
+        (
+            "session = { max_pinned_fraction = 1.1 }",
+            "`session.max_pinned_fraction` is 1.1: set it to between",
+        ),
+    ];
+    for (text, part) in cases {
+        let error = resolve(text).unwrap_err().to_string();
+        assert!(error.contains(part), "{text:?} gives: {error}");
+    }
+}
+
+#[test]
+fn too_many_gpus_are_refused() {
+    let gpus: Vec<String> = (0..65).map(|i| format!("{{ pci = '0000:{i:02x}:00.0' }}")).collect();
+    let error = resolve(&format!("gpus = [{}]", gpus.join(","))).unwrap_err();
+    assert_eq!(error, ConfigError::TooManyGpus { found: 65 });
+}
+
+#[test]
+fn an_arena_larger_than_the_control_group_is_refused_with_both_numbers() {
+    let tree = Tree::machine(64 << 20, "0-3");
+    tree.file("proc/self/cgroup", "0::/pod\n").file("sys/fs/cgroup/pod/memory.max", "536870912\n");
+    let host = HostFacts::read(tree.root()).unwrap();
+    let error = Config::default().resolve(&host).unwrap_err().to_string();
+    let expected = "[host] arena_bytes is 1.0 GiB, the node's control group has 512.0 MiB: set it to";
+    assert!(error.starts_with(expected), "{error}");
+}
+
+#[test]
+fn a_machine_without_gpus_says_so() {
+    let host = HostFacts::read(Tree::machine(64 << 20, "0").root()).unwrap();
+    let config = Config::parse("gpus = [{ pci = '0000:17:00.0' }]").unwrap();
+    let error = config.resolve(&host).unwrap_err().to_string();
+    assert!(error.ends_with("this machine has no display controller: leave [[gpus]] away"), "{error}");
+}
