@@ -169,7 +169,7 @@ pub enum Refused {
         most: u64,
     },
     /// A number that names nothing of this session.
-    #[error("{what} {number} is not one of this session's")]
+    #[error("{what} {number} is not one of this session's, or it has ended")]
     Unknown {
         /// What it should name.
         what: &'static str,
@@ -196,6 +196,9 @@ pub enum Refused {
         /// The window's size.
         window_bytes: u64,
     },
+    /// A message that is not allowed at this point of a session.
+    #[error("this message is not allowed here: a session starts with one hello")]
+    OutOfOrder,
     /// Not one source a block.
     #[error("{found} block sources for {blocks} blocks")]
     Sources {
@@ -319,9 +322,18 @@ impl Store {
         self.expire_pins(now);
     }
 
-    /// Notes that a session is given an extent's memory; whether it is the first time.
-    pub fn show_extent(&mut self, session: SessionId, extent: u32) -> bool {
-        self.sessions.show_extent(session, extent)
+    /// The tenant of an open session.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a session that is not open.
+    pub fn tenant(&self, session: SessionId) -> Result<TenantId, Refused> {
+        Ok(self.session(session)?.tenant)
+    }
+
+    /// Whether engines write straight into the arena.
+    #[must_use]
+    pub fn trusts_engines(&self) -> bool {
+        self.limits.trust_engines
     }
 
     /// Extents that need new memory since the last call, because they change tenant. Replace the memory of each, then

@@ -26,7 +26,7 @@ pub struct LookupOptions<'a> {
 }
 
 /// Blocks that may be read until the lease is released.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leased {
     /// Its number; 0 where nothing is leased.
     pub lease: u64,
@@ -34,6 +34,8 @@ pub struct Leased {
     pub chunks: u32,
     /// Where each block stands: for each chunk, for each slice of the session, for each pool.
     pub places: Vec<Place>,
+    /// Bytes of these blocks.
+    pub bytes: u64,
     /// Extents among them whose memory the session was not given before.
     pub new_extents: Vec<u32>,
 }
@@ -93,7 +95,7 @@ impl Store {
         let slices = slices.to_vec();
         let found = self.walk(number, chain)?;
         let blocks = slices.len() * self.namespaces.get(number).pools.len();
-        let mut leased = Leased { lease: 0, chunks: 0, places: Vec::new(), new_extents: Vec::new() };
+        let mut leased = Leased::default();
         let most = MAX_MESSAGE_BLOCKS / blocks;
         let mut chunks: Vec<ChunkId> = found.into_iter().map_while(|chunk| chunk).take(most).collect();
         let held = self.session(session)?.leased_blocks;
@@ -200,6 +202,7 @@ impl Store {
         for &slice in slices {
             for pool in 0..namespace.pools.len() {
                 let Block::Ready(slot, _) = &chunk.blocks[namespace.block(slice, pool)] else { return false };
+                leased.bytes += namespace.pools[pool].spec.block_bytes();
                 leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(*slot) });
                 if self.sessions.show_extent(session, slot.extent) {
                     leased.new_extents.push(slot.extent);

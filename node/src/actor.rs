@@ -1,0 +1,260 @@
+//! The GPU actor: a mailbox around one [`Store`], on an OS thread of its own.
+//!
+//! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
+//! store; [`answer`] says what a session reads, [`copies`] what a commit has copied.
+
+mod answer;
+mod copies;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use larder_protocol::session::{Leased, Request, Reserve, Reserved, Response};
+
+use crate::arena::Arena;
+use crate::clock::Clock;
+use crate::copy::CopyLane;
+use crate::metrics::ActorMetrics;
+use crate::store::ids::{ProcessId, SessionId, TenantId};
+use crate::store::policy::PolicyName;
+use crate::store::{LookupOptions, Refused, Store, Usage};
+use crate::window::Window;
+
+/// One GPU's actor; without a GPU, the host's.
+pub struct GpuActor {
+    store: Store,
+    arena: Arc<Arena>,
+    lane: CopyLane,
+    metrics: ActorMetrics,
+    clock: Clock,
+    tenants: Arc<[String]>,
+    /// Write windows of the sessions that have one.
+    windows: HashMap<SessionId, Arc<Window>>,
+}
+
+/// Opens a session. Its process belongs to the tenant.
+#[derive(Message)]
+#[rtype(result = "SessionId")]
+pub struct Open {
+    /// The tenant, from the socket.
+    pub tenant: TenantId,
+    /// The process behind the session.
+    pub process: ProcessId,
+    /// Its write window, if it has one.
+    pub window: Option<Arc<Window>>,
+}
+
+/// A session's request.
+#[derive(Message)]
+#[rtype(result = "Answer")]
+pub struct Ask {
+    /// Who asks.
+    pub session: SessionId,
+    /// What.
+    pub request: Request,
+}
+
+/// What a session reads, with the descriptors that come along. `None` where a request has no answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// The message.
+    pub response: Option<Response>,
+    /// The memory that it speaks of for the first time.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// A session ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Close {
+    /// Which.
+    pub session: SessionId,
+}
+
+/// A process is known to be gone.
+#[derive(Message, Clone, Copy)]
+#[rtype(result = "()")]
+pub struct ProcessGone {
+    /// Which.
+    pub process: ProcessId,
+}
+
+/// Asks what the store holds, and brings the gauges up to date.
+#[derive(Message)]
+#[rtype(result = "Report")]
+pub struct AskReport;
+
+/// What an actor holds.
+#[derive(Debug, Clone, MessageResponse)]
+pub struct Report {
+    /// In numbers.
+    pub usage: Usage,
+    /// The policy in force.
+    pub policy: PolicyName,
+}
+
+impl GpuActor {
+    /// An actor over an empty store.
+    #[must_use]
+    pub fn new(
+        store: Store,
+        arena: Arc<Arena>,
+        lane: CopyLane,
+        metrics: ActorMetrics,
+        clock: Clock,
+        tenants: Arc<[String]>,
+    ) -> Self {
+        Self { store, arena, lane, metrics, clock, tenants, windows: HashMap::new() }
+    }
+
+    /// Answers everything but a commit, which has to wait for its copies.
+    fn answer(&mut self, session: SessionId, tenant: TenantId, request: Request) -> Result<Answer, Refused> {
+        let now = self.clock.now();
+        let response = match request {
+            Request::Register(ask) => {
+                let name = &self.tenants[usize::from(tenant.0)];
+                let registered = self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
+                self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
+                Response::Registered(registered)
+            }
+            Request::Lookup(ask) => {
+                let (prompt_tokens, skip_read) = (ask.prompt_tokens, ask.skip_read);
+                let options = LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
+                let found = self.store.lookup(session, ask.namespace, &ask.chain, options, now)?;
+                self.metrics.looked_up(ask.namespace, prompt_tokens, found.tokens, ask.preempted, skip_read);
+                Response::Found(found)
+            }
+            Request::Lease(ask) => return self.lease(session, &ask),
+            Request::Release(lease) => {
+                self.store.release(session, lease)?;
+                return Ok(Answer { response: None, descriptors: Vec::new() });
+            }
+            Request::Reserve(ask) => return self.reserve(session, &ask),
+            Request::Abort(reservation) => {
+                self.store.abort(session, reservation)?;
+                Response::Aborted
+            }
+            Request::Pin(ask) => {
+                Response::Pinned(self.store.pin(session, ask.namespace, &ask.chain, ask.duration_ms, now)?)
+            }
+            Request::Unpin(pin) => {
+                self.store.unpin(session, pin)?;
+                Response::Unpinned
+            }
+            Request::Hello(_) | Request::Commit(_) => return Err(Refused::OutOfOrder),
+        };
+        Ok(Answer::from(response))
+    }
+
+    fn lease(&mut self, session: SessionId, ask: &larder_protocol::session::Lease) -> Result<Answer, Refused> {
+        let leased = self.store.lease(session, ask.namespace, &ask.chain)?;
+        self.metrics.moved("leased", leased.bytes);
+        let (extents, descriptors) = self.show(&leased.new_extents);
+        let response = Response::Leased(Leased {
+            lease: leased.lease,
+            chunks: leased.chunks,
+            places: leased.places,
+            extents,
+        });
+        Ok(Answer { response: Some(response), descriptors })
+    }
+
+    fn reserve(&mut self, session: SessionId, ask: &Reserve) -> Result<Answer, Refused> {
+        let now = self.clock.now();
+        let reserved = self.store.reserve(session, ask.namespace, &ask.chain, ask.priority, now)?;
+        let (extents, descriptors) = self.show(&reserved.new_extents);
+        let response = Response::Reserved(Reserved {
+            reservation: reserved.reservation,
+            chunks: reserved.chunks,
+            places: if self.store.trusts_engines() { reserved.places } else { Vec::new() },
+            deadline_ms: reserved.deadline.since(now),
+            extents,
+        });
+        Ok(Answer { response: Some(response), descriptors })
+    }
+}
+
+impl Actor for GpuActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+        ctx.run_interval(TICK, |actor, _| {
+            let now = actor.clock.now();
+            actor.store.tick(now);
+        });
+    }
+}
+
+impl Handler<Open> for GpuActor {
+    type Result = MessageResult<Open>;
+
+    fn handle(&mut self, open: Open, _: &mut Self::Context) -> Self::Result {
+        let bytes = open.window.as_ref().map_or(0, |window| window.bytes());
+        let session = self.store.open_session(open.tenant, open.process, bytes);
+        if let Some(window) = open.window {
+            self.windows.insert(session, window);
+        }
+        MessageResult(session)
+    }
+}
+
+impl Handler<Ask> for GpuActor {
+    type Result = ActorResponse<Self, Answer>;
+
+    fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) -> Self::Result {
+        let started = self.clock.elapsed();
+        let name = answer::request_name(&ask.request);
+        let Ask { session, request } = ask;
+        let answered = match request {
+            Request::Commit(commit) => match self.commit(session, &commit, started) {
+                Ok(copying) => return copying,
+                Err(refused) => Err(refused),
+            },
+            request => match self.store.tenant(session) {
+                Ok(tenant) => self.answer(session, tenant, request),
+                Err(refused) => Err(refused),
+            },
+        };
+        self.renew_extents(ctx);
+        let answer = answered.unwrap_or_else(Answer::from);
+        self.metrics.requested(name, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
+        ActorResponse::reply(answer)
+    }
+}
+
+impl Handler<Close> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, close: Close, _: &mut Self::Context) {
+        self.windows.remove(&close.session);
+        self.store.close_session(close.session);
+    }
+}
+
+impl Handler<ProcessGone> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, gone: ProcessGone, _: &mut Self::Context) {
+        self.store.process_gone(gone.process);
+    }
+}
+
+impl Handler<AskReport> for GpuActor {
+    type Result = Report;
+
+    fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
+        let usage = self.store.usage();
+        self.metrics.observe(&usage);
+        Report { usage, policy: self.store.policy() }
+    }
+}
+
+/// Messages that wait for the actor; senders wait for a place.
+const MAILBOX_MESSAGES: usize = 1_024;
+
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(50);

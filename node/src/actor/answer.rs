@@ -1,0 +1,82 @@
+//! How the store's results read on the wire.
+
+use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Request, Response};
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{Answer, GpuActor};
+use crate::metrics::Outcome;
+use crate::store::Refused;
+
+impl GpuActor {
+    /// What a session needs to map extents that it sees for the first time.
+    pub(super) fn show(&self, extents: &[u32]) -> (Vec<Extent>, Vec<OwnedFd>) {
+        let shown = extents.iter().filter_map(|&extent| {
+            let memory = self.arena.extent(extent);
+            match memory.descriptor().try_clone_to_owned() {
+                Ok(descriptor) => Some((Extent { extent, bytes: memory.bytes() }, descriptor)),
+                Err(error) => {
+                    tracing::error!(extent, %error, "no descriptor left for an extent: raise the limit of open files");
+                    None
+                }
+            }
+        });
+        shown.unzip()
+    }
+}
+
+impl Answer {
+    /// How the request ended, for the metrics.
+    pub(super) fn outcome(&self) -> Outcome {
+        match &self.response {
+            Some(Response::Busy(_)) => Outcome::Busy,
+            Some(Response::Refused(_)) => Outcome::Refused,
+            _ => Outcome::Done,
+        }
+    }
+}
+
+impl From<Response> for Answer {
+    fn from(response: Response) -> Self {
+        Self { response: Some(response), descriptors: Vec::new() }
+    }
+}
+
+impl From<Refused> for Answer {
+    fn from(refused: Refused) -> Self {
+        if let Refused::Busy { what, retry_after_ms } = refused {
+            return Self::from(Response::Busy(Busy { what, retry_after_ms }));
+        }
+        let code = match &refused {
+            Refused::Chain(_) => RefusalCode::Chain,
+            Refused::Namespace(_)
+            | Refused::BlockSize { .. }
+            | Refused::BlockSizes { .. }
+            | Refused::Slices { .. }
+            | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
+            Refused::BlockTooLarge { .. } | Refused::WindowTooSmall { .. } | Refused::TooLarge { .. } => {
+                RefusalCode::TooLarge
+            }
+            Refused::Unknown { .. } => RefusalCode::Unknown,
+            Refused::OutsideWindow { .. } | Refused::Sources { .. } | Refused::NotOpen { .. } => RefusalCode::Place,
+            Refused::OutOfOrder => RefusalCode::Protocol,
+            Refused::Busy { .. } => RefusalCode::Internal,
+        };
+        Self::from(Response::Refused(Refusal { code, message: refused.to_string() }))
+    }
+}
+
+/// A request's name in metrics.
+pub(super) fn request_name(request: &Request) -> &'static str {
+    match request {
+        Request::Hello(_) => "hello",
+        Request::Register(_) => "register",
+        Request::Lookup(_) => "lookup",
+        Request::Reserve(_) => "reserve",
+        Request::Commit(_) => "commit",
+        Request::Abort(_) => "abort",
+        Request::Lease(_) => "lease",
+        Request::Release(_) => "release",
+        Request::Pin(_) => "pin",
+        Request::Unpin(_) => "unpin",
+    }
+}

@@ -1,0 +1,271 @@
+//! What a node counts, as Prometheus shows it.
+//!
+//! Handles are taken out of their families once, by whoever counts; counting is one relaxed addition.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use larder_protocol::session::Tier;
+use prometheus::{
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+use crate::store::{Evictions, Usage};
+
+/// Every metric of a node.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Registry,
+    tokens_asked: IntCounterVec,
+    tokens_hit: IntCounterVec,
+    tokens_skipped: IntCounterVec,
+    requests: IntCounterVec,
+    request_seconds: HistogramVec,
+    moved_bytes: IntCounterVec,
+    evictions: IntCounterVec,
+    arena_bytes: IntGaugeVec,
+    placement_bytes: IntGaugeVec,
+    held: IntGaugeVec,
+    cached_chunks: IntGaugeVec,
+    cached_bytes: IntGaugeVec,
+    up: IntGaugeVec,
+    session_ends: IntCounterVec,
+}
+
+/// The counters of one namespace of one tenant.
+#[derive(Debug, Clone)]
+pub struct NamespaceCounters {
+    asked: IntCounter,
+    asked_preempted: IntCounter,
+    hit: IntCounter,
+    hit_preempted: IntCounter,
+    skipped: IntCounter,
+}
+
+/// The gauges and counters of one actor.
+#[derive(Debug)]
+pub struct ActorMetrics {
+    metrics: Metrics,
+    device: String,
+    counted: Evictions,
+    namespaces: HashMap<u32, NamespaceCounters>,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done.
+    Done,
+    /// Nothing was done, because there was too much of something.
+    Busy,
+    /// Refused.
+    Refused,
+}
+
+impl Metrics {
+    /// Fresh metrics in a registry of their own.
+    ///
+    /// # Errors
+    /// Where two metrics share a name.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
+            let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(family.clone()))?;
+            Ok(family)
+        };
+        let gauge = |name: &str, help: &str, labels: &[&str]| -> Result<IntGaugeVec, prometheus::Error> {
+            let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(family.clone()))?;
+            Ok(family)
+        };
+        let seconds = HistogramOpts::new("larder_request_seconds", "Time the actor took to answer a session's request")
+            .buckets(REQUEST_BUCKETS.to_vec());
+        let request_seconds = HistogramVec::new(seconds, &["request"])?;
+        registry.register(Box::new(request_seconds.clone()))?;
+        let build = gauge("larder_build_info", "Always 1; the labels say what runs", &["version"])?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let namespace = ["tenant", "namespace", "preempted"];
+        let hit = ["tenant", "namespace", "preempted", "tier"];
+        Ok(Self {
+            tokens_asked: counter("larder_tokens_asked_total", "Prompt tokens of all lookups", &namespace)?,
+            tokens_hit: counter("larder_tokens_hit_total", "Prompt tokens that lookups found, by tier", &hit)?,
+            tokens_skipped: counter(
+                "larder_tokens_skipped_total",
+                "Prompt tokens of lookups whose caller could not use a hit",
+                &["tenant", "namespace"],
+            )?,
+            requests: counter("larder_requests_total", "Requests of sessions, by how they ended", &["request", "outcome"])?,
+            request_seconds,
+            moved_bytes: counter(
+                "larder_moved_bytes_total",
+                "Bytes of blocks committed by engines, or leased to them",
+                &["device", "movement"],
+            )?,
+            evictions: counter("larder_evicted_chunks_total", "Chunks evicted, by reason", &["device", "reason"])?,
+            arena_bytes: gauge("larder_arena_bytes", "Bytes of the arena, by what they are for", &["device", "state"])?,
+            placement_bytes: gauge(
+                "larder_arena_placement_bytes",
+                "Bytes of the arena where the kernel says they are, and where they should be",
+                &["device", "place"],
+            )?,
+            held: gauge(
+                "larder_held",
+                "What engines hold: sessions, leases, reservations, pins, and processes that may still touch memory",
+                &["device", "what"],
+            )?,
+            cached_chunks: gauge("larder_cached_chunks", "Chunks in a tier", &["device", "tier"])?,
+            cached_bytes: gauge("larder_cached_bytes", "Bytes of the chunks in a tier", &["device", "tier"])?,
+            up: gauge("larder_actor_up", "Whether the actor answers", &["device"])?,
+            session_ends: counter("larder_session_ends_total", "Sessions that ended, by how", &["tenant", "how"])?,
+            registry,
+        })
+    }
+
+    /// Everything in Prometheus' text format.
+    ///
+    /// # Errors
+    /// Where a metric cannot be written as text.
+    pub fn render(&self) -> Result<String, prometheus::Error> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Counts the end of a session.
+    pub fn session_ended(&self, tenant: &str, how: &str) {
+        self.session_ends.with_label_values(&[tenant, how]).inc();
+    }
+
+    /// Notes whether an actor answers.
+    pub fn actor_is_up(&self, device: u16, up: bool) {
+        self.up.with_label_values(&[device.to_string()]).set(up.into());
+    }
+
+    /// Notes how many bytes of an actor's arena lie in a place.
+    pub fn placed(&self, device: u16, place: &str, bytes: u64) {
+        self.placement_bytes.with_label_values(&[&*device.to_string(), place]).set(bytes as i64);
+    }
+
+    /// The metrics of one actor.
+    #[must_use]
+    pub fn of_actor(&self, device: u16) -> ActorMetrics {
+        ActorMetrics {
+            metrics: self.clone(),
+            device: device.to_string(),
+            counted: Evictions::default(),
+            namespaces: HashMap::new(),
+        }
+    }
+}
+
+impl ActorMetrics {
+    /// A namespace became known under this number.
+    pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
+        let Metrics { tokens_asked, tokens_hit, tokens_skipped, .. } = &self.metrics;
+        self.namespaces.entry(number).or_insert_with(|| NamespaceCounters {
+            asked: tokens_asked.with_label_values(&[tenant, fingerprint, "false"]),
+            asked_preempted: tokens_asked.with_label_values(&[tenant, fingerprint, "true"]),
+            hit: tokens_hit.with_label_values(&[tenant, fingerprint, "false", tier_name(Tier::Host)]),
+            hit_preempted: tokens_hit.with_label_values(&[tenant, fingerprint, "true", tier_name(Tier::Host)]),
+            skipped: tokens_skipped.with_label_values(&[tenant, fingerprint]),
+        });
+    }
+
+    /// Counts a lookup.
+    pub fn looked_up(&self, namespace: u32, asked: u64, hit: u64, preempted: bool, skipped: bool) {
+        let Some(counters) = self.namespaces.get(&namespace) else { return };
+        if skipped {
+            counters.skipped.inc_by(asked);
+        } else if preempted {
+            counters.asked_preempted.inc_by(asked);
+            counters.hit_preempted.inc_by(hit);
+        } else {
+            counters.asked.inc_by(asked);
+            counters.hit.inc_by(hit);
+        }
+    }
+
+    /// Counts a request.
+    pub fn requested(&self, request: &'static str, outcome: Outcome, seconds: f64) {
+        let outcome = match outcome {
+            Outcome::Done => "done",
+            Outcome::Busy => "busy",
+            Outcome::Refused => "refused",
+        };
+        self.metrics.requests.with_label_values(&[request, outcome]).inc();
+        self.metrics.request_seconds.with_label_values(&[request]).observe(seconds);
+    }
+
+    /// Counts bytes of blocks that moved.
+    pub fn moved(&self, movement: &'static str, bytes: u64) {
+        self.metrics.moved_bytes.with_label_values(&[&*self.device, movement]).inc_by(bytes);
+    }
+
+    /// Brings the gauges up to date.
+    pub fn observe(&mut self, usage: &Usage) {
+        let device = &*self.device;
+        let metrics = &self.metrics;
+        let set = |family: &IntGaugeVec, label: &str, value: u64| {
+            family.with_label_values(&[device, label]).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        set(&metrics.arena_bytes, "total", usage.bytes.total);
+        set(&metrics.arena_bytes, "free", usage.bytes.free);
+        set(&metrics.arena_bytes, "used", usage.bytes.used);
+        set(&metrics.arena_bytes, "quarantined", usage.bytes.quarantined);
+        set(&metrics.arena_bytes, "pinned", usage.pinned_bytes);
+        set(&metrics.held, "sessions", usage.sessions);
+        set(&metrics.held, "leases", usage.leases);
+        set(&metrics.held, "reservations", usage.reservations);
+        set(&metrics.held, "pins", usage.pins);
+        set(&metrics.held, "lingering_processes", usage.lingering_processes);
+        set(&metrics.cached_chunks, tier_name(Tier::Host), usage.cached_chunks);
+        set(&metrics.cached_bytes, tier_name(Tier::Host), usage.cached_bytes);
+        let Evictions { watermark, need, clearing } = usage.evictions;
+        let reasons = [
+            ("watermark", watermark - self.counted.watermark),
+            ("need", need - self.counted.need),
+            ("clearing", clearing - self.counted.clearing),
+        ];
+        for (reason, more) in reasons {
+            metrics.evictions.with_label_values(&[device, reason]).inc_by(more);
+        }
+        self.counted = usage.evictions;
+    }
+}
+
+/// A tier's name in metrics, commands and reports.
+#[must_use]
+pub fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Host => "host",
+    }
+}
+
+/// The metrics of a node, shared by its threads.
+pub type SharedMetrics = Arc<Metrics>;
+
+/// Seconds, from a microsecond to a tenth: a request that copies nothing takes a few microseconds.
+const REQUEST_BUCKETS: [f64; 11] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 2e-3, 1e-2, 0.1];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_rendered() {
+        let metrics = Metrics::new().unwrap();
+        let mut actor = metrics.of_actor(0);
+        actor.know(3, "team", "00ff");
+        actor.looked_up(3, 100, 40, false, false);
+        actor.looked_up(3, 100, 0, false, true);
+        let evictions = Evictions { watermark: 5, ..Evictions::default() };
+        actor.observe(&Usage { evictions, ..Usage::default() });
+        actor.observe(&Usage { evictions, ..Usage::default() });
+        let text = metrics.render().unwrap();
+        let labels = r#"namespace="00ff",preempted="false",tenant="team""#;
+        assert!(text.contains(&format!("larder_tokens_asked_total{{{labels}}} 100")), "{text}");
+        assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"host\"}} 40")), "{text}");
+        assert!(text.contains(r#"larder_evicted_chunks_total{device="0",reason="watermark"} 5"#), "{text}");
+    }
+}

@@ -1,0 +1,150 @@
+//! The engine processes behind the sessions, and how the node learns that one is gone.
+//!
+//! A closed socket proves nothing: mappings and transfers may live on. Only the exit of the process does, which its
+//! pidfd reports. Where there is none (an engine in a foreign PID namespace on an old kernel) the process is never
+//! known to be gone, and what it held stays quarantined.
+
+mod peer;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use actix::Addr;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use crate::actor::{GpuActor, ProcessGone};
+use crate::store::ids::{ProcessId, TenantId};
+
+pub use peer::Peer;
+
+/// The processes that have, or had, a session and are not known to be gone. Lives on one thread.
+#[derive(Clone)]
+pub struct Processes {
+    known: Rc<RefCell<Known>>,
+    actors: Rc<[Addr<GpuActor>]>,
+    most_lingering: u32,
+}
+
+#[derive(Default)]
+struct Known {
+    processes: HashMap<ProcessId, Process>,
+    by_pid: HashMap<(TenantId, u32), ProcessId>,
+    last: u32,
+}
+
+struct Process {
+    tenant: TenantId,
+    pidfd: Option<Arc<OwnedFd>>,
+    sessions: Arc<AtomicU32>,
+    gone: watch::Sender<bool>,
+}
+
+/// A session's share in its process.
+pub struct Membership {
+    /// The process.
+    pub process: ProcessId,
+    /// Turns true when the process is gone.
+    pub gone: watch::Receiver<bool>,
+    sessions: Arc<AtomicU32>,
+}
+
+/// Too many processes of a tenant have closed their sessions but still run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{lingering} processes of this tenant have closed their session but still run, and keep memory from reuse: end them")]
+pub struct TooManyLinger {
+    /// How many.
+    pub lingering: u32,
+}
+
+impl Processes {
+    /// None yet. The actors are told when one is gone.
+    #[must_use]
+    pub fn new(actors: Vec<Addr<GpuActor>>, most_lingering: u32) -> Self {
+        Self { known: Rc::default(), actors: actors.into(), most_lingering }
+    }
+
+    /// Notes a session of the process behind a socket.
+    ///
+    /// # Errors
+    /// [`TooManyLinger`] where the tenant leaves too many behind.
+    pub fn enter(&self, tenant: TenantId, peer: Peer) -> Result<Membership, TooManyLinger> {
+        let mut known = self.known.borrow_mut();
+        let same = peer.pid.and_then(|pid| known.by_pid.get(&(tenant, pid)).copied());
+        let alive = |id: &ProcessId| known.processes.get(id).is_some_and(|process| !process.has_exited());
+        if let Some(id) = same.filter(alive) {
+            return Ok(known.processes[&id].member(id));
+        }
+        let lingers = |process: &&Process| process.tenant == tenant && process.sessions.load(Ordering::Acquire) == 0;
+        let lingering = known.processes.values().filter(lingers).count() as u32;
+        if lingering >= self.most_lingering {
+            return Err(TooManyLinger { lingering });
+        }
+        known.last += 1;
+        let id = ProcessId(known.last);
+        let (pidfd, (gone, _)) = (peer.pidfd.map(Arc::new), watch::channel(false));
+        match &pidfd {
+            Some(pidfd) => _ = actix_rt::spawn(self.clone().wait_for_exit(id, Arc::clone(pidfd))),
+            None => tracing::warn!(pid = peer.pid, "no pidfd: what this process leaves behind stays quarantined"),
+        }
+        if let Some(pid) = peer.pid {
+            known.by_pid.insert((tenant, pid), id);
+        }
+        let process = Process { tenant, pidfd, sessions: Arc::default(), gone };
+        let member = process.member(id);
+        known.processes.insert(id, process);
+        Ok(member)
+    }
+
+    async fn wait_for_exit(self, id: ProcessId, pidfd: Arc<OwnedFd>) {
+        let exited = match AsyncFd::new(pidfd) {
+            Ok(pidfd) => pidfd.readable().await.map(drop),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = exited {
+            tracing::error!(process = id.0, %error, "cannot watch a process: what it held stays quarantined");
+            return;
+        }
+        let process = {
+            let mut known = self.known.borrow_mut();
+            known.by_pid.retain(|_, other| *other != id);
+            known.processes.remove(&id)
+        };
+        // First the sessions' end is under way, then the memory is free: the order does not matter to the store.
+        if let Some(process) = process {
+            process.gone.send_replace(true);
+        }
+        for actor in &*self.actors {
+            if actor.send(ProcessGone { process: id }).await.is_err() {
+                tracing::debug!(process = id.0, "an actor has stopped before a process was gone");
+            }
+        }
+    }
+}
+
+impl Process {
+    fn member(&self, process: ProcessId) -> Membership {
+        self.sessions.fetch_add(1, Ordering::AcqRel);
+        Membership { process, gone: self.gone.subscribe(), sessions: Arc::clone(&self.sessions) }
+    }
+
+    /// Whether it has exited by now, though its end may not have been handled yet.
+    fn has_exited(&self) -> bool {
+        self.pidfd.as_ref().is_some_and(|pidfd| {
+            let mut polled = [PollFd::new(&**pidfd, PollFlags::IN)];
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
+        })
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.sessions.fetch_sub(1, Ordering::AcqRel);
+    }
+}

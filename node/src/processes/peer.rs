@@ -1,0 +1,69 @@
+//! Who is at the other end of a Unix socket.
+#![expect(unsafe_code, reason = "no safe wrapper knows SO_PEERPIDFD")]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
+
+/// The process that connected.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its number in the node's PID namespace; `None` where it has none there.
+    pub pid: Option<u32>,
+    /// Its pidfd, which becomes readable when it exits.
+    pub pidfd: Option<OwnedFd>,
+}
+
+impl Peer {
+    /// The process that connected this socket.
+    ///
+    /// # Errors
+    /// The socket's own.
+    pub fn of(socket: &UnixStream) -> io::Result<Self> {
+        let credentials = socket_peercred(socket)?;
+        let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok();
+        // Where the kernel cannot name the process of the socket itself, its number does, if it was not used again.
+        let pidfd = peer_pidfd(socket).or_else(|_| pidfd_open(credentials.pid, PidfdFlags::empty()).map_err(Into::into));
+        Ok(Self { pid, pidfd: pidfd.ok() })
+    }
+}
+
+fn peer_pidfd(socket: &UnixStream) -> io::Result<OwnedFd> {
+    let mut descriptor: RawFd = -1;
+    let mut bytes = size_of::<RawFd>() as libc::socklen_t;
+    // SAFETY: `descriptor` and `bytes` live through the call, and `bytes` says how large `descriptor` is.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut descriptor).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel made this descriptor for the caller of getsockopt, who is its only owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Of Linux 6.5 and later; not in the libc crate for every target.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_of_a_socket_pair_is_this_process() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&a).unwrap();
+        assert_eq!(peer.pid, Some(std::process::id()));
+        assert!(peer.pidfd.is_some());
+    }
+}

@@ -1,0 +1,225 @@
+//! One open session: requests to its actor, answers back.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use actix::Addr;
+use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::FuturesUnordered;
+use larder_client::socket::{FrameReader, FrameWriter};
+use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
+use larder_protocol::session::{RefusalCode, Request, decode_request};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+
+use super::hello::refusal;
+use crate::actor::{Answer, Ask, Close, GpuActor};
+use crate::metrics::SharedMetrics;
+use crate::processes::Membership;
+use crate::store::ids::SessionId;
+
+/// A session that was welcomed.
+pub(super) struct Opened {
+    pub(super) session: SessionId,
+    pub(super) tenant: Arc<str>,
+    pub(super) address: Addr<GpuActor>,
+    pub(super) sessions: Arc<AtomicU32>,
+    pub(super) member: Membership,
+    pub(super) writer: FrameWriter,
+    pub(super) metrics: SharedMetrics,
+    pub(super) stopping: watch::Receiver<bool>,
+    pub(super) permit: OwnedSemaphorePermit,
+}
+
+struct Session {
+    socket: AsyncFd<UnixStream>,
+    reader: FrameReader,
+    writer: FrameWriter,
+    id: SessionId,
+    address: Addr<GpuActor>,
+    /// Commits whose bytes are being copied.
+    copying: FuturesUnordered<LocalBoxFuture<'static, (u64, Answer)>>,
+}
+
+/// Why a session ends.
+#[derive(Debug)]
+enum End {
+    /// The engine closed its socket.
+    Closed,
+    /// Its process is gone, though somebody holds the socket.
+    ProcessGone,
+    /// The node stops.
+    Stopping,
+    /// What came is no session.
+    Protocol { number: u64, what: String },
+    /// The socket failed.
+    Socket(io::Error),
+}
+
+/// Starts a session on its actor's thread.
+pub(super) fn start(socket: UnixStream, reader: FrameReader, opened: Opened) {
+    actix_rt::spawn(async move {
+        let Opened { session, tenant, address, sessions, mut member, writer, metrics, mut stopping, permit } = opened;
+        let end = match AsyncFd::new(socket) {
+            Ok(socket) => {
+                let address = address.clone();
+                let mut session = Session {
+                    socket,
+                    reader,
+                    writer,
+                    id: session,
+                    address,
+                    copying: FuturesUnordered::new(),
+                };
+                let end = tokio::select! {
+                    end = session.run() => end,
+                    _ = member.gone.wait_for(|gone| *gone) => End::ProcessGone,
+                    _ = stopping.wait_for(|stopping| *stopping) => End::Stopping,
+                };
+                session.say_goodbye(&end).await;
+                end
+            }
+            Err(error) => End::Socket(error),
+        };
+        tracing::info!(tenant = &*tenant, session = session.0, ?end, "session ended");
+        metrics.session_ended(&tenant, end.name());
+        sessions.fetch_sub(1, Ordering::Relaxed);
+        if address.send(Close { session }).await.is_err() {
+            tracing::debug!(session = session.0, "the actor stopped before the session was closed");
+        }
+        drop((member, permit));
+    });
+}
+
+impl Session {
+    async fn run(&mut self) -> End {
+        loop {
+            if let Err(end) = self.take_frames().await {
+                return end;
+            }
+            if let Err(error) = self.writer.flush(self.socket.as_fd()) {
+                return End::Socket(error);
+            }
+            if let Err(end) = self.wait().await {
+                return end;
+            }
+        }
+    }
+
+    /// Handles every request that has come, as long as the engine takes the answers.
+    async fn take_frames(&mut self) -> Result<(), End> {
+        while self.writer.pending_bytes() < MOST_UNSENT_BYTES {
+            let protocol = |number, what: &dyn std::fmt::Display| End::Protocol { number, what: what.to_string() };
+            let frame = self.reader.next_frame().map_err(|error| protocol(0, &error))?;
+            let Some(frame) = frame else { return Ok(()) };
+            let number = frame.header.request;
+            if !frame.descriptors.is_empty() {
+                return Err(protocol(number, &"this node takes no descriptors"));
+            }
+            let request = decode_request(frame.payload).map_err(|error| protocol(number, &error))?;
+            if matches!(request, Request::Hello(_)) {
+                return Err(protocol(number, &"a session says hello once"));
+            }
+            self.handle(number, request).await?;
+        }
+        Ok(())
+    }
+
+    async fn handle(&mut self, number: u64, request: Request) -> Result<(), End> {
+        let is_commit = matches!(request, Request::Commit(_));
+        let asked = self.address.send(Ask { session: self.id, request });
+        if !is_commit {
+            let answer = asked.await.map_err(|_| End::Stopping)?;
+            return self.push(number, answer);
+        }
+        if self.copying.len() >= MAX_OUTSTANDING_REQUESTS {
+            let what = format!("more than {MAX_OUTSTANDING_REQUESTS} commits at a time");
+            return Err(End::Protocol { number, what });
+        }
+        self.copying.push(Box::pin(async move {
+            let stopping = |_| Answer::from(refusal(RefusalCode::Stopping, "the node is stopping"));
+            (number, asked.await.unwrap_or_else(stopping))
+        }));
+        Ok(())
+    }
+
+    fn push(&mut self, number: u64, answer: Answer) -> Result<(), End> {
+        let Some(response) = answer.response else { return Ok(()) };
+        if number == 0 {
+            return Ok(());
+        }
+        let pushed = self.writer.push_response(number, &response, answer.descriptors);
+        pushed.map_err(|error| End::Socket(io::Error::other(error)))
+    }
+
+    /// Waits for the next thing to do: bytes that came, a commit that is done, or room for answers.
+    async fn wait(&mut self) -> Result<(), End> {
+        let unsent = self.writer.pending_bytes();
+        tokio::select! {
+            Some((number, answer)) = self.copying.next(), if !self.copying.is_empty() => {
+                return self.push(number, answer);
+            }
+            ready = self.socket.readable(), if unsent < MOST_UNSENT_BYTES => {
+                let mut ready = ready.map_err(End::Socket)?;
+                match self.reader.receive_now(self.socket.as_fd()) {
+                    Ok(0) => return Err(End::Closed),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        return Err(End::Protocol { number: 0, what: error.to_string() });
+                    }
+                    Err(error) => return Err(End::Socket(error)),
+                }
+            }
+            ready = self.socket.writable(), if unsent > 0 => {
+                let mut ready = ready.map_err(End::Socket)?;
+                if !self.writer.flush(self.socket.as_fd()).map_err(End::Socket)? {
+                    ready.clear_ready();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the engine why the session ends, if it listens, and waits for the copies under way: they read its window.
+    async fn say_goodbye(&mut self, end: &End) {
+        let last_words = match end {
+            End::Protocol { number, what } => Some((*number, refusal(RefusalCode::Protocol, what))),
+            End::Stopping => Some((0, refusal(RefusalCode::Stopping, "the node is stopping"))),
+            End::Closed | End::ProcessGone | End::Socket(_) => None,
+        };
+        if let Some((number, response)) = last_words {
+            let pushed = self.writer.push_response(number, &response, Vec::new()).is_ok();
+            if pushed && let Err(error) = self.writer.flush(self.socket.as_fd()) {
+                tracing::debug!(%error, session = self.id.0, "the engine did not hear why its session ended");
+            }
+        }
+        let copies = async { while self.copying.next().await.is_some() {} };
+        if tokio::time::timeout(COPY_DEADLINE, copies).await.is_err() {
+            tracing::error!(session = self.id.0, "copies of an ended session are still under way");
+        }
+    }
+}
+
+impl End {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::ProcessGone => "process_gone",
+            Self::Stopping => "stopping",
+            Self::Protocol { .. } => "protocol_error",
+            Self::Socket(_) => "socket_error",
+        }
+    }
+}
+
+/// Answers that an engine may leave unread before its requests wait: four frames of the largest size.
+const MOST_UNSENT_BYTES: usize = 4 << 20;
+
+/// How long the end of a session waits for copies; the store keeps what they write to apart for as long as it takes.
+const COPY_DEADLINE: Duration = Duration::from_secs(10);
