@@ -1,5 +1,7 @@
 //! The coordinator as its users see it: over HTTP.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
