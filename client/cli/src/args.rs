@@ -15,13 +15,15 @@ use crate::logging::LogOptions;
     version,
     after_help = "\
 Examples:
-  larder replay                    Play a generated trace through one node of its own, every byte checked
+  larder replay                    Play a generated trace through a node, check every byte
   larder dev --nodes 1             Run a development cluster here until Ctrl-C
   larder status                    Show what the newest development cluster holds
   larder help replay               Show what `replay` can do
 
-Exit status: 0 all went well; 1 the run failed (a wrong byte, a failed request, a process that died);
-2 the arguments, a config file or an input file make no sense."
+Exit status:
+  0  all went well
+  1  the run failed: a wrong byte, a failed request, a process that died
+  2  the arguments, a config file or an input file make no sense"
 )]
 pub(crate) struct Larder {
     #[command(flatten)]

@@ -3,9 +3,9 @@
 //! The model, with integers only:
 //!
 //! - [`HEADS`] system prompts of 1 to 8 blocks; the one of rank r is chosen with weight 1/(r+1) (Zipf).
-//! - Three requests in ten start a session: a head, then a first message of 32 to 4,095 tokens, log-uniform.
+//! - Three requests in ten start a session: a head, then a first message of 64 to 8,191 tokens, log-uniform.
 //! - The others continue one of the latest [`OPEN_SESSIONS`] sessions, of two drawn the one that was used last. Its
-//!   prompt grows by the answer before (16 to 1,023 tokens) and a new message (16 to 1,023 tokens).
+//!   prompt grows by the answer before (16 to 1,023 tokens) and a new message (64 to 4,095 tokens).
 //! - A session whose prompt passes [`LONGEST_PROMPT_TOKENS`] is closed; so is, beyond [`OPEN_SESSIONS`], the one that was
 //!   used least recently.
 //! - Requests arrive 0 to 599 ms apart.
@@ -51,14 +51,14 @@ impl Generator {
     fn start_session(&mut self) -> Session {
         let head = self.popular_head();
         let blocks = self.heads[head].clone();
-        let tokens = blocks.len() as u64 * CHUNK_TOKENS + self.log_uniform(5, 12);
+        let tokens = blocks.len() as u64 * CHUNK_TOKENS + self.log_uniform(6, 13);
         Session { blocks, tokens, answer_tokens: 0 }
     }
 
     fn continue_session(&mut self) -> Session {
         let at = self.rng.usize(..self.sessions.len()).max(self.rng.usize(..self.sessions.len()));
         let mut session = self.sessions.remove(at);
-        session.tokens += session.answer_tokens + self.log_uniform(4, 10);
+        session.tokens += session.answer_tokens + self.log_uniform(6, 12);
         session
     }
 
@@ -136,6 +136,7 @@ mod tests {
     use std::fmt::Write as _;
 
     use super::*;
+    use crate::replay::DEFAULT_CHUNKS_PER_NODE;
     use crate::replay::infinite::InfiniteCache;
     use crate::trace::TraceReader;
 
@@ -175,16 +176,17 @@ mod tests {
         for request in Generator::new(0).take(DEFAULT_REQUESTS) {
             cache.ask(&request);
         }
-        let rate = cache.hit_rate();
-        assert!((0.6..0.95).contains(&rate), "{rate}");
+        let (rate, chunks) = (cache.hit_rate(), cache.chunks() as u64);
+        assert!((0.6..0.8).contains(&rate), "{rate}");
+        assert!(chunks > DEFAULT_CHUNKS_PER_NODE * 3 / 2, "{chunks} chunks: a node must have to evict");
     }
 
     const GOLDEN: [(u64, u64, u64, u64, usize); 6] = [
-        (0, 2_609, 25, 0, 6),
-        (32, 2_748, 59, 0, 6),
-        (63, 1_016, 18, 10, 2),
-        (630, 1_052, 30, 10, 3),
-        (837, 590, 27, 90, 2),
-        (899, 667, 44, 90, 2),
+        (0, 2_659, 25, 0, 6),
+        (32, 3_141, 59, 0, 7),
+        (63, 1_521, 18, 10, 3),
+        (630, 1_612, 30, 10, 4),
+        (837, 669, 27, 90, 2),
+        (899, 896, 44, 90, 2),
     ];
 }

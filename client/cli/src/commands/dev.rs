@@ -80,11 +80,12 @@ async fn serve(options: DevOptions, json: bool) -> anyhow::Result<ExitCode> {
         () = stop => None,
         died = cluster.died() => Some(died),
     };
-    cluster.stop().await?;
-    match died {
-        None => Ok(ExitCode::SUCCESS),
-        Some(died) => Err(died.into()),
+    let stopped = cluster.stop().await;
+    if let Some(died) = died {
+        return Err(died.into());
     }
+    stopped?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {

@@ -23,16 +23,17 @@ use crate::trace::{Request, TraceReader};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder replay                                        A generated trace through one node started for it
+  larder replay                                   A generated trace, through a node started for it
   larder replay trace.jsonl --chunks-per-node 10000 --block-bytes 4096 --policy lru
-  larder replay trace.jsonl --limit 1000 --json        The first 1,000 requests; results as one JSON object
-  larder replay --coordinator 127.0.0.1:7600           Through the nodes of a cluster that runs already
+  larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
+  larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
 
-Trace: Mooncake's JSON lines, {\"timestamp\": ms, \"input_length\": tokens, \"output_length\": tokens, \"hash_ids\": [...]},
-one id for each 512 tokens of the prompt.
+Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
+  {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 
-Several nodes: this release does not share chunks between nodes. `--dev N` above 1 needs `--no-share`; each request then
-goes to the node that recomputed least lately (half-life 30 s of trace time).")]
+Several nodes: this release does not share chunks between nodes, and `--dev N` above 1 needs
+`--no-share`. Each request then goes to the node that recomputed least lately (half-life 30 s of
+trace time).")]
 pub(crate) struct Args {
     /// The trace, `-` for standard input; without one, a trace is generated
     file: Option<PathBuf>,

@@ -23,6 +23,12 @@ impl InfiniteCache {
         hit
     }
 
+    /// Chunks that it keeps.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        self.chunks.len()
+    }
+
     /// Tokens hit of tokens asked; 0 where none was asked.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
