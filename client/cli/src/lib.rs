@@ -1,1 +1,41 @@
-//! placeholder
+//! The `larder` command line: servers, development cluster, trace replay, benches.
+
+pub mod bench;
+pub mod cluster;
+pub mod content;
+pub mod dev;
+pub mod generator;
+pub mod replay;
+pub mod trace;
+
+mod args;
+mod clock;
+mod commands;
+mod failure;
+mod http;
+mod logging;
+mod output;
+mod parent;
+mod signals;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+/// Runs the command line `args`, whose first word is the program's name.
+///
+/// Results go to standard output, logs and errors to standard error. The status is 0 where all went well, 1 where the
+/// run failed, 2 where what was asked for makes no sense.
+pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let args = match args::Larder::try_parse_from(args) {
+        Ok(args) => args,
+        Err(help_or_error) => {
+            // Nobody is left to tell where standard error is closed.
+            let _ = help_or_error.print();
+            return ExitCode::from(if help_or_error.use_stderr() { failure::USAGE } else { 0 });
+        }
+    };
+    let started = args.logging.start(args.command.default_log_level());
+    started.and_then(|()| args.command.run()).unwrap_or_else(|error| failure::report(&error))
+}

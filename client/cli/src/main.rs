@@ -1,2 +1,7 @@
 //! The `larder` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    larder_cli::run(std::env::args_os())
+}

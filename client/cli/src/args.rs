@@ -1,0 +1,138 @@
+//! What the command line understands.
+
+use std::process::ExitCode;
+
+use bytesize::ByteSize;
+use clap::{Parser, Subcommand};
+
+use crate::commands::{bench, completions, coordinator, dev, lookup, node, replay, status};
+use crate::logging::LogOptions;
+
+/// Keeps the KV cache that LLM engines compute, and hands it to whichever engine needs it next.
+#[derive(Debug, Parser)]
+#[command(
+    name = "larder",
+    version,
+    after_help = "\
+Examples:
+  larder replay                    Play a generated trace through a node, check every byte
+  larder dev --nodes 1             Run a development cluster here until Ctrl-C
+  larder status                    Show what the newest development cluster holds
+  larder help replay               Show what `replay` can do
+
+Exit status:
+  0  all went well
+  1  the run failed: a wrong byte, a failed request, a process that died
+  2  the arguments, a config file or an input file make no sense"
+)]
+pub(crate) struct Larder {
+    #[command(flatten)]
+    pub(crate) logging: LogOptions,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Replay(replay::Args),
+    Dev(dev::Args),
+    Status(status::Args),
+    Lookup(lookup::Args),
+    Bench(bench::Args),
+    Node(node::Args),
+    Coordinator(coordinator::Args),
+    Completions(completions::Args),
+}
+
+impl Command {
+    /// What is logged where nobody says otherwise.
+    pub(crate) fn default_log_level(&self) -> &'static str {
+        match self {
+            Self::Node(_) | Self::Coordinator(_) => "info",
+            _ => "warn",
+        }
+    }
+
+    /// Does it.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Replay(args) => replay::run(&args),
+            Self::Dev(args) => dev::run(args),
+            Self::Status(args) => status::run(&args),
+            Self::Lookup(args) => lookup::run(&args),
+            Self::Bench(args) => bench::run(&args),
+            Self::Node(args) => node::run(&args),
+            Self::Coordinator(args) => coordinator::run(&args),
+            Self::Completions(args) => completions::run(&args),
+        }
+    }
+}
+
+/// Bytes as people write them: `4096`, `64KiB`, `1.5 GB`; at least 1.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    match text.parse::<ByteSize>() {
+        Ok(ByteSize(0)) => Err("must be at least 1 byte".into()),
+        Ok(ByteSize(bytes)) => Ok(bytes),
+        Err(_) => Err("not a number of bytes such as 4096, 64KiB or 1.5GB".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn refused(line: &str) -> String {
+        Larder::try_parse_from(line.split(' ')).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Larder::command().debug_assert();
+    }
+
+    #[test]
+    fn every_help_renders_and_shows_examples() {
+        let mut larder = Larder::command();
+        larder.build();
+        for command in larder.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Example"), "{} has no example:\n{help}", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{argument} is not explained");
+            }
+        }
+        let help = Larder::command().render_long_help().to_string();
+        assert!(help.contains("Exit status") && !help.contains("--parent"), "{help}");
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(bytes("4096"), Ok(4_096));
+        assert_eq!(bytes("64KiB"), Ok(65_536));
+        assert_eq!(bytes("1.5 GB"), Ok(1_500_000_000));
+        assert!(bytes("0").is_err() && bytes("many").is_err() && bytes("-1").is_err());
+    }
+
+    #[test]
+    fn capacity_cannot_be_chosen_for_a_cluster_that_runs_already() {
+        for option in ["--chunks-per-node 5", "--policy lru", "--dev 1"] {
+            let error = refused(&format!("larder replay --coordinator 127.0.0.1:1 {option}"));
+            assert!(error.contains("cannot be used with"), "{option}: {error}");
+        }
+        let block_size = "larder replay --coordinator 127.0.0.1:1 --block-bytes 4096";
+        assert!(Larder::try_parse_from(block_size.split(' ')).is_ok(), "the namespace has it, not the node");
+    }
+
+    #[test]
+    fn bad_arguments_are_refused_with_what_would_be_right() {
+        assert!(refused("larder replay --block-bytes many").contains("64KiB"));
+        assert!(refused("larder replay --policy random").contains("possible values: fifo, lru"));
+        assert!(refused("larder dev --nodes 65").contains("1..=64"));
+        assert!(refused("larder statsu").contains("status"));
+        assert!(refused("larder replay trace.jsonl --seed 3").contains("cannot be used with"));
+    }
+}

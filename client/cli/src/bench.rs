@@ -1,0 +1,88 @@
+//! Measures Larder against what the machine can do at best.
+
+pub mod measure;
+pub mod yardsticks;
+
+use comfy_table::Table;
+use serde::{Deserialize, Serialize};
+
+pub use measure::{Medians, interleave};
+
+use crate::output;
+
+/// One measurement beside the yardstick of the same run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// What was measured.
+    pub name: String,
+    /// How it did.
+    pub value: f64,
+    /// Unit of both values.
+    pub unit: String,
+    /// What it is measured against.
+    pub yardstick: String,
+    /// How that did.
+    pub yardstick_value: f64,
+    /// `value / yardstick_value`.
+    pub ratio: f64,
+}
+
+impl Measurement {
+    /// Throughput of passes over `bytes` each.
+    #[must_use]
+    pub fn throughput(name: &str, yardstick: &str, bytes: u64, medians: Medians) -> Self {
+        let gigabytes_per_second = |seconds: f64| bytes as f64 / seconds / 1e9;
+        let Medians { subject_seconds, yardstick_seconds } = medians;
+        let values = (gigabytes_per_second(subject_seconds), gigabytes_per_second(yardstick_seconds));
+        Self::new(name, yardstick, "GB/s", values)
+    }
+
+    /// Time of one pass of `operations` each.
+    #[must_use]
+    pub fn latency(name: &str, yardstick: &str, operations: u64, medians: Medians) -> Self {
+        let nanoseconds = |seconds: f64| seconds * 1e9 / operations as f64;
+        let Medians { subject_seconds, yardstick_seconds } = medians;
+        Self::new(name, yardstick, "ns", (nanoseconds(subject_seconds), nanoseconds(yardstick_seconds)))
+    }
+
+    fn new(name: &str, yardstick: &str, unit: &str, (value, yardstick_value): (f64, f64)) -> Self {
+        Self {
+            name: name.into(),
+            value,
+            unit: unit.into(),
+            yardstick: yardstick.into(),
+            yardstick_value,
+            ratio: value / yardstick_value,
+        }
+    }
+}
+
+/// The measurements as a table.
+#[must_use]
+pub fn table(measurements: &[Measurement]) -> Table {
+    let mut table = output::table(&["what", "value", "yardstick", "value", "unit", "ratio"]);
+    for m in measurements {
+        let [value, yardstick_value] = [m.value, m.yardstick_value].map(|value| format!("{value:.1}"));
+        let ratio = format!("{:.2}", m.ratio);
+        table.add_row([&m.name, &value, &m.yardstick, &yardstick_value, &m.unit, &ratio]);
+    }
+    for column in [1, 3, 5] {
+        output::align_right(&mut table, column);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ratio_is_of_the_values_shown_whatever_the_unit() {
+        let medians = Medians { subject_seconds: 2e-3, yardstick_seconds: 1e-3 };
+        let throughput = Measurement::throughput("get", "memcpy", 4_000_000, medians);
+        assert_eq!((throughput.value, throughput.yardstick_value, throughput.ratio), (2.0, 4.0, 0.5));
+        let latency = Measurement::latency("lookup", "ping-pong", 100, medians);
+        assert!((latency.value - 20_000.0).abs() < 1e-6 && (latency.ratio - 2.0).abs() < 1e-9);
+        assert!(table(&[throughput, latency]).to_string().contains("0.50"));
+    }
+}

@@ -1,0 +1,148 @@
+//! What the machine does at best: the other side of every ratio.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+
+/// Copies between buffers that no cache holds all of.
+#[derive(Debug)]
+pub struct Memcpy {
+    sources: Vec<Vec<u8>>,
+    targets: Vec<Vec<u8>>,
+    next: usize,
+}
+
+impl Memcpy {
+    /// Buffers of `bytes` each, touched already; as many as fill [`WORKING_SET_BYTES`] on each side, and at least two.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        let buffers = (WORKING_SET_BYTES / bytes.max(1)).clamp(2, MAX_BUFFERS);
+        let filled = |value| vec![vec![value; bytes]; buffers];
+        Self { sources: filled(1), targets: filled(2), next: 0 }
+    }
+
+    /// Copies the next source to the next target.
+    pub fn pass(&mut self) {
+        let at = self.next % self.sources.len();
+        self.next += 1;
+        self.targets[at].copy_from_slice(black_box(&self.sources[at]));
+        black_box(&mut self.targets[at]);
+    }
+}
+
+/// Requests and answers of fixed sizes over a Unix socket, between two threads, with nothing else done.
+#[derive(Debug)]
+pub struct PingPong {
+    socket: UnixStream,
+    request: Vec<u8>,
+    response: Vec<u8>,
+    /// Taken when dropped.
+    peer: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl PingPong {
+    /// Starts the thread that answers.
+    ///
+    /// # Errors
+    /// The system gives no socket or no thread.
+    pub fn start(request_bytes: usize, response_bytes: usize) -> io::Result<Self> {
+        let (socket, peer) = UnixStream::pair()?;
+        let peer = std::thread::Builder::new()
+            .name("ping-pong".into())
+            .spawn(move || answer(peer, request_bytes, response_bytes))?;
+        let (request, response) = (vec![1; request_bytes], vec![0; response_bytes]);
+        Ok(Self { socket, request, response, peer: Some(peer) })
+    }
+
+    /// Sends one request and reads its answer.
+    ///
+    /// # Errors
+    /// The thread that answers is gone.
+    pub fn round_trip(&mut self) -> io::Result<()> {
+        self.socket.write_all(&self.request)?;
+        self.socket.read_exact(&mut self.response)
+    }
+}
+
+impl Drop for PingPong {
+    fn drop(&mut self) {
+        // Its next read ends the peer's loop; what it then says is of no interest.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        let _ = self.peer.take().map(JoinHandle::join);
+    }
+}
+
+/// Probes of the standard library's hash map with keys of 32 bytes.
+#[derive(Debug)]
+pub struct HashProbes {
+    map: HashMap<[u8; 32], u64>,
+    keys: Vec<[u8; 32]>,
+}
+
+impl HashProbes {
+    /// A map with so many entries; the keys to probe are drawn from it with `seed`.
+    #[must_use]
+    pub fn new(entries: u64, seed: u64) -> Self {
+        let map = (0..entries).map(|number| (key(number), number)).collect();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let keys = (0..PROBES).map(|_| key(rng.u64(..entries.max(1)))).collect();
+        Self { map, keys }
+    }
+
+    /// Probes [`PROBES`] keys; how many were there.
+    #[must_use]
+    pub fn pass(&self) -> usize {
+        self.keys.iter().filter(|key| self.map.contains_key(black_box(*key))).count()
+    }
+}
+
+fn answer(mut socket: UnixStream, request_bytes: usize, response_bytes: usize) -> io::Result<()> {
+    let (mut request, response) = (vec![0; request_bytes], vec![1; response_bytes]);
+    loop {
+        socket.read_exact(&mut request)?;
+        socket.write_all(&response)?;
+    }
+}
+
+fn key(number: u64) -> [u8; 32] {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+    key
+}
+
+/// Keys that one pass of [`HashProbes`] probes.
+pub const PROBES: usize = 1_000;
+
+/// Bytes on each side of a [`Memcpy`]: more than the caches of a core.
+pub const WORKING_SET_BYTES: usize = 64 << 20;
+
+const MAX_BUFFERS: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_walks_over_buffers_that_no_cache_holds() {
+        let mut memcpy = Memcpy::new(4 << 20);
+        assert_eq!(memcpy.sources.len(), 16);
+        (0..16).for_each(|_| memcpy.pass());
+        assert!(memcpy.targets.iter().flatten().all(|&byte| byte == 1));
+    }
+
+    #[test]
+    fn a_ping_pong_answers_and_its_thread_ends_with_it() {
+        for (request, response) in [(3_200, 64), (16, 300_000)] {
+            let mut ping_pong = PingPong::start(request, response).unwrap();
+            (0..10).for_each(|_| ping_pong.round_trip().unwrap());
+            assert!(ping_pong.response.iter().all(|&byte| byte == 1));
+        }
+    }
+
+    #[test]
+    fn every_probe_finds_its_key() {
+        assert_eq!(HashProbes::new(10_000, 1).pass(), PROBES);
+    }
+}

@@ -1,0 +1,10 @@
+//! One file a command.
+
+pub(crate) mod bench;
+pub(crate) mod completions;
+pub(crate) mod coordinator;
+pub(crate) mod dev;
+pub(crate) mod lookup;
+pub(crate) mod node;
+pub(crate) mod replay;
+pub(crate) mod status;

@@ -1,0 +1,49 @@
+//! `larder completions`: what a shell needs to complete the command line.
+
+use std::process::ExitCode;
+
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+use crate::args::Larder;
+use crate::output;
+
+/// Print what a shell needs to complete `larder` commands
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples (install, then start a new shell):
+  larder completions bash > ~/.local/share/bash-completion/completions/larder
+  larder completions zsh > ~/.zfunc/_larder          # with `fpath+=~/.zfunc` before compinit in ~/.zshrc
+  larder completions fish > ~/.config/fish/completions/larder.fish
+  larder completions elvish >> ~/.config/elvish/rc.elv
+  larder completions powershell >> $PROFILE")]
+pub(crate) struct Args {
+    /// Which shell
+    shell: Shell,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    output::print(&completions(args.shell)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn completions(shell: Shell) -> anyhow::Result<String> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Larder::command(), "larder", &mut script);
+    Ok(String::from_utf8(script)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+
+    #[test]
+    fn every_shell_gets_completions_with_the_commands_in_them() {
+        for &shell in Shell::value_variants() {
+            let script = completions(shell).unwrap();
+            assert!(script.contains("replay") && script.contains("chunks-per-node"), "{shell}");
+        }
+    }
+}

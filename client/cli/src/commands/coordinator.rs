@@ -1,0 +1,57 @@
+//! `larder coordinator`: runs a coordinator.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use larder_coordinator::{Config, Ready};
+
+use crate::dev::ReadyLine;
+use crate::failure::Usage;
+use crate::{output, parent, signals};
+
+/// Run a coordinator until Ctrl-C or SIGTERM
+///
+/// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT"}.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  larder coordinator --config coordinator.toml
+
+  coordinator.toml:
+    [http]
+    listen = \"127.0.0.1:7600\"
+
+    [[nodes]]
+    name = \"node-0\"
+    http = \"127.0.0.1:7601\"")]
+pub(crate) struct Args {
+    /// The config file; all defaults where there is none
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// End when this process does, which must be the one that started this
+    #[arg(long, hide = true, value_name = "PID")]
+    parent: Option<u32>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    args.parent.map_or(Ok(()), parent::die_with)?;
+    let config = match &args.config {
+        Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,
+        None => Config::default(),
+    };
+    actix_rt::System::new().block_on(async {
+        let stop = signals::stop()?;
+        larder_coordinator::run(config, announce, stop).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn announce(ready: Ready) {
+    let line = ReadyLine { ready: true, http: ready.http, sockets: BTreeMap::new() };
+    if let Err(error) = output::print_json(&line) {
+        tracing::warn!(%error, "cannot say that it serves");
+    }
+}

@@ -1,0 +1,128 @@
+//! `larder dev`: runs a development cluster.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::cluster::Addresses;
+use crate::dev::{DevCluster, DevError, DevOptions, Policy};
+use crate::failure::Usage;
+use crate::{args, output, signals};
+
+/// Run a development cluster on this machine until Ctrl-C or SIGTERM
+///
+/// Starts a coordinator and nodes as processes of their own, on free ports of the loopback interface, and prints where
+/// they are. `larder status` and `larder lookup` find the newest such cluster by themselves. The processes end with this
+/// one, however it ends.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder dev                                       One node with an arena of 256 MiB
+  larder dev --nodes 2 --arena-bytes 1GiB --policy fifo
+  larder dev --json                                One JSON object when all are ready, for scripts
+  larder dev --dir ./dev                           Keep config files and logs there")]
+pub(crate) struct Args {
+    /// How many nodes
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    nodes: u16,
+
+    /// Memory of each node's arena [default: what the chunks need, or 256 MiB]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    arena_bytes: Option<u64>,
+
+    /// The most chunks that each node keeps [default: what the arena holds]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    chunks_per_node: Option<u64>,
+
+    /// Bytes of one chunk's block, to size the arena by --chunks-per-node
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes, requires = "chunks_per_node")]
+    block_bytes: Option<u64>,
+
+    /// Who is evicted first
+    #[arg(long, value_enum, default_value_t)]
+    policy: Policy,
+
+    /// Where config files, sockets and logs go [default: a directory of its own, removed on Ctrl-C]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// Print where the cluster is as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Ready<'a> {
+    ready: bool,
+    dir: PathBuf,
+    #[serde(flatten)]
+    addresses: &'a Addresses,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let json = args.json;
+    let options = args.into_options()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(options, json))
+}
+
+async fn serve(options: DevOptions, json: bool) -> anyhow::Result<ExitCode> {
+    let stop = signals::stop()?;
+    tokio::pin!(stop);
+    let mut cluster = tokio::select! {
+        started = DevCluster::start(options) => started.map_err(explain)?,
+        () = &mut stop => return Ok(ExitCode::SUCCESS),
+    };
+    announce(&cluster, json)?;
+    let died = tokio::select! {
+        () = stop => None,
+        died = cluster.died() => Some(died),
+    };
+    let stopped = cluster.stop().await;
+    if let Some(died) = died {
+        return Err(died.into());
+    }
+    stopped?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {
+    let addresses = cluster.addresses();
+    if json {
+        return Ok(output::print_json(&Ready { ready: true, dir: cluster.dir().to_owned(), addresses })?);
+    }
+    let mut table = output::table(&["process", "http", "session socket"]);
+    if let Some(http) = addresses.coordinator {
+        table.add_row(["coordinator", &http.to_string(), ""]);
+    }
+    for node in &addresses.nodes {
+        let sockets: Vec<_> = node.sockets.values().map(|path| path.display().to_string()).collect();
+        table.add_row([&node.name, &node.http.to_string(), &sockets.join("\n")]);
+    }
+    let dir = cluster.dir().display();
+    Ok(output::print(&format!("{table}\nLogs and config files: {dir}\nReady. Ctrl-C stops the cluster."))?)
+}
+
+/// Options that make no sense are the asker's.
+fn explain(error: DevError) -> anyhow::Error {
+    match error {
+        DevError::Options { .. } | DevError::SocketPath { .. } => Usage(error.to_string()).into(),
+        error => error.into(),
+    }
+}
+
+impl Args {
+    fn into_options(self) -> Result<DevOptions, DevError> {
+        Ok(DevOptions {
+            nodes: self.nodes,
+            arena_bytes: self.arena_bytes,
+            chunks_per_node: self.chunks_per_node,
+            block_bytes: self.block_bytes,
+            policy: self.policy,
+            dir: self.dir,
+            ..DevOptions::new()?
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! `larder replay`: plays a trace through real engine sessions.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+
+use crate::args;
+use crate::dev::{DevOptions, Policy};
+use crate::failure::Usage;
+use crate::generator::{DEFAULT_REQUESTS, Generator};
+use crate::replay::{DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE};
+use crate::trace::{Request, TraceReader};
+
+/// Play a trace through real engine sessions and check every byte that comes back
+///
+/// Each request looks its prompt up, leases and copies out what hits, compares it with what the keys imply,
+/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached; requests start in the order of the trace, at
+/// most 16 at a time. Fails where a byte is wrong or a request failed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder replay                                   A generated trace, through a node started for it
+  larder replay trace.jsonl --chunks-per-node 10000 --block-bytes 4096 --policy lru
+  larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
+  larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
+
+Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
+  {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
+
+Several nodes: this release does not share chunks between nodes, and `--dev N` above 1 needs
+`--no-share`. Each request then goes to the node that recomputed least lately (half-life 30 s of
+trace time).")]
+pub(crate) struct Args {
+    /// The trace, `-` for standard input; without one, a trace is generated
+    file: Option<PathBuf>,
+
+    /// Start a development cluster of N nodes for this replay
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "coordinator",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    dev: u16,
+
+    /// Use the nodes that this coordinator knows
+    #[arg(long, value_name = "ADDR")]
+    coordinator: Option<SocketAddr>,
+
+    /// The most chunks that each node keeps, over all of its actors
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNKS_PER_NODE, conflicts_with = "coordinator",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    chunks_per_node: u64,
+
+    /// Bytes of one chunk's block
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value_t = DEFAULT_BLOCK_BYTES)]
+    block_bytes: u64,
+
+    /// Who is evicted first
+    #[arg(long, value_enum, default_value_t, conflicts_with = "coordinator")]
+    policy: Policy,
+
+    /// Each node serves only what it computed itself
+    #[arg(long)]
+    no_share: bool,
+
+    /// Play only the first N requests
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    limit: Option<usize>,
+
+    /// Requests of a generated trace
+    #[arg(long, value_name = "N", conflicts_with = "file", default_value_t = DEFAULT_REQUESTS,
+          value_parser = at_least_one)]
+    requests: usize,
+
+    /// Seed of a generated trace
+    #[arg(long, value_name = "N", conflicts_with = "file", default_value_t = 0)]
+    seed: u64,
+
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+
+    /// Print the results as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    args.check_sharing(usize::from(args.dev))?;
+    let requests = args.trace()?;
+    let cluster = args.cluster()?;
+    bail!(
+        "this build has no engine session yet; {} requests not played on {cluster:?} ({}, {}, {:?})",
+        requests.len(),
+        args.quiet,
+        args.json,
+        args.coordinator
+    )
+}
+
+impl Args {
+    fn trace(&self) -> anyhow::Result<Vec<Request>> {
+        let Some(path) = &self.file else {
+            let requests = self.requests.min(self.limit.unwrap_or(usize::MAX));
+            return Ok(Generator::new(self.seed).take(requests).collect());
+        };
+        let wrong = || Usage(format!("cannot play {}", path.display()));
+        let lines: Box<dyn BufRead> = if path.as_os_str() == "-" {
+            Box::new(io::stdin().lock())
+        } else {
+            Box::new(BufReader::new(File::open(path).with_context(wrong)?))
+        };
+        TraceReader::new(lines).read_all(self.limit).with_context(wrong)
+    }
+
+    fn cluster(&self) -> anyhow::Result<DevOptions> {
+        Ok(DevOptions {
+            nodes: self.dev,
+            chunks_per_node: Some(self.chunks_per_node),
+            block_bytes: Some(self.block_bytes),
+            policy: self.policy,
+            ..DevOptions::new()?
+        })
+    }
+
+    fn check_sharing(&self, nodes: usize) -> anyhow::Result<()> {
+        if nodes > 1 && !self.no_share {
+            return Err(Usage(format!(
+                "this release does not share chunks between nodes, and there are {nodes}: add --no-share to replay \
+                 through caches that know nothing of each other"
+            ))
+            .into());
+        }
+        Ok(())
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("not a whole number".into()),
+    }
+}

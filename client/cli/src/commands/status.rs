@@ -1,0 +1,182 @@
+//! `larder status`: what nodes and coordinator say of themselves.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use larder_coordinator::Status as CoordinatorStatus;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Addresses;
+use crate::{dev, http, output};
+
+/// Show what nodes and coordinator say of themselves
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder status                                The newest development cluster
+  larder status --coordinator 127.0.0.1:7600   The nodes that this coordinator knows
+  larder status --node 127.0.0.1:7601 --json   One node, as JSON")]
+pub(crate) struct Args {
+    /// Ask this coordinator, and the nodes that it knows
+    #[arg(long, value_name = "ADDR")]
+    coordinator: Option<SocketAddr>,
+
+    /// Ask this node; may be given several times
+    #[arg(long = "node", value_name = "ADDR", conflicts_with = "coordinator")]
+    nodes: Vec<SocketAddr>,
+
+    /// Print JSON: one object with `coordinator` and `nodes`
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints: each server's own words.
+#[derive(Debug, Serialize)]
+struct ClusterStatus {
+    coordinator: Option<serde_json::Value>,
+    nodes: Vec<serde_json::Value>,
+}
+
+/// What the table shows of a node. Others of its fields are let pass: it may be newer.
+#[derive(Debug, Deserialize)]
+struct NodeStatus {
+    name: String,
+    ready: bool,
+    uptime_seconds: f64,
+    actors: Vec<ActorStatus>,
+}
+
+/// What the table shows of a GPU actor.
+#[derive(Debug, Deserialize)]
+struct ActorStatus {
+    device: u16,
+    policy: String,
+    chunks: u64,
+    capacity_chunks: Option<u64>,
+    used_bytes: u64,
+    arena_bytes: u64,
+    quarantined_bytes: u64,
+    sessions: u64,
+    leases: u64,
+    tokens_asked: u64,
+    tokens_hit: u64,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let status = ask(args)?;
+    if args.json {
+        output::print_json(&status)?;
+    } else {
+        output::print(&tables(&status)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask(args: &Args) -> anyhow::Result<ClusterStatus> {
+    let (coordinator, nodes) = match args.coordinator {
+        _ if !args.nodes.is_empty() => (None, args.nodes.clone()),
+        Some(coordinator) => {
+            let known: CoordinatorStatus = http::get_json(coordinator, "/status")?;
+            (Some(coordinator), known.nodes.iter().map(|node| node.http).collect())
+        }
+        None => {
+            let Addresses { coordinator, nodes } = dev::newest()?;
+            (coordinator, nodes.iter().map(|node| node.http).collect())
+        }
+    };
+    let get = |address| http::get_json(address, "/status");
+    Ok(ClusterStatus {
+        coordinator: coordinator.map(get).transpose()?,
+        nodes: nodes.into_iter().map(get).collect::<anyhow::Result<_>>()?,
+    })
+}
+
+fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
+    let mut text = String::new();
+    if let Some(coordinator) = &status.coordinator {
+        let CoordinatorStatus { version, uptime_seconds, nodes, .. } =
+            serde_json::from_value(coordinator.clone())?;
+        text += &format!(
+            "coordinator: version {version}, up {}, {} nodes\n",
+            duration(uptime_seconds),
+            nodes.len()
+        );
+    }
+    let mut table = output::table(&[
+        "node",
+        "up",
+        "device",
+        "policy",
+        "chunks",
+        "used",
+        "quarantined",
+        "sessions",
+        "leases",
+        "token hit rate",
+    ]);
+    for node in &status.nodes {
+        let NodeStatus { name, ready, uptime_seconds, actors } = serde_json::from_value(node.clone())?;
+        let up = if ready { duration(uptime_seconds) } else { "not ready".into() };
+        for actor in actors {
+            let cells = [name.clone(), up.clone()].into_iter().chain(actor.cells());
+            table.add_row(cells);
+        }
+    }
+    Ok(format!("{text}{table}"))
+}
+
+impl ActorStatus {
+    fn cells(&self) -> [String; 8] {
+        let chunks = match self.capacity_chunks {
+            Some(capacity) => format!("{} of {capacity}", self.chunks),
+            None => self.chunks.to_string(),
+        };
+        let hit = 100.0 * self.tokens_hit as f64 / self.tokens_asked.max(1) as f64;
+        [
+            self.device.to_string(),
+            self.policy.clone(),
+            chunks,
+            format!("{} of {}", output::bytes(self.used_bytes), output::bytes(self.arena_bytes)),
+            output::bytes(self.quarantined_bytes),
+            self.sessions.to_string(),
+            self.leases.to_string(),
+            format!("{hit:.1} %"),
+        ]
+    }
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds as u64 {
+        s @ 0..=119 => format!("{s} s"),
+        s @ 120..=7_199 => format!("{} min", s / 60),
+        s @ 7_200..=172_799 => format!("{} h", s / 3_600),
+        s => format!("{} d", s / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_tables_show_each_actor_and_let_unknown_fields_pass() {
+        let status = ClusterStatus {
+            coordinator: Some(json!({
+                "role": "coordinator", "version": "9.9.9", "uptime_seconds": 200.0, "nodes": [], "later": 1
+            })),
+            nodes: vec![json!({
+                "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {}, "actors": [{
+                    "device": 0, "policy": "lru", "chunks": 12, "capacity_chunks": 3000, "used_bytes": 1 << 20,
+                    "arena_bytes": 1 << 30, "quarantined_bytes": 0, "sessions": 1, "leases": 2,
+                    "tokens_asked": 1000, "tokens_hit": 512, "later": true
+                }]
+            })],
+        };
+        let text = tables(&status).unwrap();
+        for part in ["version 9.9.9, up 3 min", "node-0", "12 of 3000", "1.0 MiB of 1.0 GiB", "51.2 %"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+}

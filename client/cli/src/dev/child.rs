@@ -1,0 +1,158 @@
+//! One process of a development cluster.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::process::{ChildStdout, Command};
+use tokio::time::timeout;
+
+use super::STOP_GRACE;
+use super::error::{DevError, Died};
+use super::options::DevOptions;
+
+/// The one line that a server prints on standard output, when it serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReadyLine {
+    /// Always true.
+    pub(crate) ready: bool,
+    /// Where it serves HTTP.
+    pub(crate) http: SocketAddr,
+    /// Its session sockets, by tenant; the coordinator has none.
+    #[serde(default)]
+    pub(crate) sockets: BTreeMap<String, PathBuf>,
+}
+
+/// A process that was ready once.
+#[derive(Debug)]
+pub(super) struct Child {
+    name: String,
+    log: PathBuf,
+    process: tokio::process::Child,
+    /// Kept open: a process that prints more must not die of it.
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Child {
+    /// Starts `PROGRAM SERVER --config CONFIG` and waits until it is ready.
+    pub(super) async fn start(
+        options: &DevOptions,
+        server: &str,
+        name: &str,
+        config: &Path,
+        log: PathBuf,
+    ) -> Result<(Self, ReadyLine), DevError> {
+        let spawn_error = |source| DevError::Spawn { name: name.to_owned(), source };
+        let mut process = Command::new(&options.program)
+            .arg(server)
+            .arg("--config")
+            .arg(config)
+            .arg("--parent")
+            .arg(std::process::id().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).map_err(spawn_error)?)
+            // Ctrl-C at a terminal goes to this process alone, which then stops its children in order.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(spawn_error)?;
+        let stdout =
+            process.stdout.take().ok_or_else(|| spawn_error(std::io::ErrorKind::BrokenPipe.into()))?;
+        let mut child = Self { name: name.to_owned(), log, process, stdout: BufReader::new(stdout) };
+        match timeout(READY_TIMEOUT, child.ready_line()).await {
+            Ok(ready) => Ok((child, ready?)),
+            Err(_) => Err(DevError::NotReady { name: child.name, after: READY_TIMEOUT, log: child.log }),
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Ready when the process has ended.
+    pub(super) async fn died(&mut self) -> Died {
+        let status = self.process.wait().await.ok();
+        let log_tail = tail(&self.log);
+        Died { name: self.name.clone(), status, log: self.log.clone(), log_tail }
+    }
+
+    /// Sends SIGTERM.
+    pub(super) fn ask_to_stop(&self) {
+        let pid = self.process.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        // `None`, or an error: it has ended already, and `stopped` will see that.
+        if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
+            tracing::debug!(name = self.name, %error, "no signal sent");
+        }
+    }
+
+    /// Waits for the end, and brings it about where it takes too long.
+    pub(super) async fn stopped(&mut self) -> Result<(), DevError> {
+        if timeout(STOP_GRACE, self.process.wait()).await.is_ok() {
+            return Ok(());
+        }
+        // An error here: it has ended in this very moment.
+        let _ = self.process.kill().await;
+        Err(DevError::Killed { name: self.name.clone(), after: STOP_GRACE, log: self.log.clone() })
+    }
+
+    async fn ready_line(&mut self) -> Result<ReadyLine, DevError> {
+        let mut line = String::new();
+        let mut limited = (&mut self.stdout).take(MAX_READY_LINE_BYTES);
+        let read = limited.read_line(&mut line).await;
+        if line.is_empty() {
+            tracing::debug!(name = self.name, ?read, "it closed its standard output");
+            return Err(self.died().await.into());
+        }
+        match serde_json::from_str(&line) {
+            Ok(ready @ ReadyLine { ready: true, .. }) => Ok(ready),
+            _ => Err(DevError::NotAReadyLine { name: self.name.clone(), line: line.trim_end().to_owned() }),
+        }
+    }
+}
+
+/// The last lines of a log; empty where it cannot be read.
+fn tail(log: &Path) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(log)?;
+        let bytes = file.metadata()?.len();
+        file.seek(SeekFrom::Start(bytes.saturating_sub(TAIL_BYTES)))?;
+        let mut text = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+}
+
+/// How long a process may take to start: a large arena is faulted in page by page.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_READY_LINE_BYTES: u64 = 64 << 10;
+const TAIL_BYTES: u64 = 4 << 10;
+const TAIL_LINES: usize = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_of_a_log_is_its_last_lines() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let lines: Vec<String> = (0..10_000).map(|i| format!("line {i}")).collect();
+        std::fs::write(log.path(), lines.join("\n")).unwrap();
+        assert_eq!(tail(log.path()), lines[9_980..].join("\n"));
+        assert_eq!(tail(Path::new("/nowhere")), "");
+    }
+}

@@ -1,0 +1,119 @@
+//! Why a development cluster does not run.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use super::runtime_dir::RuntimeDirError;
+
+/// Why a development cluster does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DevError {
+    /// What was asked for is impossible.
+    #[error("{what}")]
+    Options {
+        /// What is wrong, and what to do about it.
+        what: String,
+    },
+    /// Nobody knows where this program is.
+    #[error("cannot find this program to start it again")]
+    Program {
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// There is no directory of this user's own.
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
+    /// A file of the cluster cannot be written or read.
+    #[error("cannot use {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The sockets' paths would be longer than the kernel allows.
+    #[error(
+        "{} is too long for the path of a socket ({} bytes, at most {MAX_SOCKET_PATH_BYTES}): choose a shorter --dir",
+        path.display(), path.as_os_str().len()
+    )]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// No development cluster is running, or none that says where it is.
+    #[error("no development cluster is running: start one with `larder dev`, or say where to ask")]
+    NotRunning,
+    /// A process did not start.
+    #[error("cannot start {name}")]
+    Spawn {
+        /// Which.
+        name: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A process ended before it was ready, or later by itself.
+    #[error(transparent)]
+    Died(#[from] Died),
+    /// A process takes too long to start.
+    #[error("{name} is not ready after {after:?}; its log is {}", log.display())]
+    NotReady {
+        /// Which.
+        name: String,
+        /// How long it had.
+        after: Duration,
+        /// Its log.
+        log: PathBuf,
+    },
+    /// A process said something else than that it is ready.
+    #[error("{name} said `{line}` instead of where it can be reached")]
+    NotAReadyLine {
+        /// Which.
+        name: String,
+        /// What it said.
+        line: String,
+    },
+    /// A process did not stop when told to.
+    #[error("{name} did not stop within {after:?} and was killed; its log is {}", log.display())]
+    Killed {
+        /// Which.
+        name: String,
+        /// How long it had.
+        after: Duration,
+        /// Its log.
+        log: PathBuf,
+    },
+}
+
+/// A process of the cluster ended though nobody told it to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct Died {
+    /// Which.
+    pub name: String,
+    /// How it ended, where the system says.
+    pub status: Option<ExitStatus>,
+    /// Its log.
+    pub log: PathBuf,
+    /// The last lines of its log.
+    pub log_tail: String,
+}
+
+impl fmt::Display for Died {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} died", self.name)?;
+        if let Some(status) = self.status {
+            write!(f, " ({status})")?;
+        }
+        write!(f, "; its log {} ends:", self.log.display())?;
+        let mut lines = self.log_tail.lines().peekable();
+        if lines.peek().is_none() {
+            write!(f, " (it is empty)")?;
+        }
+        lines.try_for_each(|line| write!(f, "\n    {line}"))
+    }
+}
+
+/// The longest path of a Unix socket: `sun_path` less the final zero.
+pub(super) const MAX_SOCKET_PATH_BYTES: usize = 107;

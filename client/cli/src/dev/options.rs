@@ -1,0 +1,117 @@
+//! What a development cluster is to be like.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::error::DevError;
+use super::this_program;
+
+/// What a development cluster is to be like.
+#[derive(Debug, Clone)]
+pub struct DevOptions {
+    /// The program that is started as `PROGRAM node --config FILE --parent PID` and `PROGRAM coordinator ...`.
+    pub program: PathBuf,
+    /// How many nodes.
+    pub nodes: u16,
+    /// Bytes of each node's host arena; `None`: what the chunks need, or [`DEFAULT_ARENA_BYTES`].
+    pub arena_bytes: Option<u64>,
+    /// The most chunks that each node keeps, over all of its actors; `None`: what the arena holds.
+    pub chunks_per_node: Option<u64>,
+    /// Bytes of one chunk's block, where only one size will be used.
+    pub block_bytes: Option<u64>,
+    /// Who is evicted first.
+    pub policy: Policy,
+    /// Where config files, sockets and logs go; `None`: a directory of its own, removed when the cluster stops well.
+    pub dir: Option<PathBuf>,
+    /// Where the cluster is announced; `None`: the user's runtime directory.
+    pub runtime_dir: Option<PathBuf>,
+}
+
+/// Who is evicted first, always among chunks without a cached child.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// Oldest insertion
+    Fifo,
+    /// Least recently used
+    #[default]
+    Lru,
+}
+
+impl DevOptions {
+    /// One node with all the defaults, started from this program.
+    ///
+    /// # Errors
+    /// The system does not say where this program is.
+    pub fn new() -> Result<Self, DevError> {
+        Ok(Self {
+            program: this_program()?,
+            nodes: 1,
+            arena_bytes: None,
+            chunks_per_node: None,
+            block_bytes: None,
+            policy: Policy::default(),
+            dir: None,
+            runtime_dir: None,
+        })
+    }
+
+    /// Bytes of each node's host arena: as asked; else what the chunks need with a quarter for the watermark and
+    /// [`STAGING_BYTES`] for staging; else [`DEFAULT_ARENA_BYTES`].
+    #[must_use]
+    pub fn resolved_arena_bytes(&self) -> u64 {
+        let for_chunks = || {
+            let bytes = self.chunks_per_node?.saturating_mul(self.block_bytes?);
+            Some(bytes.saturating_add(bytes / 4).saturating_add(STAGING_BYTES))
+        };
+        self.arena_bytes.or_else(for_chunks).unwrap_or(DEFAULT_ARENA_BYTES)
+    }
+
+    pub(super) fn check(&self) -> Result<(), DevError> {
+        let refuse = |what: String| Err(DevError::Options { what });
+        if !(1..=MAX_NODES).contains(&self.nodes) {
+            return refuse(format!("a development cluster has 1 to {MAX_NODES} nodes, not {}", self.nodes));
+        }
+        if self.chunks_per_node == Some(0) || self.block_bytes == Some(0) || self.arena_bytes == Some(0) {
+            return refuse(
+                "a node that keeps nothing is of no use: chunks, block and arena are at least 1".into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a node's arena where nothing says otherwise.
+pub const DEFAULT_ARENA_BYTES: u64 = 256 << 20;
+
+/// Bytes of an arena beyond what the chunks need.
+pub const STAGING_BYTES: u64 = 64 << 20;
+
+/// Nodes of a development cluster.
+pub const MAX_NODES: u16 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arena_is_as_large_as_asked_or_as_the_chunks_need() {
+        let options = DevOptions::new().unwrap();
+        assert_eq!(options.resolved_arena_bytes(), DEFAULT_ARENA_BYTES);
+        let chunks = DevOptions { chunks_per_node: Some(4), block_bytes: Some(1 << 20), ..options };
+        assert_eq!(chunks.resolved_arena_bytes(), (5 << 20) + STAGING_BYTES);
+        assert_eq!(DevOptions { arena_bytes: Some(7), ..chunks.clone() }.resolved_arena_bytes(), 7);
+        let huge = DevOptions { chunks_per_node: Some(u64::MAX), ..chunks };
+        assert_eq!(huge.resolved_arena_bytes(), u64::MAX, "the node says that this is too much");
+    }
+
+    #[test]
+    fn impossible_clusters_are_refused_with_what_is_possible() {
+        let options = DevOptions::new().unwrap();
+        let none = DevOptions { nodes: 0, ..options.clone() };
+        assert_eq!(none.check().unwrap_err().to_string(), "a development cluster has 1 to 64 nodes, not 0");
+        assert!(DevOptions { chunks_per_node: Some(0), ..options }.check().is_err());
+    }
+}

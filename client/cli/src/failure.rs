@@ -1,0 +1,40 @@
+//! How a command ends when it does not end well.
+
+use std::process::ExitCode;
+
+/// The run itself failed: a wrong byte, a failed request, a process that died.
+pub(crate) const FAILED: u8 = 1;
+
+/// What was asked for makes no sense: arguments, config, input files. The same as clap's own.
+pub(crate) const USAGE: u8 = 2;
+
+/// Marks an error as the asker's: put it into the chain as a context.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
+
+/// Tells people what went wrong, and the shell whose fault it is.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(exit_status(error))
+}
+
+fn exit_status(error: &anyhow::Error) -> u8 {
+    if error.downcast_ref::<Usage>().is_some() { USAGE } else { FAILED }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context as _, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn the_status_says_whose_fault_it_is_however_deep_the_mark_is() {
+        let fails = || Err::<(), _>(anyhow!("line 3: no"));
+        let marked = fails().context(Usage("cannot read x".into())).context("replay").unwrap_err();
+        assert_eq!(exit_status(&marked), USAGE);
+        assert_eq!(format!("{marked:#}"), "replay: cannot read x: line 3: no");
+        assert_eq!(exit_status(&fails().unwrap_err()), FAILED);
+    }
+}

@@ -1,0 +1,79 @@
+//! Logs on standard error.
+
+use std::io::IsTerminal as _;
+
+use anyhow::Context as _;
+use clap::{ArgAction, Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::Usage;
+
+/// What is logged, and how.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Logging (on standard error)")]
+pub(crate) struct LogOptions {
+    /// Log more: -v progress, -vv details, -vvv everything
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+
+    /// What to log, e.g. `info` or `larder_node=debug,warn`; goes before -v and the variable LARDER_LOG
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
+
+    /// How log lines look
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+impl LogOptions {
+    /// Starts logging; `default_level` is what is logged where nobody says otherwise.
+    pub(crate) fn start(&self, default_level: &str) -> anyhow::Result<()> {
+        let filter = self.filter(std::env::var("LARDER_LOG").ok(), default_level);
+        let filter = EnvFilter::try_new(&filter).with_context(|| {
+            Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`"))
+        })?;
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // A second start in one process (a test that runs two commands) keeps the first one's settings.
+        let _ = match self.log_format {
+            LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).try_init(),
+            LogFormat::Json => log.json().try_init(),
+        };
+        Ok(())
+    }
+
+    fn filter(&self, from_environment: Option<String>, default_level: &str) -> String {
+        let by_count = match self.verbose {
+            0 => None,
+            1 => Some("info".to_owned()),
+            2 => Some("debug".to_owned()),
+            _ => Some("trace".to_owned()),
+        };
+        let filter = self.log.clone().or(by_count).or(from_environment);
+        filter.unwrap_or_else(|| default_level.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_goes_before_the_count_and_that_before_the_environment() {
+        let filter = |log: Option<&str>, verbose| {
+            let options = LogOptions { verbose, log: log.map(Into::into), log_format: LogFormat::Text };
+            options.filter(Some("error".into()), "warn")
+        };
+        assert_eq!(filter(Some("off"), 2), "off");
+        assert_eq!(filter(None, 2), "debug");
+        assert_eq!(filter(None, 0), "error");
+    }
+}

@@ -1,0 +1,76 @@
+//! Chooses the node of each request where caches are node-local: the one that recomputed least lately.
+
+/// How long it takes, in trace time, until recomputed tokens count half.
+pub const HALF_LIFE_MS: u64 = 30_000;
+
+/// Tokens that each node recomputed, fading with trace time.
+#[derive(Debug, Clone)]
+pub struct LeastRecomputed {
+    nodes: Vec<Load>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Load {
+    tokens: f64,
+    at_ms: u64,
+}
+
+impl LeastRecomputed {
+    /// Nobody has recomputed anything.
+    #[must_use]
+    pub fn new(nodes: usize) -> Self {
+        Self { nodes: vec![Load::default(); nodes] }
+    }
+
+    /// The node for a request that arrives at `now_ms`; the first of those that are alike.
+    ///
+    /// # Panics
+    /// Where there are no nodes.
+    #[must_use]
+    pub fn choose(&self, now_ms: u64) -> usize {
+        (0..self.nodes.len())
+            .min_by(|&a, &b| self.nodes[a].tokens_at(now_ms).total_cmp(&self.nodes[b].tokens_at(now_ms)))
+            .expect("a replay has at least one node")
+    }
+
+    /// Counts tokens that `node` computed for a request that arrived at `now_ms`.
+    pub fn recomputed(&mut self, node: usize, now_ms: u64, tokens: u64) {
+        let load = &mut self.nodes[node];
+        load.tokens = load.tokens_at(now_ms) + tokens as f64;
+        load.at_ms = load.at_ms.max(now_ms);
+    }
+}
+
+impl Load {
+    /// Requests may finish out of order: what comes late counts as of the newest time known.
+    fn tokens_at(&self, now_ms: u64) -> f64 {
+        let half_lives = now_ms.saturating_sub(self.at_ms) as f64 / HALF_LIFE_MS as f64;
+        self.tokens * (-half_lives).exp2()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_that_recomputed_least_gets_the_next_request() {
+        let mut nodes = LeastRecomputed::new(3);
+        assert_eq!(nodes.choose(0), 0);
+        nodes.recomputed(0, 0, 100);
+        nodes.recomputed(1, 0, 50);
+        assert_eq!(nodes.choose(0), 2);
+        nodes.recomputed(2, 0, 60);
+        assert_eq!(nodes.choose(0), 1);
+    }
+
+    #[test]
+    fn what_was_recomputed_counts_half_after_half_a_minute_of_trace_time() {
+        let mut nodes = LeastRecomputed::new(2);
+        nodes.recomputed(0, 0, 100);
+        nodes.recomputed(1, HALF_LIFE_MS, 49);
+        assert_eq!(nodes.choose(HALF_LIFE_MS), 1);
+        nodes.recomputed(1, HALF_LIFE_MS, 2);
+        assert_eq!(nodes.choose(HALF_LIFE_MS), 0);
+    }
+}

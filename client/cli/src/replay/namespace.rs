@@ -1,0 +1,39 @@
+//! The namespace of a replay: one block a chunk, hashes from the trace.
+
+use larder_protocol::namespace::{EngineHash, HashAlgorithm};
+use larder_protocol::{NamespaceSpec, PoolSpec};
+
+use crate::trace::CHUNK_TOKENS;
+
+/// The namespace of a replay whose chunks have blocks of `block_bytes`.
+#[must_use]
+pub fn replay_namespace(block_bytes: u64) -> NamespaceSpec {
+    NamespaceSpec {
+        model: "larder replay".into(),
+        revision: String::new(),
+        kv_dtype: "bytes".into(),
+        layout: "flat".into(),
+        hash: HashAlgorithm::Engine(EngineHash { name: "larder trace".into(), seed: String::new() }),
+        chunk_tokens: CHUNK_TOKENS as u32,
+        engine_block_tokens: CHUNK_TOKENS as u32,
+        tensor_parallel: 1,
+        pipeline_parallel: 1,
+        context_parallel: 1,
+        slices: 1,
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: block_bytes }],
+        flat: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_namespace_of_a_replay_is_possible_and_its_blocks_have_the_size_asked() {
+        let spec = replay_namespace(4_096);
+        assert_eq!(spec.check(), Ok(()));
+        assert_eq!(spec.pools[0].block_bytes(), 4_096);
+        assert_ne!(spec.fingerprint("a"), replay_namespace(8_192).fingerprint("a"));
+    }
+}

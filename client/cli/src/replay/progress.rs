@@ -1,0 +1,62 @@
+//! Shows people how far a replay is.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A bar on standard error with rate, time left and the hit rate so far; nothing where that is no terminal.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar for so many requests; nothing is shown where `quiet`.
+    #[must_use]
+    pub fn new(requests: u64, quiet: bool) -> Self {
+        if quiet {
+            return Self { bar: ProgressBar::hidden() };
+        }
+        let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr());
+        bar.set_style(
+            ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar }
+    }
+
+    /// One more request came to its end; `hit_rate` is the fraction of tokens hit until now.
+    pub fn advance(&self, hit_rate: f64) {
+        self.bar.inc(1);
+        if !self.bar.is_hidden() {
+            self.bar.set_message(format!("{:.1} %", hit_rate * 100.0));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} requests  {per_sec}  {eta} left  {msg} hit";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_one() {
+        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+    }
+
+    #[test]
+    fn the_bar_renders_and_goes_away() {
+        for quiet in [false, true] {
+            let progress = Progress::new(2, quiet);
+            progress.advance(0.5);
+            progress.finish();
+            assert!(progress.bar.is_finished());
+        }
+    }
+}

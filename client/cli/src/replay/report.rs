@@ -1,0 +1,160 @@
+//! What a replay found, for people or for machines.
+
+use std::collections::BTreeMap;
+
+use comfy_table::Table;
+use serde::{Deserialize, Serialize};
+
+use crate::output;
+
+/// The results of a replay. Serialised, it is the one object that `--json` prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Requests played.
+    pub requests: u64,
+    /// Those that ended with an error.
+    pub failed_requests: u64,
+    /// Tokens of all prompts.
+    pub tokens_asked: u64,
+    /// Tokens whose blocks were served.
+    pub tokens_hit: u64,
+    /// The same, by the tier they came from.
+    pub tokens_hit_by_tier: BTreeMap<String, u64>,
+    /// Tokens that had to be computed.
+    pub tokens_computed: u64,
+    /// `tokens_hit / tokens_asked`.
+    pub token_hit_rate: f64,
+    /// The same rate for a cache that never evicts.
+    pub token_hit_rate_infinite: f64,
+    /// Bytes served that are not what their key implies.
+    pub wrong_bytes: u64,
+    /// Bytes of blocks read and written, from the transport's counters.
+    pub bytes_moved: u64,
+    /// Median time of a lookup, in microseconds.
+    pub lookup_p50_us: f64,
+    /// 99th percentile of the same.
+    pub lookup_p99_us: f64,
+    /// Median time to lease and copy out what a request hit, in microseconds.
+    pub fetch_p50_us: f64,
+    /// 99th percentile of the same.
+    pub fetch_p99_us: f64,
+    /// How long the replay took.
+    pub seconds: f64,
+    /// The first block with a wrong byte.
+    pub first_wrong: Option<WrongBlock>,
+    /// What the first failed request met.
+    pub first_failure: Option<String>,
+}
+
+/// A block that is not what its key implies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrongBlock {
+    /// The key: the chunk's hash, in hexadecimal.
+    pub chunk: String,
+    /// Where its first wrong byte is.
+    pub offset: u64,
+    /// How many of its bytes are wrong.
+    pub wrong_bytes: u64,
+    /// Bytes of the block.
+    pub block_bytes: u64,
+}
+
+impl Report {
+    /// Whether no byte was wrong and no request failed.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.wrong_bytes == 0 && self.failed_requests == 0
+    }
+
+    /// The results as a table, with what went wrong below it.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = self.rows().to_string();
+        if let Some(wrong) = &self.first_wrong {
+            let WrongBlock { chunk, offset, wrong_bytes, block_bytes } = wrong;
+            text += &format!(
+                "\nwrong bytes: the first wrong block is {chunk}: {wrong_bytes} of {block_bytes} bytes, from offset {offset}"
+            );
+        }
+        if let Some(failure) = &self.first_failure {
+            text += &format!("\nfailed requests: the first one met: {failure}");
+        }
+        text
+    }
+
+    fn rows(&self) -> Table {
+        let mut table = output::table(&["", ""]);
+        let mut row = |name: &str, value: String| {
+            table.add_row([name, &value]);
+        };
+        let rate = |tokens: u64| percent(tokens as f64 / self.tokens_asked.max(1) as f64);
+        row("requests", self.requests.to_string());
+        row("failed requests", self.failed_requests.to_string());
+        row("tokens asked", self.tokens_asked.to_string());
+        for (tier, &tokens) in &self.tokens_hit_by_tier {
+            row(&format!("tokens hit, {tier}"), format!("{tokens}  ({})", rate(tokens)));
+        }
+        row("tokens computed", format!("{}  ({})", self.tokens_computed, rate(self.tokens_computed)));
+        row("token hit rate", percent(self.token_hit_rate));
+        row("  of an infinite cache", percent(self.token_hit_rate_infinite));
+        row("bytes moved", output::bytes(self.bytes_moved));
+        row("lookup p50 / p99", pair(self.lookup_p50_us, self.lookup_p99_us));
+        row("fetch p50 / p99", pair(self.fetch_p50_us, self.fetch_p99_us));
+        row("wrong bytes", self.wrong_bytes.to_string());
+        row("seconds", format!("{:.2}", self.seconds));
+        output::align_right(&mut table, 1);
+        table
+    }
+}
+
+fn percent(fraction: f64) -> String {
+    format!("{:.2} %", fraction * 100.0)
+}
+
+fn pair(p50_us: f64, p99_us: f64) -> String {
+    format!("{p50_us:.1} / {p99_us:.1} µs")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::content;
+    use crate::replay::Tally;
+
+    #[test]
+    fn the_json_object_has_every_promised_field() {
+        let report = Tally::new().finish(0, 0.25, Duration::from_secs(2));
+        let json = serde_json::to_value(&report).unwrap();
+        let fields = [
+            "requests",
+            "failed_requests",
+            "tokens_asked",
+            "tokens_hit",
+            "tokens_hit_by_tier",
+            "token_hit_rate",
+            "token_hit_rate_infinite",
+            "wrong_bytes",
+            "bytes_moved",
+            "lookup_p50_us",
+            "lookup_p99_us",
+            "fetch_p50_us",
+            "fetch_p99_us",
+            "seconds",
+            "tokens_computed",
+        ];
+        for field in fields {
+            assert!(json.get(field).is_some(), "{field} is missing");
+        }
+        assert_eq!(json["tokens_hit_by_tier"], serde_json::json!({"host": 0}));
+    }
+
+    #[test]
+    fn the_table_names_the_first_wrong_key() {
+        let mut tally = Tally::new();
+        tally.check(&content::chunk_hash(5), &[0; 64]);
+        let text = tally.finish(1 << 30, 0.5, Duration::from_secs(2)).table();
+        assert!(text.contains(&content::chunk_hash(5).to_string()), "{text}");
+        assert!(text.contains("1.0 GiB") && text.contains("50.00 %"), "{text}");
+    }
+}

@@ -1,0 +1,203 @@
+//! Counts what happens during a replay.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use larder_protocol::ChunkHash;
+use larder_protocol::session::Tier;
+
+use super::report::{Report, WrongBlock};
+use crate::content;
+
+/// Running counts of one replay.
+#[derive(Debug, Clone)]
+pub struct Tally {
+    requests: u64,
+    failed_requests: u64,
+    first_failure: Option<String>,
+    tokens_asked: u64,
+    tokens_hit: BTreeMap<&'static str, u64>,
+    wrong_bytes: u64,
+    first_wrong: Option<WrongBlock>,
+    lookups: Histogram<u64>,
+    fetches: Histogram<u64>,
+}
+
+impl Tally {
+    /// Nothing has happened.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            requests: 0,
+            failed_requests: 0,
+            first_failure: None,
+            tokens_asked: 0,
+            tokens_hit: BTreeMap::from([(tier_name(Tier::Host), 0)]),
+            wrong_bytes: 0,
+            first_wrong: None,
+            lookups: latencies(),
+            fetches: latencies(),
+        }
+    }
+
+    /// A request with a prompt of `tokens` came to its end, well or not.
+    pub fn asked(&mut self, tokens: u64) {
+        self.requests += 1;
+        self.tokens_asked += tokens;
+    }
+
+    /// `tokens` of a prompt came from `tier`.
+    pub fn hit(&mut self, tier: Tier, tokens: u64) {
+        *self.tokens_hit.entry(tier_name(tier)).or_default() += tokens;
+    }
+
+    /// A request failed.
+    pub fn failed(&mut self, error: &(dyn std::error::Error + 'static)) {
+        self.failed_requests += 1;
+        self.first_failure.get_or_insert_with(|| with_causes(error));
+    }
+
+    /// Compares a block that was served under `chunk` with what its key implies; whether it is right.
+    pub fn check(&mut self, chunk: &ChunkHash, block: &[u8]) -> bool {
+        let Some(offset) = content::first_difference(chunk, block) else { return true };
+        let wrong_bytes = content::differences(chunk, block) as u64;
+        self.wrong_bytes += wrong_bytes;
+        self.first_wrong.get_or_insert_with(|| WrongBlock {
+            chunk: chunk.to_string(),
+            offset: offset as u64,
+            wrong_bytes,
+            block_bytes: block.len() as u64,
+        });
+        false
+    }
+
+    /// A lookup was answered.
+    pub fn looked_up(&mut self, took: Duration) {
+        self.lookups.saturating_record(took.as_nanos() as u64);
+    }
+
+    /// The blocks that hit were leased and copied out.
+    pub fn fetched(&mut self, took: Duration) {
+        self.fetches.saturating_record(took.as_nanos() as u64);
+    }
+
+    /// Tokens hit of tokens asked until now; 0 where none was asked.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        self.tokens_hit_total() as f64 / self.tokens_asked.max(1) as f64
+    }
+
+    /// The results, with what only others know: the transport's bytes, the bound, the time it took.
+    #[must_use]
+    pub fn finish(self, bytes_moved: u64, token_hit_rate_infinite: f64, took: Duration) -> Report {
+        let tokens_hit = self.tokens_hit_total();
+        Report {
+            requests: self.requests,
+            failed_requests: self.failed_requests,
+            tokens_asked: self.tokens_asked,
+            tokens_hit,
+            tokens_hit_by_tier: self
+                .tokens_hit
+                .iter()
+                .map(|(&tier, &tokens)| (tier.to_owned(), tokens))
+                .collect(),
+            tokens_computed: self.tokens_asked - tokens_hit,
+            token_hit_rate: self.hit_rate(),
+            token_hit_rate_infinite,
+            wrong_bytes: self.wrong_bytes,
+            bytes_moved,
+            lookup_p50_us: quantile_us(&self.lookups, 0.5),
+            lookup_p99_us: quantile_us(&self.lookups, 0.99),
+            fetch_p50_us: quantile_us(&self.fetches, 0.5),
+            fetch_p99_us: quantile_us(&self.fetches, 0.99),
+            seconds: took.as_secs_f64(),
+            first_wrong: self.first_wrong,
+            first_failure: self.first_failure,
+        }
+    }
+
+    fn tokens_hit_total(&self) -> u64 {
+        self.tokens_hit.values().sum()
+    }
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Host => "host",
+    }
+}
+
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
+        .expect("the bounds are constants that the crate allows")
+}
+
+/// 0 where nothing was measured.
+fn quantile_us(latencies: &Histogram<u64>, quantile: f64) -> f64 {
+    latencies.value_at_quantile(quantile) as f64 / 1_000.0
+}
+
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Longer ones count as an hour.
+const LONGEST_LATENCY_NS: u64 = 3_600 * 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_become_rates_and_latencies() {
+        let mut tally = Tally::new();
+        tally.asked(1_000);
+        tally.hit(Tier::Host, 512);
+        tally.asked(1_048);
+        tally.looked_up(Duration::from_micros(100));
+        tally.looked_up(Duration::from_micros(300));
+        let report = tally.finish(4_096, 0.5, Duration::from_millis(1_500));
+        assert_eq!((report.requests, report.tokens_computed), (2, 1_536));
+        assert!((report.token_hit_rate - 0.25).abs() < 1e-12);
+        assert!((report.lookup_p50_us - 100.0).abs() < 1.0 && (report.lookup_p99_us - 300.0).abs() < 1.0);
+        assert_eq!(report.fetch_p99_us, 0.0);
+        assert!(report.passed());
+    }
+
+    #[test]
+    fn a_wrong_byte_is_counted_and_the_first_wrong_key_is_named() {
+        let mut tally = Tally::new();
+        let mut block = vec![0; 4_096];
+        for id in [1, 2] {
+            content::fill(&content::chunk_hash(id), &mut block);
+            assert!(tally.check(&content::chunk_hash(id), &block));
+            block[77] ^= 1;
+            block[99] ^= 1;
+            assert!(!tally.check(&content::chunk_hash(id), &block));
+        }
+        let report = tally.finish(0, 0.0, Duration::ZERO);
+        assert_eq!(report.wrong_bytes, 4);
+        let first = report.first_wrong.as_ref().unwrap();
+        assert_eq!((first.chunk.as_str(), first.offset), (content::chunk_hash(1).to_string().as_str(), 77));
+        assert!(!report.passed());
+    }
+
+    #[test]
+    fn a_failed_request_fails_the_run_with_its_causes() {
+        let mut tally = Tally::new();
+        tally.failed(&std::io::Error::other("the node is gone"));
+        tally.failed(&std::io::Error::other("later"));
+        let report = tally.finish(0, 0.0, Duration::ZERO);
+        assert_eq!(report.failed_requests, 2);
+        assert_eq!(report.first_failure.as_deref(), Some("the node is gone"));
+        assert!(!report.passed());
+    }
+}

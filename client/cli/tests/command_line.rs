@@ -1,0 +1,150 @@
+//! The program as a shell sees it: output, errors, exit status, signals.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn larder(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_larder")).args(args).env_remove("LARDER_LOG").output().unwrap()
+}
+
+fn refusal(args: &[&str]) -> (Option<i32>, String) {
+    let output = larder(args);
+    assert!(output.stdout.is_empty(), "errors go to standard error");
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// Starts a program and reads the first line that it prints.
+fn start(command: &mut Command) -> (Child, BufReader<ChildStdout>, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    (child, stdout, line)
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), signal).unwrap();
+}
+
+fn coordinator_config() -> tempfile::NamedTempFile {
+    let config = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(config.path(), "[http]\nlisten = \"127.0.0.1:0\"\n").unwrap();
+    config
+}
+
+#[test]
+fn help_goes_to_standard_output_and_is_no_error() {
+    for args in [&["--help"][..], &["help", "replay"], &["dev", "--help"], &["--version"]] {
+        let output = larder(args);
+        assert!(output.status.success() && output.stderr.is_empty() && !output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_ends_with_status_2_and_says_what_would() {
+    let (status, text) = refusal(&["replay", "/nowhere/trace.jsonl"]);
+    assert_eq!(status, Some(2));
+    assert!(text.starts_with("error: cannot play /nowhere/trace.jsonl: No such file"), "{text}");
+
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(trace.path(), r#"{"timestamp":0,"input_length":600,"output_length":1,"hash_ids":[1]}"#)
+        .unwrap();
+    let (status, text) = refusal(&["replay", trace.path().to_str().unwrap()]);
+    assert_eq!(status, Some(2));
+    assert!(text.contains("line 1: 600 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1"), "{text}");
+
+    let (status, text) = refusal(&["replay", "--dev", "2"]);
+    assert_eq!(status, Some(2));
+    assert!(text.contains("does not share chunks between nodes") && text.contains("--no-share"), "{text}");
+
+    let (status, text) = refusal(&["replay", "--coordinator", "127.0.0.1:1", "--chunks-per-node", "5"]);
+    assert_eq!(status, Some(2));
+    assert!(text.contains("cannot be used with"), "{text}");
+
+    let (status, text) = refusal(&["--log", "=", "status"]);
+    assert_eq!(status, Some(2));
+    assert!(text.contains("no log filter"), "{text}");
+}
+
+#[test]
+fn a_coordinator_config_with_an_unknown_key_ends_with_status_2_and_names_it() {
+    let config = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(config.path(), "[http]\nport = 5\n").unwrap();
+    let (status, text) = refusal(&["coordinator", "--config", config.path().to_str().unwrap()]);
+    assert_eq!(status, Some(2));
+    assert!(text.contains("unknown field `port`"), "{text}");
+}
+
+#[test]
+fn a_server_that_does_not_answer_ends_with_status_1() {
+    let (status, text) = refusal(&["status", "--node", "127.0.0.1:9"]);
+    assert_eq!(status, Some(1));
+    assert!(text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
+}
+
+#[test]
+fn without_a_cluster_status_says_how_to_start_one() {
+    let empty = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .arg("status")
+        .env("XDG_RUNTIME_DIR", empty.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("larder dev"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_coordinator_says_when_it_is_ready_and_ends_well_on_a_signal() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let config = coordinator_config();
+        let (mut child, _stdout, line) = start(
+            Command::new(env!("CARGO_BIN_EXE_larder")).arg("coordinator").arg("--config").arg(config.path()),
+        );
+        assert!(line.starts_with(r#"{"ready":true,"http":"127.0.0.1:"#), "{line}");
+        send(&child, signal);
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_coordinator_dies_with_the_process_that_started_it() {
+    let config = coordinator_config();
+    let (mut parent, mut stdout, line) = start(
+        Command::new("sh")
+            .arg("-c")
+            .arg(r#""$0" coordinator --config "$1" --parent $$ & wait"#)
+            .arg(env!("CARGO_BIN_EXE_larder"))
+            .arg(config.path()),
+    );
+    assert!(line.contains("ready"), "{line}");
+    send(&parent, Signal::KILL);
+    parent.wait().unwrap();
+    // The coordinator alone holds the pipe now: it ends when the coordinator does.
+    assert_eq!(stdout.read_to_end(&mut Vec::new()).unwrap(), 0);
+}
+
+#[test]
+fn benches_print_an_array_of_measurements() {
+    let output = larder(&["bench", "--rounds", "3", "--json"]);
+    assert!(output.status.success());
+    let measurements: Vec<larder_cli::bench::Measurement> = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(!measurements.is_empty() && measurements.iter().all(|m| m.ratio > 0.0));
+}

@@ -1,0 +1,100 @@
+//! A development cluster starts whole or not at all, and leaves nothing behind.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use larder_cli::dev::{DevCluster, DevError, DevOptions};
+use tempfile::TempDir;
+
+/// Nodes are played by a shell script; so is the coordinator, unless `dir` holds the real program.
+fn options(runtime_dir: &TempDir) -> DevOptions {
+    DevOptions {
+        program: Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fake-server"),
+        runtime_dir: Some(runtime_dir.path().join("larder")),
+        ..DevOptions::new().unwrap()
+    }
+}
+
+fn in_dir(runtime_dir: &TempDir, node_0_does: &str) -> DevOptions {
+    let dir = runtime_dir.path().join("dev");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("node-0.does"), node_0_does).unwrap();
+    DevOptions { dir: Some(dir), nodes: 2, ..options(runtime_dir) }
+}
+
+fn announced(runtime_dir: &TempDir) -> Option<String> {
+    fs::read_to_string(runtime_dir.path().join("larder/dev.json")).ok()
+}
+
+#[tokio::test]
+async fn a_cluster_is_found_while_it_runs_and_leaves_nothing_behind() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let cluster = DevCluster::start(DevOptions { nodes: 3, ..options(&runtime_dir) }).await.unwrap();
+    let names: Vec<_> = cluster.addresses().nodes.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(names, ["node-0", "node-1", "node-2"]);
+    assert!(announced(&runtime_dir).unwrap().contains("node-2.sock"));
+    assert_eq!(cluster.logs().count(), 4);
+
+    let dir = cluster.dir().to_owned();
+    assert!(dir.join("node-1.toml").exists());
+    cluster.stop().await.unwrap();
+    assert!(!dir.exists() && announced(&runtime_dir).is_none());
+}
+
+#[tokio::test]
+async fn the_coordinator_is_told_of_the_nodes() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let options = in_dir(&runtime_dir, "");
+    symlink(env!("CARGO_BIN_EXE_larder"), options.dir.as_ref().unwrap().join("larder")).unwrap();
+    let cluster = DevCluster::start(options).await.unwrap();
+    let url = format!("http://{}/status", cluster.addresses().coordinator.unwrap());
+    let status = ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap();
+    assert!(
+        status.contains(r#""nodes":[{"name":"node-0","http":"127.0.0.1:9"},{"name":"node-1""#),
+        "{status}"
+    );
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn two_clusters_run_side_by_side_and_the_newer_one_is_announced() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let older = DevCluster::start(options(&runtime_dir)).await.unwrap();
+    let newer = DevCluster::start(options(&runtime_dir)).await.unwrap();
+    assert_ne!(older.dir(), newer.dir());
+    older.stop().await.unwrap();
+    assert!(announced(&runtime_dir).unwrap().contains(newer.dir().to_str().unwrap()));
+    newer.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_dies_while_starting_is_told_with_the_end_of_its_log() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let error = DevCluster::start(in_dir(&runtime_dir, "die-at-once")).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("node-0 died (exit status: 3)"), "{text}");
+    assert!(text.ends_with("the arena is larger than the memory"), "{text}");
+    assert!(announced(&runtime_dir).is_none());
+}
+
+#[tokio::test]
+async fn a_node_that_dies_later_is_told_with_the_end_of_its_log() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let mut cluster = DevCluster::start(in_dir(&runtime_dir, "die-later")).await.unwrap();
+    let died = cluster.died().await;
+    assert_eq!((died.name.as_str(), died.log_tail.as_str()), ("node-0", "a slot is lost"));
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_program_that_is_no_server_is_told() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let error = DevCluster::start(in_dir(&runtime_dir, "say-nonsense")).await.unwrap_err();
+    assert_eq!(error.to_string(), "node-0 said `hello` instead of where it can be reached");
+
+    let missing = DevOptions { program: "/nowhere/larder".into(), ..options(&runtime_dir) };
+    assert!(matches!(DevCluster::start(missing).await, Err(DevError::Spawn { .. })));
+}
