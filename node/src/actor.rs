@@ -94,6 +94,10 @@ pub struct Report {
     pub usage: Usage,
     /// The policy in force.
     pub policy: PolicyName,
+    /// Prompt tokens of all lookups whose caller could use a hit.
+    pub tokens_asked: u64,
+    /// Prompt tokens that they found.
+    pub tokens_hit: u64,
 }
 
 impl GpuActor {
@@ -249,7 +253,8 @@ impl Handler<AskReport> for GpuActor {
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let usage = self.store.usage();
         self.metrics.observe(&usage);
-        Report { usage, policy: self.store.policy() }
+        let (tokens_asked, tokens_hit) = self.metrics.tokens();
+        Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit }
     }
 }
 

@@ -186,6 +186,14 @@ impl ActorMetrics {
         }
     }
 
+    /// Prompt tokens asked and hit so far.
+    #[must_use]
+    pub fn tokens(&self) -> (u64, u64) {
+        let counters = || self.namespaces.values();
+        let asked = counters().map(|counters| counters.asked.get() + counters.asked_preempted.get()).sum();
+        (asked, counters().map(|counters| counters.hit.get() + counters.hit_preempted.get()).sum())
+    }
+
     /// Counts a request.
     pub fn requested(&self, request: &'static str, outcome: Outcome, seconds: f64) {
         let outcome = match outcome {

@@ -1,0 +1,167 @@
+//! What a node answers over HTTP: health, metrics, status.
+//!
+//! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give
+//! up soon.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use actix::Addr;
+use actix_web::web::{Data, Json, ServiceConfig, get};
+use actix_web::{HttpResponse, error};
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+
+use crate::actor::{AskReport, GpuActor, Report};
+use crate::clock::Clock;
+use crate::metrics::SharedMetrics;
+
+/// The body of `GET /status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The node's name.
+    pub name: String,
+    /// The version that runs.
+    pub version: String,
+    /// Whether every actor answers.
+    pub ready: bool,
+    /// Seconds since it began to serve.
+    pub uptime_seconds: f64,
+    /// The socket of each tenant.
+    pub sockets: BTreeMap<String, PathBuf>,
+    /// Every actor that answers.
+    pub actors: Vec<ActorStatus>,
+}
+
+/// One actor in [`Status`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActorStatus {
+    /// Its device number.
+    pub device: u16,
+    /// The eviction policy in force.
+    pub policy: String,
+    /// Chunks in the host tier.
+    pub chunks: u64,
+    /// How many there may be, where that is limited.
+    pub capacity_chunks: Option<u64>,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+    /// Bytes of slots in use.
+    pub used_bytes: u64,
+    /// Bytes free.
+    pub free_bytes: u64,
+    /// Bytes that vanished processes may still touch.
+    pub quarantined_bytes: u64,
+    /// Bytes pinned.
+    pub pinned_bytes: u64,
+    /// Open sessions.
+    pub sessions: u64,
+    /// Leases.
+    pub leases: u64,
+    /// Pins.
+    pub pins: u64,
+    /// Reservations.
+    pub reservations: u64,
+    /// Processes that have closed their sessions and may still run.
+    pub lingering_processes: u64,
+    /// Prompt tokens of all lookups.
+    pub tokens_asked: u64,
+    /// Prompt tokens found.
+    pub tokens_hit: u64,
+    /// Chunks evicted.
+    pub evictions: u64,
+}
+
+/// What all requests share.
+pub(crate) struct State {
+    pub(crate) name: String,
+    pub(crate) sockets: BTreeMap<String, PathBuf>,
+    /// Set when they run: before, the arena is being made.
+    pub(crate) actors: OnceLock<Vec<Addr<GpuActor>>>,
+    pub(crate) metrics: SharedMetrics,
+    pub(crate) clock: Clock,
+}
+
+/// The paths.
+pub(crate) fn routes(service: &mut ServiceConfig) {
+    service
+        .route("/healthz", get().to(healthy))
+        .route("/readyz", get().to(ready))
+        .route("/metrics", get().to(metrics))
+        .route("/status", get().to(status));
+}
+
+async fn healthy() -> &'static str {
+    "ok\n"
+}
+
+/// Ready means serving: every actor answers.
+async fn ready(state: Data<Arc<State>>) -> HttpResponse {
+    if state.actors.get().is_none() {
+        return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
+    }
+    let silent: Vec<u16> =
+        state.ask().await.into_iter().filter(|(_, report)| report.is_none()).map(|(device, _)| device).collect();
+    if silent.is_empty() {
+        return HttpResponse::Ok().body("ok\n");
+    }
+    HttpResponse::ServiceUnavailable().body(format!("no answer from the actors of devices {silent:?}\n"))
+}
+
+async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+    for (device, report) in state.ask().await {
+        state.metrics.actor_is_up(device, report.is_some());
+    }
+    let text = state.metrics.render().map_err(error::ErrorInternalServerError)?;
+    Ok(HttpResponse::Ok().insert_header(("content-type", prometheus::TEXT_FORMAT)).body(text))
+}
+
+async fn status(state: Data<Arc<State>>) -> Json<Status> {
+    let reports = state.ask().await;
+    Json(Status {
+        name: state.name.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        ready: !reports.is_empty() && reports.iter().all(|(_, report)| report.is_some()),
+        uptime_seconds: state.clock.elapsed().as_secs_f64(),
+        sockets: state.sockets.clone(),
+        actors: reports.into_iter().filter_map(|(device, report)| Some(actor_status(device, &report?))).collect(),
+    })
+}
+
+impl State {
+    /// Every actor's report, or none where it does not answer in time.
+    async fn ask(&self) -> Vec<(u16, Option<Report>)> {
+        let actors = self.actors.get().into_iter().flatten();
+        let asked = actors.map(|actor| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskReport)));
+        let reports = join_all(asked).await.into_iter().map(|report| report.ok().and_then(Result::ok));
+        (0..).zip(reports).collect()
+    }
+}
+
+fn actor_status(device: u16, report: &Report) -> ActorStatus {
+    let usage = &report.usage;
+    ActorStatus {
+        device,
+        policy: report.policy.to_string(),
+        chunks: usage.cached_chunks,
+        capacity_chunks: usage.capacity_chunks,
+        arena_bytes: usage.bytes.total,
+        used_bytes: usage.bytes.used,
+        free_bytes: usage.bytes.free,
+        quarantined_bytes: usage.bytes.quarantined,
+        pinned_bytes: usage.pinned_bytes,
+        sessions: usage.sessions,
+        leases: usage.leases,
+        pins: usage.pins,
+        reservations: usage.reservations,
+        lingering_processes: usage.lingering_processes,
+        tokens_asked: report.tokens_asked,
+        tokens_hit: report.tokens_hit,
+        evictions: usage.evictions.watermark + usage.evictions.need + usage.evictions.clearing,
+    }
+}
+
+/// How long an actor may take to answer.
+const ACTOR_DEADLINE: Duration = Duration::from_millis(500);

@@ -1,0 +1,251 @@
+//! Starts a node and stops it.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use actix::Actor;
+use actix_rt::Arbiter;
+use actix_web::web::Data;
+use actix_web::{App, HttpServer};
+use tokio::sync::watch;
+
+use crate::actor::GpuActor;
+use crate::arena::{Arena, ArenaError};
+use crate::clock::Clock;
+use crate::copy::CopyLane;
+use crate::http::{State, routes};
+use crate::limits::{ActorLimits, Limits};
+use crate::metrics::{Metrics, SharedMetrics};
+use crate::processes::Processes;
+use crate::session::{Listener, Listening, SessionActor, SessionSettings};
+use crate::store::Store;
+use crate::store::ids::TenantId;
+use crate::threads;
+
+/// The node serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    /// Where it serves HTTP.
+    pub http: SocketAddr,
+    /// The socket of each tenant.
+    pub sockets: BTreeMap<String, PathBuf>,
+}
+
+/// Why the node does not serve.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address cannot be used.
+    #[error("cannot listen on {listen}: is another process there?")]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A tenant's socket cannot be used.
+    #[error("cannot listen on the socket {} of tenant `{tenant}`: may this user write there, and does no other node serve it?", path.display())]
+    Socket {
+        /// The tenant.
+        tenant: String,
+        /// Its socket.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The arena cannot be had.
+    #[error("cannot make the arena of device {device}")]
+    Arena {
+        /// Whose.
+        device: u16,
+        /// Why.
+        source: ArenaError,
+    },
+    /// A thread cannot be started.
+    #[error("cannot start the copy threads of device {device}")]
+    CopyLane {
+        /// Whose.
+        device: u16,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The metrics contradict each other.
+    #[error("cannot register the metrics")]
+    Metrics(#[from] prometheus::Error),
+    /// Serving HTTP failed.
+    #[error("cannot serve HTTP on {http}")]
+    Serve {
+        /// Where it served.
+        http: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Serves until `stop` is ready, then ends what is under way; at most [`STOP_SECONDS`] long. `on_ready` is called once,
+/// when sessions are accepted. Needs an actix system.
+///
+/// # Errors
+/// [`ServeError`]: it never served, or could not serve on.
+///
+/// # Cancel safety
+/// Dropped, it stops serving without a grace time.
+pub async fn run(
+    limits: Limits,
+    on_ready: impl FnOnce(Ready),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let clock = Clock::start();
+    let metrics: SharedMetrics = Arc::new(Metrics::new()?);
+    let listen = limits.http_listen;
+    let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
+    let http = listener.local_addr().map_err(|source| ServeError::Listen { listen, source })?;
+    let sockets: BTreeMap<String, PathBuf> =
+        limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect();
+    let state = Arc::new(State {
+        name: limits.name.clone(),
+        sockets: sockets.clone(),
+        actors: OnceLock::new(),
+        metrics: Arc::clone(&metrics),
+        clock,
+    });
+    // Health answers from here on: a large arena takes long to make.
+    let (server, serving) = serve_http(listener, http, Arc::clone(&state))?;
+
+    let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
+    let mut actors = Vec::new();
+    for (device, limits) in (0..).zip(&limits.actors) {
+        actors.push(start_actor(device, limits, &metrics, clock, &tenants).await?);
+    }
+    let (stopping, watch_stopping) = watch::channel(false);
+    let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
+    let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
+    _ = state.actors.set(sessions.iter().map(|actor| actor.address.clone()).collect());
+    tracing::info!(node = limits.name, %http, "the node serves");
+    on_ready(Ready { http, sockets });
+
+    let mut serving = pin!(serving);
+    let ended = tokio::select! {
+        ended = &mut serving => Some(ended),
+        () = stop => None,
+    };
+    tracing::info!(node = limits.name, "the node stops");
+    drop(listening);
+    stopping.send_replace(true);
+    wait_for_sessions(&sessions).await;
+    if ended.is_none() {
+        server.stop(true).await;
+    }
+    for (_, arbiter) in actors {
+        arbiter.stop();
+        // The thread ends when its tasks are dropped; its arena goes with it.
+        if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
+            tracing::error!("an actor's thread ended in a panic");
+        }
+    }
+    match ended {
+        Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
+        None => serving.await.unwrap_or_else(|error| Err(error.into())),
+    }
+    .map_err(|source| ServeError::Serve { http, source })
+}
+
+type Serving = actix_rt::task::JoinHandle<std::io::Result<()>>;
+
+fn serve_http(
+    listener: TcpListener,
+    http: SocketAddr,
+    state: Arc<State>,
+) -> Result<(actix_web::dev::ServerHandle, Serving), ServeError> {
+    let state = Data::new(state);
+    let server = HttpServer::new(move || App::new().app_data(state.clone()).configure(routes))
+        .workers(HTTP_WORKERS)
+        .disable_signals()
+        .shutdown_timeout(STOP_SECONDS)
+        .listen(listener)
+        .map_err(|source| ServeError::Serve { http, source })?
+        .run();
+    Ok((server.handle(), actix_rt::spawn(server)))
+}
+
+/// Makes an actor's arena and starts the actor on a thread of its own, on the CPUs near its GPU.
+async fn start_actor(
+    device: u16,
+    limits: &ActorLimits,
+    metrics: &SharedMetrics,
+    clock: Clock,
+    tenants: &Arc<[String]>,
+) -> Result<(SessionActor, Arbiter), ServeError> {
+    let arena_limits = limits.arena.clone();
+    let made = tokio::task::spawn_blocking(move || Arena::build(&arena_limits)).await;
+    let arena = made
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+        .map_err(|source| ServeError::Arena { device, source })?;
+    export_placement(metrics, device, &arena);
+    let lane = CopyLane::start(&limits.copy).map_err(|source| ServeError::CopyLane { device, source })?;
+    let actor = GpuActor::new(
+        Store::new(limits.store.clone()),
+        Arc::new(arena),
+        lane,
+        metrics.of_actor(device),
+        clock,
+        Arc::clone(tenants),
+    );
+    let cpus = limits.cpus.clone();
+    let arbiter = Arbiter::with_tokio_rt(move || {
+        threads::enter(&format!("larder-gpu-{device}"), &cpus);
+        actix_rt::Runtime::new().unwrap_or_else(|error| panic!("no runtime for device {device}: {error}"))
+    });
+    let address = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);
+    let session_actor = SessionActor { address, arbiter: arbiter.handle(), sessions: Arc::default() };
+    Ok((session_actor, arbiter))
+}
+
+fn listen_on_sockets(
+    limits: &Limits,
+    actors: Vec<SessionActor>,
+    metrics: &SharedMetrics,
+    stopping: watch::Receiver<bool>,
+) -> Result<Vec<Listening>, ServeError> {
+    let addresses = actors.iter().map(|actor| actor.address.clone()).collect();
+    let settings = SessionSettings {
+        node: limits.name.clone(),
+        actors,
+        max_window_bytes: limits.session.max_window_bytes,
+        trust_engines: limits.session.trust_engines,
+        max_sessions: limits.session.max_sessions,
+        processes: Processes::new(addresses, limits.session.max_lingering_processes),
+        metrics: Arc::clone(metrics),
+        stopping,
+    };
+    let bind = |(number, tenant): (u16, &crate::limits::TenantLimits)| {
+        let listener = Listener::bind(TenantId(number), &tenant.name, &tenant.socket);
+        let failed = |source| ServeError::Socket { tenant: tenant.name.clone(), path: tenant.socket.clone(), source };
+        Ok(listener.map_err(failed)?.start(settings.clone()))
+    };
+    (0..).zip(&limits.tenants).map(bind).collect()
+}
+
+/// Waits until the sessions have ended, which they do when the node says that it stops.
+async fn wait_for_sessions(actors: &[SessionActor]) {
+    let open = || actors.iter().map(|actor| actor.sessions.load(Ordering::Relaxed)).sum::<u32>();
+    let ended = async {
+        while open() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(STOP_SECONDS), ended).await.is_err() {
+        tracing::warn!(sessions = open(), "sessions are still open");
+    }
+}
+
+/// How long what is under way may take when the node stops.
+pub const STOP_SECONDS: u64 = 2;
+
+/// HTTP is for people and scrapers here: one thread is plenty.
+const HTTP_WORKERS: usize = 1;
