@@ -1,4 +1,5 @@
 //! The client against a scripted node.
+#![expect(clippy::unwrap_used, reason = "what fails in a test's fixture fails the test")]
 
 mod closing;
 mod concurrent;
