@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::time::Duration;
 
-use larder_client::{BlockingSession, ProtocolError, Session, SessionError, SessionOptions};
+use larder_client::{BlockingSession, LookupOptions, ProtocolError, Session, SessionError, SessionOptions};
 use larder_protocol::session::{Busy, Refusal, RefusalCode, Response, Scarce};
 
-use crate::fake_node::{BLOCK_BYTES, SLICES, chain, leased, memory_file, node, options, spec};
+use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, memory_file, node, options, spec};
 
 #[tokio::test]
 async fn a_node_that_closes_mid_request_closes_every_request() {
@@ -98,6 +98,20 @@ async fn an_answer_of_the_wrong_kind_ends_the_session() {
     let session = Session::open(socket, options()).await.unwrap();
     let unpinned = session.unpin(1).await;
     assert!(matches!(unpinned, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
+    node.join().unwrap();
+}
+
+#[test]
+fn a_lookup_that_finds_more_than_was_asked_ends_the_session() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.answer_next(&found(17, None), Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let found = session.lookup(&namespace, &chain(1), LookupOptions::default());
+    assert!(matches!(found, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
     node.join().unwrap();
 }
 
