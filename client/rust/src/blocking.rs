@@ -41,7 +41,7 @@ impl BlockingSession {
     ///
     /// # Errors
     /// [`SessionError::Connect`] where nobody listens there; `Refused` and `Busy` where the node wants no session now.
-    pub fn connect(path: impl AsRef<Path>, options: &SessionOptions) -> Result<Self, SessionError> {
+    pub fn connect(path: impl AsRef<Path>, options: SessionOptions) -> Result<Self, SessionError> {
         let path = path.as_ref();
         let socket = UnixStream::connect(path)
             .map_err(|source| SessionError::Connect { path: path.to_owned(), source })?;
@@ -52,24 +52,23 @@ impl BlockingSession {
     ///
     /// # Errors
     /// `Refused` and `Busy` where the node wants no session now.
-    pub fn open(socket: UnixStream, options: &SessionOptions) -> Result<Self, SessionError> {
+    pub fn open(socket: UnixStream, options: SessionOptions) -> Result<Self, SessionError> {
         socket.set_nonblocking(false).map_err(SessionError::Socket)?;
         let patience = options.timeout.max(Duration::from_millis(1));
         socket.set_read_timeout(Some(patience)).map_err(SessionError::Socket)?;
         let deadline = now() + options.timeout;
-        let mut handshake = Handshake::start(socket.as_fd(), options)?;
+        let mut handshake = Handshake::start(socket.as_fd(), &options)?;
         loop {
-            match handshake.receive(socket.as_fd()) {
-                Ok(Some(opened)) => {
-                    let (link, reader) = handshake.finish(socket, opened, options);
-                    return Ok(Self { link, reader: Mutex::new(reader) });
-                }
-                Ok(None) if now() < deadline => {}
-                Ok(None) => return Err(SessionError::Timeout),
-                Err(SessionError::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(SessionError::Timeout);
-                }
-                Err(error) => return Err(error),
+            handshake.receive(socket.as_fd()).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => SessionError::Timeout,
+                _ => SessionError::opening(error),
+            })?;
+            if let Some(opened) = handshake.opened()? {
+                let (link, reader) = handshake.finish(socket, opened, &options);
+                return Ok(Self { link, reader: Mutex::new(reader) });
+            }
+            if now() >= deadline {
+                return Err(SessionError::Timeout);
             }
         }
     }
@@ -245,7 +244,10 @@ impl BlockingSession {
             Err(_) => reader.receive_now(socket),
         };
         match received {
-            Ok(1..) => self.link.deliver_all(reader),
+            Ok(1..) => {
+                self.link.deliver_all(reader);
+                Ok(())
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SessionError::Timeout),
             Ok(0) | Err(_) => {
                 self.link.close();
@@ -258,8 +260,7 @@ impl BlockingSession {
     fn deliver_late_answers(&self) {
         let mut reader = lock(&self.reader);
         if reader.receive_now(self.link.socket().as_fd()).is_ok_and(|bytes| bytes > 0) {
-            // An error ends the session, which the next request reports.
-            let _ = self.link.deliver_all(&mut reader);
+            self.link.deliver_all(&mut reader);
         }
     }
 }

@@ -55,6 +55,9 @@ pub(crate) fn register(spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]
     Exchange {
         request: Request::Register(asked.clone()),
         accept: Box::new(move |_, response, _| match response {
+            Response::Registered(_) if asked.slices.is_empty() || asked.block_bytes.is_empty() => {
+                Err(SessionError::wrong_answer("a namespace has a slice and a pool"))
+            }
             Response::Registered(registered) => Ok(Namespace::new(&registered, &asked)),
             _ => Err(SessionError::wrong_answer("a namespace is registered")),
         }),
@@ -77,7 +80,14 @@ pub(crate) fn lookup(
         tiers,
         pin_ms: pin.map(millis),
     });
-    let accept: Accept<_> = Box::new(|link, response, _| match response {
+    let asked = chain.len() as u64;
+    let most_tokens = asked * u64::from(namespace.chunk_tokens());
+    let accept: Accept<_> = Box::new(move |link, response, _| match response {
+        Response::Found(Found { tokens, spans, .. })
+            if tokens > most_tokens || spans.iter().any(|span| u64::from(span.to) > asked) =>
+        {
+            Err(SessionError::wrong_answer("a lookup finds chunks that were asked for"))
+        }
         Response::Found(found) => Ok(Pinning::new(link, found.pin.unwrap_or(0), found)),
         _ => Err(SessionError::wrong_answer("a lookup finds")),
     });
@@ -119,11 +129,11 @@ pub(crate) fn commit(part: CommitPart) -> Exchange<u32> {
             // The node copies from the window until it answers.
             drop(ranges);
             match response {
-                Response::Committed(chunks) => {
+                Response::Committed(chunks) if chunks as usize <= committed => {
                     remaining.settle(committed);
                     Ok(chunks)
                 }
-                _ => Err(SessionError::wrong_answer("a commit commits")),
+                _ => Err(SessionError::wrong_answer("a commit commits chunks that were named")),
             }
         }),
     }
@@ -140,9 +150,12 @@ pub(crate) fn pin(
         chain: chain.clone(),
         duration_ms: millis(duration),
     });
-    let accept: Accept<_> = Box::new(|link, response, _| match response {
-        Response::Pinned(pinned) => Ok(Pinning::new(link, pinned.pin, pinned)),
-        _ => Err(SessionError::wrong_answer("a pin pins")),
+    let asked = chain.len();
+    let accept: Accept<_> = Box::new(move |link, response, _| match response {
+        Response::Pinned(pinned) if pinned.chunks as usize <= asked => {
+            Ok(Pinning::new(link, pinned.pin, pinned))
+        }
+        _ => Err(SessionError::wrong_answer("a pin pins chunks that were asked for")),
     });
     Ok(Exchange { request, accept })
 }

@@ -68,7 +68,8 @@ impl Extents {
                 Some(i) => &mappings[i].1,
                 None => {
                     let known = self.mapped.get(&place.extent);
-                    let known = known.ok_or_else(|| SessionError::wrong_answer("a place in an unknown extent"))?;
+                    let known =
+                        known.ok_or_else(|| SessionError::wrong_answer("a place in an unknown extent"))?;
                     mappings.push((place.extent, Arc::clone(known)));
                     known
                 }

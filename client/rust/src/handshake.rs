@@ -44,14 +44,19 @@ impl Handshake {
         }
     }
 
-    /// Receives once; returns the Welcome when it is here as a whole.
+    /// Receives once.
     ///
     /// # Errors
-    /// `Socket` with `WouldBlock` where nothing has come; else what ends the opening.
-    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Option<Opened>, SessionError> {
-        if self.reader.receive(socket).map_err(SessionError::Socket)? == 0 {
-            return Err(SessionError::Closed);
+    /// The socket's own; `UnexpectedEof` at the end of the stream.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        match self.reader.receive(socket)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
         }
+    }
+
+    /// The node's answer, once it is here as a whole.
+    pub(crate) fn opened(&mut self) -> Result<Option<Opened>, SessionError> {
         let Some(frame) = self.reader.next_frame().map_err(ProtocolError::from)? else { return Ok(None) };
         let response = decode_response(frame.payload).map_err(ProtocolError::from)?;
         match response {

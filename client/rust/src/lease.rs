@@ -65,7 +65,11 @@ impl LeaseGuard {
     /// # Panics
     /// Where there is no such block, or `out` has another size than it.
     pub fn copy_block(&self, position: usize, block: usize, out: &mut [u8]) {
-        assert_eq!(out.len() as u64, self.namespace.block_bytes(block), "`out` must have the size of the block");
+        assert_eq!(
+            out.len() as u64,
+            self.namespace.block_bytes(block),
+            "`out` must have the size of the block"
+        );
         let (mapping, offset) = self.placed.block(self.index(position, block));
         mapping.copy_to(offset, out);
         self.link.traffic.count_read(out.len() as u64);

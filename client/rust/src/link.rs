@@ -26,7 +26,7 @@ use crate::window::Window;
 ///
 /// When the last handle and guard of the session is gone, the socket is shut down.
 pub(crate) struct Link {
-    socket: Arc<UnixStream>,
+    socket: UnixStream,
     state: Mutex<State>,
     /// Tells the owner that the socket did not take all there is to send.
     unsent: Arc<Notify>,
@@ -71,7 +71,7 @@ impl Link {
         timeout: Duration,
     ) -> Self {
         Self {
-            socket: Arc::new(socket),
+            socket,
             state: Mutex::new(State {
                 open: true,
                 writer: FrameWriter::new(),
@@ -90,7 +90,7 @@ impl Link {
         }
     }
 
-    pub(crate) fn socket(&self) -> &Arc<UnixStream> {
+    pub(crate) fn socket(&self) -> &UnixStream {
         &self.socket
     }
 
@@ -153,16 +153,17 @@ impl Link {
         }
     }
 
-    /// Delivers all answers that `reader` has. Ends the session where they are none.
-    pub(crate) fn deliver_all(self: &Arc<Self>, reader: &mut FrameReader) -> Result<(), SessionError> {
+    /// Delivers all answers that `reader` has. Where they are none, ends the session and returns false.
+    pub(crate) fn deliver_all(self: &Arc<Self>, reader: &mut FrameReader) -> bool {
         let delivered = self.try_deliver_all(reader);
         if let Err(error) = &delivered {
+            // The reason of `Closed` was logged where it arose.
             if !matches!(error, SessionError::Closed) {
                 tracing::warn!(%error, node = self.welcome.node, "the session ends");
             }
             self.close();
         }
-        delivered
+        delivered.is_ok()
     }
 
     /// Sends what is left, without blocking.

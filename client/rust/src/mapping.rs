@@ -133,8 +133,7 @@ impl Mapping {
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
-        let start =
-            unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, descriptor, 0) };
+        let start = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, descriptor, 0) };
         let start = start.map_err(os("map"))?;
         let start = NonNull::new(start.cast()).ok_or(MappingError::NotAFile)?;
         let mapping = Self { start, bytes: length, writable };
@@ -148,7 +147,10 @@ impl Mapping {
     /// The address of `offset`, from which `bytes` bytes lie within the mapping.
     fn checked(&self, offset: u64, bytes: usize) -> *mut u8 {
         let end = self.bytes;
-        assert!(self.contains(offset, bytes as u64), "{bytes} bytes at {offset} are beyond the mapping's {end}");
+        assert!(
+            self.contains(offset, bytes as u64),
+            "{bytes} bytes at {offset} are beyond the mapping's {end}"
+        );
         // SAFETY: `offset` is at most the length of the mapping, which is one allocation.
         unsafe { self.start.as_ptr().add(offset as usize) }
     }

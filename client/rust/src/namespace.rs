@@ -95,7 +95,11 @@ impl Namespace {
     /// Where a chunk has no such block.
     #[must_use]
     pub fn block_bytes(&self, block: usize) -> u64 {
-        assert!(block < self.blocks_per_chunk(), "a chunk has {} blocks, not {block}", self.blocks_per_chunk());
+        assert!(
+            block < self.blocks_per_chunk(),
+            "a chunk has {} blocks, not {block}",
+            self.blocks_per_chunk()
+        );
         self.shape.pool_bytes[block % self.shape.pool_bytes.len()]
     }
 

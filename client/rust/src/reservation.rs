@@ -74,7 +74,9 @@ impl Reservation {
         let Reserved { reservation, chunks, places, deadline_ms, extents } = reserved;
         let ascending = chunks.is_sorted_by(|a, b| a < b);
         if !ascending || chunks.last().is_some_and(|&last| last as usize >= asked) {
-            return Err(SessionError::wrong_answer("a reservation names chunks that were asked for, in order"));
+            return Err(SessionError::wrong_answer(
+                "a reservation names chunks that were asked for, in order",
+            ));
         }
         let mut mapped = lock(&link.extents);
         mapped.add(&extents, descriptors)?;
@@ -208,7 +210,9 @@ impl StagedChunk {
                 placed.block(index * self.claim.namespace.blocks_per_chunk() + block)
             }
             (Room::Window(range), _) => (range.mapping(), range.offset() + self.claim.block_offset(block)),
-            (Room::Arena(_), None) => unreachable!("a chunk is staged in the arena only where it has places there"),
+            (Room::Arena(_), None) => {
+                unreachable!("a chunk is staged in the arena only where it has places there")
+            }
         }
     }
 }
@@ -227,7 +231,8 @@ impl Claim {
     /// [`BLOCK_ALIGNMENT`]. For the number of blocks, the bytes of the whole room.
     fn block_offset(&self, block: usize) -> u64 {
         let pools = self.namespace.pool_bytes();
-        let bytes = |pools: &[u64]| pools.iter().map(|bytes| bytes.next_multiple_of(BLOCK_ALIGNMENT)).sum::<u64>();
+        let bytes =
+            |pools: &[u64]| pools.iter().map(|bytes| bytes.next_multiple_of(BLOCK_ALIGNMENT)).sum::<u64>();
         (block / pools.len()) as u64 * bytes(pools) + bytes(&pools[..block % pools.len()])
     }
 }

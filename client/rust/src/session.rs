@@ -3,8 +3,8 @@
 mod driver;
 
 use std::future::Future;
-use std::io;
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
+use std::os::unix::net;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +12,7 @@ use std::time::Duration;
 use larder_protocol::session::{Found, Pinned};
 use larder_protocol::{Chain, NamespaceSpec};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-
-use std::os::fd::AsFd;
+use tokio::net::UnixStream;
 
 use crate::error::SessionError;
 use crate::exchange::{self, Exchange};
@@ -50,10 +48,12 @@ impl Session {
     /// Outside of a tokio runtime with IO and time enabled.
     pub async fn connect(path: impl AsRef<Path>, options: SessionOptions) -> Result<Self, SessionError> {
         let path = path.as_ref();
-        let failed = |source| SessionError::Connect { path: path.to_owned(), source };
-        let connecting = async { tokio::net::UnixStream::connect(path).await?.into_std() };
-        let socket = within(options.timeout, async { connecting.await.map_err(failed) }).await?;
-        Self::open(socket, options).await
+        let connecting = async {
+            let failed = |source| SessionError::Connect { path: path.to_owned(), source };
+            UnixStream::connect(path).await.map_err(failed)
+        };
+        let socket = within(options.timeout, connecting).await?;
+        Self::shake_hands(socket, options).await
     }
 
     /// Opens a session on a socket that is connected already.
@@ -65,27 +65,10 @@ impl Session {
     ///
     /// # Panics
     /// Outside of a tokio runtime with IO and time enabled.
-    pub async fn open(socket: UnixStream, options: SessionOptions) -> Result<Self, SessionError> {
+    pub async fn open(socket: net::UnixStream, options: SessionOptions) -> Result<Self, SessionError> {
         socket.set_nonblocking(true).map_err(SessionError::Socket)?;
-        let socket = AsyncFd::with_interest(socket, Interest::READABLE).map_err(SessionError::Socket)?;
-        let mut handshake = Handshake::start(socket.as_fd(), &options)?;
-        let welcome = async {
-            loop {
-                let mut ready = socket.readable().await.map_err(SessionError::Socket)?;
-                match handshake.receive(socket.as_fd()) {
-                    Ok(Some(opened)) => return Ok(opened),
-                    Ok(None) => {}
-                    Err(SessionError::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                        ready.clear_ready();
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-        };
-        let opened = within(options.timeout, welcome).await?;
-        let (link, reader) = handshake.finish(socket.into_inner(), opened, &options);
-        driver::spawn(&link, reader).map_err(SessionError::Socket)?;
-        Ok(Self { link })
+        let socket = UnixStream::from_std(socket).map_err(SessionError::Socket)?;
+        Self::shake_hands(socket, options).await
     }
 
     /// Makes a namespace known: the `slices` that this session reads and writes, and the bytes of one block of each pool
@@ -244,6 +227,24 @@ impl Session {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.link.traffic.counters()
+    }
+
+    async fn shake_hands(socket: UnixStream, options: SessionOptions) -> Result<Self, SessionError> {
+        let mut handshake = Handshake::start(socket.as_fd(), &options)?;
+        let welcome = async {
+            loop {
+                let receive = || handshake.receive(socket.as_fd());
+                socket.async_io(Interest::READABLE, receive).await.map_err(SessionError::opening)?;
+                if let Some(opened) = handshake.opened()? {
+                    return Ok(opened);
+                }
+            }
+        };
+        let opened = within(options.timeout, welcome).await?;
+        let callers_half = socket.as_fd().try_clone_to_owned().map_err(SessionError::Socket)?;
+        let (link, reader) = handshake.finish(callers_half.into(), opened, &options);
+        driver::spawn(&link, socket, reader);
+        Ok(Self { link })
     }
 
     async fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {

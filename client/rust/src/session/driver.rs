@@ -1,12 +1,10 @@
 //! The task that receives a session's answers.
 
-use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
 
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
 use crate::link::Link;
@@ -17,8 +15,7 @@ struct CloseAtEnd(Weak<Link>);
 
 /// Starts the task of a session on the current runtime. It ends with the socket, which the last handle of the session
 /// shuts down.
-pub(super) fn spawn(link: &Arc<Link>, reader: FrameReader) -> io::Result<()> {
-    let socket = AsyncFd::new(Arc::clone(link.socket()))?;
+pub(super) fn spawn(link: &Arc<Link>, socket: UnixStream, reader: FrameReader) {
     let unsent = Arc::clone(link.unsent());
     let link = Arc::downgrade(link);
     tokio::spawn(async move {
@@ -28,16 +25,14 @@ pub(super) fn spawn(link: &Arc<Link>, reader: FrameReader) -> io::Result<()> {
             () = send_rest(&socket, &link.0, &unsent) => {}
         }
     });
-    Ok(())
 }
 
-async fn receive(socket: &AsyncFd<Arc<UnixStream>>, link: &Weak<Link>, mut reader: FrameReader) {
+async fn receive(socket: &UnixStream, link: &Weak<Link>, mut reader: FrameReader) {
     loop {
-        let delivered = link.upgrade().map(|link| link.deliver_all(&mut reader));
-        if !matches!(delivered, Some(Ok(()))) {
+        if !link.upgrade().is_some_and(|link| link.deliver_all(&mut reader)) {
             return;
         }
-        match socket.async_io(Interest::READABLE, |socket| reader.receive(socket.as_fd())).await {
+        match socket.async_io(Interest::READABLE, || reader.receive(socket.as_fd())).await {
             Ok(1..) => {}
             Ok(0) => return,
             Err(error) => {
@@ -49,10 +44,10 @@ async fn receive(socket: &AsyncFd<Arc<UnixStream>>, link: &Weak<Link>, mut reade
 }
 
 /// Sends what callers could not send without blocking.
-async fn send_rest(socket: &AsyncFd<Arc<UnixStream>>, link: &Weak<Link>, unsent: &Notify) {
+async fn send_rest(socket: &UnixStream, link: &Weak<Link>, unsent: &Notify) {
     loop {
         unsent.notified().await;
-        let flush = |_: &Arc<UnixStream>| link.upgrade().map_or(Ok(()), |link| link.flush_rest());
+        let flush = || link.upgrade().map_or(Ok(()), |link| link.flush_rest());
         if socket.async_io(Interest::WRITABLE, flush).await.is_err() {
             return;
         }

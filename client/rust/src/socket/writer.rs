@@ -138,9 +138,7 @@ impl FrameWriter {
         let bytes = IoSlice::new(&self.buffer[self.sent..end]);
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let Some(Attached { descriptors, .. }) = here else {
-            return retry_on_intr(|| {
-                sendmsg(socket, &[bytes], &mut SendAncillaryBuffer::default(), flags)
-            });
+            return retry_on_intr(|| sendmsg(socket, &[bytes], &mut SendAncillaryBuffer::default(), flags));
         };
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FRAME_DESCRIPTORS))];

@@ -1,0 +1,126 @@
+//! Sessions that cannot go on.
+
+use std::io::Write;
+use std::time::Duration;
+
+use larder_client::{BlockingSession, LookupOptions, ProtocolError, Session, SessionError, SessionOptions};
+use larder_protocol::session::{Busy, Refusal, RefusalCode, Response, Scarce};
+
+use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, memory_file, node, options, spec};
+
+#[tokio::test]
+async fn a_node_that_closes_mid_request_closes_every_request() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.next();
+        node.next();
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let asked = chain(1);
+    let (lease, unpinned) = tokio::join!(session.lease(&namespace, &asked), session.unpin(1));
+    assert!(matches!(lease, Err(SessionError::Closed)));
+    assert!(matches!(unpinned, Err(SessionError::Closed)));
+    assert!(matches!(session.unpin(1).await, Err(SessionError::Closed)));
+    node.join().unwrap();
+}
+
+#[test]
+fn a_node_that_closes_mid_request_closes_a_threads_request() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.next();
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Closed)));
+    assert!(matches!(session.unpin(1), Err(SessionError::Closed)));
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_frame_close_the_session() {
+    let (socket, node) = node(|mut node| {
+        node.welcome(0, false);
+        node.next();
+        node.socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+        assert_eq!(node.next(), None);
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    assert!(matches!(session.unpin(1).await, Err(SessionError::Closed)));
+    node.join().unwrap();
+}
+
+#[test]
+fn busy_and_refused_leave_the_session_usable() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.answer_next(&Response::Busy(Busy { what: Scarce::Claims, retry_after_ms: 20 }), Vec::new());
+        let message = "there is no such pin".into();
+        node.answer_next(&Response::Refused(Refusal { code: RefusalCode::Unknown, message }), Vec::new());
+        node.answer_next(&Response::Unpinned, Vec::new());
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let busy = session.lease(&namespace, &chain(1));
+    let later = Duration::from_millis(20);
+    assert!(
+        matches!(busy, Err(SessionError::Busy { what: Scarce::Claims, retry_after }) if retry_after == later)
+    );
+    let refused = session.unpin(1).unwrap_err();
+    assert_eq!(refused.to_string(), "the node refused: there is no such pin (Unknown)");
+    session.unpin(2).unwrap();
+    node.join().unwrap();
+}
+
+#[test]
+fn memory_that_its_owner_may_shrink_ends_the_session() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        let response = leased(1, 1, 1).0;
+        let unsealed = memory_file(&[0; 800], rustix::fs::SealFlags::GROW);
+        node.answer_next(&response, vec![unsealed]);
+        assert_eq!(node.next(), None);
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Descriptor(_))));
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_of_the_wrong_kind_ends_the_session() {
+    let (socket, node) = node(|mut node| {
+        node.welcome(0, false);
+        node.answer_next(&Response::Aborted, Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let unpinned = session.unpin(1).await;
+    assert!(matches!(unpinned, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
+    node.join().unwrap();
+}
+
+#[test]
+fn a_lookup_that_finds_more_than_was_asked_ends_the_session() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.answer_next(&found(17, None), Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let found = session.lookup(&namespace, &chain(1), LookupOptions::default());
+    assert!(matches!(found, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_path_without_a_node_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node.sock");
+    let blocking = BlockingSession::connect(&path, SessionOptions::default()).err().unwrap();
+    let error = Session::connect(&path, SessionOptions::default()).await.err().unwrap();
+    assert_eq!(error.to_string(), blocking.to_string());
+    assert!(error.to_string().contains("Is the node running"), "{error}");
+}

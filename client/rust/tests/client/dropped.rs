@@ -1,0 +1,149 @@
+//! What callers give up is given back.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use larder_client::{BlockingSession, LookupOptions, Session, SessionError};
+use larder_protocol::session::{Pinned, Request, Response};
+
+use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, reserved, spec};
+
+/// Starts a request, so that it is sent, and gives it up.
+fn give_up<F: Future>(request: F) {
+    let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending());
+}
+
+#[tokio::test]
+async fn what_a_late_answer_grants_is_given_back() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        let numbers = [(); 5].map(|()| node.next().unwrap().0);
+        let (response, descriptors) = leased(31, 1, 1);
+        node.answer(numbers[0], &response, descriptors);
+        node.answer(numbers[1], &reserved(32, [0]), Vec::new());
+        let pinned = Pinned { pin: 33, chunks: 1, duration_ms: 9 };
+        node.answer(numbers[2], &Response::Pinned(pinned), Vec::new());
+        node.answer(numbers[3], &found(16, Some(34)), Vec::new());
+        node.expect(&Request::Release(31));
+        for given_back in [Request::Abort(32), Request::Unpin(33), Request::Unpin(34)] {
+            let number = node.expect(&given_back);
+            node.answer(number, &Response::Unpinned, Vec::new());
+        }
+        // A caller that waits keeps its pin.
+        node.answer(numbers[4], &found(16, Some(35)), Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let chain = chain(1);
+    let minute = Duration::from_secs(60);
+    let pinning = LookupOptions { pin: Some(minute), ..LookupOptions::default() };
+    give_up(session.lease(&namespace, &chain));
+    give_up(session.reserve(&namespace, &chain, 0));
+    give_up(session.pin(&namespace, &chain, minute));
+    give_up(session.lookup(&namespace, &chain, pinning.clone()));
+    assert_eq!(session.lookup(&namespace, &chain, pinning).await.unwrap().pin, Some(35));
+    drop(session);
+    node.join().unwrap();
+}
+
+#[test]
+fn a_late_answer_to_a_thread_is_given_back() {
+    let (timed_out, resume) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(0);
+        let number = node.next().unwrap().0;
+        resume.recv().unwrap();
+        let (response, descriptors) = leased(31, 1, 1);
+        node.answer(number, &response, descriptors);
+        let number = node.next().unwrap().0;
+        node.expect(&Request::Release(31));
+        node.answer(number, &Response::Unpinned, Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let options = larder_client::SessionOptions { timeout: Duration::from_secs(1), ..options() };
+    let session = BlockingSession::open(socket, options).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Timeout)));
+    timed_out.send(()).unwrap();
+    session.unpin(1).unwrap();
+    drop(session);
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn what_a_reservation_did_not_commit_is_aborted_after_its_last_staged_chunk() {
+    let (socket, node) = node(|mut node| {
+        node.open(2_000);
+        node.answer_next(&reserved(21, [0, 1]), Vec::new());
+        let number = node.expect(&Request::Unpin(1));
+        node.answer(number, &Response::Unpinned, Vec::new());
+        node.expect(&Request::Abort(21));
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let reservation = session.reserve(&namespace, &chain(2), 0).await.unwrap();
+    let staged = session.stage(&reservation, 1).await.unwrap();
+    reservation.abort();
+    session.unpin(1).await.unwrap();
+    drop(staged);
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn room_in_the_window_is_free_only_when_the_node_has_answered() {
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(1_000);
+        node.answer_next(&reserved(21, [0, 1]), Vec::new());
+        let number = node.next().unwrap().0;
+        resumed.recv().unwrap();
+        node.answer(number, &Response::Committed(1), Vec::new());
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let reservation = session.reserve(&namespace, &chain(2), 0).await.unwrap();
+    let staged = session.stage(&reservation, 0).await.unwrap();
+    give_up(session.commit(&reservation, vec![staged]));
+    let mut second = pin!(session.stage(&reservation, 1));
+    let polled = second.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(polled, Poll::Pending), "the node may still copy from the window");
+    resume.send(()).unwrap();
+    assert_eq!(second.await.unwrap().position(), 1);
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn many_reservations_given_up_at_once_stay_within_the_limit_of_outstanding_requests() {
+    let (dropped, resume) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(0);
+        for number in 1..=30 {
+            node.answer_next(&reserved(number, [0]), Vec::new());
+        }
+        resume.recv().unwrap();
+        let first = node.next().unwrap().0;
+        let outstanding = 1 + node.count_now() as u64;
+        for number in first..first + outstanding {
+            node.answer(number, &Response::Aborted, Vec::new());
+        }
+        for _ in outstanding..30 {
+            assert!(matches!(node.answer_next(&Response::Aborted, Vec::new()), Request::Abort(_)));
+        }
+        outstanding
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let mut reservations = Vec::new();
+    for _ in 0..30 {
+        reservations.push(session.reserve(&namespace, &chain(1), 0).await.unwrap());
+    }
+    drop(reservations);
+    dropped.send(()).unwrap();
+    let outstanding = tokio::task::spawn_blocking(|| node.join().unwrap()).await.unwrap();
+    assert!(outstanding <= 8, "{outstanding} aborts were outstanding");
+}

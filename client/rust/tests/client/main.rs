@@ -1,0 +1,11 @@
+//! The client against a scripted node.
+#![expect(clippy::unwrap_used, reason = "what fails in a test's fixture fails the test")]
+
+mod closing;
+mod concurrent;
+mod dropped;
+mod fake_node;
+mod get;
+mod mapping;
+mod put;
+mod socket;

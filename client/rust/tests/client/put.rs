@@ -1,0 +1,135 @@
+//! Writing what a node lacks.
+
+use std::os::fd::AsFd;
+
+use larder_client::{BlockingSession, Counters, Mapping, Session, SessionError, StagedChunk};
+use larder_protocol::session::{Commit, Extent, Request, Reserved, Response};
+
+use crate::fake_node::{
+    BLOCK_BYTES, FakeNode, ROOM_BYTES, SLICES, arena, chain, node, options, pattern, reserved, sealed, spec,
+};
+
+/// Fills a chunk so that block `i` of the chunk at `p` has `pattern(p * 4 + i, _)`; in two pieces each.
+fn fill(staged: &mut StagedChunk) {
+    for block in 0..4 {
+        let bytes = pattern(staged.position() as usize * 4 + block, BLOCK_BYTES[block % 2]);
+        staged.copy_from(block, 0, &bytes[..50]);
+        staged.copy_from(block, 50, &bytes[50..]);
+    }
+}
+
+fn expect_commit(node: &mut FakeNode, window: &Mapping, chunks: &[u32]) {
+    let (number, request) = node.next().unwrap();
+    let Request::Commit(Commit { reservation: 21, chunks: committed, sources }) = request else {
+        panic!("{request:?} is no commit of reservation 21");
+    };
+    assert_eq!(committed, chunks);
+    assert_eq!(sources.len(), chunks.len() * 4);
+    for (i, source) in sources.into_iter().enumerate() {
+        let mut copy = vec![0; BLOCK_BYTES[i % 2] as usize];
+        window.copy_to(source, &mut copy);
+        assert_eq!(copy, pattern(chunks[i / 4] as usize * 4 + i % 4, copy.len() as u64));
+        assert_eq!(source % 64, 0);
+    }
+    node.answer(number, &Response::Committed(chunks.len() as u32), Vec::new());
+}
+
+/// A window for two chunks, of which three are reserved.
+fn script(mut node: FakeNode) {
+    let window = node.open(2_000).unwrap();
+    node.answer_next(&reserved(21, [1, 2, 4]), Vec::new());
+    expect_commit(&mut node, &window, &[1, 2]);
+    expect_commit(&mut node, &window, &[4]);
+    // Nothing is left to abort.
+    assert_eq!(node.next(), None);
+}
+
+#[tokio::test]
+async fn staged_chunks_arrive_byte_for_byte() {
+    let (socket, node) = node(script);
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let reservation = session.reserve(&namespace, &chain(5), 0).await.unwrap();
+    assert_eq!(reservation.chunks(), [1, 2, 4]);
+    for positions in [&[1, 2][..], &[4]] {
+        let mut staged = Vec::new();
+        for &position in positions {
+            let mut chunk = session.stage(&reservation, position).await.unwrap();
+            fill(&mut chunk);
+            staged.push(chunk);
+        }
+        assert_eq!(session.commit(&reservation, staged).await.unwrap(), positions.len() as u32);
+    }
+    assert_eq!(session.counters(), Counters { bytes_read: 0, bytes_written: 3 * 800 });
+    drop((session, reservation));
+    node.join().unwrap();
+}
+
+#[test]
+fn a_threads_staged_chunks_arrive_byte_for_byte() {
+    let (socket, node) = node(script);
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let reservation = session.reserve(&namespace, &chain(5), 0).unwrap();
+    for positions in [&[1, 2][..], &[4]] {
+        let staged = positions.iter().map(|&position| {
+            let mut chunk = session.stage(&reservation, position).unwrap();
+            fill(&mut chunk);
+            chunk
+        });
+        let staged = staged.collect();
+        assert_eq!(session.commit(&reservation, staged).unwrap(), positions.len() as u32);
+    }
+    drop((session, reservation));
+    node.join().unwrap();
+}
+
+#[test]
+fn a_trusted_engine_writes_straight_into_the_arena() {
+    let (socket, node) = node(|mut node| {
+        node.welcome(0, true);
+        node.register();
+        let (places, expected) = arena(9, 2);
+        let bytes = expected.len() as u64;
+        let memory = sealed(&vec![0; expected.len()]);
+        let view = Mapping::read_only(memory.as_fd(), bytes).unwrap();
+        let extents = vec![Extent { extent: 9, bytes }];
+        let chunks = vec![0, 1];
+        let reserved = Reserved { reservation: 21, chunks, places, deadline_ms: 5_000, extents };
+        node.answer_next(&Response::Reserved(reserved), vec![memory]);
+        let commit = Commit { reservation: 21, chunks: vec![1, 0], sources: Vec::new() };
+        let number = node.expect(&Request::Commit(commit));
+        let mut copy = vec![0; expected.len()];
+        view.copy_to(0, &mut copy);
+        assert_eq!(copy, expected);
+        node.answer(number, &Response::Committed(2), Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let reservation = session.reserve(&namespace, &chain(2), 0).unwrap();
+    let mut staged = [1, 0].map(|position| session.stage(&reservation, position).unwrap());
+    staged.iter_mut().for_each(fill);
+    assert_eq!(session.commit(&reservation, staged.into()).unwrap(), 2);
+    drop((session, reservation));
+    node.join().unwrap();
+}
+
+#[test]
+fn a_chunk_larger_than_the_window_is_refused() {
+    let (socket, node) = node(|mut node| {
+        node.open(ROOM_BYTES as usize - 1);
+        node.answer_next(&reserved(21, [0]), Vec::new());
+        node.expect(&Request::Abort(21));
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let reservation = session.reserve(&namespace, &chain(1), 0).unwrap();
+    let staged = session.stage(&reservation, 0);
+    assert!(matches!(
+        staged,
+        Err(SessionError::WindowTooSmall { chunk_bytes: ROOM_BYTES, window_bytes: 895 })
+    ));
+    drop(reservation);
+    node.join().unwrap();
+}
