@@ -216,13 +216,13 @@ pub enum Tier {
 /// There is room.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// The reservation; commit or abort it.
+    /// The reservation; commit or abort it. 0 where there is nothing to write. It is gone once all of it is committed.
     pub reservation: u64,
-    /// Positions (in the chain) of the chunks to write; the others are here already or are being written.
+    /// Positions (in the chain, ascending) of the chunks to write; the others are here already or are being written.
     pub chunks: Vec<u32>,
     /// Where the node trusts its engines: where to write each block, in the order of [`Commit::sources`]. Empty else.
     pub places: Vec<Place>,
-    /// When the right to commit ends.
+    /// When the right to commit ends, counted from this answer.
     pub deadline_ms: u64,
     /// Extents that the session sees for the first time; their descriptors come along in this order.
     pub extents: Vec<Extent>,
@@ -310,10 +310,8 @@ pub enum RefusalCode {
     Namespace,
     /// The chain is impossible, or disagrees with what is cached.
     Chain,
-    /// A number that names nothing of this session (namespace, lease, reservation, pin, device).
+    /// A number that names nothing of this session (namespace, lease, reservation, pin, device), or no longer.
     Unknown,
-    /// The reservation's deadline passed.
-    Lapsed,
     /// A place outside the write window, or a list of the wrong length.
     Place,
     /// The request can never be met on this node: a block larger than the window or an extent.
