@@ -1,0 +1,108 @@
+//! An engine as a process of its own, which does one thing to a node and then waits to be ended.
+
+use std::io::{BufRead, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context as _;
+
+use crate::content::prompt;
+use crate::raw::{RawSession, commit, hello, reserve};
+
+/// A running engine process. Dropping it kills it.
+pub struct EngineProcess {
+    child: Child,
+}
+
+impl EngineProcess {
+    /// Starts `program` (the binary `test-engine`) and waits until it has done `deed` to the node at `socket`.
+    ///
+    /// # Errors
+    /// Where it could not do it.
+    pub fn start(program: &str, socket: &Path, deed: &str) -> anyhow::Result<Self> {
+        let mut child = Command::new(program)
+            .arg(socket)
+            .arg(deed)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().context("it has a standard output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        anyhow::ensure!(line == "done\n", "the engine could not {deed}");
+        Ok(Self { child })
+    }
+
+    /// Its number in the system.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it with SIGKILL and waits until it is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be killed.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for EngineProcess {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// What the binary `test-engine` does: one deed, then it says so and waits for the end of its input.
+///
+/// # Errors
+/// Where the node does not let it.
+pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
+    let (mut session, registered, window) = RawSession::open(socket)?;
+    let hashes = prompt(b'a', 4);
+    let mut kept: Vec<Box<dyn std::any::Any>> = vec![Box::new(window)];
+    match deed {
+        // Holds a reservation, of which nothing is committed.
+        "write" => {
+            session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
+        }
+        // Has sent a commit and does not wait for its answer.
+        "commit" => {
+            let (reserved, _) = session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
+            let larder_protocol::session::Response::Reserved(reserved) = reserved else {
+                anyhow::bail!("not reserved: {reserved:?}")
+            };
+            session.send(&commit(reserved.reservation, 4))?;
+        }
+        "lease" => kept.push(Box::new(session.lease(&registered, &hashes)?)),
+        "pin" => {
+            let chain = larder_protocol::Chain::from_root(registered.root, hashes);
+            let pin = larder_protocol::session::Pin { namespace: registered.namespace, chain, duration_ms: 60_000 };
+            session.ask(&larder_protocol::session::Request::Pin(pin))?;
+        }
+        // Keeps the memory it was given, but closes the session.
+        "close" => {
+            kept.push(Box::new(session.lease(&registered, &hashes)?));
+            let mut other = RawSession::connect(socket)?;
+            other.ask(&hello())?;
+            drop(other);
+            drop(session);
+            return wait_for_the_end(&kept);
+        }
+        other => anyhow::bail!("no such deed: {other}"),
+    }
+    kept.push(Box::new(session));
+    wait_for_the_end(&kept)
+}
+
+fn wait_for_the_end<T>(_kept: &[T]) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    std::io::stdout().write_all(b"done\n")?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! A node as a process of its own.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::wait;
+
+/// A running node. Dropping it kills it.
+pub struct NodeProcess {
+    child: Child,
+    dir: TempDir,
+    http: String,
+}
+
+impl NodeProcess {
+    /// Starts `program node` and waits until it serves. `config` is TOML in which `{dir}` stands for a fresh directory.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn start(program: &str, config: &str) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let file = dir.path().join("node.toml");
+        let config = format!("name = \"test\"\n{config}").replace("{dir}", &dir.path().to_string_lossy());
+        std::fs::write(&file, config)?;
+        let log = std::fs::File::create(dir.path().join("node.log"))?;
+        let mut child = Command::new(program)
+            .args(["node", "--config"])
+            .arg(&file)
+            .args(["--parent", &std::process::id().to_string()])
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()?;
+        let stdout = child.stdout.take().context("it has a standard output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let ready: Value = serde_json::from_str(&line).with_context(|| {
+            format!("no ready line: {}", std::fs::read_to_string(dir.path().join("node.log")).unwrap_or_default())
+        })?;
+        let http = ready["http"].as_str().context("it says where it serves HTTP")?.to_owned();
+        Ok(Self { child, dir, http })
+    }
+
+    /// A node with one tenant and an arena of 16 MiB in extents of 2 MiB.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn small(program: &str) -> anyhow::Result<Self> {
+        Self::start(program, &format!("{SMALL_HOST}\n{ONE_TENANT}"))
+    }
+
+    /// The socket of tenant `name`.
+    #[must_use]
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.sock"))
+    }
+
+    /// Its number in the system.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its log so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default()
+    }
+
+    /// The directory that `{dir}` stands for.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The body at an HTTP path.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub fn get(&self, path: &str) -> anyhow::Result<String> {
+        let mut response = ureq::get(format!("http://{}{path}", self.http)).call()?;
+        Ok(response.body_mut().read_to_string()?)
+    }
+
+    /// A field of the first actor's status.
+    ///
+    /// # Panics
+    /// Where the node does not answer, or its status has no such field.
+    #[must_use]
+    pub fn status(&self, field: &str) -> u64 {
+        let text = self.get("/status").expect("the node answers");
+        let status: Value = serde_json::from_str(&text).expect("the status is JSON");
+        status["actors"][0][field].as_u64().unwrap_or_else(|| panic!("no `{field}` in {text}"))
+    }
+
+    /// Waits until a field of the first actor's status has a value.
+    pub fn wait_for(&self, field: &str, value: u64) {
+        wait::until(&format!("{field} = {value}"), || (self.status(field) == value).then_some(()));
+    }
+
+    /// Stops it as an operator would.
+    ///
+    /// # Errors
+    /// Where it cannot be signalled.
+    pub fn stop(mut self) -> anyhow::Result<ExitStatus> {
+        let pid = Pid::from_raw(i32::try_from(self.child.id())?).context("it has a number")?;
+        kill_process(pid, Signal::TERM)?;
+        Ok(self.child.wait()?)
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// HTTP on a free port and a small arena.
+pub const SMALL_HOST: &str = "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"16MiB\"\nextent_bytes = \"2MiB\"\n";
+
+/// The tenant `default`.
+pub const ONE_TENANT: &str = "[[tenants]]\nname = \"default\"\nsocket = \"{dir}/default.sock\"\n";

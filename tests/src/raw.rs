@@ -1,0 +1,171 @@
+//! A session without manners: it sends whatever it is told to.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use larder_client::socket::{FrameReader, FrameWriter};
+use larder_protocol::limits::SESSION_VERSION;
+use larder_protocol::session::{
+    Commit, Extent, Hello, Lease, Place, Register, Registered, Request, Reserve, Response, decode_response,
+};
+use larder_protocol::{Chain, ChunkHash};
+
+use crate::content::{BLOCK_BYTES, namespace};
+
+/// One connection to a node.
+pub struct RawSession {
+    socket: UnixStream,
+    reader: FrameReader,
+    writer: FrameWriter,
+    asked: u64,
+}
+
+/// An answer, with the descriptors that came along.
+pub type Answered = (Response, Vec<OwnedFd>);
+
+impl RawSession {
+    /// Connects and says nothing.
+    ///
+    /// # Errors
+    /// Where nobody listens.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let socket = UnixStream::connect(path)?;
+        socket.set_read_timeout(Some(crate::wait::DEADLINE))?;
+        Ok(Self { socket, reader: FrameReader::new(), writer: FrameWriter::new(), asked: 0 })
+    }
+
+    /// Connects, says hello and registers [`namespace`]; answers the write window's memory too.
+    ///
+    /// # Errors
+    /// Where the node refuses.
+    pub fn open(path: &Path) -> anyhow::Result<(Self, Registered, OwnedFd)> {
+        let mut session = Self::connect(path)?;
+        let (welcome, mut descriptors) = session.ask(&hello())?;
+        let Response::Welcome(_) = welcome else { bail!("not welcome: {welcome:?}") };
+        let window = descriptors.pop().context("a window came along")?;
+        let registered = session.register()?;
+        Ok((session, registered, window))
+    }
+
+    /// Registers [`namespace`].
+    ///
+    /// # Errors
+    /// Where the node refuses.
+    pub fn register(&mut self) -> anyhow::Result<Registered> {
+        match self.ask(&register(BLOCK_BYTES as u64))?.0 {
+            Response::Registered(registered) => Ok(registered),
+            other => bail!("not registered: {other:?}"),
+        }
+    }
+
+    /// Sends a request and reads its answer.
+    ///
+    /// # Errors
+    /// Where the node closes the connection.
+    pub fn ask(&mut self, request: &Request) -> anyhow::Result<Answered> {
+        self.send(request)?;
+        self.read()?.context("the node closed the connection")
+    }
+
+    /// Sends a request.
+    ///
+    /// # Errors
+    /// Where the node closed the connection.
+    pub fn send(&mut self, request: &Request) -> anyhow::Result<()> {
+        self.asked += 1;
+        self.writer.push_request(self.asked, request)?;
+        self.writer.flush(self.socket.as_fd())?;
+        Ok(())
+    }
+
+    /// Sends bytes.
+    ///
+    /// # Errors
+    /// Where the node closed the connection.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.socket.write_all(bytes)
+    }
+
+    /// Reads what the node says next; `None` at the end.
+    ///
+    /// # Errors
+    /// Where what it says is malformed.
+    pub fn read(&mut self) -> anyhow::Result<Option<Answered>> {
+        loop {
+            if let Some(frame) = self.reader.next_frame()? {
+                return Ok(Some((decode_response(frame.payload)?, frame.descriptors)));
+            }
+            match self.reader.receive(self.socket.as_fd()) {
+                Ok(0) => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                received => _ = received?,
+            }
+        }
+    }
+
+    /// The connection itself.
+    #[must_use]
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    /// Leases chunks, and answers where they stand with the memory that is new.
+    ///
+    /// # Errors
+    /// Where the node does not lease.
+    pub fn lease(&mut self, registered: &Registered, hashes: &[ChunkHash]) -> anyhow::Result<RawLease> {
+        let chain = Chain::from_root(registered.root, hashes.to_vec());
+        match self.ask(&Request::Lease(Lease { namespace: registered.namespace, chain }))? {
+            (Response::Leased(leased), memory) => {
+                Ok(RawLease { lease: leased.lease, places: leased.places, extents: leased.extents, memory })
+            }
+            (other, _) => bail!("not leased: {other:?}"),
+        }
+    }
+}
+
+/// What a session leased.
+pub struct RawLease {
+    /// Its number.
+    pub lease: u64,
+    /// Where each block stands.
+    pub places: Vec<Place>,
+    /// The extents that are new to the session.
+    pub extents: Vec<Extent>,
+    /// Their memory.
+    pub memory: Vec<OwnedFd>,
+}
+
+/// A proper hello, with a window of 1 MiB.
+#[must_use]
+pub fn hello() -> Request {
+    Request::Hello(Hello {
+        version: SESSION_VERSION,
+        client: "test".into(),
+        device: None,
+        window_bytes: 1 << 20,
+    })
+}
+
+/// A registration of [`namespace`] by an engine whose blocks have so many bytes.
+#[must_use]
+pub fn register(block_bytes: u64) -> Request {
+    Request::Register(Register { spec: namespace(), slices: vec![0], block_bytes: vec![block_bytes] })
+}
+
+/// A reservation of a prompt.
+#[must_use]
+pub fn reserve(registered: &Registered, hashes: &[ChunkHash]) -> Request {
+    let chain = Chain::from_root(registered.root, hashes.to_vec());
+    Request::Reserve(Reserve { namespace: registered.namespace, chain, priority: 0 })
+}
+
+/// A commit of the first `chunks` chunks of a reservation, whose blocks stand one behind the other in the window.
+#[must_use]
+pub fn commit(reservation: u64, chunks: u32) -> Request {
+    let sources = (0..chunks).map(|position| u64::from(position) * BLOCK_BYTES as u64).collect();
+    Request::Commit(Commit { reservation, chunks: (0..chunks).collect(), sources })
+}
