@@ -14,7 +14,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use larder_protocol::session::{Leased, Request, Reserve, Reserved, Response};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
 use crate::metrics::ActorMetrics;
@@ -26,13 +26,15 @@ use crate::window::Window;
 /// One GPU's actor; without a GPU, the host's.
 pub struct GpuActor {
     store: Store,
-    arena: Arc<Arena>,
+    arena: Arena,
     lane: CopyLane,
     metrics: ActorMetrics,
     clock: Clock,
     tenants: Arc<[String]>,
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
+    /// Extents that wait for new memory and for the copy lane.
+    renewals: Vec<Renewal>,
 }
 
 /// Opens a session. Its process belongs to the tenant.
@@ -105,13 +107,13 @@ impl GpuActor {
     #[must_use]
     pub fn new(
         store: Store,
-        arena: Arc<Arena>,
+        arena: Arena,
         lane: CopyLane,
         metrics: ActorMetrics,
         clock: Clock,
         tenants: Arc<[String]>,
     ) -> Self {
-        Self { store, arena, lane, metrics, clock, tenants, windows: HashMap::new() }
+        Self { store, arena, lane, metrics, clock, tenants, windows: HashMap::new(), renewals: Vec::new() }
     }
 
     /// Answers everything but a commit, which has to wait for its copies.
@@ -186,9 +188,10 @@ impl Actor for GpuActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-        ctx.run_interval(TICK, |actor, _| {
+        ctx.run_interval(TICK, |actor, ctx| {
             let now = actor.clock.now();
             actor.store.tick(now);
+            actor.renew_extents(ctx);
         });
     }
 }

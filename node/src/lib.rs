@@ -1,7 +1,21 @@
 //! One Larder node: GPU actors, the store, the host tier, engine sessions.
 
+pub mod actor;
+pub mod arena;
 pub mod clock;
 pub mod config;
+pub mod copy;
 pub mod host;
+mod http;
 pub mod limits;
+pub mod metrics;
+pub mod processes;
+mod server;
+pub mod session;
 pub mod store;
+pub mod threads;
+pub mod window;
+
+pub use config::Config;
+pub use http::{ActorStatus, Status};
+pub use server::{Ready, STOP_SECONDS, ServeError, run};

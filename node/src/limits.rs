@@ -13,6 +13,7 @@ pub use error::{ConfigError, MemoryOf};
 
 use crate::config::HugePages;
 use crate::host::{CpuSet, PciAddress};
+use crate::store::StoreLimits;
 
 /// All numbers of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,35 +77,6 @@ pub struct CopyLimits {
     pub queue_orders: usize,
 }
 
-/// The numbers of one store.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StoreLimits {
-    /// Extents of the arena.
-    pub extents: u32,
-    /// Bytes of one extent.
-    pub extent_bytes: u64,
-    /// At most so many chunks: this actor's part of the node's, where it has such a limit.
-    pub capacity_chunks: Option<u64>,
-    /// Committed bytes above which eviction begins.
-    pub high_watermark_bytes: u64,
-    /// Committed bytes at which eviction ends; below the other.
-    pub low_watermark_bytes: u64,
-    /// Name of the eviction policy.
-    pub policy: String,
-    /// When a reservation loses the right to commit.
-    pub reservation_ttl_ms: u64,
-    /// The longest pin.
-    pub max_pin_ms: u64,
-    /// Bytes that pins may keep from eviction.
-    pub max_pinned_bytes: u64,
-    /// Blocks that one session leases at a time.
-    pub max_leased_blocks: u64,
-    /// Whether engines write straight into the arena.
-    pub trust_engines: bool,
-    /// For each tenant, in the order of [`Limits::tenants`]: at most so many bytes in this store.
-    pub tenant_max_bytes: Vec<Option<u64>>,
-}
-
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantLimits {
@@ -164,6 +136,10 @@ pub const MAX_COPY_THREADS: usize = 2;
 
 /// Threads that fault in one arena at most.
 pub const MAX_FAULT_THREADS: usize = 4;
+
+/// The part of a store that one session may have reserved at a time, as a divisor: a session that reserves without end
+/// leaves the others room.
+pub const RESERVED_SHARE: u64 = 4;
 
 /// Orders that may wait for one copy lane: at 4 MiB an order and 8 GB/s, 32 ms of work.
 pub const COPY_QUEUE_ORDERS: usize = 64;

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use actix::Addr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use crate::actor::{GpuActor, ProcessGone};
@@ -102,11 +101,7 @@ impl Processes {
     }
 
     async fn wait_for_exit(self, id: ProcessId, pidfd: Arc<OwnedFd>) {
-        let exited = match AsyncFd::new(pidfd) {
-            Ok(pidfd) => pidfd.readable().await.map(drop),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = exited {
+        if let Err(error) = peer::exited(pidfd).await {
             tracing::error!(process = id.0, %error, "cannot watch a process: what it held stays quarantined");
             return;
         }

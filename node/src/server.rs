@@ -15,7 +15,7 @@ use actix_web::{App, HttpServer};
 use tokio::sync::watch;
 
 use crate::actor::GpuActor;
-use crate::arena::{Arena, ArenaError};
+use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
 use crate::http::{State, routes};
@@ -64,7 +64,7 @@ pub enum ServeError {
         /// Whose.
         device: u16,
         /// Why.
-        source: ArenaError,
+        source: MemoryError,
     },
     /// A thread cannot be started.
     #[error("cannot start the copy threads of device {device}")]
@@ -182,15 +182,19 @@ async fn start_actor(
     tenants: &Arc<[String]>,
 ) -> Result<(SessionActor, Arbiter), ServeError> {
     let arena_limits = limits.arena.clone();
-    let made = tokio::task::spawn_blocking(move || Arena::build(&arena_limits)).await;
+    let started = clock.elapsed();
+    let make = move || Arena::create(&arena_limits, &|bytes| tracing::debug!(device, bytes, "arena faulted in"));
+    let made = tokio::task::spawn_blocking(make).await;
     let arena = made
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
         .map_err(|source| ServeError::Arena { device, source })?;
+    tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
     export_placement(metrics, device, &arena);
-    let lane = CopyLane::start(&limits.copy).map_err(|source| ServeError::CopyLane { device, source })?;
+    let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
+    let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
     let actor = GpuActor::new(
         Store::new(limits.store.clone()),
-        Arc::new(arena),
+        arena,
         lane,
         metrics.of_actor(device),
         clock,
@@ -198,12 +202,31 @@ async fn start_actor(
     );
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {
-        threads::enter(&format!("larder-gpu-{device}"), &cpus);
-        actix_rt::Runtime::new().unwrap_or_else(|error| panic!("no runtime for device {device}: {error}"))
+        threads::pin_or_warn(&cpus);
+        // Made here, on the actor's own thread; without it there is no node.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap_or_else(|error| panic!("no runtime for device {device}: {error}"))
     });
     let address = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);
-    let session_actor = SessionActor { address, arbiter: arbiter.handle(), sessions: Arc::default() };
+    let session_actor = SessionActor {
+        address,
+        arbiter: arbiter.handle(),
+        numa_node: limits.numa_node,
+        sessions: Arc::default(),
+    };
     Ok((session_actor, arbiter))
+}
+
+/// Exports where the kernel says that the arena is; a mismatch is a warning and a number, never a failed start.
+fn export_placement(metrics: &SharedMetrics, device: u16, arena: &Arena) {
+    let Ok(placement) = arena.placement() else { return };
+    metrics.placed(device, "huge_pages", placement.huge_bytes);
+    for &node in placement.pages_on.keys() {
+        metrics.placed(device, &format!("numa_node_{node}"), placement.bytes_on(node));
+    }
+    if let Some(asked) = placement.asked {
+        metrics.placed(device, "misplaced", placement.bytes - placement.bytes_on(asked));
+    }
 }
 
 fn listen_on_sockets(

@@ -6,4 +6,4 @@ mod hello;
 mod listen;
 mod serve;
 
-pub use listen::{Listener, Listening, SessionSettings};
+pub use listen::{Listener, Listening, SessionActor, SessionSettings};

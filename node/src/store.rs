@@ -58,7 +58,7 @@ pub struct Store {
 }
 
 /// What bounds a store; every value is resolved from the configuration once.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreLimits {
     /// Extents of the arena.
     pub extents: u32,
@@ -196,6 +196,9 @@ pub enum Refused {
         /// The window's size.
         window_bytes: u64,
     },
+    /// A fault of the node's own; its log says more.
+    #[error("the node failed; its log says more")]
+    Internal,
     /// A message that is not allowed at this point of a session.
     #[error("this message is not allowed here: a session starts with one hello")]
     OutOfOrder,

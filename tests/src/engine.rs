@@ -79,6 +79,17 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
             };
             session.send(&commit(reserved.reservation, 4))?;
         }
+        // Fills the arena, then is as idle as the others.
+        "fill" => {
+            for name in 0..8 {
+                let hashes = prompt(name, 128);
+                let (reserved, _) = session.ask(&reserve(&registered, &hashes))?;
+                let larder_protocol::session::Response::Reserved(reserved) = reserved else {
+                    anyhow::bail!("not reserved: {reserved:?}")
+                };
+                session.ask(&commit(reserved.reservation, 128))?;
+            }
+        }
         "lease" => kept.push(Box::new(session.lease(&registered, &hashes)?)),
         "pin" => {
             let chain = larder_protocol::Chain::from_root(registered.root, hashes);

@@ -81,6 +81,16 @@ impl RawSession {
         Ok(())
     }
 
+    /// Sends a request if the socket takes all of it; whether it did. After a `false` only closing makes sense.
+    ///
+    /// # Errors
+    /// Where the node closed the connection.
+    pub fn send_unless_full(&mut self, request: &Request) -> anyhow::Result<bool> {
+        self.asked += 1;
+        self.writer.push_request(self.asked, request)?;
+        Ok(self.writer.flush(self.socket.as_fd())?)
+    }
+
     /// Sends bytes.
     ///
     /// # Errors

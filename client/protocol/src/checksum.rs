@@ -51,7 +51,7 @@ impl RangeChecksum {
     /// Starts a range.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self(Xxh3::new())
     }
 
     /// Adds the bytes that follow.
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(ranges, [0..800 << 10, 800 << 10..1600 << 10, 1600 << 10..2000 << 10]);
         let large_layers: Vec<_> = layer_ranges(&pool(2, 3 << 20)).collect();
         assert_eq!(large_layers, [0..3 << 20, 3 << 20..6 << 20]);
-        assert_eq!(layer_ranges(&pool(64, 1 << 10)).collect::<Vec<_>>(), [0..64 << 10]);
+        assert!(layer_ranges(&pool(64, 1 << 10)).eq(std::iter::once(0..64 << 10)));
     }
 
     #[test]

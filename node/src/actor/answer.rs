@@ -1,7 +1,8 @@
 //! How the store's results read on the wire.
 
+use std::os::fd::OwnedFd;
+
 use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Request, Response};
-use std::os::fd::{AsFd, OwnedFd};
 
 use super::{Answer, GpuActor};
 use crate::metrics::Outcome;
@@ -59,7 +60,7 @@ impl From<Refused> for Answer {
             Refused::Unknown { .. } => RefusalCode::Unknown,
             Refused::OutsideWindow { .. } | Refused::Sources { .. } | Refused::NotOpen { .. } => RefusalCode::Place,
             Refused::OutOfOrder => RefusalCode::Protocol,
-            Refused::Busy { .. } => RefusalCode::Internal,
+            Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,
         };
         Self::from(Response::Refused(Refusal { code, message: refused.to_string() }))
     }

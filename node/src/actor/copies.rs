@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Busy, Commit, Response, Scarce};
 
 use super::{Answer, GpuActor};
-use crate::copy::{self, BlockChecksums, CopyOrder, INLINE_COPY_BYTES, Move};
+use tokio::sync::oneshot::error::RecvError;
+
+use crate::arena::{ExtentMemory, MemoryError};
+use crate::copy::{BlockChecksums, CopyOrder, Move};
 use crate::metrics::Outcome;
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::{BlockMove, Checksums, CommitOrder, Refused};
@@ -23,21 +25,25 @@ impl GpuActor {
     ) -> Result<ActorResponse<Self, Answer>, Refused> {
         let CommitOrder { order, moves } =
             self.store.begin_commit(session, commit.reservation, &commit.chunks, &commit.sources)?;
-        let bytes = moves.iter().map(|block| block.layer_bytes * u64::from(block.layers)).sum();
-        let copies = CopyOrder {
-            window: self.windows.get(&session).map(Arc::clone),
-            moves: moves.iter().map(|block| self.copy_move(block)).collect(),
+        let window = self.windows.get(&session).map(Arc::clone);
+        let copies = match CopyOrder::new(window, moves.iter().map(|block| self.copy_move(block)).collect()) {
+            Ok(copies) => copies,
+            Err(error) => {
+                tracing::error!(%error, ?order, "the store made an order that does not fit its memory");
+                self.store.finish_commit(order, None);
+                return Err(Refused::Internal);
+            }
         };
-        if bytes <= INLINE_COPY_BYTES {
-            let checksums = copy::perform(&copies);
+        let bytes = copies.bytes();
+        if copies.is_small() {
+            let checksums = copies.perform();
             return Ok(ActorResponse::reply(self.committed(order, bytes, Some(checksums), started)));
         }
         let Ok(copied) = self.lane.submit(copies) else {
             self.store.postpone_commit(order);
             let busy = Busy { what: Scarce::Memory, retry_after_ms: LANE_RETRY_MS };
-            let answer = Answer::from(Response::Busy(busy));
             self.metrics.requested("commit", Outcome::Busy, (self.clock.elapsed() - started).as_secs_f64());
-            return Ok(ActorResponse::reply(answer));
+            return Ok(ActorResponse::reply(Answer::from(Response::Busy(busy))));
         };
         let finish = copied.into_actor(self).map(move |copied, actor, _| {
             if copied.is_err() {
@@ -48,16 +54,33 @@ impl GpuActor {
         Ok(ActorResponse::r#async(finish))
     }
 
-    /// Orders new memory for extents that change tenant.
+    /// Orders new memory for extents that change tenant. What the copy lane has no room for waits for the next time.
     pub(super) fn renew_extents(&mut self, ctx: &mut Context<Self>) {
-        for extent in self.store.take_renewals() {
-            let renewed = self.lane.renew(Arc::clone(&self.arena), extent);
-            let note = renewed.into_actor(self).map(move |renewed, actor, _| match renewed {
-                Ok(Ok(())) => actor.store.extent_renewed(extent),
-                Ok(Err(error)) => tracing::error!(extent, %error, "an extent got no new memory: it stays unused"),
-                Err(_) => tracing::error!(extent, "the copy lane is gone: the extent stays unused"),
-            });
-            ctx.spawn(note);
+        let mut waiting = std::mem::take(&mut self.renewals);
+        waiting.extend(self.store.take_renewals().into_iter().map(|extent| self.arena.vacate(extent)));
+        for renewal in waiting {
+            let extent = renewal.extent;
+            match self.lane.renew(renewal) {
+                Ok(renewed) => {
+                    let note = renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
+                    ctx.spawn(note);
+                }
+                Err(renewal) => self.renewals.push(renewal),
+            }
+        }
+    }
+
+    fn renewed(&mut self, extent: u32, renewed: Result<Result<Arc<ExtentMemory>, MemoryError>, RecvError>) {
+        match renewed {
+            Ok(Ok(memory)) => {
+                self.arena.occupy(extent, memory);
+                self.store.extent_renewed(extent);
+            }
+            Ok(Err(error)) => {
+                tracing::error!(extent, %error, "an extent got no new memory: it is tried again");
+                self.renewals.push(self.arena.vacate(extent));
+            }
+            Err(_) => tracing::error!(extent, "the copy lane failed: the extent stays unused"),
         }
     }
 
@@ -80,16 +103,11 @@ impl GpuActor {
     fn copy_move(&self, block: &BlockMove) -> Move {
         Move {
             source: block.source.unwrap_or_default(),
-            extent: self.arena.extent(block.place.extent),
+            extent: Arc::clone(self.arena.extent(block.place.extent)),
             offset: block.place.offset,
-            layers: block.layers,
-            layer_bytes: block.layer_bytes,
-            key: BlockKey {
-                fingerprint: block.fingerprint,
-                hash: block.hash,
-                slice: block.slice,
-                pool: block.pool,
-            },
+            bytes: block.bytes,
+            range_bytes: block.range_bytes,
+            key: block.key,
         }
     }
 }

@@ -6,6 +6,7 @@ use bytesize::ByteSize;
 
 use super::{MAX_ACTORS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, PAGE_BYTES};
 use crate::host::PciAddress;
+use crate::store::policy::UnknownPolicy;
 
 /// Why a configuration cannot be used on this machine, and what to set instead.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -17,6 +18,9 @@ pub enum ConfigError {
         /// The key.
         key: &'static str,
     },
+    /// An eviction policy that does not exist.
+    #[error("[host] policy: {0}")]
+    Policy(#[from] UnknownPolicy),
     /// The node has no name.
     #[error("the node has no name: set `name`")]
     NoName,

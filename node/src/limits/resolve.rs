@@ -9,10 +9,11 @@ use super::error::MemoryOf;
 use super::{
     ActorLimits, ArenaLimits, COPY_QUEUE_ORDERS, ConfigError, CopyLimits, Limits, MAX_ACTORS,
     MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES,
-    MIN_EXTENTS, PAGE_BYTES, SessionLimits, StoreLimits, TenantLimits,
+    MIN_EXTENTS, PAGE_BYTES, RESERVED_SHARE, SessionLimits, TenantLimits,
 };
 use crate::config::{Config, GpuConfig, HostConfig, TenantConfig};
 use crate::host::{HostFacts, PciAddress};
+use crate::store::StoreLimits;
 
 impl Config {
     /// Makes the numbers that the node works with on the machine that `host` describes.
@@ -100,32 +101,38 @@ impl Config {
                 queue_orders: COPY_QUEUE_ORDERS,
             };
             let capacity_chunks = self.host.capacity_chunks.map(|chunks| share(chunks, i, actors));
-            let store = self.store_limits(&arena, capacity_chunks, actors);
-            ActorLimits { pci, numa_node, cpus, arena, copy, store }
+            let store = self.store_limits(&arena, capacity_chunks, actors)?;
+            Ok(ActorLimits { pci, numa_node, cpus, arena, copy, store })
         };
-        Ok((0..).zip(gpus).map(actor).collect())
+        (0..).zip(gpus).map(actor).collect()
     }
 
-    fn store_limits(&self, arena: &ArenaLimits, capacity_chunks: Option<u64>, actors: u64) -> StoreLimits {
+    fn store_limits(
+        &self,
+        arena: &ArenaLimits,
+        capacity_chunks: Option<u64>,
+        actors: u64,
+    ) -> Result<StoreLimits, ConfigError> {
         let bytes = arena.bytes();
-        StoreLimits {
+        Ok(StoreLimits {
             extents: arena.extents,
             extent_bytes: arena.extent_bytes,
             capacity_chunks,
             high_watermark_bytes: fraction(bytes, self.host.high_watermark),
             low_watermark_bytes: fraction(bytes, self.host.low_watermark),
-            policy: self.host.policy.clone(),
+            policy: self.host.policy.parse()?,
             reservation_ttl_ms: self.session.reservation_ttl_ms,
             max_pin_ms: self.session.max_pin_ms,
             max_pinned_bytes: fraction(bytes, self.session.max_pinned_fraction),
             max_leased_blocks: self.session.max_leased_blocks,
             trust_engines: self.trust_engines,
-            tenant_max_bytes: self
+            max_reserved_bytes: bytes / RESERVED_SHARE,
+            tenant_bytes: self
                 .tenants
                 .iter()
-                .map(|t| t.max_bytes.map(|bytes| bytes.0 / actors))
+                .map(|tenant| tenant.max_bytes.map_or(u64::MAX, |bytes| bytes.0 / actors))
                 .collect(),
-        }
+        })
     }
 }
 

@@ -1,13 +1,16 @@
 //! Who is at the other end of a Unix socket.
-#![expect(unsafe_code, reason = "no safe wrapper knows SO_PEERPIDFD")]
+#![expect(unsafe_code, reason = "SO_PEERPIDFD, and the readiness of a pidfd, have no safe wrapper")]
 
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// The process that connected.
 #[derive(Debug)]
@@ -27,9 +30,19 @@ impl Peer {
         let credentials = socket_peercred(socket)?;
         let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok();
         // Where the kernel cannot name the process of the socket itself, its number does, if it was not used again.
-        let pidfd = peer_pidfd(socket).or_else(|_| pidfd_open(credentials.pid, PidfdFlags::empty()).map_err(Into::into));
-        Ok(Self { pid, pidfd: pidfd.ok() })
+        let pidfd = peer_pidfd(socket).ok();
+        let pidfd = pidfd.or_else(|| pidfd_open(credentials.pid, PidfdFlags::empty()).ok());
+        Ok(Self { pid, pidfd })
     }
+}
+
+/// Waits until the process of a pidfd has exited.
+///
+/// Cancel safe.
+pub(super) async fn exited(pidfd: Arc<OwnedFd>) -> io::Result<()> {
+    // SAFETY: the descriptor is open for as long as it is registered, since the registration holds a share of its owner.
+    let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
+    pidfd.readable().await.map(drop)
 }
 
 fn peer_pidfd(socket: &UnixStream) -> io::Result<OwnedFd> {

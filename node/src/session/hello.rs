@@ -110,7 +110,7 @@ async fn welcome(
     let peer = peer(socket).map_err(|error| internal(&error))?;
     let pid = peer.pid;
     let member = settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
-    let window = make_window(settings, hello).map_err(|error| internal(&error))?;
+    let window = make_window(settings, &actor, hello).map_err(|error| internal(&error))?;
     let open = Open { tenant, process: member.process, window: window.as_ref().map(Arc::clone) };
     let session = actor.address.send(open).await.map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
     let welcome = Response::Welcome(Welcome {
@@ -158,12 +158,12 @@ fn peer(socket: &tokio::net::UnixStream) -> io::Result<Peer> {
     Peer::of(&UnixStream::from(socket.as_fd().try_clone_to_owned()?))
 }
 
-fn make_window(settings: &SessionSettings, hello: &Hello) -> io::Result<Option<Arc<Window>>> {
+fn make_window(settings: &SessionSettings, actor: &SessionActor, hello: &Hello) -> io::Result<Option<Arc<Window>>> {
     let bytes = hello.window_bytes.min(settings.max_window_bytes).next_multiple_of(WINDOW_PAGE_BYTES);
     if bytes == 0 || settings.trust_engines {
         return Ok(None);
     }
-    Ok(Some(Arc::new(Window::create(bytes).map_err(io::Error::other)?)))
+    Ok(Some(Arc::new(Window::create(bytes, actor.numa_node).map_err(io::Error::other)?)))
 }
 
 pub(super) fn refusal(code: RefusalCode, what: &(impl std::fmt::Display + ?Sized)) -> Response {

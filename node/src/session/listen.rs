@@ -48,6 +48,8 @@ pub struct SessionActor {
     pub address: Addr<GpuActor>,
     /// Its thread, on which its sessions run.
     pub arbiter: ArbiterHandle,
+    /// Its NUMA node.
+    pub numa_node: Option<u32>,
     /// Its open sessions.
     pub sessions: Arc<AtomicU32>,
 }

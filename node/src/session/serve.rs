@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -14,7 +13,8 @@ use futures_util::stream::FuturesUnordered;
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{RefusalCode, Request, decode_request};
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::hello::refusal;
@@ -37,7 +37,7 @@ pub(super) struct Opened {
 }
 
 struct Session {
-    socket: AsyncFd<UnixStream>,
+    socket: UnixStream,
     reader: FrameReader,
     writer: FrameWriter,
     id: SessionId,
@@ -47,25 +47,25 @@ struct Session {
 }
 
 /// Why a session ends.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum End {
-    /// The engine closed its socket.
+    #[error("the engine closed its socket")]
     Closed,
-    /// Its process is gone, though somebody holds the socket.
+    #[error("its process is gone, though somebody holds the socket")]
     ProcessGone,
-    /// The node stops.
+    #[error("the node stops")]
     Stopping,
-    /// What came is no session.
+    #[error("what came is no session: {what}")]
     Protocol { number: u64, what: String },
-    /// The socket failed.
+    #[error("its socket failed: {0}")]
     Socket(io::Error),
 }
 
 /// Starts a session on its actor's thread.
-pub(super) fn start(socket: UnixStream, reader: FrameReader, opened: Opened) {
+pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
     actix_rt::spawn(async move {
         let Opened { session, tenant, address, sessions, mut member, writer, metrics, mut stopping, permit } = opened;
-        let end = match AsyncFd::new(socket) {
+        let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let address = address.clone();
                 let mut session = Session {
@@ -86,7 +86,7 @@ pub(super) fn start(socket: UnixStream, reader: FrameReader, opened: Opened) {
             }
             Err(error) => End::Socket(error),
         };
-        tracing::info!(tenant = &*tenant, session = session.0, ?end, "session ended");
+        tracing::info!(tenant = &*tenant, session = session.0, %end, "session ended");
         metrics.session_ended(&tenant, end.name());
         sessions.fetch_sub(1, Ordering::Relaxed);
         if address.send(Close { session }).await.is_err() {
@@ -165,11 +165,12 @@ impl Session {
                 return self.push(number, answer);
             }
             ready = self.socket.readable(), if unsent < MOST_UNSENT_BYTES => {
-                let mut ready = ready.map_err(End::Socket)?;
-                match self.reader.receive_now(self.socket.as_fd()) {
+                ready.map_err(End::Socket)?;
+                let socket = self.socket.as_fd();
+                match self.socket.try_io(Interest::READABLE, || self.reader.receive_now(socket)) {
                     Ok(0) => return Err(End::Closed),
                     Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                         return Err(End::Protocol { number: 0, what: error.to_string() });
                     }
@@ -177,9 +178,15 @@ impl Session {
                 }
             }
             ready = self.socket.writable(), if unsent > 0 => {
-                let mut ready = ready.map_err(End::Socket)?;
-                if !self.writer.flush(self.socket.as_fd()).map_err(End::Socket)? {
-                    ready.clear_ready();
+                ready.map_err(End::Socket)?;
+                let socket = self.socket.as_fd();
+                let flushed = self.socket.try_io(Interest::WRITABLE, || match self.writer.flush(socket) {
+                    Ok(false) => Err(io::ErrorKind::WouldBlock.into()),
+                    flushed => flushed,
+                });
+                match flushed {
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(End::Socket(error)),
+                    _ => {}
                 }
             }
         }

@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 
+use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
 use larder_protocol::session::{Place, Scarce};
-use larder_protocol::{Chain, ChunkHash, Fingerprint};
+use larder_protocol::{Chain, ChunkHash};
 
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
 use super::index::{Block, Checksums};
@@ -48,18 +49,12 @@ pub struct BlockMove {
     pub source: Option<u64>,
     /// Where it goes.
     pub place: Place,
-    /// Bytes of one layer.
-    pub layer_bytes: u64,
-    /// Layers.
-    pub layers: u32,
-    /// Part of its key.
-    pub fingerprint: Fingerprint,
-    /// Part of its key.
-    pub hash: ChunkHash,
-    /// Part of its key.
-    pub slice: u16,
-    /// Part of its key: the pool's number in its namespace.
-    pub pool: u8,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes that share one checksum: whole layers.
+    pub range_bytes: u64,
+    /// What it is called.
+    pub key: BlockKey,
 }
 
 /// Commits whose bytes are being copied.
@@ -430,12 +425,14 @@ impl Store {
                 moves.push(BlockMove {
                     source: source(),
                     place: Place { extent: slot.extent, offset: self.slab.offset(slot) },
-                    layer_bytes: spec.layer_bytes,
-                    layers: spec.layers,
-                    fingerprint: namespace.fingerprint,
-                    hash: chunk.name.hash,
-                    slice,
-                    pool: pool as u8,
+                    bytes: spec.block_bytes(),
+                    range_bytes: range_bytes(spec),
+                    key: BlockKey {
+                        fingerprint: namespace.fingerprint,
+                        hash: chunk.name.hash,
+                        slice,
+                        pool: pool as u8,
+                    },
                 });
             }
         }

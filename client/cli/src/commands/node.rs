@@ -1,11 +1,16 @@
 //! `larder node`: runs a node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::Context as _;
+use larder_node::host::HostFacts;
+use larder_node::limits::Limits;
+use larder_node::{Config, Ready};
 
-use crate::parent;
+use crate::dev::ReadyLine;
+use crate::failure::Usage;
+use crate::{output, parent, signals};
 
 /// Run a node until Ctrl-C or SIGTERM
 ///
@@ -13,11 +18,19 @@ use crate::parent;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
-  larder node --config node.toml")]
+  larder node --config node.toml
+
+  node.toml:
+    [host]
+    arena_bytes = \"8GiB\"
+
+    [[tenants]]
+    name = \"default\"
+    socket = \"/run/larder/default.sock\"")]
 pub(crate) struct Args {
-    /// The config file
+    /// The config file; all defaults where there is none
     #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    config: Option<PathBuf>,
 
     /// End when this process does, which must be the one that started this
     #[arg(long, hide = true, value_name = "PID")]
@@ -26,5 +39,26 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     args.parent.map_or(Ok(()), parent::die_with)?;
-    bail!("this build has no node yet; nothing was done with {}", args.config.display())
+    let limits = limits(args.config.as_deref()).context(Usage("the node cannot start".into()))?;
+    actix_rt::System::new().block_on(async {
+        let stop = signals::stop()?;
+        larder_node::run(limits, announce, stop).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// What the config file, or its absence, comes to on this machine.
+fn limits(config: Option<&Path>) -> anyhow::Result<Limits> {
+    let config = match config {
+        Some(path) => Config::load(path)?,
+        None => Config::default(),
+    };
+    Ok(config.resolve(&HostFacts::read(Path::new("/"))?)?)
+}
+
+fn announce(ready: Ready) {
+    let line = ReadyLine { ready: true, http: ready.http, sockets: ready.sockets };
+    if let Err(error) = output::print_json(&line) {
+        tracing::warn!(%error, "cannot say that it serves");
+    }
 }

@@ -27,7 +27,7 @@ fn without_configuration_there_is_one_actor_with_a_gibibyte() {
     assert_eq!(actor.store.high_watermark_bytes, GIB * 95 / 100);
     assert_eq!(actor.store.low_watermark_bytes, GIB * 93 / 100);
     assert_eq!(actor.store.max_pinned_bytes, GIB / 2);
-    assert_eq!(actor.store.tenant_max_bytes, [None]);
+    assert_eq!(actor.store.tenant_bytes, [u64::MAX]);
     assert_eq!(limits.tenants[0].name, "default");
 }
 
@@ -48,7 +48,7 @@ fn each_gpu_gets_an_actor_on_its_numa_node_and_an_even_share() {
     for actor in &limits.actors {
         assert_eq!((actor.arena.bytes(), actor.arena.extent_bytes), (4 * GIB, 128 * MIB));
         assert_eq!(actor.arena.numa_node, actor.numa_node);
-        assert_eq!(actor.store.tenant_max_bytes, [Some(GIB), None]);
+        assert_eq!(actor.store.tenant_bytes, [GIB, u64::MAX]);
     }
 }
 

@@ -1,0 +1,215 @@
+//! The memory of the host tier: extents that engines map.
+//!
+//! Each extent is a memory file of its own. Engines map it read-only: the file is sealed against new writable mappings,
+//! writes and changes of size after the node has mapped it (with `trust_engines`, against changes of size alone). An
+//! extent goes from one tenant to another only with new memory ([`Arena::vacate`]), so that a mapping that somebody kept
+//! never shows another tenant's bytes.
+
+mod extent;
+pub(crate) mod mapping;
+pub(crate) mod numa;
+mod placement;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::Errno;
+
+pub use extent::{ExtentMemory, ExtentSpec, Pages, Renewal};
+pub use placement::Placement;
+
+use crate::limits::ArenaLimits;
+use crate::threads;
+
+/// The extents of one actor.
+#[derive(Debug)]
+pub struct Arena {
+    spec: ExtentSpec,
+    /// `None` while an extent has no memory: between [`Arena::vacate`] and [`Arena::occupy`].
+    extents: Vec<Option<Arc<ExtentMemory>>>,
+}
+
+/// Why the system gives no memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// No memory file can be made.
+    #[error("cannot create a memory file{}", if *.source == Errno::MFILE { ": raise the limit of open files" } else { "" })]
+    Create {
+        /// What the system says.
+        source: Errno,
+    },
+    /// The file cannot have that size.
+    #[error("cannot make a memory file of {bytes} bytes: lower [host] extent_bytes")]
+    Size {
+        /// The size.
+        bytes: u64,
+        /// What the system says.
+        source: Errno,
+    },
+    /// There are no addresses, or no huge pages, for it.
+    #[error(
+        "cannot map {bytes} bytes of memory: lower [host] arena_bytes, or raise the limit of address space"
+    )]
+    Map {
+        /// The size.
+        bytes: u64,
+        /// What the system says.
+        source: Errno,
+    },
+    /// There is no memory for it, on the NUMA node it is bound to where it is bound to one.
+    #[error("cannot get {bytes} bytes of memory: lower [host] arena_bytes")]
+    Fault {
+        /// The size.
+        bytes: u64,
+        /// What the system says.
+        source: Errno,
+    },
+    /// The file cannot be sealed.
+    #[error("cannot seal memory: the kernel must be Linux 5.1 or newer")]
+    Seal {
+        /// What the system says.
+        source: Errno,
+    },
+    /// A thread that takes memory cannot be started.
+    #[error("cannot start a thread")]
+    Thread {
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// A place that does not lie within its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes at {offset} do not lie within {size} bytes")]
+pub struct OutOfBounds {
+    /// Where the place starts.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
+    /// How large the memory is.
+    pub size: u64,
+}
+
+impl Arena {
+    /// Takes all memory from the system, on several threads, and waits until it is there. `progress` hears, from any of
+    /// these threads, how many bytes are.
+    ///
+    /// That memory is not where it was asked for is a warning.
+    ///
+    /// # Errors
+    /// Where the system does not give all of it: what was taken is given back.
+    pub fn create(limits: &ArenaLimits, progress: &(dyn Fn(u64) + Sync)) -> Result<Self, MemoryError> {
+        let spec = ExtentSpec::new(limits);
+        let extents = create_extents(limits, spec, progress)?;
+        let arena = Self { spec, extents: extents.into_iter().map(Some).collect() };
+        match arena.placement() {
+            Ok(placement) => placement.warn_if_wrong(),
+            Err(error) => tracing::warn!(%error, "the kernel does not say where the arena is"),
+        }
+        Ok(arena)
+    }
+
+    /// Extents.
+    #[must_use]
+    pub fn extents(&self) -> u32 {
+        self.extents.len() as u32
+    }
+
+    /// Bytes of one extent.
+    #[must_use]
+    pub fn extent_bytes(&self) -> u64 {
+        self.spec.bytes
+    }
+
+    /// The memory of extent `extent`.
+    ///
+    /// # Panics
+    /// Where there is no such extent, or it has no memory: then it has no slots either, and nobody may ask.
+    #[must_use]
+    pub fn extent(&self, extent: u32) -> &Arc<ExtentMemory> {
+        self.extents[extent as usize].as_ref().expect("a vacated extent has no slots")
+    }
+
+    /// The memory file of extent `extent`, for engines to map.
+    ///
+    /// # Panics
+    /// As [`Self::extent`].
+    #[must_use]
+    pub fn descriptor(&self, extent: u32) -> BorrowedFd<'_> {
+        self.extent(extent).descriptor()
+    }
+
+    /// Takes the memory of extent `extent` away, to be replaced: let a copy thread (or anybody) perform the renewal, then
+    /// [`Self::occupy`] the extent with what comes of it. May be called again where a renewal failed.
+    ///
+    /// # Panics
+    /// Where there is no such extent.
+    pub fn vacate(&mut self, extent: u32) -> Renewal {
+        Renewal { extent, spec: self.spec, old: self.extents[extent as usize].take() }
+    }
+
+    /// Gives extent `extent` its new memory.
+    ///
+    /// # Panics
+    /// Where there is no such extent, it has memory, or the new memory is of another arena.
+    pub fn occupy(&mut self, extent: u32, memory: Arc<ExtentMemory>) {
+        assert_eq!(memory.bytes(), self.spec.bytes, "extents of an arena have one size");
+        let before = self.extents[extent as usize].replace(memory);
+        assert!(before.is_none(), "only a vacated extent can be occupied");
+    }
+
+    /// Where the memory really is: the kernel is asked.
+    ///
+    /// # Errors
+    /// Where the kernel does not say (some containers forbid the call).
+    pub fn placement(&self) -> io::Result<Placement> {
+        let mut placement = Placement::new(self.spec.numa_node);
+        self.extents.iter().flatten().try_for_each(|extent| placement.add(extent))?;
+        Ok(placement)
+    }
+}
+
+impl MemoryError {
+    pub(crate) fn create(source: Errno) -> Self {
+        Self::Create { source }
+    }
+}
+
+/// Creates all extents, on as many threads as `limits` says.
+fn create_extents(
+    limits: &ArenaLimits,
+    spec: ExtentSpec,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Vec<Arc<ExtentMemory>>, MemoryError> {
+    let extents = limits.extents as usize;
+    let (next, done_bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let result = Mutex::new(Ok(Vec::with_capacity(extents)));
+    let work = || {
+        threads::pin_or_warn(&limits.cpus);
+        while next.fetch_add(1, Ordering::Relaxed) < extents {
+            let extent = spec.create().map(Arc::new);
+            let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+            match (&mut *result, extent) {
+                (Ok(done), Ok(extent)) => done.push(extent),
+                (Ok(_), Err(error)) => *result = Err(error),
+                (Err(_), _) => return,
+            }
+            drop(result);
+            progress(done_bytes.fetch_add(spec.bytes, Ordering::Relaxed) + spec.bytes);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..limits.fault_threads.min(extents) {
+            let thread = std::thread::Builder::new().name("larder-fault".into());
+            thread.spawn_scoped(scope, work).map_err(|source| MemoryError::Thread { source })?;
+        }
+        Ok(())
+    })?;
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,234 @@
+//! One extent of an arena: a sealed memory file, mapped by the node.
+#![expect(unsafe_code, reason = "reads blocks in place where no engine can write")]
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use larder_protocol::checksum::RangeChecksum;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+
+use super::mapping::{Access, Mapping};
+use super::{MemoryError, OutOfBounds, numa};
+use crate::config::HugePages;
+use crate::limits::ArenaLimits;
+use crate::window::Window;
+
+/// What the memory of an extent is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtentSpec {
+    /// Its size.
+    pub bytes: u64,
+    /// The NUMA node to bind it to.
+    pub numa_node: Option<u32>,
+    /// Whether to try for huge pages.
+    pub huge_pages: HugePages,
+    /// Whether engines may map it writable.
+    pub trust_engines: bool,
+}
+
+/// The memory of one extent. It stays mapped here as long as the value lives, and exists as long as any process maps it.
+pub struct ExtentMemory {
+    mapping: Mapping,
+    file: OwnedFd,
+    spec: ExtentSpec,
+    pages: Pages,
+}
+
+/// The pages that an extent is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// The system's ordinary ones.
+    Ordinary,
+    /// Huge ones of 2 MiB.
+    Huge,
+}
+
+/// The order to replace an extent's memory; holds the old memory until then.
+#[derive(Debug)]
+pub struct Renewal {
+    /// Number of the extent.
+    pub extent: u32,
+    pub(super) spec: ExtentSpec,
+    pub(super) old: Option<Arc<ExtentMemory>>,
+}
+
+impl ExtentSpec {
+    /// The extents of the arena that `limits` describes.
+    #[must_use]
+    pub fn new(limits: &ArenaLimits) -> Self {
+        Self {
+            bytes: limits.extent_bytes,
+            numa_node: limits.numa_node,
+            huge_pages: limits.huge_pages,
+            trust_engines: limits.trust_engines,
+        }
+    }
+
+    /// Takes memory from the system, faults it in and seals it. Takes about a second for each GiB.
+    ///
+    /// # Errors
+    /// Where the system does not give it. That it gives no huge pages, or does not bind it, is none.
+    pub fn create(self) -> Result<ExtentMemory, MemoryError> {
+        if self.huge_pages == HugePages::Auto {
+            match self.create_from(Pages::Huge) {
+                Ok(memory) => return Ok(memory),
+                Err(error) => {
+                    let reason = std::error::Error::source(&error).map(ToString::to_string);
+                    tracing::debug!(%error, reason, "no huge pages for an extent");
+                }
+            }
+        }
+        self.create_from(Pages::Ordinary)
+    }
+
+    fn create_from(self, pages: Pages) -> Result<ExtentMemory, MemoryError> {
+        let bytes = self.bytes;
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if pages == Pages::Huge {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let file = memfd_create("larder-arena", flags).map_err(MemoryError::create)?;
+        ftruncate(&file, bytes).map_err(|source| MemoryError::Size { bytes, source })?;
+        let mapping = Mapping::new(file.as_fd(), bytes, Access::Write)
+            .map_err(|source| MemoryError::Map { bytes, source })?;
+        if let Some(node) = self.numa_node
+            && let Err(error) = numa::bind(&mapping, node)
+        {
+            tracing::debug!(%error, node, "an extent cannot be bound");
+        }
+        match mapping.populate() {
+            Ok(()) => {}
+            // Touching a huge page that is not there kills the process: where the kernel cannot tell, do without.
+            Err(Errno::INVAL) if pages == Pages::Ordinary => mapping.touch(),
+            Err(source) => return Err(MemoryError::Fault { bytes, source }),
+        }
+        // Sealed only now: the node's own mapping, made before, stays writable.
+        fcntl_add_seals(&file, self.seals()).map_err(|source| MemoryError::Seal { source })?;
+        Ok(ExtentMemory { mapping, file, spec: self, pages })
+    }
+
+    fn seals(self) -> SealFlags {
+        let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        if self.trust_engines { size } else { size | SealFlags::FUTURE_WRITE }
+    }
+}
+
+impl ExtentMemory {
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.mapping.bytes()
+    }
+
+    /// What its pages are.
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// Whether engines may map it writable.
+    #[must_use]
+    pub fn is_writable_by_engines(&self) -> bool {
+        self.spec.trust_engines
+    }
+
+    /// The memory's file, for engines to map.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Whether a place lies within the extent.
+    ///
+    /// # Errors
+    /// Where it does not.
+    pub fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
+        self.mapping.check(offset, bytes)
+    }
+
+    /// Copies `bytes` bytes of `window`, from `source` on, to `offset`. The caller has that place to itself.
+    ///
+    /// # Errors
+    /// Where either place is not within its memory: nothing is copied.
+    pub fn copy_in_from(
+        &self,
+        window: &Window,
+        source: u64,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), OutOfBounds> {
+        self.mapping.copy_from(window.mapping(), source, offset, bytes)
+    }
+
+    /// Copies the bytes from `offset` on into `out`.
+    ///
+    /// # Errors
+    /// Where the place is not within the extent: nothing is copied.
+    pub fn copy_out(&self, offset: u64, out: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.mapping.read(offset, out)
+    }
+
+    /// The bytes at a place, in place; `None` where engines can write there (use [`Self::copy_out`]).
+    ///
+    /// # Errors
+    /// Where the place is not within the extent.
+    ///
+    /// # Safety
+    /// No copy goes to that place while the slice lives: whoever calls holds a lease on it, or is its writer and done.
+    pub unsafe fn bytes_at(&self, offset: u64, bytes: u64) -> Result<Option<&[u8]>, OutOfBounds> {
+        if self.is_writable_by_engines() {
+            return self.check(offset, bytes).map(|()| None);
+        }
+        // SAFETY: the file is sealed, so no other process writes; that this one does not is the caller's promise.
+        unsafe { self.mapping.slice(offset, bytes) }.map(Some)
+    }
+
+    /// Adds a place to a checksum. The caller is the place's only writer, and not writing.
+    ///
+    /// # Errors
+    /// Where the place is not within the extent.
+    pub(crate) fn add_to(
+        &self,
+        checksum: &mut RangeChecksum,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), OutOfBounds> {
+        // SAFETY: a place is being written by one order at a time, and that order is what calls this, between its copies.
+        if let Some(slice) = unsafe { self.bytes_at(offset, bytes)? } {
+            checksum.update(slice);
+            return Ok(());
+        }
+        let mut bounce = vec![0; bytes as usize];
+        self.copy_out(offset, &mut bounce)?;
+        checksum.update(&bounce);
+        Ok(())
+    }
+
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Renewal {
+    /// Lets go of the old memory and takes new: all zeros, unknown to every process.
+    ///
+    /// The system has the old memory back before the new is taken, provided nobody else holds it.
+    ///
+    /// # Errors
+    /// Where the system gives no memory: the extent stays without. Ask the arena to vacate it again to try again.
+    pub fn perform(self) -> Result<Arc<ExtentMemory>, MemoryError> {
+        drop(self.old);
+        self.spec.create().map(Arc::new)
+    }
+}
+
+impl fmt::Debug for ExtentMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtentMemory").field("spec", &self.spec).field("pages", &self.pages).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+//! Where the kernel puts memory: asking for a NUMA node, and reading back what came of it.
+#![expect(unsafe_code, reason = "mbind and move_pages have no wrapper")]
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr;
+
+use super::mapping::Mapping;
+
+/// Binds a mapping's memory to NUMA node `node`: pages that are not there yet will come from it alone.
+pub(crate) fn bind(mapping: &Mapping, node: u32) -> io::Result<()> {
+    let mut mask = [0_u64; NODE_MASK_WORDS];
+    let word = mask.get_mut(node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
+    *word = 1 << (node % 64);
+    // SAFETY: the range is a live mapping; the mask is as long as the kernel is told, which reads one bit less than that.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            mapping.address(),
+            mapping.bytes() as usize,
+            libc::MPOL_BIND,
+            mask.as_ptr(),
+            mask.len() * 64 + 1,
+            0,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The NUMA nodes on which `samples` pages of a mapping are, evenly spread; `None` for a page that is not there.
+pub(super) fn nodes_of(mapping: &Mapping, samples: usize) -> io::Result<Vec<Option<u32>>> {
+    let pages = mapping.bytes() as usize / PAGE_BYTES;
+    let samples = samples.min(pages);
+    let addresses: Vec<*mut c_void> =
+        (0..samples).map(|i| mapping.address().wrapping_byte_add(i * pages / samples * PAGE_BYTES)).collect();
+    let mut nodes = vec![i32::MIN; samples];
+    // SAFETY: without nodes to move to, the call moves nothing and writes the place of each page (or an error) into
+    // `nodes`, which has as many entries as there are addresses.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            samples,
+            addresses.as_ptr(),
+            ptr::null::<i32>(),
+            nodes.as_mut_ptr(),
+            0,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(nodes.into_iter().map(|node| u32::try_from(node).ok()).collect())
+}
+
+/// The kernel knows at most 1,024 nodes.
+const NODE_MASK_WORDS: usize = 16;
+
+const PAGE_BYTES: usize = 4096;

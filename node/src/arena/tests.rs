@@ -1,0 +1,86 @@
+use std::sync::atomic::AtomicU64;
+
+use super::*;
+use crate::config::HugePages;
+use crate::threads::pinned_to;
+
+pub(crate) fn limits(extents: u32) -> ArenaLimits {
+    ArenaLimits {
+        extents,
+        extent_bytes: 2 << 20,
+        numa_node: Some(0),
+        huge_pages: HugePages::Never,
+        trust_engines: false,
+        fault_threads: 2,
+        cpus: pinned_to().unwrap(),
+    }
+}
+
+/// A small arena, sealed as usual.
+pub(crate) fn arena(extents: u32) -> Arena {
+    Arena::create(&limits(extents), &|_| ()).unwrap()
+}
+
+/// A small arena that engines may write.
+pub(crate) fn trusted_arena(extents: u32) -> Arena {
+    Arena::create(&ArenaLimits { trust_engines: true, ..limits(extents) }, &|_| ()).unwrap()
+}
+
+#[test]
+fn all_memory_is_there_at_start_and_progress_says_so() {
+    let most = AtomicU64::new(0);
+    let arena = Arena::create(&limits(5), &|bytes| {
+        most.fetch_max(bytes, Ordering::Relaxed);
+    })
+    .unwrap();
+    assert_eq!((arena.extents(), most.into_inner()), (5, 10 << 20));
+    assert_eq!(arena.placement().unwrap().absent_pages, 0);
+}
+
+#[test]
+fn memory_is_where_it_was_asked_for() {
+    let placement = arena(3).placement().unwrap();
+    assert_eq!((placement.asked, placement.bytes, placement.huge_bytes), (Some(0), 6 << 20, 0));
+    assert_eq!((placement.misplaced_pages(), placement.bytes_on(0)), (0, 6 << 20));
+    assert!(placement.sampled_pages() >= 48);
+}
+
+#[test]
+fn memory_that_cannot_be_bound_is_taken_anyway_and_called_misplaced() {
+    let arena = Arena::create(&ArenaLimits { numa_node: Some(1023), ..limits(2) }, &|_| ()).unwrap();
+    let placement = arena.placement().unwrap();
+    assert_eq!(placement.misplaced_pages(), placement.sampled_pages());
+}
+
+#[test]
+fn an_arena_larger_than_the_address_space_is_refused_with_what_to_lower() {
+    let error = Arena::create(&ArenaLimits { extent_bytes: 1 << 62, ..limits(2) }, &|_| ()).unwrap_err();
+    assert!(matches!(error, MemoryError::Map { bytes, .. } if bytes == 1 << 62), "{error:?}");
+    assert!(error.to_string().contains("lower [host] arena_bytes"));
+}
+
+#[test]
+fn a_renewed_extent_has_other_memory_and_the_others_keep_theirs() {
+    let mut arena = arena(2);
+    let (old, other) = (Arc::clone(arena.extent(0)), Arc::clone(arena.extent(1)));
+    let memory = arena.vacate(0).perform().unwrap();
+    arena.occupy(0, memory);
+    assert!(!Arc::ptr_eq(arena.extent(0), &old) && Arc::ptr_eq(arena.extent(1), &other));
+}
+
+#[test]
+fn a_failed_renewal_can_be_tried_again() {
+    let mut arena = arena(2);
+    drop(arena.vacate(1));
+    let memory = arena.vacate(1).perform().unwrap();
+    arena.occupy(1, memory);
+    assert_eq!(arena.placement().unwrap().bytes, 4 << 20);
+}
+
+#[test]
+#[should_panic(expected = "a vacated extent has no slots")]
+fn nobody_gets_the_memory_of_a_vacated_extent() {
+    let mut arena = arena(2);
+    let _renewal = arena.vacate(0);
+    let _memory = arena.extent(0);
+}

@@ -1,0 +1,249 @@
+//! The copy lane: threads that move blocks from write windows into the arena, with their checksums.
+//!
+//! The same threads give extents new memory. Nothing here decides anything: an order says which bytes go where, and its
+//! completion comes back on a channel of its own, so a completion can never be refused.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use larder_protocol::checksum::{BlockKey, RangeChecksum, block_checksum, block_ranges};
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::arena::{ExtentMemory, MemoryError, OutOfBounds, Renewal};
+use crate::limits::CopyLimits;
+use crate::threads;
+use crate::window::Window;
+
+/// The threads, and the queue before them. Dropping it waits until every order is done.
+pub struct CopyLane {
+    /// `None` only while the lane is being dropped.
+    queue: Option<SyncSender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+    panics: Arc<AtomicU64>,
+}
+
+/// Blocks to move. All its places are known to lie within their memory.
+#[derive(Debug)]
+pub struct CopyOrder {
+    window: Option<Arc<Window>>,
+    moves: Vec<Move>,
+}
+
+/// One block to move.
+#[derive(Debug, Clone)]
+pub struct Move {
+    /// Where it stands in the window; means nothing where the engine wrote into the arena itself.
+    pub source: u64,
+    /// The extent it goes to. The order holds it until it is done.
+    pub extent: Arc<ExtentMemory>,
+    /// The place in the extent, which this order has to itself.
+    pub offset: u64,
+    /// Bytes of the block.
+    pub bytes: u64,
+    /// Bytes of one layer range ([`larder_protocol::checksum::range_bytes`]).
+    pub range_bytes: u64,
+    /// What the block is called.
+    pub key: BlockKey,
+}
+
+/// The checksums of one block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockChecksums {
+    /// That of the block: key and ranges.
+    pub whole: u64,
+    /// Those of its layer ranges, first to last.
+    pub ranges: SmallVec<[u64; 1]>,
+}
+
+/// Tells the checksums of an order's blocks, in the order of its moves. An error means that the thread panicked: what is
+/// in the places is unknown, and a bug is in the log.
+pub type CopyDone = oneshot::Receiver<Vec<BlockChecksums>>;
+
+/// Tells the new memory of an extent. An error of the channel means that the thread panicked.
+pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>;
+
+enum Job {
+    Copy(CopyOrder, oneshot::Sender<Vec<BlockChecksums>>),
+    Renew(Renewal, oneshot::Sender<Result<Arc<ExtentMemory>, MemoryError>>),
+}
+
+impl CopyLane {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub fn start(name: &str, limits: &CopyLimits) -> io::Result<Self> {
+        let (queue, jobs) = sync_channel(limits.queue_orders);
+        let jobs = Arc::new(Mutex::new(jobs));
+        let mut lane = Self { queue: Some(queue), threads: Vec::new(), panics: Arc::default() };
+        for _ in 0..limits.threads {
+            let (jobs, panics) = (Arc::clone(&jobs), Arc::clone(&lane.panics));
+            lane.threads.push(threads::spawn(name, &limits.cpus, move || work(&jobs, &panics))?);
+        }
+        Ok(lane)
+    }
+
+    /// Hands an order to the threads. It is carried out even if nobody waits for its completion.
+    ///
+    /// # Errors
+    /// The order, where the queue is full: nothing was done.
+    pub fn submit(&self, order: CopyOrder) -> Result<CopyDone, CopyOrder> {
+        let (done, completion) = oneshot::channel();
+        match self.send(Job::Copy(order, done)) {
+            Err(Job::Copy(order, _)) => Err(order),
+            _ => Ok(completion),
+        }
+    }
+
+    /// Hands the renewal of an extent to the threads.
+    ///
+    /// # Errors
+    /// The renewal, where the queue is full: nothing was done.
+    pub fn renew(&self, renewal: Renewal) -> Result<RenewalDone, Renewal> {
+        let (done, completion) = oneshot::channel();
+        match self.send(Job::Renew(renewal, done)) {
+            Err(Job::Renew(renewal, _)) => Err(renewal),
+            _ => Ok(completion),
+        }
+    }
+
+    /// Orders that ended in a panic since the start. Each is a bug, and its place unusable.
+    #[must_use]
+    pub fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    fn send(&self, job: Job) -> Result<(), Job> {
+        let queue = self.queue.as_ref().expect("the queue lives until the lane is dropped");
+        queue.try_send(job).map_err(|error| match error {
+            TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
+        })
+    }
+}
+
+impl CopyOrder {
+    /// Blocks to move from `window`; without a window, blocks whose checksums alone are wanted, since trusted engines
+    /// wrote them into the arena.
+    ///
+    /// # Errors
+    /// Where a block does not lie within the window, or its place not within the extent.
+    ///
+    /// # Panics
+    /// Where a layer range has no bytes, or blocks without a window go to an extent that no engine can write.
+    pub fn new(window: Option<Arc<Window>>, moves: Vec<Move>) -> Result<Self, OutOfBounds> {
+        for block in &moves {
+            assert!(block.range_bytes > 0, "a layer range has at least one layer");
+            block.extent.check(block.offset, block.bytes)?;
+            match &window {
+                Some(window) => window.check(block.source, block.bytes)?,
+                None => assert!(block.extent.is_writable_by_engines(), "nobody can have written the block"),
+            }
+        }
+        Ok(Self { window, moves })
+    }
+
+    /// The blocks.
+    #[must_use]
+    pub fn moves(&self) -> &[Move] {
+        &self.moves
+    }
+
+    /// Bytes of all blocks.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.moves.iter().map(|block| block.bytes).sum()
+    }
+
+    /// Whether handing the order to a thread would cost more than carrying it out here.
+    #[must_use]
+    pub fn is_small(&self) -> bool {
+        self.bytes() <= INLINE_COPY_BYTES
+    }
+
+    /// Carries the order out on the calling thread.
+    #[must_use]
+    pub fn perform(&self) -> Vec<BlockChecksums> {
+        self.moves.iter().map(|block| block.perform(self.window.as_deref())).collect()
+    }
+}
+
+impl Move {
+    fn perform(&self, window: Option<&Window>) -> BlockChecksums {
+        let ranges = block_ranges(self.bytes, self.range_bytes);
+        let ranges: SmallVec<[u64; 1]> = ranges
+            .map(|range| {
+                let mut checksum = RangeChecksum::new();
+                for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
+                    let start = range.start + piece.start;
+                    self.perform_piece(window, start, piece.end - piece.start, &mut checksum)
+                        .expect("the order's places were checked when it was made");
+                }
+                checksum.finish()
+            })
+            .collect();
+        BlockChecksums { whole: block_checksum(&self.key, &ranges), ranges }
+    }
+
+    /// Copies a piece, then adds it to the checksum as it stands in the arena: what the window holds may have changed.
+    fn perform_piece(
+        &self,
+        window: Option<&Window>,
+        start: u64,
+        bytes: u64,
+        checksum: &mut RangeChecksum,
+    ) -> Result<(), OutOfBounds> {
+        if let Some(window) = window {
+            self.extent.copy_in_from(window, self.source + start, self.offset + start, bytes)?;
+        }
+        self.extent.add_to(checksum, self.offset + start, bytes)
+    }
+}
+
+impl Drop for CopyLane {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a copy thread panicked outside of any order");
+            }
+        }
+    }
+}
+
+/// What a copy thread does, until the lane is dropped.
+fn work(jobs: &Mutex<Receiver<Job>>, panics: &AtomicU64) {
+    loop {
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = job else { return };
+        // The memory that a panicking order leaves is bytes in a place that its sender never hears to be done.
+        if catch_unwind(AssertUnwindSafe(|| job.perform())).is_err() {
+            panics.fetch_add(1, Ordering::Relaxed);
+            tracing::error!("an order panicked: its place stays unusable");
+        }
+    }
+}
+
+impl Job {
+    fn perform(self) {
+        // Where nobody waits any more there is nobody to tell.
+        match self {
+            Self::Copy(order, done) => drop(done.send(order.perform())),
+            Self::Renew(renewal, done) => drop(done.send(renewal.perform())),
+        }
+    }
+}
+
+/// Orders up to this size are carried out where they are made: at 8 GB/s this takes 8 us, and the hop to a thread and back
+/// 30 us and more. Larger ones would keep the sessions on the arbiter waiting.
+pub const INLINE_COPY_BYTES: u64 = 64 << 10;
+
+/// A piece is still in the core's own cache when its checksum is computed.
+const PIECE_BYTES: u64 = 128 << 10;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+use larder_protocol::checksum::range_checksum;
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use super::*;
+use crate::arena::Arena;
+use crate::arena::mapping::{Access, Mapping};
+use crate::arena::tests::{arena, trusted_arena};
+use crate::threads::pinned_to;
+
+const KEY: BlockKey =
+    BlockKey { fingerprint: Fingerprint([1; 32]), hash: ChunkHash([2; 32]), slice: 0, pool: 0 };
+
+fn lane(queue_orders: usize) -> CopyLane {
+    let limits = CopyLimits { threads: 2, cpus: pinned_to().unwrap(), queue_orders };
+    CopyLane::start("larder-copy", &limits).unwrap()
+}
+
+/// A window filled with bytes that differ everywhere, and these bytes.
+fn filled_window(bytes: usize) -> (Arc<Window>, Vec<u8>) {
+    let window = Window::create(bytes as u64, None).unwrap();
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut content = vec![0; bytes];
+    fastrand::Rng::with_seed(seed).fill(&mut content);
+    Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap().write(0, &content);
+    (Arc::new(window), content)
+}
+
+fn block(arena: &Arena, source: u64, offset: u64, bytes: u64, range_bytes: u64) -> Move {
+    Move { source, extent: Arc::clone(arena.extent(1)), offset, bytes, range_bytes, key: KEY }
+}
+
+fn checksums_of(content: &[u8], range_bytes: usize) -> BlockChecksums {
+    let ranges: SmallVec<[u64; 1]> = content.chunks(range_bytes).map(range_checksum).collect();
+    BlockChecksums { whole: block_checksum(&KEY, &ranges), ranges }
+}
+
+fn in_arena(block: &Move) -> Vec<u8> {
+    let mut bytes = vec![0; block.bytes as usize];
+    block.extent.copy_out(block.offset, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn blocks_arrive_byte_for_byte_with_the_checksums_of_what_arrived() {
+    let arena = arena(2);
+    let (window, content) = filled_window(1 << 20);
+    let shapes =
+        [(0, 0, 300_000, 100_000), (1001, 300_001, 4096, 4096), (500_000, 400_000, 500_003, 500_003)];
+    let moves: Vec<Move> = shapes.iter().map(|&(s, o, b, r)| block(&arena, s, o, b, r)).collect();
+    let order = CopyOrder::new(Some(window), moves.clone()).unwrap();
+    assert!(!order.is_small());
+    let done = lane(4).submit(order).unwrap().blocking_recv().unwrap();
+    for (block, checksums) in moves.iter().zip(done) {
+        let expected = &content[block.source as usize..][..block.bytes as usize];
+        assert!(in_arena(block) == expected, "block at {}", block.source);
+        assert_eq!(checksums, checksums_of(expected, block.range_bytes as usize));
+    }
+    let untouched = Move { offset: 304_097, bytes: 95_903, ..moves[0].clone() };
+    assert!(in_arena(&untouched).iter().all(|&byte| byte == 0), "nothing is written beside the blocks");
+}
+
+#[test]
+fn a_small_order_does_the_same_on_the_callers_thread() {
+    let arena = arena(2);
+    let (window, content) = filled_window(8192);
+    let moves = vec![block(&arena, 100, 200, 4000, 1000)];
+    let order = CopyOrder::new(Some(window), moves).unwrap();
+    assert!(order.is_small());
+    assert_eq!(order.perform(), [checksums_of(&content[100..4100], 1000)]);
+    assert!(in_arena(&order.moves()[0]) == content[100..4100]);
+}
+
+#[test]
+fn what_a_trusted_engine_wrote_into_the_arena_is_read_once_for_its_checksums() {
+    let arena = trusted_arena(2);
+    let content: Vec<u8> = (0..400_000_u32).map(|i| (i / 3) as u8).collect();
+    Mapping::new(arena.descriptor(1), arena.extent_bytes(), Access::Write).unwrap().write(77, &content);
+    let order = CopyOrder::new(None, vec![block(&arena, 0, 77, 400_000, 300_000)]).unwrap();
+    let done = lane(1).submit(order).unwrap().blocking_recv().unwrap();
+    assert_eq!(done, [checksums_of(&content, 300_000)]);
+}
+
+#[test]
+fn places_outside_of_their_memory_are_refused_before_anything_is_done() {
+    let arena = arena(2);
+    let window = Some(Arc::new(Window::create(4096, None).unwrap()));
+    let order = |block| CopyOrder::new(window.clone(), vec![block]).map(|_| ()).unwrap_err();
+    assert_eq!(
+        order(block(&arena, 4000, 0, 97, 97)),
+        OutOfBounds { offset: 4000, bytes: 97, size: 4096 },
+        "the engine named a place outside of its window"
+    );
+    let size = arena.extent_bytes();
+    assert_eq!(order(block(&arena, 0, size, 1, 1)), OutOfBounds { offset: size, bytes: 1, size });
+    assert_eq!(
+        order(block(&arena, u64::MAX, 0, 2, 2)),
+        OutOfBounds { offset: u64::MAX, bytes: 2, size: 4096 }
+    );
+}
+
+#[test]
+fn a_full_queue_gives_the_order_back_instead_of_blocking() {
+    let (queue, jobs) = sync_channel(1);
+    let lane = CopyLane { queue: Some(queue), threads: Vec::new(), panics: Arc::default() };
+    let arena = &mut arena(2);
+    let window = Arc::new(Window::create(4096, None).unwrap());
+    let order =
+        |bytes| CopyOrder::new(Some(Arc::clone(&window)), vec![block(arena, 0, 0, bytes, 4096)]).unwrap();
+    let mut first = lane.submit(order(1)).unwrap();
+    assert_eq!(lane.submit(order(2)).unwrap_err().bytes(), 2);
+    assert_eq!(lane.renew(arena.vacate(0)).unwrap_err().extent, 0);
+    assert!(first.try_recv().is_err(), "nothing is done yet");
+    jobs.recv().unwrap().perform();
+    assert_eq!(first.blocking_recv().unwrap().len(), 1);
+}
+
+#[test]
+fn dropping_the_lane_finishes_what_was_ordered() {
+    let arena = arena(2);
+    let (window, content) = filled_window(1 << 20);
+    let lane = lane(16);
+    let orders: Vec<CopyDone> = (0..16)
+        .map(|i| {
+            let moves = vec![block(&arena, i << 16, i << 16, 1 << 16, 1 << 16)];
+            lane.submit(CopyOrder::new(Some(Arc::clone(&window)), moves).unwrap()).unwrap()
+        })
+        .collect();
+    drop(lane);
+    assert!(in_arena(&block(&arena, 0, 0, 1 << 20, 1)) == content);
+    assert!(orders.into_iter().all(|mut done| done.try_recv().is_ok()));
+}
+
+#[test]
+fn an_extent_is_renewed_while_others_are_copied_to() {
+    let mut arena = arena(2);
+    let lane = lane(4);
+    let (window, _) = filled_window(4096);
+    let before = Arc::downgrade(arena.extent(0));
+    let renewed = lane.renew(arena.vacate(0)).unwrap();
+    let order = CopyOrder::new(Some(window), vec![block(&arena, 0, 0, 4096, 4096)]).unwrap();
+    let copied = lane.submit(order).unwrap();
+    arena.occupy(0, renewed.blocking_recv().unwrap().unwrap());
+    assert_eq!(copied.blocking_recv().unwrap().len(), 1);
+    assert_eq!(before.strong_count(), 0, "the old memory is given back");
+    assert_eq!(arena.extent(0).bytes(), arena.extent_bytes());
+}
+
+#[test]
+fn a_panic_in_an_order_is_counted_and_the_lane_goes_on() {
+    let arena = arena(2);
+    let lane = lane(4);
+    // Made without the checks of `CopyOrder::new`: a bug of ours.
+    let broken = CopyOrder { window: None, moves: vec![block(&arena, 0, u64::MAX, 1, 1)] };
+    assert!(lane.submit(broken).unwrap().blocking_recv().is_err());
+    let (window, _) = filled_window(4096);
+    for _ in 0..4 {
+        let order = CopyOrder::new(Some(Arc::clone(&window)), vec![block(&arena, 0, 0, 9, 9)]).unwrap();
+        assert!(lane.submit(order).unwrap().blocking_recv().is_ok());
+    }
+    let panics = Arc::clone(&lane.panics);
+    drop(lane);
+    assert_eq!(panics.load(Ordering::Relaxed), 1);
+}

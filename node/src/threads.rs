@@ -1,0 +1,83 @@
+//! Named threads on chosen CPUs.
+//!
+//! Where a thread cannot be pinned it runs where the kernel puts it: slower at times, never wrong, so a warning.
+
+use std::io;
+use std::thread::{Builder, JoinHandle};
+
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+
+use crate::host::CpuSet;
+
+/// Starts a thread called `name` (the kernel keeps 15 bytes of it) on `cpus`.
+///
+/// # Errors
+/// Where the system gives no thread.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    cpus: &CpuSet,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let cpus = cpus.clone();
+    Builder::new().name(name.to_owned()).spawn(move || {
+        pin_or_warn(&cpus);
+        run()
+    })
+}
+
+/// Pins the calling thread to `cpus`, warning where the kernel does not do so; the kernel is asked afterwards.
+pub fn pin_or_warn(cpus: &CpuSet) {
+    match pin(cpus).and_then(|()| pinned_to()) {
+        Ok(real) if real == *cpus => {}
+        Ok(real) => tracing::warn!(asked = %cpus, %real, "a thread runs on other CPUs than asked"),
+        Err(error) => tracing::warn!(asked = %cpus, %error, "a thread cannot be pinned"),
+    }
+}
+
+/// Pins the calling thread to `cpus`.
+///
+/// # Errors
+/// Where none of them may be used by this process.
+pub fn pin(cpus: &CpuSet) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for cpu in cpus.iter().map(|cpu| cpu as usize).filter(|&cpu| cpu < rustix::thread::CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// The CPUs on which the kernel lets the calling thread run.
+///
+/// # Errors
+/// Where the kernel does not say: it has more CPUs than its interface's usual size.
+pub fn pinned_to() -> io::Result<CpuSet> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).map(|cpu| cpu as u32).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_runs_where_it_was_asked_to() {
+        let allowed = pinned_to().unwrap();
+        let last: CpuSet = allowed.iter().last().into_iter().collect();
+        let inside = last.clone();
+        let (name, real) = spawn("larder-test", &last, move || {
+            (std::thread::current().name().map(str::to_owned), pinned_to().unwrap())
+        })
+        .unwrap()
+        .join()
+        .unwrap();
+        assert_eq!((name.as_deref(), real), (Some("larder-test"), inside));
+        assert_eq!(pinned_to().unwrap(), allowed, "the others stay where they were");
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_pinned_runs_anyway() {
+        let nowhere: CpuSet = [1_000, 70_000].into_iter().collect();
+        assert!(pin(&nowhere).is_err());
+        assert_eq!(spawn("larder-test", &nowhere, || 7).unwrap().join().unwrap(), 7);
+    }
+}

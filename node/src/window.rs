@@ -1,0 +1,119 @@
+//! A session's write window: the memory through which an engine hands blocks over.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use crate::arena::mapping::{Access, Mapping};
+use crate::arena::{MemoryError, OutOfBounds, numa};
+use crate::limits::PAGE_BYTES;
+
+/// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail;
+/// what it writes, and when, is its own affair.
+pub struct Window {
+    mapping: Mapping,
+    file: OwnedFd,
+}
+
+impl Window {
+    /// Makes a window of at least `bytes` (rounded up to whole pages), whose memory will come from NUMA node `numa_node`
+    /// where that is given. No page is there yet: the engine faults them in, and so pays for them.
+    ///
+    /// # Errors
+    /// Where the system does not give it.
+    pub fn create(bytes: u64, numa_node: Option<u32>) -> Result<Self, MemoryError> {
+        let bytes = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("larder-window", flags).map_err(MemoryError::create)?;
+        ftruncate(&file, bytes).map_err(|source| MemoryError::Size { bytes, source })?;
+        let mapping = Mapping::new(file.as_fd(), bytes, Access::Read)
+            .map_err(|source| MemoryError::Map { bytes, source })?;
+        if let Some(node) = numa_node
+            && let Err(error) = numa::bind(&mapping, node)
+        {
+            tracing::debug!(%error, node, "a window cannot be bound");
+        }
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(|source| MemoryError::Seal { source })?;
+        Ok(Self { mapping, file })
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.mapping.bytes()
+    }
+
+    /// The memory's file, for the engine to map.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Whether a place lies within the window.
+    ///
+    /// # Errors
+    /// Where it does not.
+    pub fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
+        self.mapping.check(offset, bytes)
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window").field("bytes", &self.bytes()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::Errno;
+
+    use super::*;
+
+    fn engines_mapping(window: &Window) -> Mapping {
+        Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap()
+    }
+
+    #[test]
+    fn the_node_sees_what_the_engine_writes() {
+        let window = Window::create(5000, Some(0)).unwrap();
+        assert_eq!(window.bytes(), 8192, "whole pages");
+        engines_mapping(&window).write(8000, b"block");
+        let mut seen = [0; 5];
+        window.mapping().read(8000, &mut seen).unwrap();
+        assert_eq!(&seen, b"block");
+    }
+
+    #[test]
+    fn the_engine_cannot_change_the_size_or_the_seals() {
+        let window = Window::create(8192, None).unwrap();
+        let file = window.descriptor();
+        assert_eq!(ftruncate(file, 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(file, 1 << 20), Err(Errno::PERM));
+        assert_eq!(fcntl_add_seals(file, SealFlags::WRITE), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn a_window_whose_pages_the_engine_takes_away_reads_as_zeros() {
+        let window = Window::create(8192, None).unwrap();
+        engines_mapping(&window).write(0, b"block");
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(window.descriptor(), hole, 0, 8192).unwrap();
+        let mut seen = [1; 5];
+        window.mapping().read(0, &mut seen).unwrap();
+        assert_eq!(seen, [0; 5]);
+    }
+
+    #[test]
+    fn a_window_larger_than_the_address_space_is_refused() {
+        assert!(matches!(Window::create(1 << 62, None), Err(MemoryError::Map { .. })));
+        assert!(matches!(Window::create(u64::MAX, None), Err(MemoryError::Size { .. })));
+    }
+}

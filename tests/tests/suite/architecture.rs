@@ -1,0 +1,91 @@
+//! What ARCHITECTURE.md says of the tree, held against the tree.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Every Rust file of the workspace, by its path from the root.
+fn sources() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut folders: Vec<PathBuf> =
+        ["client", "node", "coordinator", "tests"].iter().map(|folder| root().join(folder)).collect();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+                found.insert(name, fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn dependencies_between_crates_run_one_way() {
+    let order = ["protocol", "client", "node", "coordinator", "cli", "tests"];
+    let folders = ["client/protocol", "client/rust", "node", "coordinator", "client/cli", "tests"];
+    for (i, folder) in folders.iter().enumerate() {
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+        for (j, other) in order.iter().enumerate() {
+            let names_it = manifest.lines().any(|line| line.starts_with(&format!("larder-{other}.")));
+            let allowed = j < i && !(*folder == "coordinator" && *other == "node");
+            assert!(!names_it || allowed, "{folder} must not depend on larder-{other}");
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_stays_in_the_files_that_may_have_it() {
+    let may_have_it = [
+        "client/rust/src/mapping.rs",
+        "node/src/arena/extent.rs",
+        "node/src/arena/mapping.rs",
+        "node/src/arena/numa.rs",
+        "node/src/processes/peer.rs",
+        "tests/src/flip.rs",
+    ];
+    let marker = ["expect", "(unsafe_code"].concat();
+    let has_it: Vec<String> =
+        sources().into_iter().filter(|(_, text)| text.contains(&marker)).map(|(name, _)| name).collect();
+    let surprising: Vec<&String> = has_it.iter().filter(|name| !may_have_it.contains(&name.as_str())).collect();
+    assert!(surprising.is_empty(), "unsafe code in {surprising:?}");
+}
+
+#[test]
+fn every_file_says_its_job_in_its_first_line() {
+    for (name, text) in sources() {
+        assert!(text.starts_with("//! "), "{name} does not start with what it is for");
+    }
+}
+
+#[test]
+fn every_invariant_names_a_test_that_exists() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let sources = sources();
+    let invariants: Vec<&str> = text.split("- **Invariant:**").skip(1).collect();
+    assert!(invariants.len() >= 8);
+    for invariant in invariants {
+        let end = invariant.find(".rs`)").unwrap_or_else(|| panic!("no test is named: {invariant}"));
+        let start = invariant[..end].rfind("(`").unwrap() + 2;
+        let path = &invariant[start..end + 3];
+        assert!(sources.keys().any(|name| name.ends_with(path)), "there is no {path}");
+    }
+}
+
+#[test]
+fn every_file_that_the_journeys_name_exists() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let journeys = text.split("## Journeys").nth(1).unwrap().split("## ").next().unwrap();
+    let named: Vec<&str> = journeys.split('`').filter(|word| word.ends_with(".rs")).collect();
+    assert!(named.len() > 20);
+    for path in named {
+        assert!(root().join(path).exists(), "there is no {path}");
+    }
+}

@@ -1,0 +1,115 @@
+//! A node from its start to its end.
+
+use std::process::Command;
+
+use larder_client::SessionError;
+use larder_tests::content::prompt;
+use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
+
+use super::{Engine, LARDER};
+
+#[test]
+fn what_one_engine_puts_another_gets() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let hashes = prompt(b'a', 8);
+    let writer = Engine::connect(&node.socket("default"));
+    assert_eq!(writer.put(&hashes), 8);
+    assert_eq!(writer.put(&hashes), 0, "putting what is there writes nothing");
+    drop(writer);
+    let reader = Engine::connect(&node.socket("default"));
+    assert_eq!(reader.get(&hashes), 8);
+    assert_eq!(reader.find(&hashes, 8 * 16), 7 * 16, "a token is left to compute");
+    assert_eq!(reader.find(&prompt(b'b', 8), 1_000), 0);
+    let metrics = node.get("/metrics").unwrap();
+    let asked = metrics.lines().find(|line| line.starts_with("larder_tokens_asked_total")).unwrap();
+    assert!(asked.ends_with(" 1128"), "{asked}");
+}
+
+#[test]
+fn a_node_that_stops_tells_its_engines_and_takes_its_socket_away() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let socket = node.socket("default");
+    let engine = Engine::connect(&socket);
+    engine.put(&prompt(b'a', 2));
+    assert!(socket.exists());
+    let status = node.stop().unwrap();
+    assert_eq!(status.code(), Some(0));
+    let chain = engine.namespace.chain(prompt(b'a', 2));
+    let error = engine.session.lease(&engine.namespace, &chain).map(drop).unwrap_err();
+    assert!(matches!(error, SessionError::Closed | SessionError::Refused(_)), "{error:?}");
+}
+
+#[test]
+fn a_second_node_on_the_same_socket_does_not_start() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let tenant = format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", node.socket("default").display());
+    let error = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{tenant}")).map(drop).unwrap_err();
+    assert!(format!("{error:#}").contains("does no other node serve it"), "{error:#}");
+}
+
+#[test]
+fn a_node_that_died_leaves_no_socket_in_the_way() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let socket = node.socket("default");
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("stale.sock");
+    std::fs::rename(&socket, &kept).unwrap();
+    drop(node);
+    let tenant = format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", kept.display());
+    let again = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{tenant}")).unwrap();
+    Engine::connect(&kept).put(&prompt(b'a', 1));
+    drop(again);
+}
+
+#[test]
+fn impossible_configurations_say_what_to_do_and_end_with_status_2() {
+    let cases = [
+        ("[host]\narena_byts = \"1GiB\"", "arena_bytes"),
+        ("[host]\narena_bytes = \"900TiB\"", "or less"),
+        ("[host]\narena_bytes = 0", "at least 1"),
+        ("[host]\npolicy = \"lfru\"", "there are: fifo, lru"),
+        ("[host]\nextent_bytes = 4096", "extent_bytes"),
+        ("[host]\nhigh_watermark = 0.5\nlow_watermark = 0.6", "watermark"),
+        ("[[gpus]]\npci = \"ffff:ff:1f.7\"", "no such device"),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    for (config, expected) in cases {
+        let file = dir.path().join("node.toml");
+        std::fs::write(&file, config).unwrap();
+        let output = Command::new(LARDER).args(["node", "--config"]).arg(&file).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{config}: {text}");
+        assert!(text.contains(expected), "{config}: {text}");
+    }
+}
+
+#[test]
+fn a_policy_may_be_named_in_the_configuration() {
+    let config = format!("{SMALL_HOST}policy = \"fifo\"\n{ONE_TENANT}");
+    let node = NodeProcess::start(LARDER, &config).unwrap();
+    assert!(node.get("/status").unwrap().contains(r#""policy":"fifo""#));
+}
+
+#[test]
+fn the_actors_thread_is_pinned_and_its_memory_is_where_the_kernel_says() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", node.pid())).unwrap();
+    let affinities: Vec<(String, String)> = tasks
+        .map(|task| {
+            let path = task.unwrap().path();
+            let name = std::fs::read_to_string(path.join("comm")).unwrap().trim().to_owned();
+            let status = std::fs::read_to_string(path.join("status")).unwrap();
+            let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap();
+            (name, line["Cpus_allowed_list:".len()..].trim().to_owned())
+        })
+        .collect();
+    let copying: Vec<_> = affinities.iter().filter(|(name, _)| name.starts_with("larder-copy")).collect();
+    assert!(!copying.is_empty(), "{affinities:?}");
+    let metrics = node.get("/metrics").unwrap();
+    let placed: u64 = metrics
+        .lines()
+        .filter(|line| line.starts_with("larder_arena_placement_bytes{") && line.contains("numa_node_"))
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+        .sum();
+    assert_eq!(placed, node.status("arena_bytes"), "every byte of the arena lies on some NUMA node: {metrics}");
+}

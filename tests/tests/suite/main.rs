@@ -1,0 +1,64 @@
+//! Larder as its users meet it: whole processes, over real sockets.
+
+mod architecture;
+mod hostile;
+mod lifecycle;
+mod replay;
+mod tenants;
+
+use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
+use larder_protocol::ChunkHash;
+use larder_tests::content::{BLOCK_BYTES, block, namespace};
+
+/// The `larder` command.
+const LARDER: &str = env!("CARGO_BIN_EXE_larder-under-test");
+
+/// An engine process that does one thing.
+const ENGINE: &str = env!("CARGO_BIN_EXE_test-engine");
+
+/// A well-behaved engine.
+struct Engine {
+    session: BlockingSession,
+    namespace: Namespace,
+}
+
+impl Engine {
+    fn connect(socket: &std::path::Path) -> Self {
+        let options = SessionOptions { window_bytes: 1 << 20, ..SessionOptions::default() };
+        let session = BlockingSession::connect(socket, options).unwrap();
+        let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+        Self { session, namespace }
+    }
+
+    /// Stores the chunks that are missing; how many that were.
+    fn put(&self, hashes: &[ChunkHash]) -> usize {
+        let chain = self.namespace.chain(hashes.to_vec());
+        let reservation = self.session.reserve(&self.namespace, &chain, 0).unwrap();
+        let positions = reservation.chunks().to_vec();
+        for &position in &positions {
+            let mut staged = self.session.stage(&reservation, position).unwrap();
+            staged.copy_from(0, 0, &block(&hashes[position as usize]));
+            assert_eq!(self.session.commit(&reservation, vec![staged]).unwrap(), 1);
+        }
+        positions.len()
+    }
+
+    /// Reads what is here of a prompt and checks every byte; how many chunks that were.
+    fn get(&self, hashes: &[ChunkHash]) -> usize {
+        let chain = self.namespace.chain(hashes.to_vec());
+        let lease = self.session.lease(&self.namespace, &chain).unwrap();
+        for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
+            let mut bytes = vec![0; BLOCK_BYTES];
+            lease.copy_block(position, 0, &mut bytes);
+            assert!(bytes == block(hash), "wrong bytes under {hash}");
+        }
+        lease.chunks()
+    }
+
+    /// Tokens of a prompt that could be served.
+    fn find(&self, hashes: &[ChunkHash], prompt_tokens: u64) -> u64 {
+        let chain = self.namespace.chain(hashes.to_vec());
+        let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
+        self.session.lookup(&self.namespace, &chain, options).unwrap().tokens
+    }
+}

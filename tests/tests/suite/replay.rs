@@ -1,0 +1,1 @@
+//! Replays of real traces, held against a model that is computed here.
