@@ -84,3 +84,26 @@ fn nobody_gets_the_memory_of_a_vacated_extent() {
     let _renewal = arena.vacate(0);
     let _memory = arena.extent(0);
 }
+
+#[test]
+fn children_of_the_node_get_neither_arena_nor_windows() {
+    let _arena = arena(2);
+    let _window = crate::window::Window::create(4096, None).unwrap();
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut of_larder = None;
+    let mut flags = Vec::new();
+    for line in smaps.lines() {
+        if line.contains("/memfd:larder-") {
+            of_larder = Some(line);
+        } else if let Some(found) = line.strip_prefix("VmFlags:")
+            && let Some(mapping) = of_larder.take()
+        {
+            flags.push((mapping, found));
+        }
+    }
+    assert_eq!(flags.len(), 3);
+    for (mapping, flags) in flags {
+        assert!(flags.contains(" dc "), "{mapping} would be copied at fork: {flags}");
+        assert!(flags.contains(" dd "), "{mapping} would be in core files: {flags}");
+    }
+}
