@@ -12,6 +12,7 @@ use actix::Actor;
 use actix_rt::Arbiter;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 
 use crate::actor::GpuActor;
@@ -101,6 +102,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let clock = Clock::start();
+    raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
     let listen = limits.http_listen;
     let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
@@ -155,6 +157,16 @@ pub async fn run(
     .map_err(|source| ServeError::Serve { http, source })
 }
 
+/// Every extent, session and engine process has a descriptor: takes as many as the system allows this process.
+fn raise_open_files() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(?current, %error, "cannot raise the limit of open files");
+    }
+}
+
 type Serving = actix_rt::task::JoinHandle<std::io::Result<()>>;
 
 fn serve_http(
@@ -202,6 +214,7 @@ async fn start_actor(
     );
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {
+        threads::name(&format!("larder-gpu-{device}"));
         threads::pin_or_warn(&cpus);
         // Made here, on the actor's own thread; without it there is no node.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -11,7 +11,7 @@ use larder_protocol::session::{Hello, Lease, RefusalCode, Request, Response};
 use larder_protocol::{Chain, ChunkHash};
 use larder_tests::content::{BLOCK_BYTES, block, prompt};
 use larder_tests::engine::EngineProcess;
-use larder_tests::node::NodeProcess;
+use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::raw::{RawSession, commit, hello, register, reserve};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags, open, OFlags, Mode};
 use rustix::io::{Errno, pwrite};
@@ -72,7 +72,7 @@ fn the_arena_cannot_be_truncated_overwritten_or_mapped_writable() {
 fn the_write_window_cannot_be_truncated() {
     let (node, innocent) = stage();
     let (_session, _, window) = RawSession::open(&node.socket("default")).unwrap();
-    assert_eq!(ftruncate(&window, 0), Err(Errno::PERM));
+    assert_eq!(ftruncate(window.unwrap(), 0), Err(Errno::PERM));
     nothing_happened(&node, &innocent);
 }
 
@@ -80,7 +80,7 @@ fn the_write_window_cannot_be_truncated() {
 fn what_is_written_into_the_window_after_the_commit_changes_nothing() {
     let (node, innocent) = stage();
     let (mut session, registered, window) = RawSession::open(&node.socket("default")).unwrap();
-    let window = Mapping::writable(window.as_fd(), 1 << 20).unwrap();
+    let window = Mapping::writable(window.unwrap().as_fd(), 1 << 20).unwrap();
     let hashes = prompt(b'b', 2);
     let Response::Reserved(reserved) = session.ask(&reserve(&registered, &hashes)).unwrap().0 else {
         panic!("there is room")
@@ -267,6 +267,19 @@ fn memory_that_an_engine_keeps_after_closing_its_session_is_not_reused_until_it_
     assert!(node.status("evictions") > 0);
     assert_eq!(node.status("quarantined_bytes"), 4 * BLOCK_BYTES as u64);
     assert_eq!(innocent.get(&prompt(b'a', 4)), 4, "what it could still read is still what it was");
+    engine.kill().unwrap();
+    node.wait_for("quarantined_bytes", 0);
+    nothing_happened(&node, &innocent);
+}
+
+#[test]
+fn a_trusted_engine_that_could_still_write_leaves_a_quarantine_until_it_exits() {
+    let config = format!("trust_engines = true\n{SMALL_HOST}{ONE_TENANT}");
+    let node = NodeProcess::start(LARDER, &config).unwrap();
+    let innocent = Engine::connect(&node.socket("default"));
+    innocent.put(&prompt(b'a', 4));
+    let engine = EngineProcess::start(ENGINE, &node.socket("default"), "write and close").unwrap();
+    node.wait_for("quarantined_bytes", 4 * BLOCK_BYTES as u64);
     engine.kill().unwrap();
     node.wait_for("quarantined_bytes", 0);
     nothing_happened(&node, &innocent);

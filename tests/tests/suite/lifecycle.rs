@@ -91,20 +91,8 @@ fn a_policy_may_be_named_in_the_configuration() {
 }
 
 #[test]
-fn the_actors_thread_is_pinned_and_its_memory_is_where_the_kernel_says() {
+fn the_node_exports_where_the_kernel_says_its_memory_is() {
     let node = NodeProcess::small(LARDER).unwrap();
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", node.pid())).unwrap();
-    let affinities: Vec<(String, String)> = tasks
-        .map(|task| {
-            let path = task.unwrap().path();
-            let name = std::fs::read_to_string(path.join("comm")).unwrap().trim().to_owned();
-            let status = std::fs::read_to_string(path.join("status")).unwrap();
-            let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap();
-            (name, line["Cpus_allowed_list:".len()..].trim().to_owned())
-        })
-        .collect();
-    let copying: Vec<_> = affinities.iter().filter(|(name, _)| name.starts_with("larder-copy")).collect();
-    assert!(!copying.is_empty(), "{affinities:?}");
     let metrics = node.get("/metrics").unwrap();
     let placed: u64 = metrics
         .lines()
@@ -112,4 +100,14 @@ fn the_actors_thread_is_pinned_and_its_memory_is_where_the_kernel_says() {
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum();
     assert_eq!(placed, node.status("arena_bytes"), "every byte of the arena lies on some NUMA node: {metrics}");
+}
+
+#[test]
+fn a_trusted_engine_writes_straight_into_the_arena() {
+    let node = NodeProcess::start(LARDER, &format!("trust_engines = true\n{SMALL_HOST}{ONE_TENANT}")).unwrap();
+    let engine = Engine::connect(&node.socket("default"));
+    assert_eq!(engine.session.window_bytes(), 0);
+    let hashes = prompt(b'a', 8);
+    assert_eq!(engine.put(&hashes), 8);
+    assert_eq!(Engine::connect(&node.socket("default")).get(&hashes), 8);
 }

@@ -1,6 +1,7 @@
 //! Larder as its users meet it: whole processes, over real sockets.
 
 mod architecture;
+mod devices;
 mod hostile;
 mod lifecycle;
 mod replay;
