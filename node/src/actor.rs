@@ -122,13 +122,15 @@ impl GpuActor {
         let response = match request {
             Request::Register(ask) => {
                 let name = &self.tenants[usize::from(tenant.0)];
-                let registered = self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
+                let registered =
+                    self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
                 self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
                 Response::Registered(registered)
             }
             Request::Lookup(ask) => {
                 let (prompt_tokens, skip_read) = (ask.prompt_tokens, ask.skip_read);
-                let options = LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
+                let options =
+                    LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
                 let found = self.store.lookup(session, ask.namespace, &ask.chain, options, now)?;
                 self.metrics.looked_up(ask.namespace, prompt_tokens, found.tokens, ask.preempted, skip_read);
                 Response::Found(found)
@@ -155,7 +157,11 @@ impl GpuActor {
         Ok(Answer::from(response))
     }
 
-    fn lease(&mut self, session: SessionId, ask: &larder_protocol::session::Lease) -> Result<Answer, Refused> {
+    fn lease(
+        &mut self,
+        session: SessionId,
+        ask: &larder_protocol::session::Lease,
+    ) -> Result<Answer, Refused> {
         let leased = self.store.lease(session, ask.namespace, &ask.chain)?;
         self.metrics.moved("leased", leased.bytes);
         let (extents, descriptors) = self.show(&leased.new_extents);

@@ -79,8 +79,9 @@ impl Metrics {
             registry.register(Box::new(family.clone()))?;
             Ok(family)
         };
-        let seconds = HistogramOpts::new("larder_request_seconds", "Time the actor took to answer a session's request")
-            .buckets(REQUEST_BUCKETS.to_vec());
+        let seconds =
+            HistogramOpts::new("larder_request_seconds", "Time the actor took to answer a session's request")
+                .buckets(REQUEST_BUCKETS.to_vec());
         let request_seconds = HistogramVec::new(seconds, &["request"])?;
         registry.register(Box::new(request_seconds.clone()))?;
         let build = gauge("larder_build_info", "Always 1; the labels say what runs", &["version"])?;
@@ -89,21 +90,37 @@ impl Metrics {
         let hit = ["tenant", "namespace", "preempted", "tier"];
         Ok(Self {
             tokens_asked: counter("larder_tokens_asked_total", "Prompt tokens of all lookups", &namespace)?,
-            tokens_hit: counter("larder_tokens_hit_total", "Prompt tokens that lookups found, by tier", &hit)?,
+            tokens_hit: counter(
+                "larder_tokens_hit_total",
+                "Prompt tokens that lookups found, by tier",
+                &hit,
+            )?,
             tokens_skipped: counter(
                 "larder_tokens_skipped_total",
                 "Prompt tokens of lookups whose caller could not use a hit",
                 &["tenant", "namespace"],
             )?,
-            requests: counter("larder_requests_total", "Requests of sessions, by how they ended", &["request", "outcome"])?,
+            requests: counter(
+                "larder_requests_total",
+                "Requests of sessions, by how they ended",
+                &["request", "outcome"],
+            )?,
             request_seconds,
             moved_bytes: counter(
                 "larder_moved_bytes_total",
                 "Bytes of blocks committed by engines, or leased to them",
                 &["device", "movement"],
             )?,
-            evictions: counter("larder_evicted_chunks_total", "Chunks evicted, by reason", &["device", "reason"])?,
-            arena_bytes: gauge("larder_arena_bytes", "Bytes of the arena, by what they are for", &["device", "state"])?,
+            evictions: counter(
+                "larder_evicted_chunks_total",
+                "Chunks evicted, by reason",
+                &["device", "reason"],
+            )?,
+            arena_bytes: gauge(
+                "larder_arena_bytes",
+                "Bytes of the arena, by what they are for",
+                &["device", "state"],
+            )?,
             placement_bytes: gauge(
                 "larder_arena_placement_bytes",
                 "Bytes of the arena where the kernel says they are, and where they should be",
@@ -117,7 +134,11 @@ impl Metrics {
             cached_chunks: gauge("larder_cached_chunks", "Chunks in a tier", &["device", "tier"])?,
             cached_bytes: gauge("larder_cached_bytes", "Bytes of the chunks in a tier", &["device", "tier"])?,
             up: gauge("larder_actor_up", "Whether the actor answers", &["device"])?,
-            session_ends: counter("larder_session_ends_total", "Sessions that ended, by how", &["tenant", "how"])?,
+            session_ends: counter(
+                "larder_session_ends_total",
+                "Sessions that ended, by how",
+                &["tenant", "how"],
+            )?,
             registry,
         })
     }
@@ -167,7 +188,12 @@ impl ActorMetrics {
             asked: tokens_asked.with_label_values(&[tenant, fingerprint, "false"]),
             asked_preempted: tokens_asked.with_label_values(&[tenant, fingerprint, "true"]),
             hit: tokens_hit.with_label_values(&[tenant, fingerprint, "false", tier_name(Tier::Host)]),
-            hit_preempted: tokens_hit.with_label_values(&[tenant, fingerprint, "true", tier_name(Tier::Host)]),
+            hit_preempted: tokens_hit.with_label_values(&[
+                tenant,
+                fingerprint,
+                "true",
+                tier_name(Tier::Host),
+            ]),
             skipped: tokens_skipped.with_label_values(&[tenant, fingerprint]),
         });
     }

@@ -195,7 +195,8 @@ async fn start_actor(
 ) -> Result<(SessionActor, Arbiter), ServeError> {
     let arena_limits = limits.arena.clone();
     let started = clock.elapsed();
-    let make = move || Arena::create(&arena_limits, &|bytes| tracing::debug!(device, bytes, "arena faulted in"));
+    let make =
+        move || Arena::create(&arena_limits, &|bytes| tracing::debug!(device, bytes, "arena faulted in"));
     let made = tokio::task::spawn_blocking(make).await;
     let arena = made
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
@@ -261,7 +262,8 @@ fn listen_on_sockets(
     };
     let bind = |(number, tenant): (u16, &crate::limits::TenantLimits)| {
         let listener = Listener::bind(TenantId(number), &tenant.name, &tenant.socket);
-        let failed = |source| ServeError::Socket { tenant: tenant.name.clone(), path: tenant.socket.clone(), source };
+        let failed =
+            |source| ServeError::Socket { tenant: tenant.name.clone(), path: tenant.socket.clone(), source };
         Ok(listener.map_err(failed)?.start(settings.clone()))
     };
     (0..).zip(&limits.tenants).map(bind).collect()

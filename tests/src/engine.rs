@@ -107,7 +107,11 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
         "lease" => kept.push(Box::new(session.lease(&registered, &hashes)?)),
         "pin" => {
             let chain = Chain::from_root(registered.root, hashes);
-            session.ask(&Request::Pin(Pin { namespace: registered.namespace, chain, duration_ms: 60_000 }))?;
+            session.ask(&Request::Pin(Pin {
+                namespace: registered.namespace,
+                chain,
+                duration_ms: 60_000,
+            }))?;
         }
         // Keeps the memory it was given, but closes the session.
         "close" => {

@@ -62,7 +62,8 @@ impl GpuActor {
             let extent = renewal.extent;
             match self.lane.renew(renewal) {
                 Ok(renewed) => {
-                    let note = renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
+                    let note =
+                        renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
                     ctx.spawn(note);
                 }
                 Err(renewal) => self.renewals.push(renewal),
@@ -92,7 +93,9 @@ impl GpuActor {
         started: Duration,
     ) -> Answer {
         let copied = checksums.is_some();
-        let kept = self.store.finish_commit(order, checksums.map(|sums| sums.into_iter().map(Checksums::from).collect()));
+        let kept = self
+            .store
+            .finish_commit(order, checksums.map(|sums| sums.into_iter().map(Checksums::from).collect()));
         if copied {
             self.metrics.moved("committed", bytes);
         }

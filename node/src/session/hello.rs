@@ -105,14 +105,20 @@ async fn welcome(
 ) -> Result<(SessionActor, Opened), (u64, Response)> {
     let refused = |code, what: &dyn std::fmt::Display| (number, refusal(code, what));
     let internal = |error: &dyn std::fmt::Display| refused(RefusalCode::Internal, error);
-    let (device, actor) = choose(settings, hello.device)
-        .ok_or_else(|| refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len())))?;
+    let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
+        refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
+    })?;
     let peer = peer(socket).map_err(|error| internal(&error))?;
     let pid = peer.pid;
-    let member = settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
+    let member =
+        settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
     let window = make_window(settings, &actor, hello).map_err(|error| internal(&error))?;
     let open = Open { tenant, process: member.process, window: window.as_ref().map(Arc::clone) };
-    let session = actor.address.send(open).await.map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
+    let session = actor
+        .address
+        .send(open)
+        .await
+        .map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
     let welcome = Response::Welcome(Welcome {
         version: SESSION_VERSION,
         node: settings.node.clone(),
@@ -126,7 +132,14 @@ async fn welcome(
         None => Vec::new(),
     };
     actor.sessions.fetch_add(1, Ordering::Relaxed);
-    tracing::info!(tenant = &**name, client = hello.client, pid, device, session = session.0, "session opened");
+    tracing::info!(
+        tenant = &**name,
+        client = hello.client,
+        pid,
+        device,
+        session = session.0,
+        "session opened"
+    );
     let mut writer = FrameWriter::new();
     writer.push_response(number, &welcome, descriptors).map_err(|error| internal(&error))?;
     let opened = Opened {
@@ -158,7 +171,11 @@ fn peer(socket: &tokio::net::UnixStream) -> io::Result<Peer> {
     Peer::of(&UnixStream::from(socket.as_fd().try_clone_to_owned()?))
 }
 
-fn make_window(settings: &SessionSettings, actor: &SessionActor, hello: &Hello) -> io::Result<Option<Arc<Window>>> {
+fn make_window(
+    settings: &SessionSettings,
+    actor: &SessionActor,
+    hello: &Hello,
+) -> io::Result<Option<Arc<Window>>> {
     let bytes = hello.window_bytes.min(settings.max_window_bytes).next_multiple_of(WINDOW_PAGE_BYTES);
     if bytes == 0 || settings.trust_engines {
         return Ok(None);

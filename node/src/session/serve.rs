@@ -64,7 +64,8 @@ enum End {
 /// Starts a session on its actor's thread.
 pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
     actix_rt::spawn(async move {
-        let Opened { session, tenant, address, sessions, mut member, writer, metrics, mut stopping, permit } = opened;
+        let Opened { session, tenant, address, sessions, mut member, writer, metrics, mut stopping, permit } =
+            opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let address = address.clone();
@@ -114,7 +115,8 @@ impl Session {
     /// Handles every request that has come, as long as the engine takes the answers.
     async fn take_frames(&mut self) -> Result<(), End> {
         while self.writer.pending_bytes() < MOST_UNSENT_BYTES {
-            let protocol = |number, what: &dyn std::fmt::Display| End::Protocol { number, what: what.to_string() };
+            let protocol =
+                |number, what: &dyn std::fmt::Display| End::Protocol { number, what: what.to_string() };
             let frame = self.reader.next_frame().map_err(|error| protocol(0, &error))?;
             let Some(frame) = frame else { return Ok(()) };
             let number = frame.header.request;

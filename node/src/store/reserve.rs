@@ -195,6 +195,7 @@ impl Store {
         let Order { session, process, reservation, namespace, slices, chunks } = order_open;
         let kept = match (reservation, checksums) {
             (Some(_), Some(checksums)) => {
+                self.make_room_for(namespace, &slices, &chunks);
                 self.keep(namespace, &slices, &chunks, checksums);
                 chunks.len() as u32
             }
@@ -357,6 +358,12 @@ impl Store {
         if chunk.claims == 0 && chunk.slots().next().is_none() {
             self.forget(id);
         }
+    }
+
+    /// Evicts what has to go for chunks that become cached now, before they count as candidates themselves.
+    fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
+        let new_chunks = chunks.iter().filter(|&&chunk| !self.index.get(chunk).is_cached()).count() as u64;
+        self.evict_ahead(new_chunks, chunks.len() as u64 * self.chunk_bytes(number, slices.len()));
     }
 
     /// Makes the blocks of written chunks readable.

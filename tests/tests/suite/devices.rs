@@ -52,7 +52,11 @@ fn every_gpu_has_an_actor_of_its_own() {
     let (first, second) = (engine(&socket, Some(0)).unwrap(), engine(&socket, Some(1)).unwrap());
     assert_eq!((first.session.device(), second.session.device()), (0, 1));
     first.put(&prompt(b'a', 4));
-    assert_eq!((first.get(&prompt(b'a', 4)), second.get(&prompt(b'a', 4))), (4, 0), "actors share nothing yet");
+    assert_eq!(
+        (first.get(&prompt(b'a', 4)), second.get(&prompt(b'a', 4))),
+        (4, 0),
+        "actors share nothing yet"
+    );
     let another_first = engine(&socket, Some(0)).unwrap();
     let anywhere = engine(&socket, None).unwrap();
     assert_eq!(anywhere.session.device(), 1, "the one with the fewest sessions");
@@ -70,7 +74,8 @@ fn every_gpu_has_an_actor_of_its_own() {
 /// The CPUs on which the kernel lets a thread of this process run.
 fn allowed_cpus(thread: &str) -> String {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let named = |path: &std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap().trim() == thread;
+    let named =
+        |path: &std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap().trim() == thread;
     let task = tasks.into_iter().find(named).unwrap_or_else(|| panic!("no thread {thread}"));
     let status = std::fs::read_to_string(task.join("status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));

@@ -13,7 +13,7 @@ use larder_tests::content::{BLOCK_BYTES, block, prompt};
 use larder_tests::engine::EngineProcess;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::raw::{RawSession, commit, hello, register, reserve};
-use rustix::fs::{ftruncate, memfd_create, MemfdFlags, open, OFlags, Mode};
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::io::{Errno, pwrite};
 
 use super::{ENGINE, Engine, LARDER};
@@ -97,7 +97,8 @@ fn what_is_written_into_the_window_after_the_commit_changes_nothing() {
 #[test]
 fn bytes_that_are_no_session_are_refused() {
     let (node, innocent) = stage();
-    let header = |payload_bytes, descriptors| FrameHeader { payload_bytes, descriptors, request: 1 }.encode().to_vec();
+    let header =
+        |payload_bytes, descriptors| FrameHeader { payload_bytes, descriptors, request: 1 }.encode().to_vec();
     let garbage = [header(64, 0), vec![0xa5; 64]].concat();
     let cases: [(&str, Vec<u8>); 5] = [
         ("not a Larder session", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
@@ -119,7 +120,11 @@ fn bytes_that_are_no_session_are_refused() {
         }
     }
     nothing_happened(&node, &innocent);
-    assert!(node.get("/metrics").unwrap().contains(r#"larder_session_ends_total{how="protocol_error",tenant="default"} 5"#));
+    assert!(
+        node.get("/metrics")
+            .unwrap()
+            .contains(r#"larder_session_ends_total{how="protocol_error",tenant="default"} 5"#)
+    );
 }
 
 #[test]
@@ -139,11 +144,13 @@ fn a_frame_that_never_ends_keeps_nobody_waiting() {
 #[test]
 fn foreign_descriptors_are_closed_and_refused() {
     let (node, innocent) = stage();
-    let descriptors = |node: &NodeProcess| std::fs::read_dir(format!("/proc/{}/fd", node.pid())).unwrap().count();
+    let descriptors =
+        |node: &NodeProcess| std::fs::read_dir(format!("/proc/{}/fd", node.pid())).unwrap().count();
     let before = descriptors(&node);
     let mut session = RawSession::connect(&node.socket("default")).unwrap();
     session.ask(&hello()).unwrap();
-    let memory: Vec<OwnedFd> = (0..100).map(|_| memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap()).collect();
+    let memory: Vec<OwnedFd> =
+        (0..100).map(|_| memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap()).collect();
     let mut writer = FrameWriter::new();
     // A response is no request, but its frame carries descriptors.
     writer.push_response(9, &Response::Unpinned, memory).unwrap();
@@ -152,7 +159,9 @@ fn foreign_descriptors_are_closed_and_refused() {
     assert_eq!((code, text.as_str()), (RefusalCode::Protocol, "this node takes no descriptors"));
     drop(session);
     node.wait_for("sessions", 1);
-    larder_tests::wait::until("the descriptors to be closed", || (descriptors(&node) <= before).then_some(()));
+    larder_tests::wait::until("the descriptors to be closed", || {
+        (descriptors(&node) <= before).then_some(())
+    });
     nothing_happened(&node, &innocent);
 }
 
@@ -186,7 +195,11 @@ fn refused_requests_leave_the_session_open() {
     // The engine's blocks have another size than its namespace says.
     let refusal = refused(&mut session, &register(BLOCK_BYTES as u64 / 2));
     assert_eq!(refusal.code, RefusalCode::Namespace);
-    assert!(refusal.message.contains("2048 bytes, but 1 layers of 4096 bytes make 4096"), "{}", refusal.message);
+    assert!(
+        refusal.message.contains("2048 bytes, but 1 layers of 4096 bytes make 4096"),
+        "{}",
+        refusal.message
+    );
     // A hash that is cached after another parent.
     let [first, .., last] = prompt(b'a', 4)[..] else { unreachable!() };
     let lease = |hashes: Vec<ChunkHash>| {

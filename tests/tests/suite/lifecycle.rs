@@ -42,7 +42,8 @@ fn a_node_that_stops_tells_its_engines_and_takes_its_socket_away() {
 #[test]
 fn a_second_node_on_the_same_socket_does_not_start() {
     let node = NodeProcess::small(LARDER).unwrap();
-    let tenant = format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", node.socket("default").display());
+    let tenant =
+        format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", node.socket("default").display());
     let error = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{tenant}")).map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("does no other node serve it"), "{error:#}");
 }
@@ -99,12 +100,17 @@ fn the_node_exports_where_the_kernel_says_its_memory_is() {
         .filter(|line| line.starts_with("larder_arena_placement_bytes{") && line.contains("numa_node_"))
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum();
-    assert_eq!(placed, node.status("arena_bytes"), "every byte of the arena lies on some NUMA node: {metrics}");
+    assert_eq!(
+        placed,
+        node.status("arena_bytes"),
+        "every byte of the arena lies on some NUMA node: {metrics}"
+    );
 }
 
 #[test]
 fn a_trusted_engine_writes_straight_into_the_arena() {
-    let node = NodeProcess::start(LARDER, &format!("trust_engines = true\n{SMALL_HOST}{ONE_TENANT}")).unwrap();
+    let node =
+        NodeProcess::start(LARDER, &format!("trust_engines = true\n{SMALL_HOST}{ONE_TENANT}")).unwrap();
     let engine = Engine::connect(&node.socket("default"));
     assert_eq!(engine.session.window_bytes(), 0);
     let hashes = prompt(b'a', 8);

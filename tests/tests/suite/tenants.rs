@@ -45,10 +45,7 @@ fn memory_changes_tenant_only_when_all_have_left_and_then_it_is_other_memory() {
     let other = Engine::connect(&node.socket("other"));
     let chain = other.namespace.chain(prompt(b'b', 4));
     // This test process had the memory too, and lives on: the other tenant gets none of it.
-    assert!(matches!(
-        other.session.reserve(&other.namespace, &chain, 0),
-        Err(SessionError::Busy { .. })
-    ));
+    assert!(matches!(other.session.reserve(&other.namespace, &chain, 0), Err(SessionError::Busy { .. })));
     drop(keeper);
     node.wait_for("lingering_processes", 1);
     assert!(other.session.reserve(&other.namespace, &chain, 0).is_err());
