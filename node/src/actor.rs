@@ -1,7 +1,7 @@
 //! The GPU actor: a mailbox around one [`Store`], on an OS thread of its own.
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
-//! store; [`answer`] says what a session reads, [`copies`] what a commit has copied.
+//! store; `answer` says what a session reads, `copies` what a commit has copied.
 
 mod answer;
 mod copies;
@@ -17,7 +17,7 @@ use larder_protocol::session::{Leased, Request, Reserve, Reserved, Response};
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
-use crate::metrics::ActorMetrics;
+use crate::metrics::{ActorMetrics, Movement};
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{LookupOptions, Refused, Store, Usage};
@@ -163,7 +163,7 @@ impl GpuActor {
         ask: &larder_protocol::session::Lease,
     ) -> Result<Answer, Refused> {
         let leased = self.store.lease(session, ask.namespace, &ask.chain)?;
-        self.metrics.moved("leased", leased.bytes);
+        self.metrics.moved(Movement::Leased, leased.bytes);
         let (extents, descriptors) = self.show(&leased.new_extents);
         let response = Response::Leased(Leased {
             lease: leased.lease,

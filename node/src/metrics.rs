@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use larder_protocol::session::Tier;
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 use crate::store::{Evictions, Usage};
@@ -49,10 +50,22 @@ pub struct ActorMetrics {
     device: String,
     counted: Evictions,
     namespaces: HashMap<u32, NamespaceCounters>,
+    requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
+    leased_bytes: IntCounter,
+    committed_bytes: IntCounter,
+}
+
+/// What becomes of blocks when bytes move between engine and node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Movement {
+    /// An engine handed blocks over.
+    Committed,
+    /// An engine may read blocks.
+    Leased,
 }
 
 /// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Done.
     Done,
@@ -69,74 +82,53 @@ impl Metrics {
     /// Where two metrics share a name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let counter = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
-            let family = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(family.clone()))?;
-            Ok(family)
-        };
-        let gauge = |name: &str, help: &str, labels: &[&str]| -> Result<IntGaugeVec, prometheus::Error> {
-            let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(family.clone()))?;
-            Ok(family)
-        };
-        let seconds =
-            HistogramOpts::new("larder_request_seconds", "Time the actor took to answer a session's request")
-                .buckets(REQUEST_BUCKETS.to_vec());
-        let request_seconds = HistogramVec::new(seconds, &["request"])?;
-        registry.register(Box::new(request_seconds.clone()))?;
-        let build = gauge("larder_build_info", "Always 1; the labels say what runs", &["version"])?;
+        let families = Families(&registry);
+        let build =
+            families.gauge("larder_build_info", "Always 1; the labels say what runs", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let namespace = ["tenant", "namespace", "preempted"];
         let hit = ["tenant", "namespace", "preempted", "tier"];
+        let skipped = "Prompt tokens of lookups whose caller could not use a hit";
+        let moved = "Bytes of blocks committed by engines, or leased to them";
+        let placed = "Bytes of the arena where the kernel says they are, and where they should be";
+        let held =
+            "What engines hold: sessions, leases, reservations, pins, processes that may still touch memory";
+        let ended = "Requests of sessions, by how they ended";
+        let arena = "Bytes of the arena, by what they are for";
         Ok(Self {
-            tokens_asked: counter("larder_tokens_asked_total", "Prompt tokens of all lookups", &namespace)?,
-            tokens_hit: counter(
-                "larder_tokens_hit_total",
-                "Prompt tokens that lookups found, by tier",
-                &hit,
+            tokens_asked: families.counter(
+                "larder_tokens_asked_total",
+                "Prompt tokens of all lookups",
+                &namespace,
             )?,
-            tokens_skipped: counter(
+            tokens_hit: families.counter("larder_tokens_hit_total", "Prompt tokens found, by tier", &hit)?,
+            tokens_skipped: families.counter(
                 "larder_tokens_skipped_total",
-                "Prompt tokens of lookups whose caller could not use a hit",
+                skipped,
                 &["tenant", "namespace"],
             )?,
-            requests: counter(
-                "larder_requests_total",
-                "Requests of sessions, by how they ended",
-                &["request", "outcome"],
-            )?,
-            request_seconds,
-            moved_bytes: counter(
-                "larder_moved_bytes_total",
-                "Bytes of blocks committed by engines, or leased to them",
-                &["device", "movement"],
-            )?,
-            evictions: counter(
+            requests: families.counter("larder_requests_total", ended, &["request", "outcome"])?,
+            request_seconds: families
+                .seconds("larder_request_seconds", "Time to answer a session's request")?,
+            moved_bytes: families.counter("larder_moved_bytes_total", moved, &["device", "movement"])?,
+            evictions: families.counter(
                 "larder_evicted_chunks_total",
-                "Chunks evicted, by reason",
+                "Chunks evicted",
                 &["device", "reason"],
             )?,
-            arena_bytes: gauge(
-                "larder_arena_bytes",
-                "Bytes of the arena, by what they are for",
-                &["device", "state"],
+            arena_bytes: families.gauge("larder_arena_bytes", arena, &["device", "state"])?,
+            placement_bytes: families.gauge("larder_arena_placement_bytes", placed, &["device", "place"])?,
+            held: families.gauge("larder_held", held, &["device", "what"])?,
+            cached_chunks: families.gauge("larder_cached_chunks", "Chunks in a tier", &["device", "tier"])?,
+            cached_bytes: families.gauge(
+                "larder_cached_bytes",
+                "Bytes of chunks in a tier",
+                &["device", "tier"],
             )?,
-            placement_bytes: gauge(
-                "larder_arena_placement_bytes",
-                "Bytes of the arena where the kernel says they are, and where they should be",
-                &["device", "place"],
-            )?,
-            held: gauge(
-                "larder_held",
-                "What engines hold: sessions, leases, reservations, pins, and processes that may still touch memory",
-                &["device", "what"],
-            )?,
-            cached_chunks: gauge("larder_cached_chunks", "Chunks in a tier", &["device", "tier"])?,
-            cached_bytes: gauge("larder_cached_bytes", "Bytes of the chunks in a tier", &["device", "tier"])?,
-            up: gauge("larder_actor_up", "Whether the actor answers", &["device"])?,
-            session_ends: counter(
+            up: families.gauge("larder_actor_up", "Whether the actor answers", &["device"])?,
+            session_ends: families.counter(
                 "larder_session_ends_total",
-                "Sessions that ended, by how",
+                "Sessions that ended",
                 &["tenant", "how"],
             )?,
             registry,
@@ -171,11 +163,15 @@ impl Metrics {
     /// The metrics of one actor.
     #[must_use]
     pub fn of_actor(&self, device: u16) -> ActorMetrics {
+        let device = device.to_string();
         ActorMetrics {
+            leased_bytes: self.moved_bytes.with_label_values(&[&*device, "leased"]),
+            committed_bytes: self.moved_bytes.with_label_values(&[&*device, "committed"]),
             metrics: self.clone(),
-            device: device.to_string(),
+            device,
             counted: Evictions::default(),
             namespaces: HashMap::new(),
+            requests: HashMap::new(),
         }
     }
 }
@@ -221,19 +217,27 @@ impl ActorMetrics {
     }
 
     /// Counts a request.
-    pub fn requested(&self, request: &'static str, outcome: Outcome, seconds: f64) {
-        let outcome = match outcome {
-            Outcome::Done => "done",
-            Outcome::Busy => "busy",
-            Outcome::Refused => "refused",
-        };
-        self.metrics.requests.with_label_values(&[request, outcome]).inc();
-        self.metrics.request_seconds.with_label_values(&[request]).observe(seconds);
+    pub fn requested(&mut self, request: &'static str, outcome: Outcome, seconds: f64) {
+        let metrics = &self.metrics;
+        let (count, time) = self.requests.entry((request, outcome)).or_insert_with(|| {
+            let outcome = match outcome {
+                Outcome::Done => "done",
+                Outcome::Busy => "busy",
+                Outcome::Refused => "refused",
+            };
+            let count = metrics.requests.with_label_values(&[request, outcome]);
+            (count, metrics.request_seconds.with_label_values(&[request]))
+        });
+        count.inc();
+        time.observe(seconds);
     }
 
     /// Counts bytes of blocks that moved.
-    pub fn moved(&self, movement: &'static str, bytes: u64) {
-        self.metrics.moved_bytes.with_label_values(&[&*self.device, movement]).inc_by(bytes);
+    pub fn moved(&self, movement: Movement, bytes: u64) {
+        match movement {
+            Movement::Committed => self.committed_bytes.inc_by(bytes),
+            Movement::Leased => self.leased_bytes.inc_by(bytes),
+        }
     }
 
     /// Brings the gauges up to date.
@@ -265,6 +269,30 @@ impl ActorMetrics {
             metrics.evictions.with_label_values(&[device, reason]).inc_by(more);
         }
         self.counted = usage.evictions;
+    }
+}
+
+/// Makes families of metrics and registers them.
+struct Families<'a>(&'a Registry);
+
+impl Families<'_> {
+    fn counter(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn gauge(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
+        let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn seconds(&self, name: &str, help: &str) -> Result<HistogramVec, prometheus::Error> {
+        let options = HistogramOpts::new(name, help).buckets(REQUEST_BUCKETS.to_vec());
+        let family = HistogramVec::new(options, &["request"])?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The store: one actor's chunks and everything that is decided about them.
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
-//! [`reserve`], get in [`lookup`], eviction in [`room`], the end of a session in [`sessions`].
+//! `reserve`, get in `lookup`, eviction in `room`, the end of a session in `sessions`.
 
 pub mod ids;
 mod index;

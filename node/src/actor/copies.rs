@@ -11,7 +11,7 @@ use tokio::sync::oneshot::error::RecvError;
 
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
-use crate::metrics::Outcome;
+use crate::metrics::{Movement, Outcome};
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::{BlockMove, Checksums, CommitOrder, Refused};
 
@@ -97,7 +97,7 @@ impl GpuActor {
             .store
             .finish_commit(order, checksums.map(|sums| sums.into_iter().map(Checksums::from).collect()));
         if copied {
-            self.metrics.moved("committed", bytes);
+            self.metrics.moved(Movement::Committed, bytes);
         }
         self.metrics.requested("commit", Outcome::Done, (self.clock.elapsed() - started).as_secs_f64());
         Answer::from(Response::Committed(kept))

@@ -1,4 +1,5 @@
 //! Larder as its users meet it: whole processes, over real sockets.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod architecture;
 mod devices;
