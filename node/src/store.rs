@@ -17,7 +17,7 @@ mod slab;
 mod tests;
 mod usage;
 
-use larder_protocol::limits::MAX_SESSION_NAMESPACES;
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
 use larder_protocol::namespace::{NamespaceError, NamespaceSpec};
 use larder_protocol::session::{Registered, Scarce};
 use larder_protocol::{ChainError, ChunkHash};
@@ -161,8 +161,12 @@ pub enum Refused {
         window_bytes: u64,
     },
     /// A reservation that can never be met.
-    #[error("{bytes} bytes at once; a session may reserve {most}: reserve in smaller parts")]
+    #[error(
+        "{blocks} blocks of {bytes} bytes together; a session may reserve {MAX_MESSAGE_BLOCKS} blocks and {most} bytes, in at most {MAX_FRAME_DESCRIPTORS} extents that are new to it: reserve in smaller parts"
+    )]
     TooLarge {
+        /// Blocks asked.
+        blocks: usize,
         /// Bytes asked.
         bytes: u64,
         /// Bytes allowed.

@@ -2,13 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use larder_client::socket::{FrameReader, FrameWriter};
-use larder_protocol::limits::SESSION_VERSION;
+use larder_protocol::limits::{MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
     Busy, Hello, Refusal, RefusalCode, Request, Response, Scarce, Welcome, decode_request,
 };
@@ -73,6 +72,12 @@ async fn read_hello(
                 Ok(_) => return Err(malformed(number, &"a session starts with a hello")),
                 Err(error) => return Err(malformed(number, &error)),
             };
+            if hello.client.len() > MAX_NAME_BYTES {
+                return Err(malformed(
+                    number,
+                    &format!("a client's name has at most {MAX_NAME_BYTES} bytes"),
+                ));
+            }
             if hello.version != SESSION_VERSION {
                 let text = format!(
                     "this node speaks session protocol {SESSION_VERSION}, the engine {}: install the same version on both",
@@ -108,7 +113,7 @@ async fn welcome(
     let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
         refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
     })?;
-    let peer = peer(socket).map_err(|error| internal(&error))?;
+    let peer = Peer::of(socket).map_err(|error| internal(&error))?;
     let pid = peer.pid;
     let member =
         settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
@@ -165,10 +170,6 @@ fn choose(settings: &SessionSettings, device: Option<u16>) -> Option<(u16, Sessi
         }
     };
     Some((number as u16, settings.actors.get(number)?.clone()))
-}
-
-fn peer(socket: &tokio::net::UnixStream) -> io::Result<Peer> {
-    Peer::of(&UnixStream::from(socket.as_fd().try_clone_to_owned()?))
 }
 
 fn make_window(

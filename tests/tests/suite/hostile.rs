@@ -175,6 +175,10 @@ fn messages_out_of_order_are_refused() {
     twice.ask(&hello()).unwrap();
     twice.send(&hello()).unwrap();
     assert_eq!(last_words(&mut twice), Some((RefusalCode::Protocol, "a session says hello once".into())));
+    let mut windbag = RawSession::connect(&node.socket("default")).unwrap();
+    let name = Hello { version: SESSION_VERSION, client: "x".repeat(1_000), device: None, window_bytes: 0 };
+    windbag.send(&Request::Hello(name)).unwrap();
+    assert_eq!(last_words(&mut windbag).unwrap().1, "a client's name has at most 256 bytes");
     let mut future = RawSession::connect(&node.socket("default")).unwrap();
     let next = Hello { version: SESSION_VERSION + 1, client: "x".into(), device: None, window_bytes: 0 };
     future.send(&Request::Hello(next)).unwrap();
