@@ -7,12 +7,13 @@ use larder_client::Mapping;
 use larder_client::socket::FrameWriter;
 use larder_protocol::frame::FrameHeader;
 use larder_protocol::limits::{MAX_FRAME_BYTES, SESSION_VERSION};
-use larder_protocol::session::{Hello, Lease, RefusalCode, Request, Response};
+use larder_protocol::session::{Hello, Lease, Pin, RefusalCode, Request, Response, encode_request};
 use larder_protocol::{Chain, ChunkHash};
 use larder_tests::content::{BLOCK_BYTES, block, prompt};
 use larder_tests::engine::EngineProcess;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::raw::{RawSession, commit, hello, register, reserve};
+use rkyv::util::AlignedVec;
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::io::{Errno, pwrite};
 
@@ -318,4 +319,56 @@ fn an_engine_that_takes_no_answers_is_not_asked_for_more() {
     assert!(node.status("leases") <= u64::from(sent));
     drop(session);
     node.wait_for("sessions", 1);
+}
+
+#[test]
+fn damaged_messages_never_stop_the_node() {
+    let (node, innocent) = stage();
+    let mut session = RawSession::open(&node.socket("default")).unwrap().0;
+    let registered = session.register().unwrap();
+    let chain = Chain::from_root(registered.root, prompt(b'a', 4));
+    let Request::Reserve(reserve) = reserve(&registered, &prompt(b'q', 4)) else { unreachable!() };
+    let namespace = registered.namespace;
+    let messages = [
+        register(BLOCK_BYTES as u64),
+        Request::Lease(Lease { namespace, chain: chain.clone() }),
+        Request::Pin(Pin { namespace, chain, duration_ms: 1 }),
+        Request::Reserve(reserve),
+        commit(1, 4),
+        Request::Release(1),
+    ];
+    let encoded: Vec<Vec<u8>> =
+        messages.iter().map(|message| encode_request(message, AlignedVec::new()).to_vec()).collect();
+    // A fixed seed: every run sends the same damage.
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = move |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    let (mut answered, mut closed) = (0, 0);
+    for round in 0..3_000 {
+        let mut message = encoded[next(encoded.len())].clone();
+        for _ in 0..=next(4) {
+            let at = next(message.len());
+            message[at] ^= 1 << next(8);
+        }
+        if round % 10 == 0 {
+            message.truncate(next(message.len()));
+        }
+        let header = FrameHeader { payload_bytes: message.len() as u32, descriptors: 0, request: 7 };
+        message.resize(header.padded_payload_bytes(), 0);
+        let sent = session.send_bytes(&[header.encode().to_vec(), message].concat());
+        // A release has no answer: whether the session lives on shows in that of the next message.
+        let probe = Request::Unpin(u64::MAX);
+        if sent.is_ok() && session.ask(&probe).is_ok() {
+            answered += 1;
+        } else {
+            closed += 1;
+            session = RawSession::open(&node.socket("default")).unwrap().0;
+        }
+    }
+    assert!(answered > 100 && closed > 100, "{answered} answered, {closed} closed");
+    nothing_happened(&node, &innocent);
 }
