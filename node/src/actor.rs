@@ -18,6 +18,7 @@ use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
 use crate::metrics::{ActorMetrics, Movement};
+use crate::reuse::Lookup;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{LookupOptions, Refused, Store, Usage};
@@ -133,6 +134,19 @@ impl GpuActor {
                     LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
                 let found = self.store.lookup(session, ask.namespace, &ask.chain, options, now)?;
                 self.metrics.looked_up(ask.namespace, prompt_tokens, found.tokens, ask.preempted, skip_read);
+                if let Some((most, chunk_tokens)) =
+                    self.store.usable(ask.namespace, &ask.chain, prompt_tokens)
+                    && !skip_read
+                {
+                    let usable = &ask.chain.hashes[..most];
+                    let lookup = Lookup {
+                        usable,
+                        chunk_tokens,
+                        tokens_asked: prompt_tokens,
+                        tokens_hit: found.tokens,
+                    };
+                    self.metrics.could_reuse(ask.namespace, lookup, now);
+                }
                 Response::Found(found)
             }
             Request::Lease(ask) => return self.lease(session, &ask),
@@ -261,7 +275,7 @@ impl Handler<AskReport> for GpuActor {
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let usage = self.store.usage();
-        self.metrics.observe(&usage);
+        self.metrics.observe(&usage, self.clock.now());
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
         Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit }
     }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use larder_protocol::session::Tier;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
+use crate::clock::Millis;
+use crate::reuse::{HitRates, Lookup, ReuseWindows, Window};
 use crate::store::{Evictions, Usage};
 
 /// Every metric of a node.
@@ -31,11 +33,17 @@ pub struct Metrics {
     cached_bytes: IntGaugeVec,
     up: IntGaugeVec,
     session_ends: IntCounterVec,
+    hit_rate: GaugeVec,
+    infinite_hit_rate: GaugeVec,
 }
 
 /// The counters of one namespace of one tenant.
-#[derive(Debug, Clone)]
-pub struct NamespaceCounters {
+#[derive(Debug)]
+struct NamespaceMetrics {
+    fingerprint: String,
+    reuse: ReuseWindows,
+    /// Real and infinite rate of each window.
+    rates: [(Gauge, Gauge); Window::ALL.len()],
     asked: IntCounter,
     asked_preempted: IntCounter,
     hit: IntCounter,
@@ -49,7 +57,7 @@ pub struct ActorMetrics {
     metrics: Metrics,
     device: String,
     counted: Evictions,
-    namespaces: HashMap<u32, NamespaceCounters>,
+    namespaces: HashMap<u32, NamespaceMetrics>,
     requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
     leased_bytes: IntCounter,
     committed_bytes: IntCounter,
@@ -95,6 +103,9 @@ impl Metrics {
             "What engines hold: sessions, leases, reservations, pins, processes that may still touch memory";
         let ended = "Requests of sessions, by how they ended";
         let arena = "Bytes of the arena, by what they are for";
+        let infinite =
+            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing";
+        let window = ["tenant", "namespace", "device", "window"];
         Ok(Self {
             tokens_asked: families.counter(
                 "larder_tokens_asked_total",
@@ -131,6 +142,12 @@ impl Metrics {
                 "Sessions that ended",
                 &["tenant", "how"],
             )?,
+            hit_rate: families.rate(
+                "larder_hit_rate",
+                "Tokens hit of tokens asked in a sliding window",
+                &window,
+            )?,
+            infinite_hit_rate: families.rate("larder_infinite_hit_rate", infinite, &window)?,
             registry,
         })
     }
@@ -180,7 +197,17 @@ impl ActorMetrics {
     /// A namespace became known under this number.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         let Metrics { tokens_asked, tokens_hit, tokens_skipped, .. } = &self.metrics;
-        self.namespaces.entry(number).or_insert_with(|| NamespaceCounters {
+        let rate = |family: &GaugeVec, window: Window| {
+            family.with_label_values(&[tenant, fingerprint, &*self.device, window.as_str()])
+        };
+        let Metrics { hit_rate, infinite_hit_rate, .. } = &self.metrics;
+        if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
+            return;
+        }
+        let known = NamespaceMetrics {
+            fingerprint: fingerprint.to_owned(),
+            reuse: ReuseWindows::default(),
+            rates: Window::ALL.map(|window| (rate(hit_rate, window), rate(infinite_hit_rate, window))),
             asked: tokens_asked.with_label_values(&[tenant, fingerprint, "false"]),
             asked_preempted: tokens_asked.with_label_values(&[tenant, fingerprint, "true"]),
             hit: tokens_hit.with_label_values(&[tenant, fingerprint, "false", tier_name(Tier::Host)]),
@@ -191,7 +218,8 @@ impl ActorMetrics {
                 tier_name(Tier::Host),
             ]),
             skipped: tokens_skipped.with_label_values(&[tenant, fingerprint]),
-        });
+        };
+        self.namespaces.insert(number, known);
     }
 
     /// Counts a lookup.
@@ -205,6 +233,13 @@ impl ActorMetrics {
         } else {
             counters.asked.inc_by(asked);
             counters.hit.inc_by(hit);
+        }
+    }
+
+    /// Notes what a lookup could have used, for the hit rate of an infinite cache.
+    pub fn could_reuse(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
+        if let Some(known) = self.namespaces.get_mut(&namespace) {
+            known.reuse.record(lookup, now);
         }
     }
 
@@ -241,7 +276,14 @@ impl ActorMetrics {
     }
 
     /// Brings the gauges up to date.
-    pub fn observe(&mut self, usage: &Usage) {
+    pub fn observe(&mut self, usage: &Usage, now: Millis) {
+        for known in self.namespaces.values_mut() {
+            for (window, (real, infinite)) in Window::ALL.into_iter().zip(&known.rates) {
+                let rates = known.reuse.rates(window, now).unwrap_or(HitRates { real: 0.0, infinite: 0.0 });
+                real.set(rates.real);
+                infinite.set(rates.infinite);
+            }
+        }
         let device = &*self.device;
         let metrics = &self.metrics;
         let set = |family: &IntGaugeVec, label: &str, value: u64| {
@@ -288,6 +330,12 @@ impl Families<'_> {
         Ok(family)
     }
 
+    fn rate(&self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, prometheus::Error> {
+        let family = GaugeVec::new(Opts::new(name, help), labels)?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
     fn seconds(&self, name: &str, help: &str) -> Result<HistogramVec, prometheus::Error> {
         let options = HistogramOpts::new(name, help).buckets(REQUEST_BUCKETS.to_vec());
         let family = HistogramVec::new(options, &["request"])?;
@@ -322,8 +370,8 @@ mod tests {
         actor.looked_up(3, 100, 40, false, false);
         actor.looked_up(3, 100, 0, false, true);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
-        actor.observe(&Usage { evictions, ..Usage::default() });
-        actor.observe(&Usage { evictions, ..Usage::default() });
+        actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
+        actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
         let text = metrics.render().unwrap();
         let labels = r#"namespace="00ff",preempted="false",tenant="team""#;
         assert!(text.contains(&format!("larder_tokens_asked_total{{{labels}}} 100")), "{text}");

@@ -83,6 +83,16 @@ impl Store {
         Ok(Found { tokens: prefix as u64 * chunk_tokens, spans, pin })
     }
 
+    /// How many chunks of a chain a prompt could use at most, a token left to compute, and the tokens of one; `None` for a
+    /// namespace that nobody registered.
+    #[must_use]
+    pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<(usize, u32)> {
+        let known = self.namespaces.find(NamespaceId(namespace))?;
+        let most =
+            if known.flat { chain.len() } else { usable_chunks(prompt_tokens, known.chunk_tokens, chain) };
+        Some((most.min(chain.len()), known.chunk_tokens))
+    }
+
     /// Keeps the blocks of the longest prefix that is here from reuse, and says where they stand. This is what counts
     /// as a use of the chunks.
     ///
