@@ -3,6 +3,7 @@
 pub mod error;
 pub mod options;
 
+mod arena;
 mod child;
 mod files;
 mod runtime_dir;
@@ -12,14 +13,16 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all, try_join_all};
 
+pub use arena::DEFAULT_ARENA_BYTES;
 pub(crate) use child::ReadyLine;
-pub use error::{DevError, Died};
+pub use error::{DevError, Died, LogTail};
 pub use files::Announcement;
 pub use options::{DevOptions, Policy};
 pub use runtime_dir::{RuntimeDirError, runtime_dir};
 
 use self::child::Child;
 use self::files::{Files, NodeFile};
+use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};
 
 /// A running development cluster.
@@ -30,19 +33,22 @@ use crate::cluster::{Addresses, NodeAddress};
 pub struct DevCluster {
     addresses: Addresses,
     children: Vec<Child>,
-    files: Files,
     announcement: Announcement,
+    ready_after: Duration,
+    // Last: the directory goes when nobody writes there any more.
+    files: Files,
 }
 
 impl DevCluster {
     /// Starts the processes and waits until all of them are ready. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`DevError`]; nothing runs on, and the log files stay.
+    /// [`DevError`]; nothing runs on, and no file stays but in a directory that was asked for.
     ///
     /// # Cancel safety
     /// Dropped, it kills what it had started.
     pub async fn start(options: DevOptions) -> Result<Self, DevError> {
+        let started = now();
         options.check()?;
         let runtime_dir = match &options.runtime_dir {
             Some(dir) => {
@@ -51,23 +57,22 @@ impl DevCluster {
             }
             None => runtime_dir()?,
         };
-        let mut files = Files::create(options.dir.as_deref(), &runtime_dir)?;
-        match start_processes(&options, &files).await {
-            Ok((addresses, children)) => {
-                let announcement = Announcement::publish(&runtime_dir, files.dir(), &addresses)?;
-                Ok(Self { addresses, children, files, announcement })
-            }
-            Err(error) => {
-                files.keep();
-                Err(error)
-            }
-        }
+        let files = Files::create(options.dir.as_deref(), &runtime_dir)?;
+        let (addresses, children) = start_processes(&options, &files).await?;
+        let announcement = Announcement::publish(&runtime_dir, files.dir(), &addresses)?;
+        Ok(Self { addresses, children, announcement, ready_after: now() - started, files })
     }
 
     /// Where its processes can be reached.
     #[must_use]
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
+    }
+
+    /// How long it took to start.
+    #[must_use]
+    pub fn ready_after(&self) -> Duration {
+        self.ready_after
     }
 
     /// Where its config files, sockets and logs are.
@@ -81,13 +86,12 @@ impl DevCluster {
         self.children.iter().map(Child::log)
     }
 
-    /// Ready when one of the processes ends, which none does by itself. The log files stay from then on.
+    /// Ready when one of the processes ends, which none does by itself.
     ///
     /// # Cancel safety
     /// Safe.
     pub async fn died(&mut self) -> Died {
         let (died, ..) = select_all(self.children.iter_mut().map(|child| Box::pin(child.died()))).await;
-        self.files.keep();
         died
     }
 
@@ -104,13 +108,7 @@ impl DevCluster {
             child.ask_to_stop();
         }
         let stopped = join_all(self.children.iter_mut().map(Child::stopped)).await;
-        match stopped.into_iter().find_map(Result::err) {
-            None => Ok(()),
-            Some(error) => {
-                self.files.keep();
-                Err(error)
-            }
-        }
+        stopped.into_iter().collect()
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn print_json(value: &impl Serialize) -> io::Result<()> {
 /// A table with these headings, none where all are empty.
 pub(crate) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_BORDERS_ONLY);
     if headings.iter().any(|heading| !heading.is_empty()) {
         table.set_header(headings);
     }

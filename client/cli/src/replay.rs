@@ -1,20 +1,47 @@
 //! Plays a trace through engine sessions, with every byte checked.
 
 pub mod assignment;
+pub mod driver;
 pub mod infinite;
+pub mod link;
 pub mod namespace;
 pub mod progress;
 pub mod report;
 pub mod tally;
 
+pub use driver::Driver;
 pub use report::{Report, WrongBlock};
 pub use tally::Tally;
 
 /// Requests of a replay that are under way at a time.
-pub const MAX_REQUESTS_IN_FLIGHT: usize = 16;
+pub const MAX_REQUESTS_IN_FLIGHT: u64 = 16;
 
 /// Bytes of one chunk's block where nobody asks for another size.
 pub const DEFAULT_BLOCK_BYTES: u64 = 64 << 10;
 
 /// Chunks that a node of a replay keeps where nobody asks for another number.
 pub const DEFAULT_CHUNKS_PER_NODE: u64 = 3_000;
+
+/// Chunks that are reserved, written and committed together: [`MAX_PART_CHUNKS`], or fewer where their blocks are so
+/// large that [`STAGING_BYTES`] would not hold those of all requests in flight; at least one.
+#[must_use]
+pub fn part_chunks(block_bytes: u64) -> u64 {
+    (STAGING_BYTES / MAX_REQUESTS_IN_FLIGHT / block_bytes.max(1)).clamp(1, MAX_PART_CHUNKS)
+}
+
+/// The most chunks that are reserved, written and committed together.
+pub const MAX_PART_CHUNKS: u64 = 64;
+
+/// Bytes of what is being written at a time, where one block of each request in flight is not more already.
+pub const STAGING_BYTES: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_blocks_are_written_in_smaller_parts() {
+        let parts = [1, 4_096, 64 << 10, 1 << 20, 4 << 20, 1 << 30].map(part_chunks);
+        assert_eq!(parts, [64, 64, 64, 4, 1, 1]);
+    }
+}

@@ -85,7 +85,7 @@ async fn a_node_that_dies_later_is_told_with_the_end_of_its_log() {
     let runtime_dir = tempfile::tempdir().unwrap();
     let mut cluster = DevCluster::start(in_dir(&runtime_dir, "die-later")).await.unwrap();
     let died = cluster.died().await;
-    assert_eq!((died.name.as_str(), died.log_tail.as_str()), ("node-0", "a slot is lost"));
+    assert_eq!((died.name.as_str(), died.log.lines.as_str()), ("node-0", "a slot is lost"));
     cluster.stop().await.unwrap();
 }
 

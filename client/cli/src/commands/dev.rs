@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t)]
     policy: Policy,
 
-    /// Where config files, sockets and logs go [default: a directory of its own, removed on Ctrl-C]
+    /// Where config files, sockets and logs go [default: a directory of its own, removed at the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
@@ -56,6 +56,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Ready<'a> {
     ready: bool,
+    ready_after_seconds: f64,
     dir: PathBuf,
     #[serde(flatten)]
     addresses: &'a Addresses,
@@ -91,7 +92,9 @@ async fn serve(options: DevOptions, json: bool) -> anyhow::Result<ExitCode> {
 fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {
     let addresses = cluster.addresses();
     if json {
-        return Ok(output::print_json(&Ready { ready: true, dir: cluster.dir().to_owned(), addresses })?);
+        let ready_after_seconds = cluster.ready_after().as_secs_f64();
+        let dir = cluster.dir().to_owned();
+        return Ok(output::print_json(&Ready { ready: true, ready_after_seconds, dir, addresses })?);
     }
     let mut table = output::table(&["process", "http", "session socket"]);
     if let Some(http) = addresses.coordinator {
@@ -102,13 +105,18 @@ fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {
         table.add_row([&node.name, &node.http.to_string(), &sockets.join("\n")]);
     }
     let dir = cluster.dir().display();
-    Ok(output::print(&format!("{table}\nLogs and config files: {dir}\nReady. Ctrl-C stops the cluster."))?)
+    let seconds = cluster.ready_after().as_secs_f64();
+    Ok(output::print(&format!(
+        "{table}\nLogs and config files: {dir}\nReady after {seconds:.2} s. Ctrl-C stops the cluster."
+    ))?)
 }
 
 /// Options that make no sense are the asker's.
 fn explain(error: DevError) -> anyhow::Error {
     match error {
-        DevError::Options { .. } | DevError::SocketPath { .. } => Usage(error.to_string()).into(),
+        DevError::Options { .. } | DevError::SocketPath { .. } | DevError::InUse { .. } => {
+            Usage(error.to_string()).into()
+        }
         error => error.into(),
     }
 }

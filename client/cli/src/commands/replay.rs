@@ -1,19 +1,25 @@
 //! `larder replay`: plays a trace through real engine sessions.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, IsTerminal as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use tokio::time::timeout;
 
-use crate::args;
-use crate::dev::{DevOptions, Policy};
-use crate::failure::Usage;
+use crate::clock::now;
+use crate::cluster::{Addresses, NodeAddress};
+use crate::dev::{DevCluster, DevOptions, Policy};
+use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
-use crate::replay::{DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE};
+use crate::replay::progress::Progress;
+use crate::replay::{DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, Report};
 use crate::trace::{Request, TraceReader};
+use crate::{args, output, signals};
 
 /// Play a trace through real engine sessions and check every byte that comes back
 ///
@@ -87,17 +93,86 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    args.check_sharing(usize::from(args.dev))?;
+    if args.coordinator.is_none() {
+        args.check_sharing(usize::from(args.dev))?;
+    }
     let requests = args.trace()?;
-    let cluster = args.cluster()?;
-    bail!(
-        "this build has no engine session yet; {} requests not played on {cluster:?} ({}, {}, {:?})",
-        requests.len(),
-        args.quiet,
-        args.json,
-        args.coordinator
-    )
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(replay(args, &requests))
 }
+
+/// Starts or finds the nodes, plays, stops what it started, and prints what was found.
+async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
+    let stop = signals::stop()?;
+    tokio::pin!(stop);
+    let started = tokio::select! {
+        started = args.nodes() => started,
+        () = &mut stop => bail!("interrupted before the first request"),
+    };
+    let (mut cluster, nodes) = started?;
+    args.say_what_is_played(requests.len(), nodes.len());
+    let played = play(args, requests, &nodes, stop).await;
+    let is_well = played.as_ref().is_ok_and(|played| played.report.passed());
+    let died = match &mut cluster {
+        // The run may have failed because a node ended, of which the system tells a moment later.
+        Some(cluster) if !is_well => timeout(OBITUARY, cluster.died()).await.ok(),
+        _ => None,
+    };
+    let stopped = match cluster {
+        Some(cluster) => cluster.stop().await,
+        None => Ok(()),
+    };
+    let played = match (played, died.clone()) {
+        (Err(_), Some(died)) => return Err(died.into()),
+        (played, _) => played?,
+    };
+    played.print(args.json)?;
+    match (died, stopped) {
+        (Some(died), _) => Err(died.into()),
+        (None, Err(error)) => Err(error.into()),
+        _ if played.interrupted => {
+            bail!("interrupted after {} of {} requests", played.report.requests, requests.len())
+        }
+        _ if !is_well => Ok(ExitCode::from(FAILED)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// What came of it, however it ended.
+struct Played {
+    report: Report,
+    interrupted: bool,
+}
+
+async fn play(
+    args: &Args,
+    requests: &[Request],
+    nodes: &[NodeAddress],
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+) -> anyhow::Result<Played> {
+    let driver = tokio::select! {
+        driver = Driver::connect(nodes, args.block_bytes) => driver?,
+        () = &mut stop => bail!("interrupted before the first request"),
+    };
+    let progress = Progress::new(requests.len() as u64, args.quiet);
+    let start = now();
+    let interrupted = tokio::select! {
+        () = driver.play(requests, &progress) => false,
+        () = stop => true,
+    };
+    let took = now() - start;
+    progress.finish();
+    Ok(Played { report: driver.report(took), interrupted })
+}
+
+impl Played {
+    fn print(&self, json: bool) -> io::Result<()> {
+        if json { output::print_json(&self.report) } else { output::print(&self.report.table()) }
+    }
+}
+
+/// How long a failed replay waits to hear that a node of its own has ended.
+const OBITUARY: Duration = Duration::from_millis(500);
 
 impl Args {
     fn trace(&self) -> anyhow::Result<Vec<Request>> {
@@ -112,6 +187,39 @@ impl Args {
             Box::new(BufReader::new(File::open(path).with_context(wrong)?))
         };
         TraceReader::new(lines).read_all(self.limit).with_context(wrong)
+    }
+
+    /// The nodes to play through, with the cluster that was started for it.
+    async fn nodes(&self) -> anyhow::Result<(Option<DevCluster>, Vec<NodeAddress>)> {
+        if let Some(coordinator) = self.coordinator {
+            let nodes = tokio::task::spawn_blocking(move || Addresses::discover(coordinator)).await??.nodes;
+            if nodes.is_empty() {
+                bail!("the coordinator at {coordinator} knows no nodes");
+            }
+            self.check_sharing(nodes.len())?;
+            return Ok((None, nodes));
+        }
+        let cluster = DevCluster::start(self.cluster()?).await?;
+        let nodes = cluster.addresses().nodes.clone();
+        Ok((Some(cluster), nodes))
+    }
+
+    /// Tells people, on standard error, what the numbers to come are about.
+    fn say_what_is_played(&self, requests: usize, nodes: usize) {
+        if self.quiet || !io::stderr().is_terminal() {
+            return;
+        }
+        let trace = match &self.file {
+            Some(path) => format!("{requests} requests of {}", path.display()),
+            None => format!("{requests} generated requests"),
+        };
+        let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
+        let block = output::bytes(self.block_bytes);
+        let capacity = match self.coordinator {
+            Some(_) => format!("chunks of {block}"),
+            None => format!("{} chunks of {block}, {} eviction", self.chunks_per_node, self.policy),
+        };
+        eprintln!("Playing {trace} through {nodes} ({capacity})");
     }
 
     fn cluster(&self) -> anyhow::Result<DevOptions> {

@@ -15,7 +15,7 @@ use tokio::process::{ChildStdout, Command};
 use tokio::time::timeout;
 
 use super::STOP_GRACE;
-use super::error::{DevError, Died};
+use super::error::{DevError, Died, LogTail};
 use super::options::DevOptions;
 
 /// The one line that a server prints on standard output, when it serves.
@@ -69,7 +69,9 @@ impl Child {
         let mut child = Self { name: name.to_owned(), log, process, stdout: BufReader::new(stdout) };
         match timeout(READY_TIMEOUT, child.ready_line()).await {
             Ok(ready) => Ok((child, ready?)),
-            Err(_) => Err(DevError::NotReady { name: child.name, after: READY_TIMEOUT, log: child.log }),
+            Err(_) => {
+                Err(DevError::NotReady { name: child.name, after: READY_TIMEOUT, log: tail(&child.log) })
+            }
         }
     }
 
@@ -84,8 +86,7 @@ impl Child {
     /// Ready when the process has ended.
     pub(super) async fn died(&mut self) -> Died {
         let status = self.process.wait().await.ok();
-        let log_tail = tail(&self.log);
-        Died { name: self.name.clone(), status, log: self.log.clone(), log_tail }
+        Died { name: self.name.clone(), status, log: tail(&self.log) }
     }
 
     /// Sends SIGTERM.
@@ -104,7 +105,7 @@ impl Child {
         }
         // An error here: it has ended in this very moment.
         let _ = self.process.kill().await;
-        Err(DevError::Killed { name: self.name.clone(), after: STOP_GRACE, log: self.log.clone() })
+        Err(DevError::Killed { name: self.name.clone(), after: STOP_GRACE, log: tail(&self.log) })
     }
 
     async fn ready_line(&mut self) -> Result<ReadyLine, DevError> {
@@ -122,8 +123,8 @@ impl Child {
     }
 }
 
-/// The last lines of a log; empty where it cannot be read.
-fn tail(log: &Path) -> String {
+/// The last lines of a log; none where it cannot be read.
+fn tail(log: &Path) -> LogTail {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(log)?;
         let bytes = file.metadata()?.len();
@@ -134,7 +135,7 @@ fn tail(log: &Path) -> String {
     };
     let text = read().unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+    LogTail { lines: lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n") }
 }
 
 /// How long a process may take to start: a large arena is faulted in page by page.
@@ -152,7 +153,7 @@ mod tests {
         let log = tempfile::NamedTempFile::new().unwrap();
         let lines: Vec<String> = (0..10_000).map(|i| format!("line {i}")).collect();
         std::fs::write(log.path(), lines.join("\n")).unwrap();
-        assert_eq!(tail(log.path()), lines[9_980..].join("\n"));
-        assert_eq!(tail(Path::new("/nowhere")), "");
+        assert_eq!(tail(log.path()).lines, lines[9_980..].join("\n"));
+        assert_eq!(tail(Path::new("/nowhere")).lines, "");
     }
 }

@@ -58,14 +58,14 @@ pub enum DevError {
     #[error(transparent)]
     Died(#[from] Died),
     /// A process takes too long to start.
-    #[error("{name} is not ready after {after:?}; its log is {}", log.display())]
+    #[error("{name} is not ready after {after:?}; {log}")]
     NotReady {
         /// Which.
         name: String,
         /// How long it had.
         after: Duration,
-        /// Its log.
-        log: PathBuf,
+        /// The end of its log.
+        log: LogTail,
     },
     /// A process said something else than that it is ready.
     #[error("{name} said `{line}` instead of where it can be reached")]
@@ -76,14 +76,20 @@ pub enum DevError {
         line: String,
     },
     /// A process did not stop when told to.
-    #[error("{name} did not stop within {after:?} and was killed; its log is {}", log.display())]
+    #[error("{name} did not stop within {after:?} and was killed; {log}")]
     Killed {
         /// Which.
         name: String,
         /// How long it had.
         after: Duration,
-        /// Its log.
-        log: PathBuf,
+        /// The end of its log.
+        log: LogTail,
+    },
+    /// Another cluster uses the directory.
+    #[error("another cluster runs in {}: choose another --dir, or stop it", dir.display())]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
     },
 }
 
@@ -94,10 +100,15 @@ pub struct Died {
     pub name: String,
     /// How it ended, where the system says.
     pub status: Option<ExitStatus>,
-    /// Its log.
-    pub log: PathBuf,
-    /// The last lines of its log.
-    pub log_tail: String,
+    /// The end of its log.
+    pub log: LogTail,
+}
+
+/// The last lines of a process's log. The log itself goes with the cluster's directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogTail {
+    /// The lines; empty where there are none.
+    pub lines: String,
 }
 
 impl fmt::Display for Died {
@@ -106,12 +117,17 @@ impl fmt::Display for Died {
         if let Some(status) = self.status {
             write!(f, " ({status})")?;
         }
-        write!(f, "; its log {} ends:", self.log.display())?;
-        let mut lines = self.log_tail.lines().peekable();
-        if lines.peek().is_none() {
-            write!(f, " (it is empty)")?;
+        write!(f, "; {}", self.log)
+    }
+}
+
+impl fmt::Display for LogTail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.lines.is_empty() {
+            return write!(f, "its log is empty");
         }
-        lines.try_for_each(|line| write!(f, "\n    {line}"))
+        write!(f, "its log ends:")?;
+        self.lines.lines().try_for_each(|line| write!(f, "\n    {line}"))
     }
 }
 

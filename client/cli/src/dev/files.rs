@@ -1,26 +1,30 @@
 //! The files of a development cluster: configs, logs, sockets, and the one that names the newest cluster.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use larder_coordinator::{Config as CoordinatorConfig, HttpConfig, NodeConfig};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::TENANT;
+use super::arena::ArenaSize;
 use super::error::{DevError, MAX_SOCKET_PATH_BYTES};
 use super::options::{DevOptions, Policy};
 use crate::cluster::Addresses;
+use crate::replay::STAGING_BYTES;
 
-/// The directory of one cluster.
+/// The directory of one cluster, locked as long as this lives. One of its own is removed when dropped.
 #[derive(Debug)]
 pub(super) struct Files {
     dir: PathBuf,
-    /// Removes the directory when dropped; `None` where it is to stay.
-    removes: Option<TempDir>,
+    _removes: Option<TempDir>,
+    _lock: File,
 }
 
 /// The config file of a node.
@@ -29,6 +33,7 @@ pub(super) struct NodeFile {
     name: String,
     http: NodeHttp,
     host: NodeHost,
+    session: NodeSession,
     tenants: Vec<NodeTenant>,
 }
 
@@ -42,7 +47,18 @@ struct NodeHost {
     arena_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_chunks: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extent_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    low_watermark: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    high_watermark: Option<f64>,
     policy: Policy,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeSession {
+    max_window_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -54,23 +70,29 @@ struct NodeTenant {
 impl Files {
     /// Uses `dir`, or makes a directory of its own in `runtime_dir`, which exists.
     pub(super) fn create(dir: Option<&Path>, runtime_dir: &Path) -> Result<Self, DevError> {
-        let Some(dir) = dir else {
-            let unique = tempfile::Builder::new().prefix("dev-").tempdir_in(runtime_dir);
-            let unique = unique.map_err(|source| DevError::File { path: runtime_dir.to_owned(), source })?;
-            return Ok(Self { dir: unique.path().to_owned(), removes: Some(unique) });
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source: io::Error| DevError::File { path, source }
         };
-        let failed = |source| DevError::File { path: dir.to_owned(), source };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
-        Ok(Self { dir: dir.canonicalize().map_err(failed)?, removes: None })
+        if let Some(dir) = dir {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed(dir))?;
+            let dir = dir.canonicalize().map_err(failed(dir))?;
+            let lock = lock(&dir).map_err(failed(&dir))?.ok_or(DevError::InUse { dir: dir.clone() })?;
+            return Ok(Self { dir, _removes: None, _lock: lock });
+        }
+        // Nobody else makes or removes directories here meanwhile.
+        let own = File::open(runtime_dir).map_err(failed(runtime_dir))?;
+        flock(&own, FlockOperation::LockExclusive).map_err(io::Error::from).map_err(failed(runtime_dir))?;
+        remove_left_behind(runtime_dir);
+        let unique = tempfile::Builder::new().prefix(OWN_PREFIX).tempdir_in(runtime_dir);
+        let unique = unique.map_err(failed(runtime_dir))?;
+        let dir = unique.path().to_owned();
+        let lock = lock(&dir).map_err(failed(&dir))?.ok_or(DevError::InUse { dir: dir.clone() })?;
+        Ok(Self { dir, _removes: Some(unique), _lock: lock })
     }
 
     pub(super) fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    /// Leaves the directory where it is: something went wrong, and the logs say what.
-    pub(super) fn keep(&mut self) {
-        self.removes.take().map(TempDir::keep);
     }
 
     pub(super) fn log(&self, name: &str) -> PathBuf {
@@ -98,14 +120,21 @@ impl Files {
 
 impl NodeFile {
     pub(super) fn new(name: &str, options: &DevOptions, socket: PathBuf) -> Self {
+        let ArenaSize { arena_bytes, extent_bytes, watermarks } = ArenaSize::of(options);
+        let (low_watermark, high_watermark) = watermarks.unzip();
         Self {
             name: name.to_owned(),
             http: NodeHttp { listen: any_port() },
             host: NodeHost {
-                arena_bytes: options.resolved_arena_bytes(),
+                arena_bytes,
                 capacity_chunks: options.chunks_per_node,
+                extent_bytes,
+                low_watermark,
+                high_watermark,
                 policy: options.policy,
             },
+            // A window holds at least one block.
+            session: NodeSession { max_window_bytes: options.block_bytes.unwrap_or(0).max(STAGING_BYTES) },
             tenants: vec![NodeTenant { name: TENANT.to_owned(), socket }],
         }
     }
@@ -148,14 +177,19 @@ impl Announcement {
         Ok(Self { path, dir: dir.to_owned() })
     }
 
-    /// The newest cluster.
+    /// The newest cluster, if it still runs.
     pub(super) fn read(runtime_dir: &Path) -> Result<Addresses, DevError> {
         let path = runtime_dir.join("dev.json");
         match fs::read(&path) {
             Ok(text) => {
                 let file: DevFile = serde_json::from_slice(&text)
                     .map_err(|error| DevError::File { path, source: error.into() })?;
-                Ok(file.addresses)
+                // Nobody holds the lock of a cluster that was killed.
+                if lock(&file.dir).is_ok_and(|lock| lock.is_none()) {
+                    Ok(file.addresses)
+                } else {
+                    Err(DevError::NotRunning)
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DevError::NotRunning),
             Err(source) => Err(DevError::File { path, source }),
@@ -180,6 +214,31 @@ impl Drop for Announcement {
     }
 }
 
+/// Locks a cluster's directory for as long as the file is open; `None` where somebody else has.
+fn lock(dir: &Path) -> io::Result<Option<File>> {
+    let file = File::open(dir)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes the directories of clusters that were killed.
+fn remove_left_behind(runtime_dir: &Path) {
+    let entries = fs::read_dir(runtime_dir).into_iter().flatten().flatten();
+    let own = entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(OWN_PREFIX.as_bytes()));
+    for dir in own.map(|entry| entry.path()) {
+        let Ok(Some(_lock)) = lock(&dir) else { continue };
+        if let Err(error) = fs::remove_dir_all(&dir) {
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove what a killed cluster left behind");
+        }
+    }
+}
+
+/// How the names of directories begin that clusters make for themselves.
+const OWN_PREFIX: &str = "dev-";
+
 fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
@@ -194,23 +253,46 @@ mod tests {
         let read = || Announcement::read(runtime.path());
         assert!(matches!(read(), Err(DevError::NotRunning)));
         let addresses = |port| Addresses { coordinator: Some(([127, 0, 0, 1], port).into()), nodes: vec![] };
-        let older = Announcement::publish(runtime.path(), Path::new("/a"), &addresses(1)).unwrap();
-        let newer = Announcement::publish(runtime.path(), Path::new("/b"), &addresses(2)).unwrap();
+        let files = [(); 2].map(|()| Files::create(None, runtime.path()).unwrap());
+        let older = Announcement::publish(runtime.path(), files[0].dir(), &addresses(1)).unwrap();
+        let newer = Announcement::publish(runtime.path(), files[1].dir(), &addresses(2)).unwrap();
         drop(older);
         assert_eq!(read().unwrap(), addresses(2));
+        drop(files);
+        assert!(matches!(read(), Err(DevError::NotRunning)), "it was killed");
         drop(newer);
         assert!(matches!(read(), Err(DevError::NotRunning)));
     }
 
     #[test]
-    fn a_directory_of_its_own_goes_unless_it_is_to_be_kept() {
+    fn a_directory_of_its_own_goes_and_one_that_was_asked_for_stays() {
         let runtime = tempfile::tempdir().unwrap();
-        let gone = Files::create(None, runtime.path()).unwrap();
-        let mut kept = Files::create(None, runtime.path()).unwrap();
-        kept.keep();
-        let [gone, kept] = [gone, kept].map(|files| files.dir().to_owned());
-        assert_ne!(gone, kept);
-        assert!(!gone.exists() && kept.exists());
+        let own = Files::create(None, runtime.path()).unwrap();
+        let other = Files::create(None, runtime.path()).unwrap();
+        let asked = Files::create(Some(&runtime.path().join("asked")), runtime.path()).unwrap();
+        assert_ne!(own.dir(), other.dir());
+        let [own, other, asked] = [own, other, asked].map(|files| files.dir().to_owned());
+        assert!(!own.exists() && !other.exists() && asked.exists());
+    }
+
+    #[test]
+    fn what_a_killed_cluster_left_behind_goes_when_the_next_one_starts() {
+        let runtime = tempfile::tempdir().unwrap();
+        let dead = runtime.path().join("dev-dead");
+        fs::create_dir(&dead).unwrap();
+        let living = Files::create(None, runtime.path()).unwrap();
+        assert!(!dead.exists());
+        let newer = Files::create(None, runtime.path()).unwrap();
+        assert!(living.dir().exists() && newer.dir().exists());
+    }
+
+    #[test]
+    fn two_clusters_do_not_share_a_directory() {
+        let runtime = tempfile::tempdir().unwrap();
+        let dir = runtime.path().join("asked");
+        let _first = Files::create(Some(&dir), runtime.path()).unwrap();
+        let error = Files::create(Some(&dir), runtime.path()).unwrap_err();
+        assert!(matches!(error, DevError::InUse { .. }), "{error}");
     }
 
     #[test]

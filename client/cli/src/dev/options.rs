@@ -1,5 +1,6 @@
 //! What a development cluster is to be like.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -15,15 +16,17 @@ pub struct DevOptions {
     pub program: PathBuf,
     /// How many nodes.
     pub nodes: u16,
-    /// Bytes of each node's host arena; `None`: what the chunks need, or [`DEFAULT_ARENA_BYTES`].
+    /// Bytes of each node's host arena; `None`: what the chunks need, or [`super::DEFAULT_ARENA_BYTES`].
     pub arena_bytes: Option<u64>,
     /// The most chunks that each node keeps, over all of its actors; `None`: what the arena holds.
     pub chunks_per_node: Option<u64>,
     /// Bytes of one chunk's block, where only one size will be used.
     pub block_bytes: Option<u64>,
+    /// Bytes of the pieces in which engines map the arena; `None`: what suits the block, or the node's own choice.
+    pub extent_bytes: Option<u64>,
     /// Who is evicted first.
     pub policy: Policy,
-    /// Where config files, sockets and logs go; `None`: a directory of its own, removed when the cluster stops well.
+    /// Where config files, sockets and logs go; `None`: a directory of its own, removed when the cluster ends.
     pub dir: Option<PathBuf>,
     /// Where the cluster is announced; `None`: the user's runtime directory.
     pub runtime_dir: Option<PathBuf>,
@@ -40,6 +43,15 @@ pub enum Policy {
     Lru,
 }
 
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fifo => "fifo",
+            Self::Lru => "lru",
+        })
+    }
+}
+
 impl DevOptions {
     /// One node with all the defaults, started from this program.
     ///
@@ -52,21 +64,11 @@ impl DevOptions {
             arena_bytes: None,
             chunks_per_node: None,
             block_bytes: None,
+            extent_bytes: None,
             policy: Policy::default(),
             dir: None,
             runtime_dir: None,
         })
-    }
-
-    /// Bytes of each node's host arena: as asked; else what the chunks need with a quarter for the watermark and
-    /// [`STAGING_BYTES`] for staging; else [`DEFAULT_ARENA_BYTES`].
-    #[must_use]
-    pub fn resolved_arena_bytes(&self) -> u64 {
-        let for_chunks = || {
-            let bytes = self.chunks_per_node?.saturating_mul(self.block_bytes?);
-            Some(bytes.saturating_add(bytes / 4).saturating_add(STAGING_BYTES))
-        };
-        self.arena_bytes.or_else(for_chunks).unwrap_or(DEFAULT_ARENA_BYTES)
     }
 
     pub(super) fn check(&self) -> Result<(), DevError> {
@@ -83,29 +85,12 @@ impl DevOptions {
     }
 }
 
-/// Bytes of a node's arena where nothing says otherwise.
-pub const DEFAULT_ARENA_BYTES: u64 = 256 << 20;
-
-/// Bytes of an arena beyond what the chunks need.
-pub const STAGING_BYTES: u64 = 64 << 20;
-
 /// Nodes of a development cluster.
 pub const MAX_NODES: u16 = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_arena_is_as_large_as_asked_or_as_the_chunks_need() {
-        let options = DevOptions::new().unwrap();
-        assert_eq!(options.resolved_arena_bytes(), DEFAULT_ARENA_BYTES);
-        let chunks = DevOptions { chunks_per_node: Some(4), block_bytes: Some(1 << 20), ..options };
-        assert_eq!(chunks.resolved_arena_bytes(), (5 << 20) + STAGING_BYTES);
-        assert_eq!(DevOptions { arena_bytes: Some(7), ..chunks.clone() }.resolved_arena_bytes(), 7);
-        let huge = DevOptions { chunks_per_node: Some(u64::MAX), ..chunks };
-        assert_eq!(huge.resolved_arena_bytes(), u64::MAX, "the node says that this is too much");
-    }
 
     #[test]
     fn impossible_clusters_are_refused_with_what_is_possible() {

@@ -28,6 +28,10 @@ pub struct Report {
     pub token_hit_rate_infinite: f64,
     /// Bytes served that are not what their key implies.
     pub wrong_bytes: u64,
+    /// Answers that said to ask again later.
+    pub busy_answers: u64,
+    /// Requests whose chunks were not all saved, because a node had no room for them however often it was asked.
+    pub saves_shed: u64,
     /// Bytes of blocks read and written, from the transport's counters.
     pub bytes_moved: u64,
     /// Median time of a lookup, in microseconds.
@@ -97,6 +101,9 @@ impl Report {
         row("tokens computed", format!("{}  ({})", self.tokens_computed, rate(self.tokens_computed)));
         row("token hit rate", percent(self.token_hit_rate));
         row("  of an infinite cache", percent(self.token_hit_rate_infinite));
+        if self.busy_answers > 0 || self.saves_shed > 0 {
+            row("busy answers / saves shed", format!("{} / {}", self.busy_answers, self.saves_shed));
+        }
         row("bytes moved", output::bytes(self.bytes_moved));
         row("lookup p50 / p99", pair(self.lookup_p50_us, self.lookup_p99_us));
         row("fetch p50 / p99", pair(self.fetch_p50_us, self.fetch_p99_us));

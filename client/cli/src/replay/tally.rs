@@ -20,6 +20,8 @@ pub struct Tally {
     tokens_hit: BTreeMap<&'static str, u64>,
     wrong_bytes: u64,
     first_wrong: Option<WrongBlock>,
+    busy_answers: u64,
+    saves_shed: u64,
     lookups: Histogram<u64>,
     fetches: Histogram<u64>,
 }
@@ -36,6 +38,8 @@ impl Tally {
             tokens_hit: BTreeMap::from([(tier_name(Tier::Host), 0)]),
             wrong_bytes: 0,
             first_wrong: None,
+            busy_answers: 0,
+            saves_shed: 0,
             lookups: latencies(),
             fetches: latencies(),
         }
@@ -72,6 +76,16 @@ impl Tally {
         false
     }
 
+    /// A node was busy and is asked again.
+    pub fn busy(&mut self) {
+        self.busy_answers += 1;
+    }
+
+    /// A node had no room for the rest of a prompt, however often it was asked.
+    pub fn save_shed(&mut self) {
+        self.saves_shed += 1;
+    }
+
     /// A lookup was answered.
     pub fn looked_up(&mut self, took: Duration) {
         self.lookups.saturating_record(took.as_nanos() as u64);
@@ -106,6 +120,8 @@ impl Tally {
             token_hit_rate: self.hit_rate(),
             token_hit_rate_infinite,
             wrong_bytes: self.wrong_bytes,
+            busy_answers: self.busy_answers,
+            saves_shed: self.saves_shed,
             bytes_moved,
             lookup_p50_us: quantile_us(&self.lookups, 0.5),
             lookup_p99_us: quantile_us(&self.lookups, 0.99),

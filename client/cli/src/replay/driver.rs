@@ -1,0 +1,203 @@
+//! Plays requests through engine sessions.
+//!
+//! One request after the other is started, in the order of the trace, at most [`MAX_REQUESTS_IN_FLIGHT`] at a time: look
+//! the prompt up, lease and copy out what is there, compare it, "compute" the rest, save it. Bytes come from the
+//! sessions' descriptors alone. All of it runs on the caller's thread.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use larder_client::{LookupOptions, Reservation, SessionError};
+use larder_protocol::Chain;
+use larder_protocol::session::Found;
+
+use super::assignment::LeastRecomputed;
+use super::infinite::InfiniteCache;
+use super::link::{Link, LinkError, NodeLink, RequestError};
+use super::progress::Progress;
+use super::{MAX_REQUESTS_IN_FLIGHT, Report, Tally, part_chunks};
+use crate::clock::now;
+use crate::cluster::NodeAddress;
+use crate::content;
+use crate::trace::{CHUNK_TOKENS, Request};
+
+/// A replay under way.
+#[derive(Debug)]
+pub struct Driver {
+    nodes: Vec<NodeLink>,
+    part_chunks: usize,
+    /// Never borrowed across an await.
+    state: RefCell<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tally: Tally,
+    infinite: InfiniteCache,
+    loads: LeastRecomputed,
+    /// One block, on its way in or out.
+    block: Vec<u8>,
+}
+
+impl Driver {
+    /// Opens sessions with the nodes, for blocks of `block_bytes`. Needs a tokio runtime with IO and time.
+    ///
+    /// # Errors
+    /// [`LinkError`] names the node that cannot be used.
+    pub async fn connect(nodes: &[NodeAddress], block_bytes: u64) -> Result<Self, LinkError> {
+        let mut links = Vec::new();
+        for node in nodes {
+            links.push(NodeLink::connect(node, block_bytes).await?);
+        }
+        let state = State {
+            tally: Tally::new(),
+            infinite: InfiniteCache::default(),
+            loads: LeastRecomputed::new(links.len()),
+            block: vec![0; block_bytes as usize],
+        };
+        let part_chunks = part_chunks(block_bytes) as usize;
+        Ok(Self { nodes: links, part_chunks, state: RefCell::new(state) })
+    }
+
+    /// Plays the requests. One that fails is counted, and the others go on.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the requests in flight uncounted; [`Self::report`] has the others.
+    pub async fn play(&self, requests: &[Request], progress: &Progress) {
+        let playing = requests.iter().enumerate().map(|(number, request)| self.play_one(number, request));
+        let mut playing = stream::iter(playing).buffer_unordered(MAX_REQUESTS_IN_FLIGHT as usize);
+        while playing.next().await.is_some() {
+            progress.advance(self.state.borrow().tally.hit_rate());
+        }
+    }
+
+    /// What was found so far, `took` after the start.
+    #[must_use]
+    pub fn report(&self, took: Duration) -> Report {
+        let bytes_moved = self.nodes.iter().map(NodeLink::bytes_moved).sum();
+        let state = self.state.borrow();
+        state.tally.clone().finish(bytes_moved, state.infinite.hit_rate(), took)
+    }
+
+    async fn play_one(&self, number: usize, request: &Request) {
+        let node = {
+            let state = &mut *self.state.borrow_mut();
+            state.infinite.ask(request);
+            state.loads.choose(request.timestamp_ms)
+        };
+        let served = self.serve(&self.nodes[node], number, request).await;
+        let state = &mut *self.state.borrow_mut();
+        state.tally.asked(request.input_tokens);
+        let hit = served.unwrap_or_else(|error| {
+            state.tally.failed(&error);
+            0
+        });
+        state.loads.recomputed(node, request.timestamp_ms, request.input_tokens - hit);
+    }
+
+    /// Plays one request; the answer is how many of its tokens were served.
+    async fn serve(&self, node: &NodeLink, number: usize, request: &Request) -> Result<u64, RequestError> {
+        let link = node.link(number)?;
+        let hashes = request.full_chunks().iter().map(|&id| content::chunk_hash(id)).collect();
+        let chain = link.namespace.chain(hashes);
+        let failed = |error| node.failed(error);
+        let found = self.look_up(link, &chain, request.input_tokens).await.map_err(failed)?;
+        let chunks = self.fetch(link, &chain, &found).await.map_err(failed)?;
+        for from in (chunks..chain.len()).step_by(self.part_chunks) {
+            let part = chain.part(from, chain.len().min(from + self.part_chunks));
+            if !self.save(link, &part).await.map_err(failed)? {
+                self.state.borrow_mut().tally.save_shed();
+                break;
+            }
+        }
+        Ok(chunks as u64 * CHUNK_TOKENS)
+    }
+
+    async fn look_up(&self, link: &Link, chain: &Chain, prompt_tokens: u64) -> Result<Found, SessionError> {
+        let start = now();
+        let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
+        let found = link.session.lookup(&link.namespace, chain, options).await?;
+        self.state.borrow_mut().tally.looked_up(now() - start);
+        Ok(found)
+    }
+
+    /// Leases what was found, copies it out and compares it. A node that grants less than it found, or stays busy, leaves
+    /// the rest to be computed. The answer is how many chunks were served.
+    async fn fetch(&self, link: &Link, chain: &Chain, found: &Found) -> Result<usize, SessionError> {
+        let chunks = (found.tokens / CHUNK_TOKENS) as usize;
+        if chunks == 0 {
+            return Ok(0);
+        }
+        let chain = chain.part(0, chunks);
+        let start = now();
+        let lease = self.patiently(async || link.session.lease(&link.namespace, &chain).await).await?;
+        let Some(lease) = lease else { return Ok(0) };
+        let mut took = now() - start;
+        let State { tally, block, .. } = &mut *self.state.borrow_mut();
+        for (position, hash) in chain.hashes.iter().enumerate().take(lease.chunks()) {
+            let start = now();
+            lease.copy_block(position, 0, block);
+            took += now() - start;
+            tally.check(hash, block);
+        }
+        tally.fetched(took);
+        for span in &found.spans {
+            let served = (span.to as usize).min(lease.chunks()).saturating_sub(span.from as usize);
+            tally.hit(span.tier, served as u64 * CHUNK_TOKENS);
+        }
+        Ok(lease.chunks())
+    }
+
+    /// Writes those chunks of a part of a chain that the node lacks; whether it had room.
+    async fn save(&self, link: &Link, part: &Chain) -> Result<bool, SessionError> {
+        let reserving = self.patiently(async || link.session.reserve(&link.namespace, part, 0).await).await?;
+        let Some(reservation) = reserving else { return Ok(false) };
+        if reservation.chunks().is_empty() {
+            return Ok(true);
+        }
+        let writing = self.patiently(async || self.write(link, part, &reservation).await).await?;
+        Ok(writing == Some(reservation.chunks().len()))
+    }
+
+    /// "Computes" the chunks of a reservation into the write window and commits them; how many the node keeps.
+    async fn write(
+        &self,
+        link: &Link,
+        part: &Chain,
+        reservation: &Reservation,
+    ) -> Result<usize, SessionError> {
+        let mut staged = Vec::with_capacity(reservation.chunks().len());
+        for &position in reservation.chunks() {
+            let mut chunk = link.session.stage(reservation, position).await?;
+            let State { block, .. } = &mut *self.state.borrow_mut();
+            content::fill(&part.hashes[position as usize], block);
+            chunk.copy_from(0, 0, block);
+            staged.push(chunk);
+        }
+        Ok(link.session.commit(reservation, staged).await? as usize)
+    }
+
+    /// Asks again as long as the node is busy, after the time that it says; `None` where it still is at the end.
+    async fn patiently<T>(
+        &self,
+        mut ask: impl AsyncFnMut() -> Result<T, SessionError>,
+    ) -> Result<Option<T>, SessionError> {
+        for _ in 0..MAX_TRIES {
+            let retry_after = match ask().await {
+                Err(SessionError::Busy { retry_after, .. }) => retry_after,
+                answer => return answer.map(Some),
+            };
+            self.state.borrow_mut().tally.busy();
+            tokio::time::sleep(retry_after.min(MAX_RETRY_AFTER)).await;
+        }
+        Ok(None)
+    }
+}
+
+/// How often a busy node is asked; at its usual 5 ms, for a second.
+const MAX_TRIES: u32 = 200;
+
+/// The longest pause before a busy node is asked again, whatever it says.
+const MAX_RETRY_AFTER: Duration = Duration::from_millis(100);
