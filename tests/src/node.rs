@@ -81,6 +81,12 @@ impl NodeProcess {
         self.dir.path()
     }
 
+    /// Where it serves HTTP.
+    #[must_use]
+    pub fn http(&self) -> &str {
+        &self.http
+    }
+
     /// The body at an HTTP path.
     ///
     /// # Errors
