@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_protocol::session::{Leased, Request, Reserve, Reserved, Response};
+use larder_protocol::session::{Leased, Lookup, Request, Reserve, Reserved, Response};
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
 use crate::metrics::{ActorMetrics, Movement};
-use crate::reuse::Lookup;
+use crate::record::Recorder;
+use crate::reuse;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{LookupOptions, Refused, Store, Usage};
@@ -36,6 +37,8 @@ pub struct GpuActor {
     windows: HashMap<SessionId, Arc<Window>>,
     /// Extents that wait for new memory and for the copy lane.
     renewals: Vec<Renewal>,
+    /// Where lookups are recorded.
+    recorder: Option<Recorder>,
 }
 
 /// Opens a session. Its process belongs to the tenant.
@@ -113,8 +116,10 @@ impl GpuActor {
         metrics: ActorMetrics,
         clock: Clock,
         tenants: Arc<[String]>,
+        recorder: Option<Recorder>,
     ) -> Self {
-        Self { store, arena, lane, metrics, clock, tenants, windows: HashMap::new(), renewals: Vec::new() }
+        let (windows, renewals) = (HashMap::new(), Vec::new());
+        Self { store, arena, lane, metrics, clock, tenants, windows, renewals, recorder }
     }
 
     /// Answers everything but a commit, which has to wait for its copies.
@@ -133,20 +138,7 @@ impl GpuActor {
                 let options =
                     LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
                 let found = self.store.lookup(session, ask.namespace, &ask.chain, options, now)?;
-                self.metrics.looked_up(ask.namespace, prompt_tokens, found.tokens, ask.preempted, skip_read);
-                if let Some((most, chunk_tokens)) =
-                    self.store.usable(ask.namespace, &ask.chain, prompt_tokens)
-                    && !skip_read
-                {
-                    let usable = &ask.chain.hashes[..most];
-                    let lookup = Lookup {
-                        usable,
-                        chunk_tokens,
-                        tokens_asked: prompt_tokens,
-                        tokens_hit: found.tokens,
-                    };
-                    self.metrics.could_reuse(ask.namespace, lookup, now);
-                }
+                self.looked_up(&ask, found.tokens);
                 Response::Found(found)
             }
             Request::Lease(ask) => return self.lease(session, &ask),
@@ -169,6 +161,23 @@ impl GpuActor {
             Request::Hello(_) | Request::Commit(_) => return Err(Refused::OutOfOrder),
         };
         Ok(Answer::from(response))
+    }
+
+    /// Counts a lookup, and records it where lookups are recorded.
+    fn looked_up(&mut self, ask: &Lookup, tokens_hit: u64) {
+        let &Lookup { namespace, prompt_tokens, skip_read, preempted, ref chain, .. } = ask;
+        self.metrics.looked_up(namespace, prompt_tokens, tokens_hit, preempted, skip_read);
+        let now = self.clock.now();
+        let Some(usable) = self.store.usable(namespace, chain, prompt_tokens) else { return };
+        if !skip_read {
+            let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
+            let asked = reuse::Lookup { usable, chunk_tokens, tokens_asked: prompt_tokens, tokens_hit };
+            self.metrics.could_reuse(namespace, asked, now);
+        }
+        let is_whole = chain.hashes.is_empty() || chain.chunk(0).index == 0;
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| is_whole) {
+            recorder.record(usable.fingerprint, usable.chunk_tokens, prompt_tokens, &chain.hashes, now);
+        }
     }
 
     fn lease(

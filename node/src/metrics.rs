@@ -33,6 +33,8 @@ pub struct Metrics {
     cached_bytes: IntGaugeVec,
     up: IntGaugeVec,
     session_ends: IntCounterVec,
+    /// Lookups that the lookup log left out.
+    pub unrecorded: IntCounter,
     hit_rate: GaugeVec,
     infinite_hit_rate: GaugeVec,
 }
@@ -142,6 +144,8 @@ impl Metrics {
                 "Sessions that ended",
                 &["tenant", "how"],
             )?,
+            unrecorded: families
+                .single("larder_unrecorded_lookups_total", "Lookups that the lookup log left out")?,
             hit_rate: families.rate(
                 "larder_hit_rate",
                 "Tokens hit of tokens asked in a sliding window",
@@ -322,6 +326,12 @@ impl Families<'_> {
         let family = IntCounterVec::new(Opts::new(name, help), labels)?;
         self.0.register(Box::new(family.clone()))?;
         Ok(family)
+    }
+
+    fn single(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        let counter = IntCounter::new(name, help)?;
+        self.0.register(Box::new(counter.clone()))?;
+        Ok(counter)
     }
 
     fn gauge(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {

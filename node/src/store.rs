@@ -32,7 +32,7 @@ use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
 pub use index::Checksums;
-pub use lookup::{Leased, LookupOptions, Place};
+pub use lookup::{Leased, LookupOptions, Place, Usable};
 pub use reserve::{BlockMove, CommitOrder, Reserved};
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;

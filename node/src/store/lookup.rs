@@ -2,7 +2,7 @@
 
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};
-use larder_protocol::{Chain, ChainError};
+use larder_protocol::{Chain, ChainError, Fingerprint};
 
 use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::Block;
@@ -23,6 +23,17 @@ pub struct LookupOptions<'a> {
     pub tiers: &'a [Tier],
     /// Pin what is found for so long.
     pub pin_ms: Option<u64>,
+}
+
+/// What a prompt could use of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usable {
+    /// Chunks, from the chain's first on.
+    pub chunks: usize,
+    /// Tokens of one.
+    pub chunk_tokens: u32,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
 }
 
 /// Blocks that may be read until the lease is released.
@@ -83,14 +94,15 @@ impl Store {
         Ok(Found { tokens: prefix as u64 * chunk_tokens, spans, pin })
     }
 
-    /// How many chunks of a chain a prompt could use at most, a token left to compute, and the tokens of one; `None` for a
-    /// namespace that nobody registered.
+    /// How many chunks of a chain a prompt could use at most, a token left to compute; `None` for a namespace that nobody
+    /// registered.
     #[must_use]
-    pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<(usize, u32)> {
+    pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<Usable> {
         let known = self.namespaces.find(NamespaceId(namespace))?;
         let most =
             if known.flat { chain.len() } else { usable_chunks(prompt_tokens, known.chunk_tokens, chain) };
-        Some((most.min(chain.len()), known.chunk_tokens))
+        let chunks = most.min(chain.len());
+        Some(Usable { chunks, chunk_tokens: known.chunk_tokens, fingerprint: known.fingerprint })
     }
 
     /// Keeps the blocks of the longest prefix that is here from reuse, and says where they stand. This is what counts

@@ -125,3 +125,19 @@ fn a_trusted_engine_writes_straight_into_the_arena() {
     assert_eq!(engine.put(&hashes), 8);
     assert_eq!(Engine::connect(&node.socket("default")).get(&hashes), 8);
 }
+
+#[test]
+fn lookups_are_recorded_where_asked_and_a_stop_loses_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lookups.jsonl");
+    let record = format!("[record]\npath = \"{}\"\n", path.display());
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{ONE_TENANT}{record}")).unwrap();
+    let engine = Engine::connect(&node.socket("default"));
+    engine.find(&prompt(b'a', 3), 50);
+    drop(engine);
+    assert_eq!(node.stop().unwrap().code(), Some(0));
+    let text = std::fs::read_to_string(path).unwrap();
+    let line: serde_json::Value = serde_json::from_str(text.trim()).unwrap();
+    assert_eq!((&line["input_length"], &line["chunk_tokens"]), (&50.into(), &16.into()));
+    assert_eq!(line["hash_ids"].as_array().unwrap().len(), 3);
+}

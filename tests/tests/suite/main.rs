@@ -1,5 +1,5 @@
 //! Larder as its users meet it: whole processes, over real sockets.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and say what it measured")]
 
 mod architecture;
 mod devices;
