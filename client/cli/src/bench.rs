@@ -1,12 +1,12 @@
 //! Measures Larder against what the machine can do at best.
 
 pub mod measure;
+pub mod session;
+pub mod store;
 pub mod yardsticks;
 
 use comfy_table::Table;
 use serde::{Deserialize, Serialize};
-
-pub use measure::{Medians, interleave};
 
 use crate::output;
 
@@ -28,24 +28,27 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Throughput of passes over `bytes` each.
+    /// Throughput of passes over `bytes` each, which took so many seconds.
     #[must_use]
-    pub fn throughput(name: &str, yardstick: &str, bytes: u64, medians: Medians) -> Self {
+    pub fn throughput(name: &str, yardstick: &str, bytes: u64, seconds: f64, yardstick_seconds: f64) -> Self {
         let gigabytes_per_second = |seconds: f64| bytes as f64 / seconds / 1e9;
-        let Medians { subject_seconds, yardstick_seconds } = medians;
-        let values = (gigabytes_per_second(subject_seconds), gigabytes_per_second(yardstick_seconds));
+        let values = [seconds, yardstick_seconds].map(gigabytes_per_second);
         Self::new(name, yardstick, "GB/s", values)
     }
 
-    /// Time of one pass of `operations` each.
+    /// Time of one pass.
     #[must_use]
-    pub fn latency(name: &str, yardstick: &str, operations: u64, medians: Medians) -> Self {
-        let nanoseconds = |seconds: f64| seconds * 1e9 / operations as f64;
-        let Medians { subject_seconds, yardstick_seconds } = medians;
-        Self::new(name, yardstick, "ns", (nanoseconds(subject_seconds), nanoseconds(yardstick_seconds)))
+    pub fn microseconds(name: &str, yardstick: &str, seconds: f64, yardstick_seconds: f64) -> Self {
+        Self::new(name, yardstick, "us", [seconds, yardstick_seconds].map(|seconds| seconds * 1e6))
     }
 
-    fn new(name: &str, yardstick: &str, unit: &str, (value, yardstick_value): (f64, f64)) -> Self {
+    /// Time of one pass.
+    #[must_use]
+    pub fn nanoseconds(name: &str, yardstick: &str, seconds: f64, yardstick_seconds: f64) -> Self {
+        Self::new(name, yardstick, "ns", [seconds, yardstick_seconds].map(|seconds| seconds * 1e9))
+    }
+
+    fn new(name: &str, yardstick: &str, unit: &str, [value, yardstick_value]: [f64; 2]) -> Self {
         Self {
             name: name.into(),
             value,
@@ -78,11 +81,10 @@ mod tests {
 
     #[test]
     fn the_ratio_is_of_the_values_shown_whatever_the_unit() {
-        let medians = Medians { subject_seconds: 2e-3, yardstick_seconds: 1e-3 };
-        let throughput = Measurement::throughput("get", "memcpy", 4_000_000, medians);
+        let throughput = Measurement::throughput("get", "memcpy", 4_000_000, 2e-3, 1e-3);
         assert_eq!((throughput.value, throughput.yardstick_value, throughput.ratio), (2.0, 4.0, 0.5));
-        let latency = Measurement::latency("lookup", "ping-pong", 100, medians);
-        assert!((latency.value - 20_000.0).abs() < 1e-6 && (latency.ratio - 2.0).abs() < 1e-9);
+        let latency = Measurement::nanoseconds("hit", "probe", 2e-7, 1e-7);
+        assert!((latency.value - 200.0).abs() < 1e-6 && (latency.ratio - 2.0).abs() < 1e-9);
         assert!(table(&[throughput, latency]).to_string().contains("0.50"));
     }
 }

@@ -14,6 +14,7 @@ mod commands;
 mod failure;
 mod http;
 mod logging;
+mod namespace_file;
 mod output;
 mod parent;
 mod signals;

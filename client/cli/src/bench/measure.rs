@@ -1,45 +1,42 @@
-//! Measures two things in turns, so that the machine's drift hits both.
+//! Measures several things in turns, so that the machine's drift hits all of them.
 
 use std::time::Duration;
 
 use crate::clock::now;
 
-/// The median time of one pass of each.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Medians {
-    /// Of what is measured.
-    pub subject_seconds: f64,
-    /// Of the yardstick.
-    pub yardstick_seconds: f64,
-}
+/// One pass, which says how long what counts of it took.
+pub type Pass<'a> = &'a mut dyn FnMut() -> anyhow::Result<Duration>;
 
-/// Passes of both in turns, first one without a count to warm up, then `rounds` of each.
+/// The median seconds of each pass: first one round without a count to warm up, then `rounds` of all, in turns.
 ///
 /// # Errors
 /// The first pass that fails.
 ///
 /// # Panics
 /// Where `rounds` is 0.
-pub fn interleave<E>(
-    rounds: usize,
-    mut subject: impl FnMut() -> Result<(), E>,
-    mut yardstick: impl FnMut() -> Result<(), E>,
-) -> Result<Medians, E> {
-    subject()?;
-    yardstick()?;
-    let mut times = [Vec::with_capacity(rounds), Vec::with_capacity(rounds)];
-    for _ in 0..rounds {
-        times[0].push(timed(&mut subject)?);
-        times[1].push(timed(&mut yardstick)?);
+pub fn medians<const N: usize>(rounds: usize, mut passes: [Pass<'_>; N]) -> anyhow::Result<[f64; N]> {
+    let mut times = [const { Vec::new() }; N];
+    for round in 0..=rounds {
+        for (pass, times) in passes.iter_mut().zip(&mut times) {
+            let took = pass()?;
+            if round > 0 {
+                times.push(took);
+            }
+        }
     }
-    let [subject_seconds, yardstick_seconds] = times.map(median);
-    Ok(Medians { subject_seconds, yardstick_seconds })
+    Ok(times.map(median))
 }
 
-fn timed<E>(pass: &mut impl FnMut() -> Result<(), E>) -> Result<Duration, E> {
+/// Times all of `work`.
+///
+/// # Errors
+/// That of the work.
+pub fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<Duration> {
     let start = now();
-    pass()?;
-    Ok(now() - start)
+    let done = work()?;
+    let took = now() - start;
+    std::hint::black_box(done);
+    Ok(took)
 }
 
 fn median(mut times: Vec<Duration>) -> f64 {
@@ -51,19 +48,19 @@ fn median(mut times: Vec<Duration>) -> f64 {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::convert::Infallible;
 
     use super::*;
 
     #[test]
-    fn both_take_turns_after_one_pass_to_warm_up() {
+    fn all_take_turns_after_one_pass_to_warm_up() {
         let order = RefCell::new(String::new());
-        let note = |who| {
+        let note = |who, took: u64| {
             order.borrow_mut().push(who);
-            Ok::<(), Infallible>(())
+            Ok(Duration::from_secs(took))
         };
-        let Ok(_) = interleave(3, || note('a'), || note('b'));
+        let found = medians(3, [&mut || note('a', 1), &mut || note('b', 2)]).unwrap();
         assert_eq!(order.into_inner(), "abababab");
+        assert!((found[0] - 1.0).abs() < 1e-9 && (found[1] - 2.0).abs() < 1e-9);
     }
 
     #[test]
@@ -74,6 +71,6 @@ mod tests {
 
     #[test]
     fn a_pass_that_fails_ends_the_measuring() {
-        assert_eq!(interleave(3, || Ok(()), || Err("no")), Err("no"));
+        assert!(medians(3, [&mut || Ok(Duration::ZERO), &mut || anyhow::bail!("no")]).is_err());
     }
 }

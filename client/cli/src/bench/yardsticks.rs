@@ -1,5 +1,6 @@
 //! What the machine does at best: the other side of every ratio.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::io::{self, Read as _, Write as _};
@@ -79,22 +80,27 @@ impl Drop for PingPong {
 pub struct HashProbes {
     map: HashMap<[u8; 32], u64>,
     keys: Vec<[u8; 32]>,
+    probes: usize,
+    next: Cell<usize>,
 }
 
 impl HashProbes {
-    /// A map with so many entries; the keys to probe are drawn from it with `seed`.
+    /// A map with so many entries, of which each pass probes `probes`, drawn with `seed`.
     #[must_use]
-    pub fn new(entries: u64, seed: u64) -> Self {
+    pub fn new(entries: u64, probes: usize, seed: u64) -> Self {
         let map = (0..entries).map(|number| (key(number), number)).collect();
         let mut rng = fastrand::Rng::with_seed(seed);
-        let keys = (0..PROBES).map(|_| key(rng.u64(..entries.max(1)))).collect();
-        Self { map, keys }
+        let keys = (0..KEYS.max(probes)).map(|_| key(rng.u64(..entries.max(1)))).collect();
+        Self { map, keys, probes, next: Cell::new(0) }
     }
 
-    /// Probes [`PROBES`] keys; how many were there.
+    /// Probes the next keys; how many were there.
     #[must_use]
     pub fn pass(&self) -> usize {
-        self.keys.iter().filter(|key| self.map.contains_key(black_box(*key))).count()
+        let end = self.next.get() + self.probes;
+        let (start, end) = if end > self.keys.len() { (0, self.probes) } else { (self.next.get(), end) };
+        self.next.set(end);
+        self.keys[start..end].iter().filter(|key| self.map.contains_key(black_box(*key))).count()
     }
 }
 
@@ -112,8 +118,8 @@ fn key(number: u64) -> [u8; 32] {
     key
 }
 
-/// Keys that one pass of [`HashProbes`] probes.
-pub const PROBES: usize = 1_000;
+/// Keys that [`HashProbes`] walks over: so many that no cache holds their entries.
+const KEYS: usize = 100_000;
 
 /// Bytes on each side of a [`Memcpy`]: more than the caches of a core.
 pub const WORKING_SET_BYTES: usize = 64 << 20;
@@ -143,6 +149,6 @@ mod tests {
 
     #[test]
     fn every_probe_finds_its_key() {
-        assert_eq!(HashProbes::new(10_000, 1).pass(), PROBES);
+        assert_eq!(HashProbes::new(10_000, 100, 1).pass(), 100);
     }
 }

@@ -1,25 +1,47 @@
 //! `larder bench`: measures Larder beside the yardsticks of the same run.
 
-use std::convert::Infallible;
 use std::hint::black_box;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
+
+use crate::bench::measure::{medians, timed};
+use crate::bench::session::SessionBench;
+use crate::bench::store::StoreBench;
 use crate::bench::yardsticks::Memcpy;
-use crate::bench::{Measurement, interleave, table};
+use crate::bench::{Measurement, table};
+use crate::dev::{DevCluster, DevOptions, TENANT};
+use crate::failure::Usage;
 use crate::{content, output};
 
 /// Measure Larder beside what the machine can do at best
 ///
-/// Every figure comes with a yardstick of the same run: compare ratios, since absolute figures drift with the machine.
+/// Every figure is a median and comes with a yardstick measured in turns with it: compare ratios, since absolute figures
+/// drift with the machine. The node is a process of its own, started for this.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder bench               A table
-  larder bench --json        An array of {name, value, unit, yardstick, yardstick_value, ratio}")]
+  larder bench                  A table
+  larder bench --filter store   What has `store` in its name
+  larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
+
+What is measured:
+  lookup_100_chunks   a lookup of 100 chunks, engine to node and back  / a socket ping-pong of the same sizes
+  lease_100_chunks    a lease of them and its release, without a copy  / the same
+  get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
+  put_4MiB            reserve, copy into the write window, commit      / one memcpy
+  store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
+  store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
+  store_evict         an eviction, a million chunks                    / one hash-map probe
+  replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
 pub(crate) struct Args {
-    /// How often each side is measured, in turns; the medians count
-    #[arg(long, value_name = "N", default_value_t = 101, value_parser = clap::value_parser!(u16).range(1..))]
-    rounds: u16,
+    /// Measure only what has this in its name
+    #[arg(long, value_name = "NAME")]
+    filter: Option<String>,
+
+    /// Fewer rounds, and a tenth of the chunks: for a look, not for a figure
+    #[arg(long)]
+    quick: bool,
 
     /// Print JSON: one array
     #[arg(long)]
@@ -27,7 +49,34 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let measurements = [content_fill(args.rounds.into())];
+    let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
+    let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    let mut measurements = Vec::new();
+    if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let cluster = runtime.block_on(DevCluster::start(node_options()?))?;
+        let sockets = &cluster.addresses().nodes.first().context("the cluster has a node")?.sockets;
+        let engine = SessionBench::connect(sockets.get(TENANT).context("the node has a socket")?, rounds)?;
+        for (name, bench) in SESSION_BENCHES.iter().filter(|(name, _)| wanted(name)) {
+            measurements.push(bench(&engine).with_context(|| format!("cannot measure {name}"))?);
+        }
+        drop(engine);
+        runtime.block_on(cluster.stop())?;
+    }
+    if STORE_BENCHES.iter().any(|name| wanted(name)) {
+        store_benches(
+            rounds,
+            if args.quick { STORE_CHUNKS / 10 } else { STORE_CHUNKS },
+            &wanted,
+            &mut measurements,
+        )?;
+    }
+    if wanted(CONTENT_BENCH) {
+        measurements.push(content_fill(rounds)?);
+    }
+    if measurements.is_empty() {
+        return Err(Usage("nothing has that in its name; see `larder help bench`".into()).into());
+    }
     if args.json {
         output::print_json(&measurements)?;
     } else {
@@ -36,21 +85,62 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How fast a replay makes the bytes of its chunks: it must not be what a replay measures.
-fn content_fill(rounds: usize) -> Measurement {
-    let mut block = vec![0; BLOCK_BYTES];
-    let hash = content::chunk_hash(1);
-    let mut memcpy = Memcpy::new(BLOCK_BYTES);
-    let fill = || {
-        content::fill(&hash, black_box(&mut block));
-        Ok::<(), Infallible>(())
-    };
-    let copy = || {
-        memcpy.pass();
-        Ok(())
-    };
-    let Ok(medians) = interleave(rounds, fill, copy);
-    Measurement::throughput("replay content, 4 MiB", "memcpy, 4 MiB", BLOCK_BYTES as u64, medians)
+fn store_benches(
+    rounds: usize,
+    chunks: u64,
+    wanted: &impl Fn(&str) -> bool,
+    measurements: &mut Vec<Measurement>,
+) -> anyhow::Result<()> {
+    let [lookup, hit, evict] = STORE_BENCHES;
+    let mut full = StoreBench::filled(chunks, chunks)?;
+    if wanted(lookup) {
+        measurements.push(full.lookup(rounds)?);
+    }
+    if wanted(hit) {
+        measurements.push(full.hit(rounds)?);
+    }
+    if wanted(evict) {
+        let mut roomy = StoreBench::filled(chunks, 2 * chunks)?;
+        measurements.push(full.evict(&mut roomy, rounds)?);
+    }
+    Ok(())
 }
 
-const BLOCK_BYTES: usize = 4 << 20;
+/// How fast a replay makes the bytes of its chunks: it must not be what a replay measures.
+fn content_fill(rounds: usize) -> anyhow::Result<Measurement> {
+    let mut block = vec![0; 4 << 20];
+    let hash = content::chunk_hash(1);
+    let mut memcpy = Memcpy::new(block.len());
+    let bytes = block.len() as u64;
+    let mut fill = || timed(|| Ok(content::fill(&hash, black_box(&mut block))));
+    let mut copy = || timed(|| Ok(memcpy.pass()));
+    let [subject, yardstick] = medians(rounds, [&mut fill, &mut copy])?;
+    Ok(Measurement::throughput(CONTENT_BENCH, "memcpy", bytes, subject, yardstick))
+}
+
+/// A node with room for the blocks of every size, each in extents of its own.
+fn node_options() -> anyhow::Result<DevOptions> {
+    Ok(DevOptions { arena_bytes: Some(768 << 20), extent_bytes: Some(64 << 20), ..DevOptions::new()? })
+}
+
+type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
+
+/// By name, in the order in which they run.
+const SESSION_BENCHES: [(&str, SessionMeasure); 6] = [
+    ("lookup_100_chunks", SessionBench::lookup),
+    ("lease_100_chunks", SessionBench::lease),
+    ("get_256KiB", |session| session.get("get_256KiB", 256 << 10)),
+    ("get_4MiB", |session| session.get("get_4MiB", 4 << 20)),
+    ("get_32MiB", |session| session.get("get_32MiB", 32 << 20)),
+    ("put_4MiB", |session| session.put("put_4MiB", 4 << 20)),
+];
+
+const STORE_BENCHES: [&str; 3] = ["store_lookup_100", "store_hit", "store_evict"];
+
+const CONTENT_BENCH: &str = "replay_content";
+
+const ROUNDS: usize = 101;
+
+const QUICK_ROUNDS: usize = 11;
+
+const STORE_CHUNKS: u64 = 1_000_000;

@@ -24,8 +24,8 @@ use crate::{args, output, signals};
 /// Play a trace through real engine sessions and check every byte that comes back
 ///
 /// Each request looks its prompt up, leases and copies out what hits, compares it with what the keys imply,
-/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached; requests start in the order of the trace, at
-/// most 16 at a time. Fails where a byte is wrong or a request failed.
+/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached; requests start in the order of the trace, four
+/// at a time. Fails where a byte is wrong or a request failed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,7 +1,9 @@
 //! How large a node's arena has to be.
 
+use larder_node::limits::{MIN_EXTENT_BYTES, PAGE_BYTES, RESERVED_SHARE};
+
 use super::options::DevOptions;
-use crate::replay::{MAX_REQUESTS_IN_FLIGHT, part_chunks};
+use crate::replay::{REQUESTS_IN_FLIGHT, part_chunks};
 
 /// Bytes of a node's arena where nothing says otherwise.
 pub const DEFAULT_ARENA_BYTES: u64 = 256 << 20;
@@ -19,7 +21,8 @@ pub(super) struct ArenaSize {
 impl ArenaSize {
     /// The arena as asked, or one that holds exactly the chunks asked for.
     ///
-    /// Then it has a slot for each chunk, for what a replay's requests write at a time, and [`SPARE_EXTENTS`] more
+    /// Then it has a slot for each chunk, for so much that what a replay's requests write at a time is what one session may
+    /// reserve, and [`SPARE_EXTENTS`] more
     /// extents; extents hold whole slots, so that nothing is lost at their ends; and the watermarks are at the top, so
     /// that the number of chunks alone decides what is evicted.
     pub(super) fn of(options: &DevOptions) -> Self {
@@ -32,7 +35,7 @@ impl ArenaSize {
         };
         match (options.arena_bytes, options.chunks_per_node, options.block_bytes, slot_bytes) {
             (None, Some(chunks), Some(block_bytes), Some(slot_bytes)) => {
-                let written = MAX_REQUESTS_IN_FLIGHT * part_chunks(block_bytes);
+                let written = REQUESTS_IN_FLIGHT * part_chunks(block_bytes) * RESERVED_SHARE;
                 let slots = chunks.saturating_add(written);
                 let extent_bytes = fitting(slot_bytes, slots);
                 let extents = slots.div_ceil(extent_bytes / slot_bytes).saturating_add(SPARE_EXTENTS);
@@ -57,12 +60,6 @@ const EXTENTS: u64 = 32;
 
 /// Extents beyond those that are filled: a partly freed one may not be used for anything else.
 const SPARE_EXTENTS: u64 = 2;
-
-/// The smallest extent that a node accepts.
-const MIN_EXTENT_BYTES: u64 = larder_node::limits::MIN_EXTENT_BYTES;
-
-/// Slots and extents are multiples of this.
-const PAGE_BYTES: u64 = larder_node::limits::PAGE_BYTES;
 
 #[cfg(test)]
 mod tests {
@@ -103,10 +100,9 @@ mod tests {
     }
 
     #[test]
-    fn a_session_may_reserve_what_its_share_of_the_requests_writes() {
+    fn a_session_may_reserve_what_all_requests_write() {
         let small = size(1, 4_096);
-        let of_a_session = small.arena_bytes / larder_node::limits::RESERVED_SHARE;
-        let requests = MAX_REQUESTS_IN_FLIGHT / crate::replay::link::SESSIONS_PER_NODE;
-        assert!(requests * part_chunks(4_096) * 4_096 <= of_a_session);
+        let written = REQUESTS_IN_FLIGHT * part_chunks(4_096) * 4_096;
+        assert!(written <= small.arena_bytes / RESERVED_SHARE);
     }
 }

@@ -1,6 +1,6 @@
 //! Plays requests through engine sessions.
 //!
-//! One request after the other is started, in the order of the trace, at most [`MAX_REQUESTS_IN_FLIGHT`] at a time: look
+//! One request after the other is started, in the order of the trace, at most [`REQUESTS_IN_FLIGHT`] at a time: look
 //! the prompt up, lease and copy out what is there, compare it, "compute" the rest, save it. Bytes come from the
 //! sessions' descriptors alone. All of it runs on the caller's thread.
 
@@ -15,9 +15,9 @@ use larder_protocol::session::Found;
 
 use super::assignment::LeastRecomputed;
 use super::infinite::InfiniteCache;
-use super::link::{Link, LinkError, NodeLink, RequestError};
+use super::link::{Link, LinkError, RequestError};
 use super::progress::Progress;
-use super::{MAX_REQUESTS_IN_FLIGHT, Report, Tally, part_chunks};
+use super::{REQUESTS_IN_FLIGHT, Report, Tally, part_chunks};
 use crate::clock::now;
 use crate::cluster::NodeAddress;
 use crate::content;
@@ -26,7 +26,7 @@ use crate::trace::{CHUNK_TOKENS, Request};
 /// A replay under way.
 #[derive(Debug)]
 pub struct Driver {
-    nodes: Vec<NodeLink>,
+    nodes: Vec<Link>,
     part_chunks: usize,
     /// Never borrowed across an await.
     state: RefCell<State>,
@@ -42,14 +42,14 @@ struct State {
 }
 
 impl Driver {
-    /// Opens sessions with the nodes, for blocks of `block_bytes`. Needs a tokio runtime with IO and time.
+    /// Opens a session with each node, for blocks of `block_bytes`. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
     /// [`LinkError`] names the node that cannot be used.
     pub async fn connect(nodes: &[NodeAddress], block_bytes: u64) -> Result<Self, LinkError> {
         let mut links = Vec::new();
         for node in nodes {
-            links.push(NodeLink::connect(node, block_bytes).await?);
+            links.push(Link::connect(node, block_bytes).await?);
         }
         let state = State {
             tally: Tally::new(),
@@ -66,8 +66,8 @@ impl Driver {
     /// # Cancel safety
     /// Dropped, it leaves the requests in flight uncounted; [`Self::report`] has the others.
     pub async fn play(&self, requests: &[Request], progress: &Progress) {
-        let playing = requests.iter().enumerate().map(|(number, request)| self.play_one(number, request));
-        let mut playing = stream::iter(playing).buffer_unordered(MAX_REQUESTS_IN_FLIGHT as usize);
+        let playing = requests.iter().map(|request| self.play_one(request));
+        let mut playing = stream::iter(playing).buffer_unordered(REQUESTS_IN_FLIGHT as usize);
         while playing.next().await.is_some() {
             progress.advance(self.state.borrow().tally.hit_rate());
         }
@@ -76,18 +76,18 @@ impl Driver {
     /// What was found so far, `took` after the start.
     #[must_use]
     pub fn report(&self, took: Duration) -> Report {
-        let bytes_moved = self.nodes.iter().map(NodeLink::bytes_moved).sum();
+        let bytes_moved = self.nodes.iter().map(Link::bytes_moved).sum();
         let state = self.state.borrow();
         state.tally.clone().finish(bytes_moved, state.infinite.hit_rate(), took)
     }
 
-    async fn play_one(&self, number: usize, request: &Request) {
+    async fn play_one(&self, request: &Request) {
         let node = {
             let state = &mut *self.state.borrow_mut();
             state.infinite.ask(request);
             state.loads.choose(request.timestamp_ms)
         };
-        let served = self.serve(&self.nodes[node], number, request).await;
+        let served = self.serve(&self.nodes[node], request).await;
         let state = &mut *self.state.borrow_mut();
         state.tally.asked(request.input_tokens);
         let hit = served.unwrap_or_else(|error| {
@@ -98,11 +98,11 @@ impl Driver {
     }
 
     /// Plays one request; the answer is how many of its tokens were served.
-    async fn serve(&self, node: &NodeLink, number: usize, request: &Request) -> Result<u64, RequestError> {
-        let link = node.link(number)?;
+    async fn serve(&self, link: &Link, request: &Request) -> Result<u64, RequestError> {
+        link.check()?;
         let hashes = request.full_chunks().iter().map(|&id| content::chunk_hash(id)).collect();
         let chain = link.namespace.chain(hashes);
-        let failed = |error| node.failed(error);
+        let failed = |error| link.failed(error);
         let found = self.look_up(link, &chain, request.input_tokens).await.map_err(failed)?;
         let chunks = self.fetch(link, &chain, &found).await.map_err(failed)?;
         for from in (chunks..chain.len()).step_by(self.part_chunks) {

@@ -1,4 +1,4 @@
-//! The sessions of a replay with one node.
+//! The session of a replay with one node.
 
 use std::cell::Cell;
 
@@ -6,24 +6,18 @@ use larder_client::{Namespace, Session, SessionError, SessionOptions};
 use larder_protocol::session::RefusalCode;
 
 use super::namespace::replay_namespace;
-use super::{MAX_REQUESTS_IN_FLIGHT, part_chunks};
+use super::{REQUESTS_IN_FLIGHT, part_chunks};
 use crate::cluster::NodeAddress;
 use crate::dev::TENANT;
 
-/// A node as a replay sees it.
-#[derive(Debug)]
-pub struct NodeLink {
-    name: String,
-    links: Vec<Link>,
-    lost: Cell<bool>,
-}
-
-/// One session with the namespace of the replay.
+/// A node as a replay sees it: one session, which all requests share, with one of its devices.
 pub struct Link {
     /// The session.
     pub session: Session,
-    /// The namespace, as this session knows it.
+    /// The namespace of the replay, as this session knows it.
     pub namespace: Namespace,
+    name: String,
+    lost: Cell<bool>,
 }
 
 /// Why a node cannot be used.
@@ -66,8 +60,8 @@ pub enum RequestError {
     },
 }
 
-impl NodeLink {
-    /// Opens the sessions, over all of the node's devices, and makes the namespace of the replay known.
+impl Link {
+    /// Opens the session and makes the namespace of the replay known.
     ///
     /// # Errors
     /// [`LinkError`]
@@ -75,33 +69,26 @@ impl NodeLink {
         let node = || address.name.clone();
         let socket = address.sockets.get(TENANT).ok_or_else(|| LinkError::NoSocket { node: node() })?;
         let failed = |source| LinkError::Session { node: node(), source };
-        let requests = MAX_REQUESTS_IN_FLIGHT.div_ceil(SESSIONS_PER_NODE);
         let options = SessionOptions {
             client: concat!("larder replay ", env!("CARGO_PKG_VERSION")).into(),
-            window_bytes: requests
+            // Room for the parts of all requests at once, so that none waits for what another one has staged.
+            window_bytes: REQUESTS_IN_FLIGHT
                 * part_chunks(block_bytes)
                 * block_bytes.next_multiple_of(WINDOW_ALIGNMENT),
             ..SessionOptions::default()
         };
         let spec = replay_namespace(block_bytes);
-        let mut links = Vec::new();
-        for _ in 0..SESSIONS_PER_NODE {
-            let session = Session::connect(socket, options.clone()).await.map_err(failed)?;
-            let namespace = session.register(&spec, &[0], &[block_bytes]).await.map_err(failed)?;
-            links.push(Link { session, namespace });
-        }
-        Ok(Self { name: node(), links, lost: Cell::new(false) })
+        let session = Session::connect(socket, options).await.map_err(failed)?;
+        let namespace = session.register(&spec, &[0], &[block_bytes]).await.map_err(failed)?;
+        Ok(Self { session, namespace, name: node(), lost: Cell::new(false) })
     }
 
-    /// The session for the request with this number.
+    /// Whether it is worth asking.
     ///
     /// # Errors
     /// [`RequestError::Lost`] once the node was found to be gone.
-    pub fn link(&self, number: usize) -> Result<&Link, RequestError> {
-        if self.lost.get() {
-            return Err(RequestError::Lost { node: self.name.clone() });
-        }
-        Ok(&self.links[number % self.links.len()])
+    pub fn check(&self) -> Result<(), RequestError> {
+        if self.lost.get() { Err(RequestError::Lost { node: self.name.clone() }) } else { Ok(()) }
     }
 
     /// The error of a request; after one that says that the node is gone or hangs, no request waits for it any more.
@@ -117,22 +104,22 @@ impl NodeLink {
         RequestError::Session { node: self.name.clone(), source }
     }
 
-    /// Bytes that its sessions copied so far, in both directions.
+    /// Bytes that its session copied so far, in both directions.
     #[must_use]
     pub fn bytes_moved(&self) -> u64 {
-        let counters = self.links.iter().map(|link| link.session.counters());
-        counters.map(|counters| counters.bytes_read + counters.bytes_written).sum()
+        let counters = self.session.counters();
+        counters.bytes_read + counters.bytes_written
     }
 }
 
 impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("namespace", &self.namespace).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("name", &self.name)
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
     }
 }
-
-/// Sessions with one node. A session may reserve a quarter of the arena, so four of them never wait for each other.
-pub const SESSIONS_PER_NODE: u64 = 4;
 
 /// What a block takes in a write window is a multiple of this.
 const WINDOW_ALIGNMENT: u64 = 64;

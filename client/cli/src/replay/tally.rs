@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use larder_node::metrics::tier_name;
 use larder_protocol::ChunkHash;
 use larder_protocol::session::Tier;
 
@@ -141,12 +142,6 @@ impl Tally {
 impl Default for Tally {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Host => "host",
     }
 }
 

@@ -1,0 +1,186 @@
+//! What an engine session costs: a bare session with a node process, one request at a time.
+
+use std::hint::black_box;
+use std::path::Path;
+
+use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
+use larder_protocol::Chain;
+use larder_protocol::frame::HEADER_BYTES;
+use larder_protocol::session::{
+    Found, Lease, Leased, Lookup, Place, Request, Response, Span, Tier, encode_request, encode_response,
+};
+use rkyv::util::AlignedVec;
+
+use super::Measurement;
+use super::measure::{medians, timed};
+use super::yardsticks::{Memcpy, PingPong, WORKING_SET_BYTES};
+use crate::content::chunk_hash;
+use crate::replay::namespace::replay_namespace;
+
+/// A session whose requests are measured.
+pub struct SessionBench {
+    session: BlockingSession,
+    rounds: usize,
+}
+
+impl SessionBench {
+    /// Opens the session.
+    ///
+    /// # Errors
+    /// The node does not let it in.
+    pub fn connect(socket: &Path, rounds: usize) -> anyhow::Result<Self> {
+        let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
+        let session =
+            BlockingSession::connect(socket, SessionOptions { client, ..SessionOptions::default() })?;
+        Ok(Self { session, rounds })
+    }
+
+    /// A lookup of 100 chunks that are all here, against a bare ping-pong of messages of the same sizes.
+    ///
+    /// # Errors
+    /// The session or the yardstick failed.
+    pub fn lookup(&self) -> anyhow::Result<Measurement> {
+        let (namespace, chain) = self.hundred_chunks()?;
+        let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
+        let number = namespace.number();
+        let asked = Request::Lookup(Lookup {
+            namespace: number,
+            chain: chain.clone(),
+            prompt_tokens: u64::MAX,
+            skip_read: false,
+            preempted: false,
+            tiers: Vec::new(),
+            pin_ms: None,
+        });
+        let spans = vec![Span { from: 0, to: CHUNKS as u32, tier: Tier::Host }];
+        let answered = Response::Found(Found { tokens: CHUNKS as u64, spans, pin: None });
+        let mut ping_pong = PingPong::start(request_bytes(&asked), response_bytes(&answered))?;
+        let [subject, yardstick] = medians(
+            self.rounds * LATENCY_ROUNDS,
+            [&mut || timed(|| Ok(self.session.lookup(&namespace, &chain, options.clone())?)), &mut || {
+                timed(|| Ok(ping_pong.round_trip()?))
+            }],
+        )?;
+        Ok(Measurement::microseconds("lookup_100_chunks", "socket ping-pong", subject, yardstick))
+    }
+
+    /// A lease of 100 chunks and its release, without a copy, against a bare ping-pong of messages of the same sizes.
+    ///
+    /// # Errors
+    /// The session or the yardstick failed.
+    pub fn lease(&self) -> anyhow::Result<Measurement> {
+        let (namespace, chain) = self.hundred_chunks()?;
+        let asked = Request::Lease(Lease { namespace: namespace.number(), chain: chain.clone() });
+        let places = vec![Place { extent: 0, offset: 0 }; CHUNKS];
+        let answered = Leased { lease: 1, chunks: CHUNKS as u32, places, extents: Vec::new() };
+        let sizes = (request_bytes(&asked), response_bytes(&Response::Leased(answered)));
+        let mut ping_pong = PingPong::start(sizes.0 + request_bytes(&Request::Release(1)), sizes.1)?;
+        let [subject, yardstick] = medians(
+            self.rounds * LATENCY_ROUNDS,
+            [&mut || timed(|| Ok(self.session.lease(&namespace, &chain)?.release())), &mut || {
+                timed(|| Ok(ping_pong.round_trip()?))
+            }],
+        )?;
+        Ok(Measurement::microseconds("lease_100_chunks", "socket ping-pong", subject, yardstick))
+    }
+
+    /// A get of one block (lease, copy into the caller's memory, release) against one copy of the same size. Both walk
+    /// over more memory than caches hold.
+    ///
+    /// # Errors
+    /// The session failed.
+    pub fn get(&self, name: &str, block_bytes: u64) -> anyhow::Result<Measurement> {
+        let namespace = self.namespace(block_bytes)?;
+        let blocks = (WORKING_SET_BYTES as u64 / block_bytes).max(2);
+        let chains: Vec<Chain> = (0..blocks).map(|id| namespace.chain(vec![chunk_hash(id)])).collect();
+        let mut targets = vec![vec![1; block_bytes as usize]; chains.len()];
+        for chain in &chains {
+            self.put_chain(&namespace, chain, &targets[0])?;
+        }
+        let mut memcpy = Memcpy::new(block_bytes as usize);
+        let mut next = 0;
+        let mut get = || {
+            let at = next % chains.len();
+            next += 1;
+            timed(|| {
+                let lease = self.session.lease(&namespace, &chains[at])?;
+                anyhow::ensure!(lease.chunks() == 1, "a block that was put is not there");
+                lease.copy_block(0, 0, &mut targets[at]);
+                lease.release();
+                black_box(&mut targets[at]);
+                Ok(())
+            })
+        };
+        let mut copy = || timed(|| Ok(memcpy.pass()));
+        let rounds = self.rounds.max(2 * chains.len().min(self.rounds));
+        let [subject, yardstick] = medians(rounds, [&mut get, &mut copy])?;
+        Ok(Measurement::throughput(name, "memcpy", block_bytes, subject, yardstick))
+    }
+
+    /// A put of one new block (reserve, stage, copy, commit) against one copy of the same size. The node copies the block
+    /// a second time and sums it.
+    ///
+    /// # Errors
+    /// The session failed.
+    pub fn put(&self, name: &str, block_bytes: u64) -> anyhow::Result<Measurement> {
+        let namespace = self.namespace(block_bytes)?;
+        let sources = vec![vec![1; block_bytes as usize]; (WORKING_SET_BYTES / block_bytes as usize).max(2)];
+        let mut memcpy = Memcpy::new(block_bytes as usize);
+        let mut next = FIRST_PUT;
+        let mut put = || {
+            next += 1;
+            let chain = namespace.chain(vec![chunk_hash(next)]);
+            let source = &sources[next as usize % sources.len()];
+            timed(|| self.put_chain(&namespace, &chain, source))
+        };
+        let mut copy = || timed(|| Ok(memcpy.pass()));
+        let [subject, yardstick] = medians(self.rounds, [&mut put, &mut copy])?;
+        Ok(Measurement::throughput(name, "memcpy", block_bytes, subject, yardstick))
+    }
+
+    fn namespace(&self, block_bytes: u64) -> anyhow::Result<Namespace> {
+        Ok(self.session.register(&replay_namespace(block_bytes), &[0], &[block_bytes])?)
+    }
+
+    /// A prompt of [`CHUNKS`] small chunks, all here.
+    fn hundred_chunks(&self) -> anyhow::Result<(Namespace, Chain)> {
+        let namespace = self.namespace(SMALL_BLOCK_BYTES)?;
+        let chain = namespace.chain((0..CHUNKS as u64).map(chunk_hash).collect());
+        self.put_chain(&namespace, &chain, &[1; SMALL_BLOCK_BYTES as usize])?;
+        Ok((namespace, chain))
+    }
+
+    /// Saves what is missing of a chain, every block with the same bytes.
+    fn put_chain(&self, namespace: &Namespace, chain: &Chain, block: &[u8]) -> anyhow::Result<()> {
+        let reservation = self.session.reserve(namespace, chain, 0)?;
+        let mut staged = Vec::with_capacity(reservation.chunks().len());
+        for &position in reservation.chunks() {
+            let mut chunk = self.session.stage(&reservation, position)?;
+            chunk.copy_from(0, 0, block);
+            staged.push(chunk);
+        }
+        if !staged.is_empty() {
+            self.session.commit(&reservation, staged)?;
+        }
+        Ok(())
+    }
+}
+
+fn request_bytes(request: &Request) -> usize {
+    HEADER_BYTES + encode_request(request, AlignedVec::new()).len()
+}
+
+fn response_bytes(response: &Response) -> usize {
+    HEADER_BYTES + encode_response(response, AlignedVec::new()).len()
+}
+
+/// Chunks of a prompt whose lookup and lease are measured.
+const CHUNKS: usize = 100;
+
+const SMALL_BLOCK_BYTES: u64 = 4_096;
+
+/// Round trips are short: so many for each round of anything else.
+const LATENCY_ROUNDS: usize = 20;
+
+/// Ids of blocks that are put, apart from those that are got.
+const FIRST_PUT: u64 = 1 << 32;

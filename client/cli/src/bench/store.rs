@@ -1,0 +1,149 @@
+//! What the store's bookkeeping costs: the node's [`Store`] alone, in this process, without messages or bytes.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use larder_node::clock::Millis;
+use larder_node::store::ids::{ProcessId, SessionId, TenantId};
+use larder_node::store::policy::PolicyName;
+use larder_node::store::{Checksums, LookupOptions, Store, StoreLimits};
+use larder_protocol::{Chain, ChunkHash};
+
+use super::Measurement;
+use super::measure::{medians, timed};
+use super::yardsticks::HashProbes;
+use crate::content::chunk_hash;
+use crate::replay::namespace::replay_namespace;
+
+/// A store with one session, full of prompts of [`CHUNKS`] chunks each.
+pub struct StoreBench {
+    store: Store,
+    session: SessionId,
+    namespace: u32,
+    root: ChunkHash,
+    prompts: u64,
+}
+
+impl StoreBench {
+    /// A store that may cache `capacity_chunks`, with `chunks` in it.
+    ///
+    /// # Errors
+    /// The store refuses its own limits.
+    pub fn filled(chunks: u64, capacity_chunks: u64) -> anyhow::Result<Self> {
+        let extent_bytes = 64 << 20;
+        let slots = capacity_chunks + 2 * CHUNKS;
+        let mut store = Store::new(StoreLimits {
+            extents: u32::try_from((slots * BLOCK_BYTES).div_ceil(extent_bytes) + 1)?,
+            extent_bytes,
+            capacity_chunks: Some(capacity_chunks),
+            high_watermark_bytes: u64::MAX,
+            low_watermark_bytes: u64::MAX,
+            policy: PolicyName::Lru,
+            trust_engines: false,
+            tenant_bytes: vec![u64::MAX],
+            max_leased_blocks: u64::MAX,
+            max_reserved_bytes: u64::MAX,
+            max_pinned_bytes: u64::MAX,
+            reservation_ttl_ms: u64::MAX,
+            max_pin_ms: u64::MAX,
+        });
+        let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
+        let spec = replay_namespace(BLOCK_BYTES);
+        let registered = store.register(session, "default", &spec, &[0], &[BLOCK_BYTES])?;
+        let mut bench =
+            Self { store, session, namespace: registered.namespace, root: registered.root, prompts: 0 };
+        for _ in 0..chunks.div_ceil(CHUNKS) {
+            bench.put()?;
+        }
+        Ok(bench)
+    }
+
+    /// `store_lookup_100`: a lookup of 100 chunks, against 100 probes of a hash map with as many entries.
+    ///
+    /// # Errors
+    /// The store refuses.
+    pub fn lookup(&mut self, rounds: usize) -> anyhow::Result<Measurement> {
+        let probes = HashProbes::new(self.prompts * CHUNKS, CHUNKS as usize, SEED);
+        let mut rng = fastrand::Rng::with_seed(SEED);
+        let options = LookupOptions { prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+        let mut lookup = || {
+            let chain = self.chain(rng.u64(..self.prompts));
+            let found =
+                timed(|| Ok(self.store.lookup(self.session, self.namespace, &chain, options, Millis(0))?))?;
+            Ok(found)
+        };
+        let mut probe = || timed(|| Ok(probes.pass()));
+        let [subject, yardstick] = medians(rounds * ROUNDS, [&mut lookup, &mut probe])?;
+        Ok(Measurement::microseconds("store_lookup_100", "100 hash-map probes", subject, yardstick))
+    }
+
+    /// `store_hit`: what one chunk of a hit costs: lease and release of a prompt of 100 chunks drawn at random, divided by
+    /// 100. That is finding each chunk by its hash, checking its place in the chain, claiming it, touching it in the
+    /// policy, and giving it back. Against one probe of a hash map with as many entries.
+    ///
+    /// # Errors
+    /// The store refuses.
+    pub fn hit(&mut self, rounds: usize) -> anyhow::Result<Measurement> {
+        let probes = HashProbes::new(self.prompts * CHUNKS, CHUNKS as usize, SEED);
+        let mut rng = fastrand::Rng::with_seed(SEED);
+        let mut hit = || {
+            let chain = self.chain(rng.u64(..self.prompts));
+            timed(|| {
+                let leased = self.store.lease(self.session, self.namespace, &chain)?;
+                self.store.release(self.session, leased.lease)?;
+                Ok(leased)
+            })
+        };
+        let mut probe = || timed(|| Ok(probes.pass()));
+        let seconds = medians(rounds * ROUNDS, [&mut hit, &mut probe])?;
+        let [subject, yardstick] = seconds.map(|seconds| seconds / CHUNKS as f64);
+        Ok(Measurement::nanoseconds("store_hit", "hash-map probe", subject, yardstick))
+    }
+
+    /// `store_evict`: what one eviction costs. A commit of 100 chunks ends with the eviction of as many where the store is
+    /// full (`self`), and with none where it is not (`roomy`, with as many chunks): the difference of
+    /// [`Store::finish_commit`] in both, divided by 100. Against one probe of a hash map with as many entries.
+    ///
+    /// # Errors
+    /// The store refuses.
+    pub fn evict(&mut self, roomy: &mut Self, rounds: usize) -> anyhow::Result<Measurement> {
+        let probes = HashProbes::new(self.prompts * CHUNKS, CHUNKS as usize, SEED);
+        let mut full_put = || self.put();
+        let mut roomy_put = || roomy.put();
+        let mut probe = || timed(|| Ok(probes.pass()));
+        let seconds = medians(rounds * ROUNDS, [&mut full_put, &mut roomy_put, &mut probe])?;
+        let [full, roomy, probe] = seconds.map(|seconds| seconds / CHUNKS as f64);
+        Ok(Measurement::nanoseconds("store_evict", "hash-map probe", (full - roomy).max(0.0), probe))
+    }
+
+    /// Saves a new prompt; how long the end of its commit took.
+    fn put(&mut self) -> anyhow::Result<Duration> {
+        let chain = self.chain(self.prompts);
+        self.prompts += 1;
+        let reserved = self.store.reserve(self.session, self.namespace, &chain, 0, Millis(0))?;
+        let sources = vec![0; reserved.chunks.len()];
+        let order =
+            self.store.begin_commit(self.session, reserved.reservation, &reserved.chunks, &sources)?;
+        let sums = vec![Checksums::default(); order.moves.len()];
+        timed(|| {
+            let kept = self.store.finish_commit(order.order, Some(sums));
+            (u64::from(kept) == CHUNKS).then_some(()).context("a commit was not kept")
+        })
+    }
+
+    fn chain(&self, prompt: u64) -> Chain {
+        let ids = prompt * CHUNKS..(prompt + 1) * CHUNKS;
+        black_box(Chain::from_root(self.root, ids.map(chunk_hash).collect()))
+    }
+}
+
+/// Chunks of a prompt.
+const CHUNKS: u64 = 100;
+
+const BLOCK_BYTES: u64 = 4_096;
+
+/// These passes are short: so many for each round of anything else.
+const ROUNDS: usize = 10;
+
+const SEED: u64 = 1;
