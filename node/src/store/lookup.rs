@@ -164,16 +164,22 @@ impl Store {
     pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Option<ChunkId>>, Refused> {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
-        let keys: Vec<u64> = chain.hashes.iter().map(|hash| self.index.hash(number, hash)).collect();
-        refuse_duplicates(chain, &keys)?;
         let mut found = Vec::with_capacity(chain.len());
-        for (position, &key) in keys.iter().enumerate() {
-            let id = self.index.find_hashed(key, number, &chain.hashes[position]);
-            if let Some(id) = id {
-                self.index.agrees(id, &chain.chunk(position))?;
+        let mut unknown = Vec::new();
+        for (position, hash) in chain.hashes.iter().enumerate() {
+            let key = self.index.hash(number, hash);
+            let id = self.index.find_hashed(key, number, hash);
+            match id {
+                Some(id) => self.index.agrees(id, &chain.chunk(position))?,
+                None => unknown.push((key, position)),
+            }
+            // A linked chunk that is known and comes twice disagrees with one of its places.
+            if namespace.flat && id.is_some() {
+                unknown.push((key, position));
             }
             found.push(id.filter(|&id| self.index.get(id).is_complete()));
         }
+        refuse_duplicates(chain, &unknown)?;
         Ok(found)
     }
 
@@ -256,15 +262,16 @@ fn flat_spans(found: &[Option<ChunkId>]) -> Vec<Span> {
     spans
 }
 
-/// Refuses a list in which a hash comes twice. `keys` are hashes of the hashes, under the index's own secret seed.
-fn refuse_duplicates(chain: &Chain, keys: &[u64]) -> Result<(), ChainError> {
-    let mut seen = hashbrown::HashTable::<u32>::with_capacity(keys.len());
-    for (position, &key) in (0_u32..).zip(keys) {
-        let same = |&other: &u32| chain.hashes[other as usize] == chain.hashes[position as usize];
-        if seen.find(key, same).is_some() {
-            return Err(ChainError::Duplicate { hash: chain.hashes[position as usize] });
+/// Refuses a list in which one of these positions has the same hash as another. Each comes with a hash of its hash, under
+/// the index's own secret seed.
+fn refuse_duplicates(chain: &Chain, positions: &[(u64, usize)]) -> Result<(), ChainError> {
+    let mut seen = hashbrown::HashTable::<(u64, usize)>::with_capacity(positions.len());
+    for &(key, position) in positions {
+        let hash = chain.hashes[position];
+        if seen.find(key, |&(_, other)| chain.hashes[other] == hash).is_some() {
+            return Err(ChainError::Duplicate { hash });
         }
-        seen.insert_unique(key, position, |&other| keys[other as usize]);
+        seen.insert_unique(key, (key, position), |&(key, _)| key);
     }
     Ok(())
 }
