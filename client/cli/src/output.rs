@@ -38,6 +38,16 @@ pub(crate) fn bytes(bytes: u64) -> String {
     bytesize::ByteSize(bytes).display().iec().to_string()
 }
 
+/// A number in groups of three digits.
+pub(crate) fn count(number: u64) -> String {
+    indicatif::HumanCount(number).to_string()
+}
+
+/// `1 node`, `2 nodes`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    format!("{} {noun}{}", count(number as u64), if number == 1 { "" } else { "s" })
+}
+
 fn closed_pipe_is_fine(result: io::Result<()>) -> io::Result<()> {
     result.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }

@@ -209,17 +209,17 @@ impl Args {
         if self.quiet || !io::stderr().is_terminal() {
             return;
         }
+        let requests = output::counted(requests, "request");
         let trace = match &self.file {
-            Some(path) => format!("{requests} requests of {}", path.display()),
-            None => format!("{requests} generated requests"),
+            Some(path) => format!("{requests} of {}", path.display()),
+            None => format!("{requests} of a generated trace"),
         };
-        let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
         let block = output::bytes(self.block_bytes);
         let capacity = match self.coordinator {
             Some(_) => format!("chunks of {block}"),
-            None => format!("{} chunks of {block}, {} eviction", self.chunks_per_node, self.policy),
+            None => format!("{} chunks of {block}, {}", output::count(self.chunks_per_node), self.policy),
         };
-        eprintln!("Playing {trace} through {nodes} ({capacity})");
+        eprintln!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node"));
     }
 
     fn cluster(&self) -> anyhow::Result<DevOptions> {

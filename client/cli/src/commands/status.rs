@@ -97,9 +97,9 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
         let CoordinatorStatus { version, uptime_seconds, nodes, .. } =
             serde_json::from_value(coordinator.clone())?;
         text += &format!(
-            "coordinator: version {version}, up {}, {} nodes\n",
+            "coordinator: version {version}, up {}, {}\n",
             duration(uptime_seconds),
-            nodes.len()
+            output::counted(nodes.len(), "node")
         );
     }
     let mut table = output::table(&[

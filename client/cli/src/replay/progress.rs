@@ -1,8 +1,9 @@
 //! Shows people how far a replay is.
 
+use std::fmt::Write;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// A bar on standard error with rate, time left and the hit rate so far; nothing where that is no terminal.
 #[derive(Debug)]
@@ -19,7 +20,13 @@ impl Progress {
         }
         let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr());
         bar.set_style(
-            ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()),
+            ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()).with_key(
+                "rate",
+                |state: &ProgressState, text: &mut dyn Write| {
+                    // A writer that fails shows a shorter line.
+                    let _ = write!(text, "{}/s", HumanCount(state.per_sec() as u64));
+                },
+            ),
         );
         bar.enable_steady_tick(Duration::from_millis(200));
         Self { bar }
@@ -39,7 +46,7 @@ impl Progress {
     }
 }
 
-const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} requests  {per_sec}  {eta} left  {msg} hit";
+const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} requests  {rate}  {eta} left  {msg} hit";
 
 #[cfg(test)]
 mod tests {

@@ -92,13 +92,16 @@ impl Report {
             table.add_row([name, &value]);
         };
         let rate = |tokens: u64| percent(tokens as f64 / self.tokens_asked.max(1) as f64);
-        row("requests", self.requests.to_string());
-        row("failed requests", self.failed_requests.to_string());
-        row("tokens asked", self.tokens_asked.to_string());
+        row("requests", output::count(self.requests));
+        row("failed requests", output::count(self.failed_requests));
+        row("tokens asked", output::count(self.tokens_asked));
         for (tier, &tokens) in &self.tokens_hit_by_tier {
-            row(&format!("tokens hit, {tier}"), format!("{tokens}  ({})", rate(tokens)));
+            row(&format!("tokens hit, {tier}"), format!("{}  ({})", output::count(tokens), rate(tokens)));
         }
-        row("tokens computed", format!("{}  ({})", self.tokens_computed, rate(self.tokens_computed)));
+        row(
+            "tokens computed",
+            format!("{}  ({})", output::count(self.tokens_computed), rate(self.tokens_computed)),
+        );
         row("token hit rate", percent(self.token_hit_rate));
         row("  of an infinite cache", percent(self.token_hit_rate_infinite));
         if self.busy_answers > 0 || self.saves_shed > 0 {
@@ -107,7 +110,7 @@ impl Report {
         row("bytes moved", output::bytes(self.bytes_moved));
         row("lookup p50 / p99", pair(self.lookup_p50_us, self.lookup_p99_us));
         row("fetch p50 / p99", pair(self.fetch_p50_us, self.fetch_p99_us));
-        row("wrong bytes", self.wrong_bytes.to_string());
+        row("wrong bytes", output::count(self.wrong_bytes));
         row("seconds", format!("{:.2}", self.seconds));
         output::align_right(&mut table, 1);
         table
