@@ -49,7 +49,10 @@ fn lease_and_release_100(bencher: Bencher<'_, '_>, chunks: u64) {
 fn reserve_and_commit_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, u64::MAX);
     let mut next = filled.new_prompts();
-    bencher.counter(ItemsCount::new(PROMPT)).with_inputs(|| next()).bench_local_values(|chain| filled.put(&chain));
+    bencher
+        .counter(ItemsCount::new(PROMPT))
+        .with_inputs(|| next())
+        .bench_local_values(|chain| filled.put(&chain));
 }
 
 /// The same where the store is full, so that as many chunks are evicted.
@@ -57,7 +60,10 @@ fn reserve_and_commit_100(bencher: Bencher<'_, '_>, chunks: u64) {
 fn reserve_commit_and_evict_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, chunks);
     let mut next = filled.new_prompts();
-    bencher.counter(ItemsCount::new(PROMPT)).with_inputs(|| next()).bench_local_values(|chain| filled.put(&chain));
+    bencher
+        .counter(ItemsCount::new(PROMPT))
+        .with_inputs(|| next())
+        .bench_local_values(|chain| filled.put(&chain));
 }
 
 /// The policy alone: finding a victim, removing it, and inserting another chunk in its place.

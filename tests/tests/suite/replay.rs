@@ -20,24 +20,17 @@ fn replay(arguments: &[&str]) -> (Value, Output) {
     (report, output)
 }
 
-/// Plays a trace on one node at each capacity, and holds every hit rate against the model.
-fn hold_against_the_model(trace: &Path, capacities: &[usize]) {
+/// Plays a trace on one node at each capacity, so many requests at a time, and holds every hit rate against the model,
+/// which plays one after the other.
+fn hold_against_the_model(trace: &Path, capacities: &[usize], in_flight: &str, tolerance: f64) {
     let requests = requests(trace);
     for &capacity in capacities {
         let model = leaf_lru(&requests, capacity);
         let chunks = capacity.to_string();
         let path = trace.to_str().unwrap();
-        let (report, output) = replay(&[
-            path,
-            "--dev",
-            "1",
-            "--chunks-per-node",
-            &chunks,
-            "--block-bytes",
-            "4096",
-            "--policy",
-            "lru",
-        ]);
+        let capacity_options = ["--chunks-per-node", &chunks, "--block-bytes", "4096", "--policy", "lru"];
+        let (report, output) =
+            replay(&[&[path, "--dev", "1", "--in-flight", in_flight], &capacity_options[..]].concat());
         assert_eq!(output.status.code(), Some(0), "{report}");
         assert_eq!((&report["wrong_bytes"], &report["failed_requests"]), (&Value::from(0), &Value::from(0)));
         assert_eq!(report["requests"], requests.len());
@@ -49,7 +42,10 @@ fn hold_against_the_model(trace: &Path, capacities: &[usize]) {
             100.0 * model.token_hit_rate,
             100.0 * infinite
         );
-        assert!((rate - model.token_hit_rate).abs() <= 0.005, "{capacity} chunks: {rate} against {model:?}");
+        assert!(
+            (rate - model.token_hit_rate).abs() <= tolerance,
+            "{capacity} chunks: {rate} against {model:?}"
+        );
         assert!((infinite - model.token_hit_rate_infinite).abs() < 1e-9, "{infinite} against {model:?}");
     }
 }
@@ -91,22 +87,24 @@ fn shared(name: &str) -> Option<PathBuf> {
 }
 
 #[test]
-fn a_generated_trace_hits_what_the_model_says() {
+fn a_generated_trace_played_one_by_one_hits_exactly_what_the_model_says() {
     let folder = tempfile::tempdir().unwrap();
-    hold_against_the_model(&generated(folder.path(), 1_500), &[500, 2_000, 10_000]);
+    hold_against_the_model(&generated(folder.path(), 1_500), &[500, 2_000, 10_000], "1", 1e-9);
 }
 
 #[test]
 fn the_conversation_trace_hits_what_the_model_says() {
     if let Some(trace) = shared("conversation.jsonl") {
-        hold_against_the_model(&trace, &[3_000, 10_000, 30_000]);
+        hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "4", 0.005);
+        hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "16", 0.005);
     }
 }
 
 #[test]
 fn the_synthetic_trace_hits_what_the_model_says() {
     if let Some(trace) = shared("synthetic.jsonl") {
-        hold_against_the_model(&trace, &[3_000, 10_000]);
+        hold_against_the_model(&trace, &[3_000, 10_000], "1", 1e-9);
+        hold_against_the_model(&trace, &[3_000, 10_000], "16", 0.01);
     }
 }
 
