@@ -25,9 +25,9 @@ const BLOCK_BYTES: u64 = 4_096;
 #[divan::bench(args = SIZES)]
 fn lookup_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, chunks);
-    let mut prompts = filled.random_prompts();
+    let prompts = filled.random_prompts();
     let options = LookupOptions { prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
-    bencher.with_inputs(|| prompts()).bench_local_values(|chain| {
+    bencher.with_inputs(prompts).bench_local_values(|chain| {
         let found = filled.store.lookup(filled.session, filled.namespace, &chain, options, Millis(0));
         black_box(found.expect("the chain is right"))
     });
@@ -37,8 +37,8 @@ fn lookup_100(bencher: Bencher<'_, '_>, chunks: u64) {
 #[divan::bench(args = SIZES)]
 fn lease_and_release_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, chunks);
-    let mut prompts = filled.random_prompts();
-    bencher.counter(ItemsCount::new(PROMPT)).with_inputs(|| prompts()).bench_local_values(|chain| {
+    let prompts = filled.random_prompts();
+    bencher.counter(ItemsCount::new(PROMPT)).with_inputs(prompts).bench_local_values(|chain| {
         let leased = filled.store.lease(filled.session, filled.namespace, &chain).expect("it is there");
         filled.store.release(filled.session, leased.lease).expect("it was leased");
     });
@@ -48,22 +48,16 @@ fn lease_and_release_100(bencher: Bencher<'_, '_>, chunks: u64) {
 #[divan::bench(args = SIZES)]
 fn reserve_and_commit_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, u64::MAX);
-    let mut next = filled.new_prompts();
-    bencher
-        .counter(ItemsCount::new(PROMPT))
-        .with_inputs(|| next())
-        .bench_local_values(|chain| filled.put(&chain));
+    let next = filled.new_prompts();
+    bencher.counter(ItemsCount::new(PROMPT)).with_inputs(next).bench_local_values(|chain| filled.put(&chain));
 }
 
 /// The same where the store is full, so that as many chunks are evicted.
 #[divan::bench(args = SIZES)]
 fn reserve_commit_and_evict_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, chunks);
-    let mut next = filled.new_prompts();
-    bencher
-        .counter(ItemsCount::new(PROMPT))
-        .with_inputs(|| next())
-        .bench_local_values(|chain| filled.put(&chain));
+    let next = filled.new_prompts();
+    bencher.counter(ItemsCount::new(PROMPT)).with_inputs(next).bench_local_values(|chain| filled.put(&chain));
 }
 
 /// The policy alone: finding a victim, removing it, and inserting another chunk in its place.

@@ -49,6 +49,7 @@ impl Place {
     }
 }
 
+/// A running command that has started nodes. Dropping it kills it, and so them.
 struct Cluster {
     child: Child,
     ready: Value,
@@ -156,17 +157,25 @@ fn a_replay_through_the_nodes_of_a_coordinator_shows_in_status_and_lookup() {
     assert_eq!(cluster.end().0, Some(0));
 }
 
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
 /// Starts a replay that takes long, and waits until its node was asked for something.
 fn replay_under_way(place: &Place) -> Cluster {
     let mut command = place.command(&["replay", "--requests", "100000", "--json"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let replay = Cluster { child, ready: Value::Null };
     let start = now();
     loop {
         let status: Option<Value> = serde_json::from_slice(&place.run(&["status", "--json"]).stdout).ok();
-        let asked =
-            |status: &Value| status["nodes"][0]["actors"][0]["tokens_asked"].as_u64().unwrap_or(0) > 0;
-        if let Some(ready) = status.filter(asked) {
-            return Cluster { child, ready };
+        let asked = |status: Value| status["nodes"][0]["actors"][0]["tokens_asked"].as_u64();
+        if status.and_then(asked).is_some_and(|tokens| tokens > 0) {
+            return replay;
         }
         assert!(start.elapsed() < DEADLINE, "the replay does not begin");
     }

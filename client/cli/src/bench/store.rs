@@ -16,7 +16,7 @@ use super::yardsticks::HashProbes;
 use crate::content::chunk_hash;
 use crate::replay::namespace::replay_namespace;
 
-/// A store with one session, full of prompts of [`CHUNKS`] chunks each.
+/// A store with one session, full of prompts of 100 chunks each.
 pub struct StoreBench {
     store: Store,
     session: SessionId,

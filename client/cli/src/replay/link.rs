@@ -50,7 +50,7 @@ pub enum RequestError {
         /// Which.
         node: String,
         /// Why.
-        source: SessionError,
+        source: Box<SessionError>,
     },
     /// An earlier request found that the node no longer answers.
     #[error("{node} no longer answers")]
@@ -101,7 +101,7 @@ impl Link {
         if !lives {
             self.lost.set(true);
         }
-        RequestError::Session { node: self.name.clone(), source }
+        RequestError::Session { node: self.name.clone(), source: Box::new(source) }
     }
 
     /// Bytes that its session copied so far, in both directions.
