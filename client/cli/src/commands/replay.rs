@@ -17,7 +17,9 @@ use crate::dev::{DevCluster, DevOptions, Policy};
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::progress::Progress;
-use crate::replay::{DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, REQUESTS_IN_FLIGHT, Report};
+use crate::replay::{
+    DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT, Report,
+};
 use crate::trace::{Request, TraceReader};
 use crate::{args, output, signals};
 
@@ -71,8 +73,8 @@ pub(crate) struct Args {
     no_share: bool,
 
     /// Requests that are played at a time, at most
-    #[arg(long, value_name = "N", default_value_t = REQUESTS_IN_FLIGHT as u16,
-          value_parser = clap::value_parser!(u16).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = REQUESTS_IN_FLIGHT,
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
 
     /// Play only the first N requests

@@ -3,7 +3,7 @@
 use larder_node::limits::{MIN_EXTENT_BYTES, PAGE_BYTES, RESERVED_SHARE};
 
 use super::options::DevOptions;
-use crate::replay::{REQUESTS_IN_FLIGHT, part_chunks};
+use crate::replay::{MAX_REQUESTS_IN_FLIGHT, part_chunks};
 
 /// Bytes of a node's arena where nothing says otherwise.
 pub const DEFAULT_ARENA_BYTES: u64 = 256 << 20;
@@ -35,7 +35,7 @@ impl ArenaSize {
         };
         match (options.arena_bytes, options.chunks_per_node, options.block_bytes, slot_bytes) {
             (None, Some(chunks), Some(block_bytes), Some(slot_bytes)) => {
-                let written = REQUESTS_IN_FLIGHT * part_chunks(block_bytes) * RESERVED_SHARE;
+                let written = u64::from(MAX_REQUESTS_IN_FLIGHT) * part_chunks(block_bytes) * RESERVED_SHARE;
                 let slots = chunks.saturating_add(written);
                 let extent_bytes = fitting(slot_bytes, slots);
                 let extents = slots.div_ceil(extent_bytes / slot_bytes).saturating_add(SPARE_EXTENTS);
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_session_may_reserve_what_all_requests_write() {
         let small = size(1, 4_096);
-        let written = REQUESTS_IN_FLIGHT * part_chunks(4_096) * 4_096;
+        let written = u64::from(MAX_REQUESTS_IN_FLIGHT) * part_chunks(4_096) * 4_096;
         assert!(written <= small.arena_bytes / RESERVED_SHARE);
     }
 }

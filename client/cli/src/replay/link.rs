@@ -6,7 +6,7 @@ use larder_client::{Namespace, Session, SessionError, SessionOptions};
 use larder_protocol::session::RefusalCode;
 
 use super::namespace::replay_namespace;
-use super::{REQUESTS_IN_FLIGHT, part_chunks};
+use super::{MAX_REQUESTS_IN_FLIGHT, part_chunks};
 use crate::cluster::NodeAddress;
 use crate::dev::TENANT;
 
@@ -72,7 +72,7 @@ impl Link {
         let options = SessionOptions {
             client: concat!("larder replay ", env!("CARGO_PKG_VERSION")).into(),
             // Room for the parts of all requests at once, so that none waits for what another one has staged.
-            window_bytes: REQUESTS_IN_FLIGHT
+            window_bytes: u64::from(MAX_REQUESTS_IN_FLIGHT)
                 * part_chunks(block_bytes)
                 * block_bytes.next_multiple_of(WINDOW_ALIGNMENT),
             ..SessionOptions::default()
