@@ -104,7 +104,8 @@ mod tests {
     use super::*;
 
     fn rates(requests: &[(u64, &[u64])], capacity_chunks: usize) -> [u64; 2] {
-        let owned: Vec<(u64, Vec<u64>)> = requests.iter().map(|(tokens, ids)| (*tokens, ids.to_vec())).collect();
+        let owned: Vec<(u64, Vec<u64>)> =
+            requests.iter().map(|(tokens, ids)| (*tokens, ids.to_vec())).collect();
         let asked: u64 = requests.iter().map(|(tokens, _)| tokens).sum();
         let Rates { token_hit_rate, token_hit_rate_infinite } = leaf_lru(&owned, capacity_chunks);
         [token_hit_rate, token_hit_rate_infinite].map(|rate| (rate * asked as f64 / 512.0).round() as u64)
@@ -125,7 +126,8 @@ mod tests {
     #[test]
     fn the_least_recently_used_leaf_goes_first() {
         // 1-2 and 3-4 fill the cache; 1-2 is used again, so that 5 takes the place of 4, the end of the other chain.
-        let history: [(u64, &[u64]); 4] = [(1_025, &[1, 2, 90]), (1_025, &[3, 4, 91]), (1_025, &[1, 2, 92]), (513, &[5, 93])];
+        let history: [(u64, &[u64]); 4] =
+            [(1_025, &[1, 2, 90]), (1_025, &[3, 4, 91]), (1_025, &[1, 2, 92]), (513, &[5, 93])];
         let ask_again: [(u64, &[u64]); 2] = [(1_025, &[1, 2, 94]), (1_025, &[3, 4, 95])];
         assert_eq!(rates(&[&history[..], &ask_again[..]].concat(), 4), [2 + 2 + 1, 2 + 2 + 2]);
     }
