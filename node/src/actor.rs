@@ -1,7 +1,7 @@
 //! The GPU actor: a mailbox around one [`Store`], on an OS thread of its own.
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
-//! store; [`answer`] says what a session reads, [`copies`] what a commit has copied.
+//! store; `answer` says what a session reads, `copies` what a commit has copied.
 
 mod answer;
 mod copies;
@@ -12,12 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_protocol::session::{Leased, Request, Reserve, Reserved, Response};
+use larder_protocol::session::{Leased, Lookup, Request, Reserve, Reserved, Response};
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
-use crate::metrics::ActorMetrics;
+use crate::metrics::{ActorMetrics, Movement};
+use crate::record::Recorder;
+use crate::reuse;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{LookupOptions, Refused, Store, Usage};
@@ -35,6 +37,8 @@ pub struct GpuActor {
     windows: HashMap<SessionId, Arc<Window>>,
     /// Extents that wait for new memory and for the copy lane.
     renewals: Vec<Renewal>,
+    /// Where lookups are recorded.
+    recorder: Option<Recorder>,
 }
 
 /// Opens a session. Its process belongs to the tenant.
@@ -112,8 +116,10 @@ impl GpuActor {
         metrics: ActorMetrics,
         clock: Clock,
         tenants: Arc<[String]>,
+        recorder: Option<Recorder>,
     ) -> Self {
-        Self { store, arena, lane, metrics, clock, tenants, windows: HashMap::new(), renewals: Vec::new() }
+        let (windows, renewals) = (HashMap::new(), Vec::new());
+        Self { store, arena, lane, metrics, clock, tenants, windows, renewals, recorder }
     }
 
     /// Answers everything but a commit, which has to wait for its copies.
@@ -122,15 +128,17 @@ impl GpuActor {
         let response = match request {
             Request::Register(ask) => {
                 let name = &self.tenants[usize::from(tenant.0)];
-                let registered = self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
+                let registered =
+                    self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
                 self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
                 Response::Registered(registered)
             }
             Request::Lookup(ask) => {
                 let (prompt_tokens, skip_read) = (ask.prompt_tokens, ask.skip_read);
-                let options = LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
+                let options =
+                    LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
                 let found = self.store.lookup(session, ask.namespace, &ask.chain, options, now)?;
-                self.metrics.looked_up(ask.namespace, prompt_tokens, found.tokens, ask.preempted, skip_read);
+                self.looked_up(&ask, found.tokens);
                 Response::Found(found)
             }
             Request::Lease(ask) => return self.lease(session, &ask),
@@ -155,9 +163,30 @@ impl GpuActor {
         Ok(Answer::from(response))
     }
 
-    fn lease(&mut self, session: SessionId, ask: &larder_protocol::session::Lease) -> Result<Answer, Refused> {
+    /// Counts a lookup, and records it where lookups are recorded.
+    fn looked_up(&mut self, ask: &Lookup, tokens_hit: u64) {
+        let &Lookup { namespace, prompt_tokens, skip_read, preempted, ref chain, .. } = ask;
+        self.metrics.looked_up(namespace, prompt_tokens, tokens_hit, preempted, skip_read);
+        let now = self.clock.now();
+        let Some(usable) = self.store.usable(namespace, chain, prompt_tokens) else { return };
+        if !skip_read {
+            let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
+            let asked = reuse::Lookup { usable, chunk_tokens, tokens_asked: prompt_tokens, tokens_hit };
+            self.metrics.could_reuse(namespace, asked, now);
+        }
+        let is_whole = chain.hashes.is_empty() || chain.chunk(0).index == 0;
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| is_whole) {
+            recorder.record(usable.fingerprint, usable.chunk_tokens, prompt_tokens, &chain.hashes, now);
+        }
+    }
+
+    fn lease(
+        &mut self,
+        session: SessionId,
+        ask: &larder_protocol::session::Lease,
+    ) -> Result<Answer, Refused> {
         let leased = self.store.lease(session, ask.namespace, &ask.chain)?;
-        self.metrics.moved("leased", leased.bytes);
+        self.metrics.moved(Movement::Leased, leased.bytes);
         let (extents, descriptors) = self.show(&leased.new_extents);
         let response = Response::Leased(Leased {
             lease: leased.lease,
@@ -255,7 +284,7 @@ impl Handler<AskReport> for GpuActor {
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let usage = self.store.usage();
-        self.metrics.observe(&usage);
+        self.metrics.observe(&usage, self.clock.now());
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
         Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit }
     }

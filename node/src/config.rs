@@ -32,6 +32,8 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// What one engine session may hold.
     pub session: SessionConfig,
+    /// Where lookups are recorded, for `larder plan`; nowhere where it is not given.
+    pub record: Option<RecordConfig>,
 }
 
 /// The HTTP endpoint for metrics and health.
@@ -115,6 +117,20 @@ pub struct SessionConfig {
     pub max_lingering_processes: u32,
 }
 
+/// Where lookups are recorded: hashes only.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct RecordConfig {
+    /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
+    pub path: PathBuf,
+    /// Size of one file.
+    #[serde(default = "default_record_bytes")]
+    pub max_bytes: ByteSize,
+    /// Older files that are kept.
+    #[serde(default = "default_old_files")]
+    pub old_files: u32,
+}
+
 /// Why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -190,7 +206,16 @@ impl Default for Config {
                 max_bytes: None,
             }],
             session: SessionConfig::default(),
+            record: None,
         }
+    }
+}
+
+impl RecordConfig {
+    /// Records to `path`, in files of the usual size and number.
+    #[must_use]
+    pub fn to(path: PathBuf) -> Self {
+        Self { path, max_bytes: default_record_bytes(), old_files: default_old_files() }
     }
 }
 
@@ -226,6 +251,14 @@ impl Default for SessionConfig {
             max_lingering_processes: 64,
         }
     }
+}
+
+fn default_record_bytes() -> ByteSize {
+    ByteSize::mib(64)
+}
+
+fn default_old_files() -> u32 {
+    4
 }
 
 /// The allowed word that looks most like the one found, where serde's message names both: it has the word found in the

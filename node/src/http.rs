@@ -102,8 +102,13 @@ async fn ready(state: Data<Arc<State>>) -> HttpResponse {
     if state.actors.get().is_none() {
         return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
     }
-    let silent: Vec<u16> =
-        state.ask().await.into_iter().filter(|(_, report)| report.is_none()).map(|(device, _)| device).collect();
+    let silent: Vec<u16> = state
+        .ask()
+        .await
+        .into_iter()
+        .filter(|(_, report)| report.is_none())
+        .map(|(device, _)| device)
+        .collect();
     if silent.is_empty() {
         return HttpResponse::Ok().body("ok\n");
     }
@@ -126,7 +131,10 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
         ready: !reports.is_empty() && reports.iter().all(|(_, report)| report.is_some()),
         uptime_seconds: state.clock.elapsed().as_secs_f64(),
         sockets: state.sockets.clone(),
-        actors: reports.into_iter().filter_map(|(device, report)| Some(actor_status(device, &report?))).collect(),
+        actors: reports
+            .into_iter()
+            .filter_map(|(device, report)| Some(actor_status(device, &report?)))
+            .collect(),
     })
 }
 

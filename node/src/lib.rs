@@ -10,6 +10,8 @@ mod http;
 pub mod limits;
 pub mod metrics;
 pub mod processes;
+pub mod record;
+pub mod reuse;
 mod server;
 pub mod session;
 pub mod store;

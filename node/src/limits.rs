@@ -13,6 +13,7 @@ pub use error::{ConfigError, MemoryOf};
 
 use crate::config::HugePages;
 use crate::host::{CpuSet, PciAddress};
+use crate::record::RecordLimits;
 use crate::store::StoreLimits;
 
 /// All numbers of a node.
@@ -28,6 +29,8 @@ pub struct Limits {
     pub tenants: Vec<TenantLimits>,
     /// What a session may hold.
     pub session: SessionLimits,
+    /// Where lookups are recorded.
+    pub record: Option<RecordLimits>,
 }
 
 /// The numbers of one GPU actor.

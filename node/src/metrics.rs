@@ -7,9 +7,12 @@ use std::sync::Arc;
 
 use larder_protocol::session::Tier;
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
+use crate::clock::Millis;
+use crate::reuse::{HitRates, Lookup, ReuseWindows, Window};
 use crate::store::{Evictions, Usage};
 
 /// Every metric of a node.
@@ -30,11 +33,19 @@ pub struct Metrics {
     cached_bytes: IntGaugeVec,
     up: IntGaugeVec,
     session_ends: IntCounterVec,
+    /// Lookups that the lookup log left out.
+    pub unrecorded: IntCounter,
+    hit_rate: GaugeVec,
+    infinite_hit_rate: GaugeVec,
 }
 
 /// The counters of one namespace of one tenant.
-#[derive(Debug, Clone)]
-pub struct NamespaceCounters {
+#[derive(Debug)]
+struct NamespaceMetrics {
+    fingerprint: String,
+    reuse: ReuseWindows,
+    /// Real and infinite rate of each window.
+    rates: [(Gauge, Gauge); Window::ALL.len()],
     asked: IntCounter,
     asked_preempted: IntCounter,
     hit: IntCounter,
@@ -48,11 +59,23 @@ pub struct ActorMetrics {
     metrics: Metrics,
     device: String,
     counted: Evictions,
-    namespaces: HashMap<u32, NamespaceCounters>,
+    namespaces: HashMap<u32, NamespaceMetrics>,
+    requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
+    leased_bytes: IntCounter,
+    committed_bytes: IntCounter,
+}
+
+/// What becomes of blocks when bytes move between engine and node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Movement {
+    /// An engine handed blocks over.
+    Committed,
+    /// An engine may read blocks.
+    Leased,
 }
 
 /// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Done.
     Done,
@@ -69,55 +92,66 @@ impl Metrics {
     /// Where two metrics share a name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let counter = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
-            let family = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(family.clone()))?;
-            Ok(family)
-        };
-        let gauge = |name: &str, help: &str, labels: &[&str]| -> Result<IntGaugeVec, prometheus::Error> {
-            let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(family.clone()))?;
-            Ok(family)
-        };
-        let seconds = HistogramOpts::new("larder_request_seconds", "Time the actor took to answer a session's request")
-            .buckets(REQUEST_BUCKETS.to_vec());
-        let request_seconds = HistogramVec::new(seconds, &["request"])?;
-        registry.register(Box::new(request_seconds.clone()))?;
-        let build = gauge("larder_build_info", "Always 1; the labels say what runs", &["version"])?;
+        let families = Families(&registry);
+        let build =
+            families.gauge("larder_build_info", "Always 1; the labels say what runs", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let namespace = ["tenant", "namespace", "preempted"];
         let hit = ["tenant", "namespace", "preempted", "tier"];
+        let skipped = "Prompt tokens of lookups whose caller could not use a hit";
+        let moved = "Bytes of blocks committed by engines, or leased to them";
+        let placed = "Bytes of the arena where the kernel says they are, and where they should be";
+        let held =
+            "What engines hold: sessions, leases, reservations, pins, processes that may still touch memory";
+        let ended = "Requests of sessions, by how they ended";
+        let arena = "Bytes of the arena, by what they are for";
+        let infinite =
+            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing";
+        let window = ["tenant", "namespace", "device", "window"];
         Ok(Self {
-            tokens_asked: counter("larder_tokens_asked_total", "Prompt tokens of all lookups", &namespace)?,
-            tokens_hit: counter("larder_tokens_hit_total", "Prompt tokens that lookups found, by tier", &hit)?,
-            tokens_skipped: counter(
+            tokens_asked: families.counter(
+                "larder_tokens_asked_total",
+                "Prompt tokens of all lookups",
+                &namespace,
+            )?,
+            tokens_hit: families.counter("larder_tokens_hit_total", "Prompt tokens found, by tier", &hit)?,
+            tokens_skipped: families.counter(
                 "larder_tokens_skipped_total",
-                "Prompt tokens of lookups whose caller could not use a hit",
+                skipped,
                 &["tenant", "namespace"],
             )?,
-            requests: counter("larder_requests_total", "Requests of sessions, by how they ended", &["request", "outcome"])?,
-            request_seconds,
-            moved_bytes: counter(
-                "larder_moved_bytes_total",
-                "Bytes of blocks committed by engines, or leased to them",
-                &["device", "movement"],
+            requests: families.counter("larder_requests_total", ended, &["request", "outcome"])?,
+            request_seconds: families
+                .seconds("larder_request_seconds", "Time to answer a session's request")?,
+            moved_bytes: families.counter("larder_moved_bytes_total", moved, &["device", "movement"])?,
+            evictions: families.counter(
+                "larder_evicted_chunks_total",
+                "Chunks evicted",
+                &["device", "reason"],
             )?,
-            evictions: counter("larder_evicted_chunks_total", "Chunks evicted, by reason", &["device", "reason"])?,
-            arena_bytes: gauge("larder_arena_bytes", "Bytes of the arena, by what they are for", &["device", "state"])?,
-            placement_bytes: gauge(
-                "larder_arena_placement_bytes",
-                "Bytes of the arena where the kernel says they are, and where they should be",
-                &["device", "place"],
+            arena_bytes: families.gauge("larder_arena_bytes", arena, &["device", "state"])?,
+            placement_bytes: families.gauge("larder_arena_placement_bytes", placed, &["device", "place"])?,
+            held: families.gauge("larder_held", held, &["device", "what"])?,
+            cached_chunks: families.gauge("larder_cached_chunks", "Chunks in a tier", &["device", "tier"])?,
+            cached_bytes: families.gauge(
+                "larder_cached_bytes",
+                "Bytes of chunks in a tier",
+                &["device", "tier"],
             )?,
-            held: gauge(
-                "larder_held",
-                "What engines hold: sessions, leases, reservations, pins, and processes that may still touch memory",
-                &["device", "what"],
+            up: families.gauge("larder_actor_up", "Whether the actor answers", &["device"])?,
+            session_ends: families.counter(
+                "larder_session_ends_total",
+                "Sessions that ended",
+                &["tenant", "how"],
             )?,
-            cached_chunks: gauge("larder_cached_chunks", "Chunks in a tier", &["device", "tier"])?,
-            cached_bytes: gauge("larder_cached_bytes", "Bytes of the chunks in a tier", &["device", "tier"])?,
-            up: gauge("larder_actor_up", "Whether the actor answers", &["device"])?,
-            session_ends: counter("larder_session_ends_total", "Sessions that ended, by how", &["tenant", "how"])?,
+            unrecorded: families
+                .single("larder_unrecorded_lookups_total", "Lookups that the lookup log left out")?,
+            hit_rate: families.rate(
+                "larder_hit_rate",
+                "Tokens hit of tokens asked in a sliding window",
+                &window,
+            )?,
+            infinite_hit_rate: families.rate("larder_infinite_hit_rate", infinite, &window)?,
             registry,
         })
     }
@@ -150,11 +184,15 @@ impl Metrics {
     /// The metrics of one actor.
     #[must_use]
     pub fn of_actor(&self, device: u16) -> ActorMetrics {
+        let device = device.to_string();
         ActorMetrics {
+            leased_bytes: self.moved_bytes.with_label_values(&[&*device, "leased"]),
+            committed_bytes: self.moved_bytes.with_label_values(&[&*device, "committed"]),
             metrics: self.clone(),
-            device: device.to_string(),
+            device,
             counted: Evictions::default(),
             namespaces: HashMap::new(),
+            requests: HashMap::new(),
         }
     }
 }
@@ -163,13 +201,29 @@ impl ActorMetrics {
     /// A namespace became known under this number.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         let Metrics { tokens_asked, tokens_hit, tokens_skipped, .. } = &self.metrics;
-        self.namespaces.entry(number).or_insert_with(|| NamespaceCounters {
+        let rate = |family: &GaugeVec, window: Window| {
+            family.with_label_values(&[tenant, fingerprint, &*self.device, window.as_str()])
+        };
+        let Metrics { hit_rate, infinite_hit_rate, .. } = &self.metrics;
+        if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
+            return;
+        }
+        let known = NamespaceMetrics {
+            fingerprint: fingerprint.to_owned(),
+            reuse: ReuseWindows::default(),
+            rates: Window::ALL.map(|window| (rate(hit_rate, window), rate(infinite_hit_rate, window))),
             asked: tokens_asked.with_label_values(&[tenant, fingerprint, "false"]),
             asked_preempted: tokens_asked.with_label_values(&[tenant, fingerprint, "true"]),
             hit: tokens_hit.with_label_values(&[tenant, fingerprint, "false", tier_name(Tier::Host)]),
-            hit_preempted: tokens_hit.with_label_values(&[tenant, fingerprint, "true", tier_name(Tier::Host)]),
+            hit_preempted: tokens_hit.with_label_values(&[
+                tenant,
+                fingerprint,
+                "true",
+                tier_name(Tier::Host),
+            ]),
             skipped: tokens_skipped.with_label_values(&[tenant, fingerprint]),
-        });
+        };
+        self.namespaces.insert(number, known);
     }
 
     /// Counts a lookup.
@@ -186,6 +240,13 @@ impl ActorMetrics {
         }
     }
 
+    /// Notes what a lookup could have used, for the hit rate of an infinite cache.
+    pub fn could_reuse(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
+        if let Some(known) = self.namespaces.get_mut(&namespace) {
+            known.reuse.record(lookup, now);
+        }
+    }
+
     /// Prompt tokens asked and hit so far.
     #[must_use]
     pub fn tokens(&self) -> (u64, u64) {
@@ -195,23 +256,38 @@ impl ActorMetrics {
     }
 
     /// Counts a request.
-    pub fn requested(&self, request: &'static str, outcome: Outcome, seconds: f64) {
-        let outcome = match outcome {
-            Outcome::Done => "done",
-            Outcome::Busy => "busy",
-            Outcome::Refused => "refused",
-        };
-        self.metrics.requests.with_label_values(&[request, outcome]).inc();
-        self.metrics.request_seconds.with_label_values(&[request]).observe(seconds);
+    pub fn requested(&mut self, request: &'static str, outcome: Outcome, seconds: f64) {
+        let metrics = &self.metrics;
+        let (count, time) = self.requests.entry((request, outcome)).or_insert_with(|| {
+            let outcome = match outcome {
+                Outcome::Done => "done",
+                Outcome::Busy => "busy",
+                Outcome::Refused => "refused",
+            };
+            let count = metrics.requests.with_label_values(&[request, outcome]);
+            (count, metrics.request_seconds.with_label_values(&[request]))
+        });
+        count.inc();
+        time.observe(seconds);
     }
 
     /// Counts bytes of blocks that moved.
-    pub fn moved(&self, movement: &'static str, bytes: u64) {
-        self.metrics.moved_bytes.with_label_values(&[&*self.device, movement]).inc_by(bytes);
+    pub fn moved(&self, movement: Movement, bytes: u64) {
+        match movement {
+            Movement::Committed => self.committed_bytes.inc_by(bytes),
+            Movement::Leased => self.leased_bytes.inc_by(bytes),
+        }
     }
 
     /// Brings the gauges up to date.
-    pub fn observe(&mut self, usage: &Usage) {
+    pub fn observe(&mut self, usage: &Usage, now: Millis) {
+        for known in self.namespaces.values_mut() {
+            for (window, (real, infinite)) in Window::ALL.into_iter().zip(&known.rates) {
+                let rates = known.reuse.rates(window, now).unwrap_or(HitRates { real: 0.0, infinite: 0.0 });
+                real.set(rates.real);
+                infinite.set(rates.infinite);
+            }
+        }
         let device = &*self.device;
         let metrics = &self.metrics;
         let set = |family: &IntGaugeVec, label: &str, value: u64| {
@@ -242,6 +318,42 @@ impl ActorMetrics {
     }
 }
 
+/// Makes families of metrics and registers them.
+struct Families<'a>(&'a Registry);
+
+impl Families<'_> {
+    fn counter(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn single(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        let counter = IntCounter::new(name, help)?;
+        self.0.register(Box::new(counter.clone()))?;
+        Ok(counter)
+    }
+
+    fn gauge(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
+        let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn rate(&self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, prometheus::Error> {
+        let family = GaugeVec::new(Opts::new(name, help), labels)?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn seconds(&self, name: &str, help: &str) -> Result<HistogramVec, prometheus::Error> {
+        let options = HistogramOpts::new(name, help).buckets(REQUEST_BUCKETS.to_vec());
+        let family = HistogramVec::new(options, &["request"])?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+}
+
 /// A tier's name in metrics, commands and reports.
 #[must_use]
 pub fn tier_name(tier: Tier) -> &'static str {
@@ -268,8 +380,8 @@ mod tests {
         actor.looked_up(3, 100, 40, false, false);
         actor.looked_up(3, 100, 0, false, true);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
-        actor.observe(&Usage { evictions, ..Usage::default() });
-        actor.observe(&Usage { evictions, ..Usage::default() });
+        actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
+        actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
         let text = metrics.render().unwrap();
         let labels = r#"namespace="00ff",preempted="false",tenant="team""#;
         assert!(text.contains(&format!("larder_tokens_asked_total{{{labels}}} 100")), "{text}");

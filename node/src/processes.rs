@@ -55,7 +55,9 @@ pub struct Membership {
 
 /// Too many processes of a tenant have closed their sessions but still run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{lingering} processes of this tenant have closed their session but still run, and keep memory from reuse: end them")]
+#[error(
+    "{lingering} processes of this tenant have closed their session but still run, and keep memory from reuse: end them"
+)]
 pub struct TooManyLinger {
     /// How many.
     pub lingering: u32,
@@ -79,7 +81,8 @@ impl Processes {
         if let Some(id) = same.filter(alive) {
             return Ok(known.processes[&id].member(id));
         }
-        let lingers = |process: &&Process| process.tenant == tenant && process.sessions.load(Ordering::Acquire) == 0;
+        let lingers =
+            |process: &&Process| process.tenant == tenant && process.sessions.load(Ordering::Acquire) == 0;
         let lingering = known.processes.values().filter(lingers).count() as u32;
         if lingering >= self.most_lingering {
             return Err(TooManyLinger { lingering });
@@ -89,7 +92,9 @@ impl Processes {
         let (pidfd, (gone, _)) = (peer.pidfd.map(Arc::new), watch::channel(false));
         match &pidfd {
             Some(pidfd) => _ = actix_rt::spawn(self.clone().wait_for_exit(id, Arc::clone(pidfd))),
-            None => tracing::warn!(pid = peer.pid, "no pidfd: what this process leaves behind stays quarantined"),
+            None => {
+                tracing::warn!(pid = peer.pid, "no pidfd: what this process leaves behind stays quarantined")
+            }
         }
         if let Some(pid) = peer.pid {
             known.by_pid.insert((tenant, pid), id);

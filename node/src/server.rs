@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use actix::Actor;
 use actix_rt::Arbiter;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 
 use crate::actor::GpuActor;
@@ -22,6 +24,7 @@ use crate::http::{State, routes};
 use crate::limits::{ActorLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
+use crate::record::{RecordLimits, Recorder};
 use crate::session::{Listener, Listening, SessionActor, SessionSettings};
 use crate::store::Store;
 use crate::store::ids::TenantId;
@@ -74,6 +77,14 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
+    /// The lookup log cannot be written.
+    #[error("cannot write the lookup log {}: set [record] path to a file that this user may write", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
@@ -101,6 +112,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let clock = Clock::start();
+    raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
     let listen = limits.http_listen;
     let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
@@ -118,10 +130,13 @@ pub async fn run(
     let (server, serving) = serve_http(listener, http, Arc::clone(&state))?;
 
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
+    let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
+    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
     let mut actors = Vec::new();
     for (device, limits) in (0..).zip(&limits.actors) {
-        actors.push(start_actor(device, limits, &metrics, clock, &tenants).await?);
+        actors.push(start_actor(device, limits, &shared).await?);
     }
+    drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
@@ -148,11 +163,26 @@ pub async fn run(
             tracing::error!("an actor's thread ended in a panic");
         }
     }
+    if let Some(recording) = recording
+        && tokio::task::spawn_blocking(move || recording.join()).await.is_err()
+    {
+        tracing::error!("the lookup log's thread ended in a panic");
+    }
     match ended {
         Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
         None => serving.await.unwrap_or_else(|error| Err(error.into())),
     }
     .map_err(|source| ServeError::Serve { http, source })
+}
+
+/// Every extent, session and engine process has a descriptor: takes as many as the system allows this process.
+fn raise_open_files() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(?current, %error, "cannot raise the limit of open files");
+    }
 }
 
 type Serving = actix_rt::task::JoinHandle<std::io::Result<()>>;
@@ -173,17 +203,36 @@ fn serve_http(
     Ok((server.handle(), actix_rt::spawn(server)))
 }
 
+/// What all actors share.
+struct Shared {
+    metrics: SharedMetrics,
+    clock: Clock,
+    tenants: Arc<[String]>,
+    recorder: Option<Recorder>,
+}
+
+fn start_recorder(
+    limits: &Limits,
+    metrics: &SharedMetrics,
+) -> Result<Option<(Recorder, JoinHandle<()>)>, ServeError> {
+    let start = |limits: RecordLimits| {
+        let path = limits.path.clone();
+        Recorder::start(limits, metrics.unrecorded.clone())
+            .map_err(|source| ServeError::Record { path, source })
+    };
+    limits.record.clone().map(start).transpose()
+}
+
 /// Makes an actor's arena and starts the actor on a thread of its own, on the CPUs near its GPU.
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    metrics: &SharedMetrics,
-    clock: Clock,
-    tenants: &Arc<[String]>,
+    Shared { metrics, clock, tenants, recorder }: &Shared,
 ) -> Result<(SessionActor, Arbiter), ServeError> {
     let arena_limits = limits.arena.clone();
     let started = clock.elapsed();
-    let make = move || Arena::create(&arena_limits, &|bytes| tracing::debug!(device, bytes, "arena faulted in"));
+    let make =
+        move || Arena::create(&arena_limits, &|bytes| tracing::debug!(device, bytes, "arena faulted in"));
     let made = tokio::task::spawn_blocking(make).await;
     let arena = made
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
@@ -197,11 +246,13 @@ async fn start_actor(
         arena,
         lane,
         metrics.of_actor(device),
-        clock,
+        *clock,
         Arc::clone(tenants),
+        recorder.clone(),
     );
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {
+        threads::name(&format!("larder-gpu-{device}"));
         threads::pin_or_warn(&cpus);
         // Made here, on the actor's own thread; without it there is no node.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -248,7 +299,8 @@ fn listen_on_sockets(
     };
     let bind = |(number, tenant): (u16, &crate::limits::TenantLimits)| {
         let listener = Listener::bind(TenantId(number), &tenant.name, &tenant.socket);
-        let failed = |source| ServeError::Socket { tenant: tenant.name.clone(), path: tenant.socket.clone(), source };
+        let failed =
+            |source| ServeError::Socket { tenant: tenant.name.clone(), path: tenant.socket.clone(), source };
         Ok(listener.map_err(failed)?.start(settings.clone()))
     };
     (0..).zip(&limits.tenants).map(bind).collect()

@@ -1,6 +1,6 @@
 //! Engine sessions: a socket a tenant, a task a session.
 //!
-//! [`listen`] accepts and opens, [`serve`] carries requests to the session's actor and answers back.
+//! `listen` accepts and opens, `serve` carries requests to the session's actor and answers back.
 
 mod hello;
 mod listen;

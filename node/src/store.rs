@@ -1,7 +1,7 @@
 //! The store: one actor's chunks and everything that is decided about them.
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
-//! [`reserve`], get in [`lookup`], eviction in [`room`], the end of a session in [`sessions`].
+//! `reserve`, get in `lookup`, eviction in `room`, the end of a session in `sessions`.
 
 pub mod ids;
 mod index;
@@ -17,7 +17,7 @@ mod slab;
 mod tests;
 mod usage;
 
-use larder_protocol::limits::MAX_SESSION_NAMESPACES;
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
 use larder_protocol::namespace::{NamespaceError, NamespaceSpec};
 use larder_protocol::session::{Registered, Scarce};
 use larder_protocol::{ChainError, ChunkHash};
@@ -32,7 +32,7 @@ use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
 pub use index::Checksums;
-pub use lookup::{Leased, LookupOptions, Place};
+pub use lookup::{Leased, LookupOptions, Place, Usable};
 pub use reserve::{BlockMove, CommitOrder, Reserved};
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
@@ -161,8 +161,12 @@ pub enum Refused {
         window_bytes: u64,
     },
     /// A reservation that can never be met.
-    #[error("{bytes} bytes at once; a session may reserve {most}: reserve in smaller parts")]
+    #[error(
+        "{blocks} blocks of {bytes} bytes together; a session may reserve {MAX_MESSAGE_BLOCKS} blocks and {most} bytes, in at most {MAX_FRAME_DESCRIPTORS} extents that are new to it: reserve in smaller parts"
+    )]
     TooLarge {
+        /// Blocks asked.
+        blocks: usize,
         /// Bytes asked.
         bytes: u64,
         /// Bytes allowed.

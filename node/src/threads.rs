@@ -2,10 +2,11 @@
 //!
 //! Where a thread cannot be pinned it runs where the kernel puts it: slower at times, never wrong, so a warning.
 
+use std::ffi::CString;
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use rustix::thread::{sched_getaffinity, sched_setaffinity, set_name};
 
 use crate::host::CpuSet;
 
@@ -23,6 +24,14 @@ pub fn spawn<T: Send + 'static>(
         pin_or_warn(&cpus);
         run()
     })
+}
+
+/// Names the calling thread, for people who look at the process; the kernel keeps 15 bytes.
+pub fn name(name: &str) {
+    let named = CString::new(name).map_err(io::Error::other);
+    if let Err(error) = named.and_then(|name| Ok(set_name(&name)?)) {
+        tracing::debug!(%error, name, "a thread keeps its old name");
+    }
 }
 
 /// Pins the calling thread to `cpus`, warning where the kernel does not do so; the kernel is asked afterwards.

@@ -1,12 +1,17 @@
 //! An engine as a process of its own, which does one thing to a node and then waits to be ended.
 
-use std::io::{BufRead, BufReader, Read as _};
-use std::path::Path;
+use std::any::Any;
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Context as _;
+use larder_client::Mapping;
+use larder_protocol::session::{Pin, Registered, Request, Response};
+use larder_protocol::{Chain, ChunkHash};
 
-use crate::content::prompt;
+use crate::content::{BLOCK_BYTES, block, prompt};
 use crate::raw::{RawSession, commit, hello, reserve};
 
 /// A running engine process. Dropping it kills it.
@@ -65,36 +70,48 @@ impl Drop for EngineProcess {
 pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
     let (mut session, registered, window) = RawSession::open(socket)?;
     let hashes = prompt(b'a', 4);
-    let mut kept: Vec<Box<dyn std::any::Any>> = vec![Box::new(window)];
+    let mut kept: Vec<Box<dyn Any>> = Vec::new();
     match deed {
         // Holds a reservation, of which nothing is committed.
         "write" => {
             session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
         }
+        // The same, but the session is closed and the process lives on.
+        "write and close" => {
+            let (reserved, memory) = session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
+            kept.push(Box::new((reserved, memory)));
+            drop(session);
+            return wait_for_the_end(&kept);
+        }
         // Has sent a commit and does not wait for its answer.
         "commit" => {
             let (reserved, _) = session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
-            let larder_protocol::session::Response::Reserved(reserved) = reserved else {
-                anyhow::bail!("not reserved: {reserved:?}")
-            };
+            let Response::Reserved(reserved) = reserved else { anyhow::bail!("not reserved: {reserved:?}") };
             session.send(&commit(reserved.reservation, 4))?;
         }
         // Fills the arena, then is as idle as the others.
         "fill" => {
+            let window = Mapping::writable(window.context("it has a window")?.as_fd(), 1 << 20)?;
             for name in 0..8 {
-                let hashes = prompt(name, 128);
-                let (reserved, _) = session.ask(&reserve(&registered, &hashes))?;
-                let larder_protocol::session::Response::Reserved(reserved) = reserved else {
-                    anyhow::bail!("not reserved: {reserved:?}")
-                };
-                session.ask(&commit(reserved.reservation, 128))?;
+                put(&mut session, &registered, &window, &prompt(name, 128))?;
             }
+        }
+        // Leaves the memory it was given to a child, which outlives it.
+        "bequeath" => {
+            let lease = session.lease(&registered, &prompt(7, 4))?;
+            let memory = lease.memory[0].try_clone()?;
+            let heir = Command::new("sleep").arg("600").stdin(memory).spawn()?;
+            std::fs::write(heir_file(socket), heir.id().to_string())?;
+            kept.push(Box::new(lease));
         }
         "lease" => kept.push(Box::new(session.lease(&registered, &hashes)?)),
         "pin" => {
-            let chain = larder_protocol::Chain::from_root(registered.root, hashes);
-            let pin = larder_protocol::session::Pin { namespace: registered.namespace, chain, duration_ms: 60_000 };
-            session.ask(&larder_protocol::session::Request::Pin(pin))?;
+            let chain = Chain::from_root(registered.root, hashes);
+            session.ask(&Request::Pin(Pin {
+                namespace: registered.namespace,
+                chain,
+                duration_ms: 60_000,
+            }))?;
         }
         // Keeps the memory it was given, but closes the session.
         "close" => {
@@ -111,8 +128,30 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
     wait_for_the_end(&kept)
 }
 
+/// Stores chunks with their right bytes.
+fn put(
+    session: &mut RawSession,
+    registered: &Registered,
+    window: &Mapping,
+    hashes: &[ChunkHash],
+) -> anyhow::Result<()> {
+    let (Response::Reserved(reserved), _) = session.ask(&reserve(registered, hashes))? else {
+        anyhow::bail!("there is no room")
+    };
+    for (position, hash) in hashes.iter().enumerate() {
+        window.copy_from((position * BLOCK_BYTES) as u64, &block(hash));
+    }
+    session.ask(&commit(reserved.reservation, hashes.len() as u32))?;
+    Ok(())
+}
+
+/// Where `bequeath` writes the number of the child, whose standard input is the memory.
+#[must_use]
+pub fn heir_file(socket: &Path) -> PathBuf {
+    socket.with_extension("heir")
+}
+
 fn wait_for_the_end<T>(_kept: &[T]) -> anyhow::Result<()> {
-    use std::io::Write as _;
     std::io::stdout().write_all(b"done\n")?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

@@ -2,6 +2,7 @@
 
 pub mod content;
 pub mod engine;
+pub mod flip;
 pub mod model;
 pub mod node;
 pub mod raw;

@@ -40,7 +40,10 @@ impl NodeProcess {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let ready: Value = serde_json::from_str(&line).with_context(|| {
-            format!("no ready line: {}", std::fs::read_to_string(dir.path().join("node.log")).unwrap_or_default())
+            format!(
+                "no ready line: {}",
+                std::fs::read_to_string(dir.path().join("node.log")).unwrap_or_default()
+            )
         })?;
         let http = ready["http"].as_str().context("it says where it serves HTTP")?.to_owned();
         Ok(Self { child, dir, http })
@@ -76,6 +79,12 @@ impl NodeProcess {
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Where it serves HTTP.
+    #[must_use]
+    pub fn http(&self) -> &str {
+        &self.http
     }
 
     /// The body at an HTTP path.
@@ -123,7 +132,8 @@ impl Drop for NodeProcess {
 }
 
 /// HTTP on a free port and a small arena.
-pub const SMALL_HOST: &str = "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"16MiB\"\nextent_bytes = \"2MiB\"\n";
+pub const SMALL_HOST: &str =
+    "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"16MiB\"\nextent_bytes = \"2MiB\"\n";
 
 /// The tenant `default`.
 pub const ONE_TENANT: &str = "[[tenants]]\nname = \"default\"\nsocket = \"{dir}/default.sock\"\n";

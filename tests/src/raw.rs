@@ -37,15 +37,15 @@ impl RawSession {
         Ok(Self { socket, reader: FrameReader::new(), writer: FrameWriter::new(), asked: 0 })
     }
 
-    /// Connects, says hello and registers [`namespace`]; answers the write window's memory too.
+    /// Connects, says hello and registers [`namespace`]; answers the write window's memory too, if there is one.
     ///
     /// # Errors
     /// Where the node refuses.
-    pub fn open(path: &Path) -> anyhow::Result<(Self, Registered, OwnedFd)> {
+    pub fn open(path: &Path) -> anyhow::Result<(Self, Registered, Option<OwnedFd>)> {
         let mut session = Self::connect(path)?;
         let (welcome, mut descriptors) = session.ask(&hello())?;
         let Response::Welcome(_) = welcome else { bail!("not welcome: {welcome:?}") };
-        let window = descriptors.pop().context("a window came along")?;
+        let window = descriptors.pop();
         let registered = session.register()?;
         Ok((session, registered, window))
     }

@@ -58,7 +58,9 @@ impl From<Refused> for Answer {
                 RefusalCode::TooLarge
             }
             Refused::Unknown { .. } => RefusalCode::Unknown,
-            Refused::OutsideWindow { .. } | Refused::Sources { .. } | Refused::NotOpen { .. } => RefusalCode::Place,
+            Refused::OutsideWindow { .. } | Refused::Sources { .. } | Refused::NotOpen { .. } => {
+                RefusalCode::Place
+            }
             Refused::OutOfOrder => RefusalCode::Protocol,
             Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,
         };

@@ -11,7 +11,7 @@ use tokio::sync::oneshot::error::RecvError;
 
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
-use crate::metrics::Outcome;
+use crate::metrics::{Movement, Outcome};
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::{BlockMove, Checksums, CommitOrder, Refused};
 
@@ -62,7 +62,8 @@ impl GpuActor {
             let extent = renewal.extent;
             match self.lane.renew(renewal) {
                 Ok(renewed) => {
-                    let note = renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
+                    let note =
+                        renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
                     ctx.spawn(note);
                 }
                 Err(renewal) => self.renewals.push(renewal),
@@ -92,9 +93,11 @@ impl GpuActor {
         started: Duration,
     ) -> Answer {
         let copied = checksums.is_some();
-        let kept = self.store.finish_commit(order, checksums.map(|sums| sums.into_iter().map(Checksums::from).collect()));
+        let kept = self
+            .store
+            .finish_commit(order, checksums.map(|sums| sums.into_iter().map(Checksums::from).collect()));
         if copied {
-            self.metrics.moved("committed", bytes);
+            self.metrics.moved(Movement::Committed, bytes);
         }
         self.metrics.requested("commit", Outcome::Done, (self.clock.elapsed() - started).as_secs_f64());
         Answer::from(Response::Committed(kept))

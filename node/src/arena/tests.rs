@@ -1,3 +1,5 @@
+//! Tests of the arena.
+
 use std::sync::atomic::AtomicU64;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of the copy lane.
+
 use larder_protocol::checksum::range_checksum;
 use larder_protocol::{ChunkHash, Fingerprint};
 

@@ -11,8 +11,9 @@ use super::{
     MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES,
     MIN_EXTENTS, PAGE_BYTES, RESERVED_SHARE, SessionLimits, TenantLimits,
 };
-use crate::config::{Config, GpuConfig, HostConfig, TenantConfig};
+use crate::config::{Config, GpuConfig, HostConfig, RecordConfig, TenantConfig};
 use crate::host::{HostFacts, PciAddress};
+use crate::record::RecordLimits;
 use crate::store::StoreLimits;
 
 impl Config {
@@ -41,6 +42,7 @@ impl Config {
             actors: self.actors(host, extents, extent_bytes)?,
             tenants: self.tenants.iter().map(tenant_limits).collect(),
             session,
+            record: self.record_limits()?,
         };
         check_memory(&limits.actors, self.host.arena_bytes.0, host)?;
         Ok(limits)
@@ -66,6 +68,12 @@ impl Config {
             max_lingering_processes: session.max_lingering_processes,
             trust_engines: self.trust_engines,
         })
+    }
+
+    fn record_limits(&self) -> Result<Option<RecordLimits>, ConfigError> {
+        let Some(RecordConfig { path, max_bytes, old_files }) = self.record.clone() else { return Ok(None) };
+        nonzero("record.max_bytes", max_bytes.0)?;
+        Ok(Some(RecordLimits { path, max_bytes: max_bytes.0, old_files }))
     }
 
     fn actors(

@@ -4,13 +4,12 @@
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
 
 /// The process that connected.
 #[derive(Debug)]
@@ -27,11 +26,11 @@ impl Peer {
     /// # Errors
     /// The socket's own.
     pub fn of(socket: &UnixStream) -> io::Result<Self> {
-        let credentials = socket_peercred(socket)?;
-        let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok();
+        // 0 stands for a process outside of this PID namespace.
+        let pid = socket.peer_cred()?.pid().and_then(Pid::from_raw);
         // Where the kernel cannot name the process of the socket itself, its number does, if it was not used again.
-        let pidfd = peer_pidfd(socket).ok();
-        let pidfd = pidfd.or_else(|| pidfd_open(credentials.pid, PidfdFlags::empty()).ok());
+        let pidfd = peer_pidfd(socket).ok().or_else(|| pidfd_open(pid?, PidfdFlags::empty()).ok());
+        let pid = pid.and_then(|pid| u32::try_from(pid.as_raw_pid()).ok());
         Ok(Self { pid, pidfd })
     }
 }
@@ -72,8 +71,8 @@ const SO_PEERPIDFD: libc::c_int = 77;
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_peer_of_a_socket_pair_is_this_process() {
+    #[tokio::test]
+    async fn the_peer_of_a_socket_pair_is_this_process() {
         let (a, _b) = UnixStream::pair().unwrap();
         let peer = Peer::of(&a).unwrap();
         assert_eq!(peer.pid, Some(std::process::id()));

@@ -2,13 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use larder_client::socket::{FrameReader, FrameWriter};
-use larder_protocol::limits::SESSION_VERSION;
+use larder_protocol::limits::{MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
     Busy, Hello, Refusal, RefusalCode, Request, Response, Scarce, Welcome, decode_request,
 };
@@ -73,6 +72,12 @@ async fn read_hello(
                 Ok(_) => return Err(malformed(number, &"a session starts with a hello")),
                 Err(error) => return Err(malformed(number, &error)),
             };
+            if hello.client.len() > MAX_NAME_BYTES {
+                return Err(malformed(
+                    number,
+                    &format!("a client's name has at most {MAX_NAME_BYTES} bytes"),
+                ));
+            }
             if hello.version != SESSION_VERSION {
                 let text = format!(
                     "this node speaks session protocol {SESSION_VERSION}, the engine {}: install the same version on both",
@@ -105,14 +110,20 @@ async fn welcome(
 ) -> Result<(SessionActor, Opened), (u64, Response)> {
     let refused = |code, what: &dyn std::fmt::Display| (number, refusal(code, what));
     let internal = |error: &dyn std::fmt::Display| refused(RefusalCode::Internal, error);
-    let (device, actor) = choose(settings, hello.device)
-        .ok_or_else(|| refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len())))?;
-    let peer = peer(socket).map_err(|error| internal(&error))?;
+    let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
+        refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
+    })?;
+    let peer = Peer::of(socket).map_err(|error| internal(&error))?;
     let pid = peer.pid;
-    let member = settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
+    let member =
+        settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
     let window = make_window(settings, &actor, hello).map_err(|error| internal(&error))?;
     let open = Open { tenant, process: member.process, window: window.as_ref().map(Arc::clone) };
-    let session = actor.address.send(open).await.map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
+    let session = actor
+        .address
+        .send(open)
+        .await
+        .map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
     let welcome = Response::Welcome(Welcome {
         version: SESSION_VERSION,
         node: settings.node.clone(),
@@ -126,7 +137,14 @@ async fn welcome(
         None => Vec::new(),
     };
     actor.sessions.fetch_add(1, Ordering::Relaxed);
-    tracing::info!(tenant = &**name, client = hello.client, pid, device, session = session.0, "session opened");
+    tracing::info!(
+        tenant = &**name,
+        client = hello.client,
+        pid,
+        device,
+        session = session.0,
+        "session opened"
+    );
     let mut writer = FrameWriter::new();
     writer.push_response(number, &welcome, descriptors).map_err(|error| internal(&error))?;
     let opened = Opened {
@@ -154,11 +172,11 @@ fn choose(settings: &SessionSettings, device: Option<u16>) -> Option<(u16, Sessi
     Some((number as u16, settings.actors.get(number)?.clone()))
 }
 
-fn peer(socket: &tokio::net::UnixStream) -> io::Result<Peer> {
-    Peer::of(&UnixStream::from(socket.as_fd().try_clone_to_owned()?))
-}
-
-fn make_window(settings: &SessionSettings, actor: &SessionActor, hello: &Hello) -> io::Result<Option<Arc<Window>>> {
+fn make_window(
+    settings: &SessionSettings,
+    actor: &SessionActor,
+    hello: &Hello,
+) -> io::Result<Option<Arc<Window>>> {
     let bytes = hello.window_bytes.min(settings.max_window_bytes).next_multiple_of(WINDOW_PAGE_BYTES);
     if bytes == 0 || settings.trust_engines {
         return Ok(None);

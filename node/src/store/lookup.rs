@@ -2,7 +2,7 @@
 
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};
-use larder_protocol::{Chain, ChainError};
+use larder_protocol::{Chain, ChainError, Fingerprint};
 
 use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::Block;
@@ -23,6 +23,17 @@ pub struct LookupOptions<'a> {
     pub tiers: &'a [Tier],
     /// Pin what is found for so long.
     pub pin_ms: Option<u64>,
+}
+
+/// What a prompt could use of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usable {
+    /// Chunks, from the chain's first on.
+    pub chunks: usize,
+    /// Tokens of one.
+    pub chunk_tokens: u32,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
 }
 
 /// Blocks that may be read until the lease is released.
@@ -81,6 +92,17 @@ impl Store {
         };
         let spans = vec![Span { from: 0, to: prefix as u32, tier: Tier::Host }];
         Ok(Found { tokens: prefix as u64 * chunk_tokens, spans, pin })
+    }
+
+    /// How many chunks of a chain a prompt could use at most, a token left to compute; `None` for a namespace that nobody
+    /// registered.
+    #[must_use]
+    pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<Usable> {
+        let known = self.namespaces.find(NamespaceId(namespace))?;
+        let most =
+            if known.flat { chain.len() } else { usable_chunks(prompt_tokens, known.chunk_tokens, chain) };
+        let chunks = most.min(chain.len());
+        Some(Usable { chunks, chunk_tokens: known.chunk_tokens, fingerprint: known.fingerprint })
     }
 
     /// Keeps the blocks of the longest prefix that is here from reuse, and says where they stand. This is what counts
@@ -142,16 +164,22 @@ impl Store {
     pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Option<ChunkId>>, Refused> {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
-        let keys: Vec<u64> = chain.hashes.iter().map(|hash| self.index.hash(number, hash)).collect();
-        refuse_duplicates(chain, &keys)?;
         let mut found = Vec::with_capacity(chain.len());
-        for (position, &key) in keys.iter().enumerate() {
-            let id = self.index.find_hashed(key, number, &chain.hashes[position]);
-            if let Some(id) = id {
-                self.index.agrees(id, &chain.chunk(position))?;
+        let mut unknown = Vec::new();
+        for (position, hash) in chain.hashes.iter().enumerate() {
+            let key = self.index.hash(number, hash);
+            let id = self.index.find_hashed(key, number, hash);
+            match id {
+                Some(id) => self.index.agrees(id, &chain.chunk(position))?,
+                None => unknown.push((key, position)),
+            }
+            // A linked chunk that is known and comes twice disagrees with one of its places.
+            if namespace.flat && id.is_some() {
+                unknown.push((key, position));
             }
             found.push(id.filter(|&id| self.index.get(id).is_complete()));
         }
+        refuse_duplicates(chain, &unknown)?;
         Ok(found)
     }
 
@@ -234,15 +262,16 @@ fn flat_spans(found: &[Option<ChunkId>]) -> Vec<Span> {
     spans
 }
 
-/// Refuses a list in which a hash comes twice. `keys` are hashes of the hashes, under the index's own secret seed.
-fn refuse_duplicates(chain: &Chain, keys: &[u64]) -> Result<(), ChainError> {
-    let mut seen = hashbrown::HashTable::<u32>::with_capacity(keys.len());
-    for (position, &key) in (0_u32..).zip(keys) {
-        let same = |&other: &u32| chain.hashes[other as usize] == chain.hashes[position as usize];
-        if seen.find(key, same).is_some() {
-            return Err(ChainError::Duplicate { hash: chain.hashes[position as usize] });
+/// Refuses a list in which one of these positions has the same hash as another. Each comes with a hash of its hash, under
+/// the index's own secret seed.
+fn refuse_duplicates(chain: &Chain, positions: &[(u64, usize)]) -> Result<(), ChainError> {
+    let mut seen = hashbrown::HashTable::<(u64, usize)>::with_capacity(positions.len());
+    for &(key, position) in positions {
+        let hash = chain.hashes[position];
+        if seen.find(key, |&(_, other)| chain.hashes[other] == hash).is_some() {
+            return Err(ChainError::Duplicate { hash });
         }
-        seen.insert_unique(key, position, |&other| keys[other as usize]);
+        seen.insert_unique(key, (key, position), |&(key, _)| key);
     }
     Ok(())
 }

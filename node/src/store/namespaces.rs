@@ -94,6 +94,11 @@ impl Namespaces {
         &self.known[number.0 as usize]
     }
 
+    /// A namespace by a number that may be anything.
+    pub(crate) fn find(&self, number: NamespaceId) -> Option<&Namespace> {
+        self.known.get(number.0 as usize)
+    }
+
     /// The same, to change.
     pub(crate) fn get_mut(&mut self, number: NamespaceId) -> &mut Namespace {
         &mut self.known[number.0 as usize]

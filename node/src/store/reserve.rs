@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use larder_protocol::checksum::{BlockKey, range_bytes};
-use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Place, Scarce};
 use larder_protocol::{Chain, ChunkHash};
 
@@ -99,9 +99,10 @@ impl Store {
         self.walk(number, chain)?;
         let wanted = self.missing(number, chain, &slices);
         let bytes = wanted.len() as u64 * self.chunk_bytes(number, slices.len());
+        let blocks = wanted.len() * slices.len() * self.namespaces.get(number).pools.len();
         let most = self.limits.max_reserved_bytes;
-        if bytes > most {
-            return Err(Refused::TooLarge { bytes, most });
+        if blocks > MAX_MESSAGE_BLOCKS || bytes > most {
+            return Err(Refused::TooLarge { blocks, bytes, most });
         }
         if self.session(session)?.reserved_bytes + bytes > most {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: MEMORY_RETRY_MS });
@@ -117,7 +118,7 @@ impl Store {
             if self.limits.trust_engines { self.unseen_extents(session, &places) } else { Vec::new() };
         if new_extents.len() > MAX_FRAME_DESCRIPTORS {
             self.give_up(&items, number, &slices);
-            return Err(Refused::TooLarge { bytes, most: bytes / 2 });
+            return Err(Refused::TooLarge { blocks, bytes, most });
         }
         let deadline = now + self.limits.reservation_ttl_ms;
         if items.is_empty() {
@@ -195,6 +196,7 @@ impl Store {
         let Order { session, process, reservation, namespace, slices, chunks } = order_open;
         let kept = match (reservation, checksums) {
             (Some(_), Some(checksums)) => {
+                self.make_room_for(namespace, &slices, &chunks);
                 self.keep(namespace, &slices, &chunks, checksums);
                 chunks.len() as u32
             }
@@ -357,6 +359,12 @@ impl Store {
         if chunk.claims == 0 && chunk.slots().next().is_none() {
             self.forget(id);
         }
+    }
+
+    /// Evicts what has to go for chunks that become cached now, before they count as candidates themselves.
+    fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
+        let new_chunks = chunks.iter().filter(|&&chunk| !self.index.get(chunk).is_cached()).count() as u64;
+        self.evict_ahead(new_chunks, chunks.len() as u64 * self.chunk_bytes(number, slices.len()));
     }
 
     /// Makes the blocks of written chunks readable.

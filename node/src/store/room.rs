@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use super::Store;
 use super::ids::{ChunkId, Slot};
 use super::index::{Block, Chunk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::slab::ClassId;
+use super::{Store, StoreLimits};
 
 /// Why chunks were evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,12 +48,19 @@ impl Store {
     /// Evicts until no more is cached than allowed, or nothing may go. Runs whenever something was added or let go,
     /// so that a reservation seldom has to.
     pub(super) fn evict_above_watermark(&mut self) {
-        if self.cached_bytes > self.limits.high_watermark_bytes {
-            let low = self.limits.low_watermark_bytes;
+        self.evict_ahead(0, 0);
+    }
+
+    /// The same, for when so much is about to be cached.
+    pub(super) fn evict_ahead(&mut self, new_chunks: u64, new_bytes: u64) {
+        let StoreLimits { high_watermark_bytes, low_watermark_bytes, capacity_chunks, .. } = self.limits;
+        if self.cached_bytes + new_bytes > high_watermark_bytes {
+            let low = low_watermark_bytes.saturating_sub(new_bytes);
             while self.cached_bytes > low && self.evict_next(EvictionReason::Watermark) {}
         }
-        if let Some(capacity) = self.limits.capacity_chunks {
-            while self.cached_chunks > capacity && self.evict_next(EvictionReason::Watermark) {}
+        if let Some(capacity) = capacity_chunks {
+            let most = capacity.saturating_sub(new_chunks);
+            while self.cached_chunks > most && self.evict_next(EvictionReason::Watermark) {}
         }
     }
 

@@ -7,13 +7,14 @@ use larder_client::Mapping;
 use larder_client::socket::FrameWriter;
 use larder_protocol::frame::FrameHeader;
 use larder_protocol::limits::{MAX_FRAME_BYTES, SESSION_VERSION};
-use larder_protocol::session::{Hello, Lease, RefusalCode, Request, Response};
+use larder_protocol::session::{Hello, Lease, Pin, RefusalCode, Request, Response, encode_request};
 use larder_protocol::{Chain, ChunkHash};
 use larder_tests::content::{BLOCK_BYTES, block, prompt};
 use larder_tests::engine::EngineProcess;
-use larder_tests::node::NodeProcess;
+use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::raw::{RawSession, commit, hello, register, reserve};
-use rustix::fs::{ftruncate, memfd_create, MemfdFlags, open, OFlags, Mode};
+use rkyv::util::AlignedVec;
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::io::{Errno, pwrite};
 
 use super::{ENGINE, Engine, LARDER};
@@ -72,7 +73,7 @@ fn the_arena_cannot_be_truncated_overwritten_or_mapped_writable() {
 fn the_write_window_cannot_be_truncated() {
     let (node, innocent) = stage();
     let (_session, _, window) = RawSession::open(&node.socket("default")).unwrap();
-    assert_eq!(ftruncate(&window, 0), Err(Errno::PERM));
+    assert_eq!(ftruncate(window.unwrap(), 0), Err(Errno::PERM));
     nothing_happened(&node, &innocent);
 }
 
@@ -80,7 +81,7 @@ fn the_write_window_cannot_be_truncated() {
 fn what_is_written_into_the_window_after_the_commit_changes_nothing() {
     let (node, innocent) = stage();
     let (mut session, registered, window) = RawSession::open(&node.socket("default")).unwrap();
-    let window = Mapping::writable(window.as_fd(), 1 << 20).unwrap();
+    let window = Mapping::writable(window.unwrap().as_fd(), 1 << 20).unwrap();
     let hashes = prompt(b'b', 2);
     let Response::Reserved(reserved) = session.ask(&reserve(&registered, &hashes)).unwrap().0 else {
         panic!("there is room")
@@ -97,7 +98,8 @@ fn what_is_written_into_the_window_after_the_commit_changes_nothing() {
 #[test]
 fn bytes_that_are_no_session_are_refused() {
     let (node, innocent) = stage();
-    let header = |payload_bytes, descriptors| FrameHeader { payload_bytes, descriptors, request: 1 }.encode().to_vec();
+    let header =
+        |payload_bytes, descriptors| FrameHeader { payload_bytes, descriptors, request: 1 }.encode().to_vec();
     let garbage = [header(64, 0), vec![0xa5; 64]].concat();
     let cases: [(&str, Vec<u8>); 5] = [
         ("not a Larder session", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
@@ -119,7 +121,11 @@ fn bytes_that_are_no_session_are_refused() {
         }
     }
     nothing_happened(&node, &innocent);
-    assert!(node.get("/metrics").unwrap().contains(r#"larder_session_ends_total{how="protocol_error",tenant="default"} 5"#));
+    assert!(
+        node.get("/metrics")
+            .unwrap()
+            .contains(r#"larder_session_ends_total{how="protocol_error",tenant="default"} 5"#)
+    );
 }
 
 #[test]
@@ -139,11 +145,13 @@ fn a_frame_that_never_ends_keeps_nobody_waiting() {
 #[test]
 fn foreign_descriptors_are_closed_and_refused() {
     let (node, innocent) = stage();
-    let descriptors = |node: &NodeProcess| std::fs::read_dir(format!("/proc/{}/fd", node.pid())).unwrap().count();
+    let descriptors =
+        |node: &NodeProcess| std::fs::read_dir(format!("/proc/{}/fd", node.pid())).unwrap().count();
     let before = descriptors(&node);
     let mut session = RawSession::connect(&node.socket("default")).unwrap();
     session.ask(&hello()).unwrap();
-    let memory: Vec<OwnedFd> = (0..100).map(|_| memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap()).collect();
+    let memory: Vec<OwnedFd> =
+        (0..100).map(|_| memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap()).collect();
     let mut writer = FrameWriter::new();
     // A response is no request, but its frame carries descriptors.
     writer.push_response(9, &Response::Unpinned, memory).unwrap();
@@ -152,7 +160,9 @@ fn foreign_descriptors_are_closed_and_refused() {
     assert_eq!((code, text.as_str()), (RefusalCode::Protocol, "this node takes no descriptors"));
     drop(session);
     node.wait_for("sessions", 1);
-    larder_tests::wait::until("the descriptors to be closed", || (descriptors(&node) <= before).then_some(()));
+    larder_tests::wait::until("the descriptors to be closed", || {
+        (descriptors(&node) <= before).then_some(())
+    });
     nothing_happened(&node, &innocent);
 }
 
@@ -166,6 +176,10 @@ fn messages_out_of_order_are_refused() {
     twice.ask(&hello()).unwrap();
     twice.send(&hello()).unwrap();
     assert_eq!(last_words(&mut twice), Some((RefusalCode::Protocol, "a session says hello once".into())));
+    let mut windbag = RawSession::connect(&node.socket("default")).unwrap();
+    let name = Hello { version: SESSION_VERSION, client: "x".repeat(1_000), device: None, window_bytes: 0 };
+    windbag.send(&Request::Hello(name)).unwrap();
+    assert_eq!(last_words(&mut windbag).unwrap().1, "a client's name has at most 256 bytes");
     let mut future = RawSession::connect(&node.socket("default")).unwrap();
     let next = Hello { version: SESSION_VERSION + 1, client: "x".into(), device: None, window_bytes: 0 };
     future.send(&Request::Hello(next)).unwrap();
@@ -186,7 +200,11 @@ fn refused_requests_leave_the_session_open() {
     // The engine's blocks have another size than its namespace says.
     let refusal = refused(&mut session, &register(BLOCK_BYTES as u64 / 2));
     assert_eq!(refusal.code, RefusalCode::Namespace);
-    assert!(refusal.message.contains("2048 bytes, but 1 layers of 4096 bytes make 4096"), "{}", refusal.message);
+    assert!(
+        refusal.message.contains("2048 bytes, but 1 layers of 4096 bytes make 4096"),
+        "{}",
+        refusal.message
+    );
     // A hash that is cached after another parent.
     let [first, .., last] = prompt(b'a', 4)[..] else { unreachable!() };
     let lease = |hashes: Vec<ChunkHash>| {
@@ -273,6 +291,19 @@ fn memory_that_an_engine_keeps_after_closing_its_session_is_not_reused_until_it_
 }
 
 #[test]
+fn a_trusted_engine_that_could_still_write_leaves_a_quarantine_until_it_exits() {
+    let config = format!("trust_engines = true\n{SMALL_HOST}{ONE_TENANT}");
+    let node = NodeProcess::start(LARDER, &config).unwrap();
+    let innocent = Engine::connect(&node.socket("default"));
+    innocent.put(&prompt(b'a', 4));
+    let engine = EngineProcess::start(ENGINE, &node.socket("default"), "write and close").unwrap();
+    node.wait_for("quarantined_bytes", 4 * BLOCK_BYTES as u64);
+    engine.kill().unwrap();
+    node.wait_for("quarantined_bytes", 0);
+    nothing_happened(&node, &innocent);
+}
+
+#[test]
 fn an_engine_that_takes_no_answers_is_not_asked_for_more() {
     let (node, innocent) = stage();
     let (mut session, registered, _window) = RawSession::open(&node.socket("default")).unwrap();
@@ -288,4 +319,56 @@ fn an_engine_that_takes_no_answers_is_not_asked_for_more() {
     assert!(node.status("leases") <= u64::from(sent));
     drop(session);
     node.wait_for("sessions", 1);
+}
+
+#[test]
+fn damaged_messages_never_stop_the_node() {
+    let (node, innocent) = stage();
+    let mut session = RawSession::open(&node.socket("default")).unwrap().0;
+    let registered = session.register().unwrap();
+    let chain = Chain::from_root(registered.root, prompt(b'a', 4));
+    let Request::Reserve(reserve) = reserve(&registered, &prompt(b'q', 4)) else { unreachable!() };
+    let namespace = registered.namespace;
+    let messages = [
+        register(BLOCK_BYTES as u64),
+        Request::Lease(Lease { namespace, chain: chain.clone() }),
+        Request::Pin(Pin { namespace, chain, duration_ms: 1 }),
+        Request::Reserve(reserve),
+        commit(1, 4),
+        Request::Release(1),
+    ];
+    let encoded: Vec<Vec<u8>> =
+        messages.iter().map(|message| encode_request(message, AlignedVec::new()).to_vec()).collect();
+    // A fixed seed: every run sends the same damage.
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = move |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    let (mut answered, mut closed) = (0, 0);
+    for round in 0..3_000 {
+        let mut message = encoded[next(encoded.len())].clone();
+        for _ in 0..=next(4) {
+            let at = next(message.len());
+            message[at] ^= 1 << next(8);
+        }
+        if round % 10 == 0 {
+            message.truncate(next(message.len()));
+        }
+        let header = FrameHeader { payload_bytes: message.len() as u32, descriptors: 0, request: 7 };
+        message.resize(header.padded_payload_bytes(), 0);
+        let sent = session.send_bytes(&[header.encode().to_vec(), message].concat());
+        // A release has no answer: whether the session lives on shows in that of the next message.
+        let probe = Request::Unpin(u64::MAX);
+        if sent.is_ok() && session.ask(&probe).is_ok() {
+            answered += 1;
+        } else {
+            closed += 1;
+            session = RawSession::open(&node.socket("default")).unwrap().0;
+        }
+    }
+    assert!(answered > 100 && closed > 100, "{answered} answered, {closed} closed");
+    nothing_happened(&node, &innocent);
 }

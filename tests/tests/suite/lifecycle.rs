@@ -21,6 +21,14 @@ fn what_one_engine_puts_another_gets() {
     assert_eq!(reader.find(&hashes, 8 * 16), 7 * 16, "a token is left to compute");
     assert_eq!(reader.find(&prompt(b'b', 8), 1_000), 0);
     let metrics = node.get("/metrics").unwrap();
+    let rate = |name: &str| {
+        let line =
+            metrics.lines().find(|line| line.starts_with(name) && line.contains(r#"window="10m""#)).unwrap();
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    // Of 1,128 tokens asked, 112 were hit. Both prompts came once: an infinite cache would have hit none of them.
+    assert!((rate("larder_hit_rate") - 112.0 / 1_128.0).abs() < 1e-9);
+    assert!(rate("larder_infinite_hit_rate") < 0.01);
     let asked = metrics.lines().find(|line| line.starts_with("larder_tokens_asked_total")).unwrap();
     assert!(asked.ends_with(" 1128"), "{asked}");
 }
@@ -42,7 +50,8 @@ fn a_node_that_stops_tells_its_engines_and_takes_its_socket_away() {
 #[test]
 fn a_second_node_on_the_same_socket_does_not_start() {
     let node = NodeProcess::small(LARDER).unwrap();
-    let tenant = format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", node.socket("default").display());
+    let tenant =
+        format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", node.socket("default").display());
     let error = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{tenant}")).map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("does no other node serve it"), "{error:#}");
 }
@@ -91,25 +100,44 @@ fn a_policy_may_be_named_in_the_configuration() {
 }
 
 #[test]
-fn the_actors_thread_is_pinned_and_its_memory_is_where_the_kernel_says() {
+fn the_node_exports_where_the_kernel_says_its_memory_is() {
     let node = NodeProcess::small(LARDER).unwrap();
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", node.pid())).unwrap();
-    let affinities: Vec<(String, String)> = tasks
-        .map(|task| {
-            let path = task.unwrap().path();
-            let name = std::fs::read_to_string(path.join("comm")).unwrap().trim().to_owned();
-            let status = std::fs::read_to_string(path.join("status")).unwrap();
-            let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap();
-            (name, line["Cpus_allowed_list:".len()..].trim().to_owned())
-        })
-        .collect();
-    let copying: Vec<_> = affinities.iter().filter(|(name, _)| name.starts_with("larder-copy")).collect();
-    assert!(!copying.is_empty(), "{affinities:?}");
     let metrics = node.get("/metrics").unwrap();
     let placed: u64 = metrics
         .lines()
         .filter(|line| line.starts_with("larder_arena_placement_bytes{") && line.contains("numa_node_"))
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum();
-    assert_eq!(placed, node.status("arena_bytes"), "every byte of the arena lies on some NUMA node: {metrics}");
+    assert_eq!(
+        placed,
+        node.status("arena_bytes"),
+        "every byte of the arena lies on some NUMA node: {metrics}"
+    );
+}
+
+#[test]
+fn a_trusted_engine_writes_straight_into_the_arena() {
+    let node =
+        NodeProcess::start(LARDER, &format!("trust_engines = true\n{SMALL_HOST}{ONE_TENANT}")).unwrap();
+    let engine = Engine::connect(&node.socket("default"));
+    assert_eq!(engine.session.window_bytes(), 0);
+    let hashes = prompt(b'a', 8);
+    assert_eq!(engine.put(&hashes), 8);
+    assert_eq!(Engine::connect(&node.socket("default")).get(&hashes), 8);
+}
+
+#[test]
+fn lookups_are_recorded_where_asked_and_a_stop_loses_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lookups.jsonl");
+    let record = format!("[record]\npath = \"{}\"\n", path.display());
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{ONE_TENANT}{record}")).unwrap();
+    let engine = Engine::connect(&node.socket("default"));
+    engine.find(&prompt(b'a', 3), 50);
+    drop(engine);
+    assert_eq!(node.stop().unwrap().code(), Some(0));
+    let text = std::fs::read_to_string(path).unwrap();
+    let line: serde_json::Value = serde_json::from_str(text.trim()).unwrap();
+    assert_eq!((&line["input_length"], &line["chunk_tokens"]), (&50.into(), &16.into()));
+    assert_eq!(line["hash_ids"].as_array().unwrap().len(), 3);
 }

@@ -1,6 +1,8 @@
 //! Larder as its users meet it: whole processes, over real sockets.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and say what it measured")]
 
 mod architecture;
+mod devices;
 mod hostile;
 mod lifecycle;
 mod replay;

@@ -1,1 +1,181 @@
-//! Replays of real traces, held against a model that is computed here.
+//! Replays of whole traces, held against a model that is computed here.
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use larder_cli::generator::Generator;
+use larder_tests::flip::flip_a_bit_in_every_page;
+use larder_tests::model::leaf_lru;
+use larder_tests::node::{NodeProcess, ONE_TENANT};
+use serde_json::Value;
+
+use super::LARDER;
+
+/// `larder replay` with these arguments; its JSON and its exit status.
+fn replay(arguments: &[&str]) -> (Value, Output) {
+    let output = Command::new(LARDER).arg("replay").args(arguments).arg("--json").output().unwrap();
+    let report = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    (report, output)
+}
+
+/// Plays a trace on one node at each capacity, so many requests at a time, and holds every hit rate against the model,
+/// which plays one after the other.
+fn hold_against_the_model(trace: &Path, capacities: &[usize], in_flight: &str, tolerance: f64) {
+    let requests = requests(trace);
+    for &capacity in capacities {
+        let model = leaf_lru(&requests, capacity);
+        let chunks = capacity.to_string();
+        let path = trace.to_str().unwrap();
+        let capacity_options = ["--chunks-per-node", &chunks, "--block-bytes", "4096", "--policy", "lru"];
+        let (report, output) =
+            replay(&[&[path, "--dev", "1", "--in-flight", in_flight], &capacity_options[..]].concat());
+        assert_eq!(output.status.code(), Some(0), "{report}");
+        assert_eq!((&report["wrong_bytes"], &report["failed_requests"]), (&Value::from(0), &Value::from(0)));
+        assert_eq!(report["requests"], requests.len());
+        let rate = report["token_hit_rate"].as_f64().unwrap();
+        let infinite = report["token_hit_rate_infinite"].as_f64().unwrap();
+        println!(
+            "{capacity} chunks: {:.2} %, model {:.2} %, infinite {:.2} %",
+            100.0 * rate,
+            100.0 * model.token_hit_rate,
+            100.0 * infinite
+        );
+        assert!(
+            (rate - model.token_hit_rate).abs() <= tolerance,
+            "{capacity} chunks: {rate} against {model:?}"
+        );
+        assert!((infinite - model.token_hit_rate_infinite).abs() < 1e-9, "{infinite} against {model:?}");
+    }
+}
+
+fn requests(trace: &Path) -> Vec<(u64, Vec<u64>)> {
+    let lines = std::fs::read_to_string(trace).unwrap();
+    let request = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let ids = line["hash_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
+        (line["input_length"].as_u64().unwrap(), ids.collect())
+    };
+    lines.lines().map(request).collect()
+}
+
+/// A trace of the generator's, as a file of the traces' format.
+fn generated(folder: &Path, count: usize) -> PathBuf {
+    let path = folder.join("generated.jsonl");
+    let mut file = std::fs::File::create(&path).unwrap();
+    for request in Generator::new(7).take(count) {
+        let line = serde_json::json!({
+            "timestamp": request.timestamp_ms,
+            "input_length": request.input_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": request.block_ids,
+        });
+        writeln!(file, "{line}").unwrap();
+    }
+    path
+}
+
+/// A trace beside the project, where there is one.
+fn shared(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces").join(name);
+    let found = path.exists();
+    if !found {
+        println!("no {name} beside the project: only the generated trace is replayed");
+    }
+    found.then_some(path)
+}
+
+#[test]
+fn a_generated_trace_played_one_by_one_hits_exactly_what_the_model_says() {
+    let folder = tempfile::tempdir().unwrap();
+    hold_against_the_model(&generated(folder.path(), 1_500), &[500, 2_000, 10_000], "1", 1e-9);
+}
+
+#[test]
+fn the_conversation_trace_hits_what_the_model_says() {
+    if let Some(trace) = shared("conversation.jsonl") {
+        hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "4", 0.005);
+        hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "16", 0.005);
+    }
+}
+
+#[test]
+fn the_synthetic_trace_hits_what_the_model_says() {
+    if let Some(trace) = shared("synthetic.jsonl") {
+        hold_against_the_model(&trace, &[3_000, 10_000], "1", 1e-9);
+        hold_against_the_model(&trace, &[3_000, 10_000], "16", 0.01);
+    }
+}
+
+/// A coordinator that was told of one node; killed when dropped.
+struct Coordinator(Child, String);
+
+impl Coordinator {
+    fn of(node: &NodeProcess) -> Self {
+        let config = node.dir().join("coordinator.toml");
+        let text = format!(
+            "[http]\nlisten = \"127.0.0.1:0\"\n[[nodes]]\nname = \"test\"\nhttp = \"{}\"\n",
+            node.http()
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut child = Command::new(LARDER)
+            .args(["coordinator", "--config"])
+            .arg(config)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let ready: Value = serde_json::from_str(&line).unwrap();
+        let http = ready["http"].as_str().unwrap().to_owned();
+        Self(child, http)
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_the_arena_fails_the_replay_and_names_the_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = generated(folder.path(), 200);
+    let path = trace.to_str().unwrap();
+    let host = "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"64MiB\"\n";
+    let node = NodeProcess::start(LARDER, &format!("{host}{ONE_TENANT}")).unwrap();
+    let coordinator = Coordinator::of(&node);
+    let arguments = [path, "--coordinator", &coordinator.1, "--block-bytes", "4096"];
+    let (first, output) = replay(&arguments);
+    assert_eq!((output.status.code(), &first["wrong_bytes"]), (Some(0), &Value::from(0)), "{first}");
+    let (second, output) = replay(&arguments);
+    assert_eq!((output.status.code(), &second["wrong_bytes"]), (Some(0), &Value::from(0)), "{second}");
+    assert!(second["token_hit_rate"].as_f64() > first["token_hit_rate"].as_f64());
+
+    let pages = flip_a_bit_in_every_page(node.pid()).unwrap();
+    assert_eq!(pages, (64 << 20) / 4_096);
+    let (third, output) = replay(&arguments);
+    assert_eq!(output.status.code(), Some(1), "{third}");
+    assert!(third["wrong_bytes"].as_u64() > Some(0), "{third}");
+    let text = third.to_string() + &String::from_utf8_lossy(&output.stderr);
+    let first_key = larder_cli::content::chunk_hash(requests(&trace)[0].1[0]).to_string();
+    assert!(text.contains(&first_key), "the wrong key is named: {text}");
+}
+
+#[test]
+fn capacity_options_are_refused_where_the_cluster_runs_already() {
+    for option in [["--chunks-per-node", "10"], ["--policy", "lru"]] {
+        let output = Command::new(LARDER)
+            .args(["replay", "--coordinator", "127.0.0.1:1"])
+            .args(option)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains("cannot be used with"), "{text}");
+    }
+}

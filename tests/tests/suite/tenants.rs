@@ -1,9 +1,15 @@
 //! One socket a tenant: tenants share a node and nothing else.
 
-use larder_tests::content::{BLOCK_BYTES, block, prompt};
-use larder_tests::engine::EngineProcess;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use larder_client::SessionError;
+use larder_protocol::ChunkHash;
+use larder_tests::content::prompt;
+use larder_tests::engine::{EngineProcess, heir_file};
 use larder_tests::node::NodeProcess;
-use larder_tests::raw::RawSession;
+use larder_tests::wait;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{ENGINE, Engine, LARDER};
 
@@ -29,8 +35,9 @@ fn memory_changes_tenant_only_when_all_have_left_and_then_it_is_other_memory() {
     // The first tenant fills the arena and leaves; an engine of it keeps the memory mapped.
     let keeper = {
         let one = Engine::connect(&node.socket("default"));
-        for name in 0..5 {
+        for name in 0..4 {
             one.put(&prompt(100 + name, 200));
+            assert_eq!(one.get(&prompt(100 + name, 200)), 200);
         }
         one.put(&prompt(b'a', 4));
         EngineProcess::start(ENGINE, &node.socket("default"), "lease").unwrap()
@@ -38,47 +45,47 @@ fn memory_changes_tenant_only_when_all_have_left_and_then_it_is_other_memory() {
     let other = Engine::connect(&node.socket("other"));
     let chain = other.namespace.chain(prompt(b'b', 4));
     // This test process had the memory too, and lives on: the other tenant gets none of it.
-    assert!(matches!(
-        other.session.reserve(&other.namespace, &chain, 0),
-        Err(larder_client::SessionError::Busy { .. })
-    ));
+    assert!(matches!(other.session.reserve(&other.namespace, &chain, 0), Err(SessionError::Busy { .. })));
     drop(keeper);
     node.wait_for("lingering_processes", 1);
     assert!(other.session.reserve(&other.namespace, &chain, 0).is_err());
 }
 
 #[test]
-fn a_mapping_that_somebody_kept_never_shows_another_tenants_bytes() {
+fn memory_that_somebody_kept_never_shows_another_tenants_bytes() {
     let node = NodeProcess::start(LARDER, TWO_TENANTS).unwrap();
-    // All that the first tenant ever stored came from processes that are gone.
-    let writer = EngineProcess::start(ENGINE, &node.socket("default"), "fill").unwrap();
-    writer.kill().unwrap();
-    node.wait_for("sessions", 0);
+    let socket = node.socket("default");
+    // All that the first tenant stored came from processes that end; but one leaves its memory to a child.
+    EngineProcess::start(ENGINE, &socket, "fill").unwrap().kill().unwrap();
+    EngineProcess::start(ENGINE, &socket, "bequeath").unwrap().kill().unwrap();
+    let heir = std::fs::read_to_string(heir_file(&socket)).unwrap();
+    let kept = File::open(format!("/proc/{heir}/fd/0")).unwrap();
+    let before = read_all(&kept);
+    assert!(before.iter().any(|&byte| byte != 0));
     node.wait_for("lingering_processes", 0);
+
     let other = Engine::connect(&node.socket("other"));
-    let hashes = prompt(b'b', 4);
-    larder_tests::wait::until("an extent to change tenant", || {
-        let chain = other.namespace.chain(hashes.clone());
-        other.session.reserve(&other.namespace, &chain, 0).is_ok().then_some(())
-    });
-    assert_eq!(other.put(&hashes), 4);
-    assert_eq!(other.get(&hashes), 4);
-    let (mut raw, registered, _) = RawSession::open(&node.socket("other")).unwrap();
-    let lease = raw.lease(&registered, &hashes).unwrap();
-    let memory = larder_client::Mapping::read_only(
-        std::os::fd::AsFd::as_fd(&lease.memory[0]),
-        lease.extents[0].bytes,
-    )
-    .unwrap();
-    // Beside the tenant's own blocks the extent is fresh: nothing of the first tenant is in it.
-    let own: Vec<u64> = lease.places.iter().map(|place| place.offset).collect();
-    let mut bytes = vec![0; BLOCK_BYTES];
-    for slot in 0..lease.extents[0].bytes / BLOCK_BYTES as u64 {
-        let offset = slot * BLOCK_BYTES as u64;
-        memory.copy_to(offset, &mut bytes);
-        match own.iter().position(|&place| place == offset) {
-            Some(position) => assert_eq!(bytes, block(&hashes[position])),
-            None => assert!(bytes.iter().all(|&byte| byte == 0), "slot {slot} holds somebody's bytes"),
-        }
+    let hashes: Vec<Vec<ChunkHash>> = (0..8).map(|name| prompt(200 + name, 100)).collect();
+    for hashes in &hashes {
+        wait::until("an extent to change tenant", || {
+            let chain = other.namespace.chain(hashes.clone());
+            other.session.reserve(&other.namespace, &chain, 0).is_ok().then_some(())
+        });
+        other.put(hashes);
+        assert_eq!(other.get(hashes), 100);
     }
+    assert!(node.status("evictions") >= 512, "the extent that the child keeps changed tenant too");
+    assert!(read_all(&kept) == before, "what the child kept is what it was");
+    kill(&heir);
+}
+
+fn read_all(memory: &File) -> Vec<u8> {
+    let mut bytes = vec![0; 2 << 20];
+    memory.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn kill(pid: &str) {
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
 }

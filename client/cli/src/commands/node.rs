@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use larder_node::config::RecordConfig;
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
 use larder_node::{Config, Ready};
@@ -32,6 +33,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// Record lookups to this file, as hashes only, for `larder plan`
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+
     /// End when this process does, which must be the one that started this
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
@@ -39,7 +44,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     args.parent.map_or(Ok(()), parent::die_with)?;
-    let limits = limits(args.config.as_deref()).context(Usage("the node cannot start".into()))?;
+    let limits = limits(args.config.as_deref(), args.record.as_deref())
+        .context(Usage("the node cannot start".into()))?;
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
         larder_node::run(limits, announce, stop).await?;
@@ -48,11 +54,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// What the config file, or its absence, comes to on this machine.
-fn limits(config: Option<&Path>) -> anyhow::Result<Limits> {
-    let config = match config {
+fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits> {
+    let mut config = match config {
         Some(path) => Config::load(path)?,
         None => Config::default(),
     };
+    if let Some(path) = record {
+        config.record = Some(RecordConfig::to(path.to_owned()));
+    }
     Ok(config.resolve(&HostFacts::read(Path::new("/"))?)?)
 }
 

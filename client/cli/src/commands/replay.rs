@@ -17,7 +17,7 @@ use crate::dev::{DevCluster, DevOptions, Policy};
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::progress::Progress;
-use crate::replay::{DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, Report};
+use crate::replay::{DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, REQUESTS_IN_FLIGHT, Report};
 use crate::trace::{Request, TraceReader};
 use crate::{args, output, signals};
 
@@ -69,6 +69,11 @@ pub(crate) struct Args {
     /// Each node serves only what it computed itself
     #[arg(long)]
     no_share: bool,
+
+    /// Requests that are played at a time, at most
+    #[arg(long, value_name = "N", default_value_t = REQUESTS_IN_FLIGHT as u16,
+          value_parser = clap::value_parser!(u16).range(1..=16))]
+    in_flight: u16,
 
     /// Play only the first N requests
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -157,7 +162,7 @@ async fn play(
     let progress = Progress::new(requests.len() as u64, args.quiet);
     let start = now();
     let interrupted = tokio::select! {
-        () = driver.play(requests, &progress) => false,
+        () = driver.play(requests, args.in_flight, &progress) => false,
         () = stop => true,
     };
     let took = now() - start;

@@ -1,6 +1,6 @@
 //! Plays requests through engine sessions.
 //!
-//! One request after the other is started, in the order of the trace, at most [`REQUESTS_IN_FLIGHT`] at a time: look
+//! One request after the other is started, in the order of the trace, at most so many at a time: look
 //! the prompt up, lease and copy out what is there, compare it, "compute" the rest, save it. Bytes come from the
 //! sessions' descriptors alone. All of it runs on the caller's thread.
 
@@ -17,7 +17,7 @@ use super::assignment::LeastRecomputed;
 use super::infinite::InfiniteCache;
 use super::link::{Link, LinkError, RequestError};
 use super::progress::Progress;
-use super::{REQUESTS_IN_FLIGHT, Report, Tally, part_chunks};
+use super::{Report, Tally, part_chunks};
 use crate::clock::now;
 use crate::cluster::NodeAddress;
 use crate::content;
@@ -61,13 +61,13 @@ impl Driver {
         Ok(Self { nodes: links, part_chunks, state: RefCell::new(state) })
     }
 
-    /// Plays the requests. One that fails is counted, and the others go on.
+    /// Plays the requests, at most `in_flight` at a time. One that fails is counted, and the others go on.
     ///
     /// # Cancel safety
     /// Dropped, it leaves the requests in flight uncounted; [`Self::report`] has the others.
-    pub async fn play(&self, requests: &[Request], progress: &Progress) {
+    pub async fn play(&self, requests: &[Request], in_flight: u16, progress: &Progress) {
         let playing = requests.iter().map(|request| self.play_one(request));
-        let mut playing = stream::iter(playing).buffer_unordered(REQUESTS_IN_FLIGHT as usize);
+        let mut playing = stream::iter(playing).buffer_unordered(in_flight.into());
         while playing.next().await.is_some() {
             progress.advance(self.state.borrow().tally.hit_rate());
         }

@@ -1,3 +1,5 @@
+//! Tests of one extent.
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 

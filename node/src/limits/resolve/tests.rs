@@ -1,3 +1,5 @@
+//! Tests of the limits that a configuration comes to.
+
 use super::*;
 use crate::host::fixtures::Tree;
 

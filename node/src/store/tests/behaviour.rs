@@ -318,7 +318,7 @@ fn a_session_holds_no_more_than_it_may() {
     assert!(claims(f.store.pin(f.session, f.namespace, &chain, 1, NOW).map(drop)));
     let long = f.chain("vwxyz");
     let refused = f.store.reserve(f.session, f.namespace, &long, 0, NOW);
-    assert_eq!(refused, Err(Refused::TooLarge { bytes: 5 * BLOCK, most: 3 * BLOCK }));
+    assert_eq!(refused, Err(Refused::TooLarge { blocks: 5, bytes: 5 * BLOCK, most: 3 * BLOCK }));
 }
 
 #[test]

@@ -73,6 +73,7 @@ impl Model {
 
     /// The words are cached from now on.
     pub(super) fn keep(&mut self, words: &[String]) {
+        while self.cached() + words.len() > self.capacity && self.evict_one() {}
         for word in words.iter().rev() {
             let stamp = self.next_stamp();
             let chunk = self.chunk(word);

@@ -1,0 +1,214 @@
+//! What an infinite cache would have hit, beside what this one did: over sliding windows, per namespace.
+//!
+//! A chunk that comes for the first time within the window is a miss even for an infinite cache; whatever comes again is
+//! a hit, since a chunk's hash names its whole prefix. So distinct chunks, counted by HyperLogLog (Flajolet et al. 2007),
+//! against all chunks asked tell how much more could be hit with more capacity: where the two rates are close, more
+//! memory buys nothing.
+//!
+//! Time is cut into slots; a window is the present slot and the whole ones before it.
+
+use std::collections::VecDeque;
+
+use cardinality_estimator::CardinalityEstimator;
+use larder_protocol::ChunkHash;
+
+use crate::clock::Millis;
+
+/// The lookups of one namespace, slot by slot.
+#[derive(Debug, Default)]
+pub struct ReuseWindows {
+    slots: VecDeque<Slot>,
+}
+
+/// How much of what was asked in a window was hit, and would have been by an infinite cache; fractions of all tokens
+/// asked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HitRates {
+    /// By this cache.
+    pub real: f64,
+    /// By an infinite one.
+    pub infinite: f64,
+}
+
+/// One lookup, as the statistics see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Lookup<'a> {
+    /// The chunks that could have been hit: the prompt's full ones, a token left to compute.
+    pub usable: &'a [ChunkHash],
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Tokens of the prompt.
+    pub tokens_asked: u64,
+    /// Tokens found.
+    pub tokens_hit: u64,
+}
+
+struct Slot {
+    number: u64,
+    tokens_asked: u64,
+    tokens_hit: u64,
+    /// Tokens of the usable chunks.
+    tokens_usable: u64,
+    chunk_tokens: u32,
+    distinct: CardinalityEstimator<[u8; 32]>,
+}
+
+impl ReuseWindows {
+    /// Counts a lookup.
+    pub fn record(&mut self, lookup: Lookup<'_>, now: Millis) {
+        let number = now.0 / SLOT_MS;
+        self.forget(number);
+        if self.slots.back().is_none_or(|slot| slot.number < number) {
+            self.slots.push_back(Slot::new(number, lookup.chunk_tokens));
+        }
+        let Some(slot) = self.slots.back_mut() else { return };
+        slot.tokens_asked += lookup.tokens_asked;
+        slot.tokens_hit += lookup.tokens_hit;
+        slot.tokens_usable += lookup.usable.len() as u64 * u64::from(lookup.chunk_tokens);
+        lookup.usable.iter().for_each(|hash| slot.distinct.insert(&hash.0));
+    }
+
+    /// The rates of a window; `None` where nothing was asked in it.
+    pub fn rates(&mut self, window: Window, now: Millis) -> Option<HitRates> {
+        let number = now.0 / SLOT_MS;
+        self.forget(number);
+        let oldest = (number + 1).saturating_sub(window.slots());
+        let slots = || self.slots.iter().filter(|slot| slot.number >= oldest);
+        let asked: u64 = slots().map(|slot| slot.tokens_asked).sum();
+        let chunk_tokens = u64::from(slots().next()?.chunk_tokens);
+        if asked == 0 {
+            return None;
+        }
+        let mut distinct = CardinalityEstimator::<[u8; 32]>::new();
+        slots().for_each(|slot| distinct.merge(&slot.distinct));
+        let hit: u64 = slots().map(|slot| slot.tokens_hit).sum();
+        let usable: u64 = slots().map(|slot| slot.tokens_usable).sum();
+        let reusable = usable.saturating_sub(distinct.estimate() as u64 * chunk_tokens);
+        let rate = |tokens: u64| tokens as f64 / asked as f64;
+        Some(HitRates { real: rate(hit), infinite: rate(reusable) })
+    }
+
+    /// Drops the slots that no window reaches any more.
+    fn forget(&mut self, number: u64) {
+        while self.slots.front().is_some_and(|slot| slot.number + Window::Hour.slots() <= number) {
+            self.slots.pop_front();
+        }
+    }
+}
+
+/// A sliding window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Window {
+    /// The last ten minutes.
+    TenMinutes,
+    /// The last hour.
+    Hour,
+}
+
+impl Window {
+    /// Every window there is.
+    pub const ALL: [Self; 2] = [Self::TenMinutes, Self::Hour];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TenMinutes => "10m",
+            Self::Hour => "1h",
+        }
+    }
+
+    fn slots(self) -> u64 {
+        match self {
+            Self::TenMinutes => 600_000 / SLOT_MS,
+            Self::Hour => 3_600_000 / SLOT_MS,
+        }
+    }
+}
+
+impl Slot {
+    fn new(number: u64, chunk_tokens: u32) -> Self {
+        Self {
+            number,
+            tokens_asked: 0,
+            tokens_hit: 0,
+            tokens_usable: 0,
+            chunk_tokens,
+            distinct: CardinalityEstimator::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot")
+            .field("number", &self.number)
+            .field("asked", &self.tokens_asked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Two minutes: a window slides in steps of a fifth of the shortest.
+const SLOT_MS: u64 = 120_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hashes(range: std::ops::Range<u64>) -> Vec<ChunkHash> {
+        range.map(|n| ChunkHash(std::array::from_fn(|i| (n >> (8 * (i % 8))) as u8))).collect()
+    }
+
+    fn record(windows: &mut ReuseWindows, range: std::ops::Range<u64>, hit_chunks: u64, minute: u64) {
+        let usable = hashes(range);
+        let tokens_asked = usable.len() as u64 * 16;
+        let lookup = Lookup { usable: &usable, chunk_tokens: 16, tokens_asked, tokens_hit: hit_chunks * 16 };
+        windows.record(lookup, Millis(minute * 60_000));
+    }
+
+    fn close(left: f64, right: f64) -> bool {
+        (left - right).abs() < 0.02
+    }
+
+    #[test]
+    fn nothing_asked_is_no_rate() {
+        assert_eq!(ReuseWindows::default().rates(Window::Hour, Millis(0)), None);
+    }
+
+    #[test]
+    fn what_comes_again_would_have_been_hit() {
+        let mut windows = ReuseWindows::default();
+        record(&mut windows, 0..20_000, 0, 0);
+        record(&mut windows, 10_000..30_000, 1_000, 1);
+        let rates = windows.rates(Window::TenMinutes, Millis(60_000)).unwrap();
+        assert!(close(rates.infinite, 0.25), "{rates:?}");
+        assert!(close(rates.real, 0.025), "{rates:?}");
+    }
+
+    #[test]
+    fn a_window_forgets_what_lies_before_it() {
+        let mut windows = ReuseWindows::default();
+        record(&mut windows, 0..10_000, 0, 0);
+        record(&mut windows, 0..10_000, 0, 30);
+        let at = |minute: u64| Millis(minute * 60_000);
+        assert!(close(windows.rates(Window::Hour, at(31)).unwrap().infinite, 0.5));
+        assert!(close(windows.rates(Window::TenMinutes, at(31)).unwrap().infinite, 0.0));
+        assert!(
+            close(windows.rates(Window::Hour, at(70)).unwrap().infinite, 0.0),
+            "the first is over an hour ago"
+        );
+        assert_eq!(windows.rates(Window::Hour, at(200)), None);
+        assert!(windows.slots.is_empty());
+    }
+
+    #[test]
+    fn tokens_beyond_the_usable_chunks_can_never_be_hit() {
+        let mut windows = ReuseWindows::default();
+        for _ in 0..2 {
+            let usable = hashes(0..100);
+            let lookup = Lookup { usable: &usable, chunk_tokens: 16, tokens_asked: 3_200, tokens_hit: 0 };
+            windows.record(lookup, Millis(0));
+        }
+        assert!(close(windows.rates(Window::Hour, Millis(0)).unwrap().infinite, 0.25));
+    }
+}

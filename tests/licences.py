@@ -1,0 +1,27 @@
+"""Checks the licence of every dependency against the list in deny.toml, with nothing but Python and cargo."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+with open("deny.toml", "rb") as file:
+    allowed = set(tomllib.load(file)["licenses"]["allow"])
+metadata = json.loads(subprocess.check_output(["cargo", "metadata", "--format-version", "1", "--locked"]))
+
+
+def is_allowed(expression: str) -> bool:
+    """Whether an SPDX expression can be met with allowed licences."""
+    expression = expression.replace("/", " OR ")
+    tokens = re.findall(r"\(|\)|[^\s()]+(?:\s+WITH\s+[^\s()]+)?", expression)
+    words = {"AND": "and", "OR": "or", "(": "(", ")": ")"}
+    return eval("".join(f" {words.get(token, token in allowed)} " for token in tokens))
+
+
+packages = metadata["packages"]
+refused = [p for p in packages if not (p.get("license") and is_allowed(p["license"]))]
+for package in refused:
+    print(f"{package['name']} {package['version']}: {package.get('license')}", file=sys.stderr)
+print(f"{len(packages)} packages, {len(refused)} with a licence that deny.toml does not allow")
+sys.exit(1 if refused else 0)
