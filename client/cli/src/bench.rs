@@ -1,6 +1,7 @@
 //! Measures Larder against what the machine can do at best.
 
 pub mod measure;
+pub mod placement;
 pub mod session;
 pub mod store;
 pub mod yardsticks;

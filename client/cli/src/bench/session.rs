@@ -13,6 +13,7 @@ use rkyv::util::AlignedVec;
 
 use super::Measurement;
 use super::measure::{medians, timed};
+use super::placement::Placement;
 use super::yardsticks::{Memcpy, PingPong, WORKING_SET_BYTES};
 use crate::content::chunk_hash;
 use crate::replay::namespace::replay_namespace;
@@ -20,6 +21,7 @@ use crate::replay::namespace::replay_namespace;
 /// A session whose requests are measured.
 pub struct SessionBench {
     session: BlockingSession,
+    placement: Placement,
     rounds: usize,
 }
 
@@ -28,18 +30,33 @@ impl SessionBench {
     ///
     /// # Errors
     /// The node does not let it in.
-    pub fn connect(socket: &Path, rounds: usize) -> anyhow::Result<Self> {
+    pub fn connect(socket: &Path, placement: &Placement, rounds: usize) -> anyhow::Result<Self> {
         let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
         let session =
             BlockingSession::connect(socket, SessionOptions { client, ..SessionOptions::default() })?;
-        Ok(Self { session, rounds })
+        Ok(Self { session, placement: placement.clone(), rounds })
+    }
+
+    /// Measures with the engine on the CPU of its answerers: then no wake-up of another CPU, which takes longer than all
+    /// the work, hides what the work costs.
+    ///
+    /// # Errors
+    /// Those of `measure`, or the system does not move this thread.
+    pub fn on_one_cpu(
+        &self,
+        measure: impl FnOnce(&Self) -> anyhow::Result<Measurement>,
+    ) -> anyhow::Result<Measurement> {
+        self.placement.be_answerer()?;
+        let measured = measure(self);
+        self.placement.be_engine()?;
+        measured
     }
 
     /// A lookup of 100 chunks that are all here, against a bare ping-pong of messages of the same sizes.
     ///
     /// # Errors
     /// The session or the yardstick failed.
-    pub fn lookup(&self) -> anyhow::Result<Measurement> {
+    pub fn lookup(&self, name: &str) -> anyhow::Result<Measurement> {
         let (namespace, chain) = self.hundred_chunks()?;
         let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
         let number = namespace.number();
@@ -54,24 +71,26 @@ impl SessionBench {
         });
         let spans = vec![Span { from: 0, to: CHUNKS as u32, tier: Tier::Host }];
         let answered = Response::Found(Found { tokens: CHUNKS as u64, spans, pin: None });
-        let mut ping_pong = PingPong::start(request_bytes(&asked), response_bytes(&answered))?;
+        let mut ping_pong =
+            PingPong::start(&self.placement, request_bytes(&asked), response_bytes(&answered))?;
         let mut lookup = || timed(|| Ok(self.session.lookup(&namespace, &chain, options.clone())?));
         let mut round_trip = || timed(|| Ok(ping_pong.round_trip()?));
         let [subject, yardstick] = medians(self.rounds * LATENCY_ROUNDS, [&mut lookup, &mut round_trip])?;
-        Ok(Measurement::microseconds("lookup_100_chunks", "socket ping-pong", subject, yardstick))
+        Ok(Measurement::microseconds(name, "socket ping-pong", subject, yardstick))
     }
 
     /// A lease of 100 chunks and its release, without a copy, against a bare ping-pong of messages of the same sizes.
     ///
     /// # Errors
     /// The session or the yardstick failed.
-    pub fn lease(&self) -> anyhow::Result<Measurement> {
+    pub fn lease(&self, name: &str) -> anyhow::Result<Measurement> {
         let (namespace, chain) = self.hundred_chunks()?;
         let asked = Request::Lease(Lease { namespace: namespace.number(), chain: chain.clone() });
         let places = vec![Place { extent: 0, offset: 0 }; CHUNKS];
         let answered = Leased { lease: 1, chunks: CHUNKS as u32, places, extents: Vec::new() };
         let sizes = (request_bytes(&asked), response_bytes(&Response::Leased(answered)));
-        let mut ping_pong = PingPong::start(sizes.0 + request_bytes(&Request::Release(1)), sizes.1)?;
+        let mut ping_pong =
+            PingPong::start(&self.placement, sizes.0 + request_bytes(&Request::Release(1)), sizes.1)?;
         let mut lease = || {
             timed(|| {
                 self.session.lease(&namespace, &chain)?.release();
@@ -80,7 +99,7 @@ impl SessionBench {
         };
         let mut round_trip = || timed(|| Ok(ping_pong.round_trip()?));
         let [subject, yardstick] = medians(self.rounds * LATENCY_ROUNDS, [&mut lease, &mut round_trip])?;
-        Ok(Measurement::microseconds("lease_100_chunks", "socket ping-pong", subject, yardstick))
+        Ok(Measurement::microseconds(name, "socket ping-pong", subject, yardstick))
     }
 
     /// A get of one block (lease, copy into the caller's memory, release) against one copy of the same size. Both walk

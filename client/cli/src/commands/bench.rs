@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use crate::bench::measure::{medians, timed};
+use crate::bench::placement::Placement;
 use crate::bench::session::SessionBench;
 use crate::bench::store::StoreBench;
 use crate::bench::yardsticks::Memcpy;
@@ -17,7 +18,8 @@ use crate::{content, output};
 /// Measure Larder beside what the machine can do at best
 ///
 /// Every figure is a median and comes with a yardstick measured in turns with it: compare ratios, since absolute figures
-/// drift with the machine. The node is a process of its own, started for this.
+/// drift with the machine. The node is a process of its own, started for this on another CPU than the engine, and so is the
+/// thread that a yardstick talks to.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -28,6 +30,7 @@ Examples:
 What is measured:
   lookup_100_chunks   a lookup of 100 chunks, engine to node and back  / a socket ping-pong of the same sizes
   lease_100_chunks    a lease of them and its release, without a copy  / the same
+  ..._one_cpu         the same with both sides on one CPU: the work without the wake-ups of another CPU
   get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
   put_4MiB            reserve, copy into the write window, commit      / one memcpy
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
@@ -54,13 +57,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut measurements = Vec::new();
     if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let placement = Placement::choose()?;
+        placement.be_answerer()?;
         let cluster = runtime.block_on(DevCluster::start(node_options()?))?;
+        placement.be_engine()?;
         let sockets = &cluster.addresses().nodes.first().context("the cluster has a node")?.sockets;
-        let engine = SessionBench::connect(sockets.get(TENANT).context("the node has a socket")?, rounds)?;
+        let socket = sockets.get(TENANT).context("the node has a socket")?;
+        let engine = SessionBench::connect(socket, &placement, rounds)?;
         for (name, bench) in SESSION_BENCHES.iter().filter(|(name, _)| wanted(name)) {
             measurements.push(bench(&engine).with_context(|| format!("cannot measure {name}"))?);
         }
         drop(engine);
+        placement.be_anywhere()?;
         runtime.block_on(cluster.stop())?;
     }
     if STORE_BENCHES.iter().any(|name| wanted(name)) {
@@ -136,9 +144,15 @@ fn node_options() -> anyhow::Result<DevOptions> {
 type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
 
 /// By name, in the order in which they run.
-const SESSION_BENCHES: [(&str, SessionMeasure); 6] = [
-    ("lookup_100_chunks", SessionBench::lookup),
-    ("lease_100_chunks", SessionBench::lease),
+const SESSION_BENCHES: [(&str, SessionMeasure); 8] = [
+    ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
+    ("lookup_100_chunks_one_cpu", |session| {
+        session.on_one_cpu(|session| session.lookup("lookup_100_chunks_one_cpu"))
+    }),
+    ("lease_100_chunks", |session| session.lease("lease_100_chunks")),
+    ("lease_100_chunks_one_cpu", |session| {
+        session.on_one_cpu(|session| session.lease("lease_100_chunks_one_cpu"))
+    }),
     ("get_256KiB", |session| session.get("get_256KiB", 256 << 10)),
     ("get_4MiB", |session| session.get("get_4MiB", 4 << 20)),
     ("get_32MiB", |session| session.get("get_32MiB", 32 << 20)),
