@@ -237,7 +237,7 @@ mod tests {
                         model[at].1 = false;
                     }
                     (Step::First { skip }, _) => {
-                        let odd_ones = |chunk: ChunkId| skip && chunk.position() % 2 == 0;
+                        let odd_ones = |chunk: ChunkId| skip && chunk.position().is_multiple_of(2);
                         let judge = |chunk| if odd_ones(chunk) { Verdict::Skip } else { Verdict::Take };
                         let first = queue.first(&mut { judge });
                         let expected = model.iter().find(|&&(chunk, blocked)| !blocked && !odd_ones(chunk));

@@ -57,13 +57,16 @@ struct World {
     next_process: u32,
     leases: Vec<(SessionId, u64, Vec<String>)>,
     /// Words by position, with those still reserved.
-    reservations: Vec<(SessionId, u64, Millis, Vec<(u32, String)>)>,
+    reservations: Vec<Held>,
     orders: Vec<Order>,
     pins: Vec<(u64, Millis, Vec<String>)>,
     /// Of sessions that closed while their process lives.
     orphans: Vec<(ProcessId, Vec<String>)>,
     quarantined: Vec<(ProcessId, usize)>,
 }
+
+/// A reservation: whose, its number, its deadline, and what of it is not committed.
+type Held = (SessionId, u64, Millis, Vec<(u32, String)>);
 
 struct Order {
     id: OrderId,
