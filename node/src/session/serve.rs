@@ -13,6 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{RefusalCode, Request, decode_request};
+use rustix::thread::sched_yield;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -183,6 +184,8 @@ impl Session {
             if self.clock.elapsed() >= until {
                 return None;
             }
+            // The engine may be on this very CPU.
+            sched_yield();
             tokio::task::yield_now().await;
         }
     }
