@@ -34,6 +34,11 @@ pub use reservation::{Reservation, StagedChunk};
 pub use session::Session;
 pub use traffic::Counters;
 
+/// README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex whose holders leave nothing half done: a panic of one does not stop the others.
