@@ -13,6 +13,8 @@ use super::ids::{ChunkId, NamespaceId, Slot};
 pub(crate) struct Index {
     entries: Vec<Entry>,
     vacant: Vec<ChunkId>,
+    /// Chunks that were taken out but still stand in the table, with the hashes of their keys.
+    departed: Vec<(u64, ChunkId)>,
     table: HashTable<ChunkId>,
     hasher: DefaultHashBuilder,
     /// First child of every parent that is not here itself.
@@ -190,6 +192,9 @@ impl Index {
     }
 
     /// Takes a chunk out. Its children become chunks without a parent here.
+    ///
+    /// [`Index::settle`] has to come before anything is looked for or added: the table forgets many chunks in the time of
+    /// a few, since their cache misses then overlap.
     pub(crate) fn remove(&mut self, id: ChunkId) -> Chunk {
         self.unlink(id);
         let Chunk { namespace, name, first_child, .. } = *self.get(id);
@@ -198,13 +203,20 @@ impl Index {
             self.set_parent_of_siblings(first_child, None);
         }
         let key = self.hash(namespace, &name.hash);
-        if let Ok(entry) = self.table.find_entry(key, |&other| other == id) {
-            entry.remove();
-        }
+        self.departed.push((key, id));
         self.vacant.push(id);
         match std::mem::replace(&mut self.entries[id.position()], Entry::Vacant) {
             Entry::Chunk(chunk) => chunk,
             Entry::Vacant => unreachable!("it was read above"),
+        }
+    }
+
+    /// Makes the table forget what was removed.
+    pub(crate) fn settle(&mut self) {
+        for (key, id) in self.departed.drain(..) {
+            if let Ok(entry) = self.table.find_entry(key, |&other| other == id) {
+                entry.remove();
+            }
         }
     }
 

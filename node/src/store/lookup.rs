@@ -164,11 +164,14 @@ impl Store {
     pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Option<ChunkId>>, Refused> {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
+        // Hashing apart from probing lets the probes' cache misses overlap.
+        let keys: Vec<u64> = chain.hashes.iter().map(|hash| self.index.hash(number, hash)).collect();
+        let ids =
+            keys.iter().zip(&chain.hashes).map(|(&key, hash)| self.index.find_hashed(key, number, hash));
+        let ids: Vec<Option<ChunkId>> = ids.collect();
         let mut found = Vec::with_capacity(chain.len());
         let mut unknown = Vec::new();
-        for (position, hash) in chain.hashes.iter().enumerate() {
-            let key = self.index.hash(number, hash);
-            let id = self.index.find_hashed(key, number, hash);
+        for (position, (&key, &id)) in keys.iter().zip(&ids).enumerate() {
             match id {
                 Some(id) => self.index.agrees(id, &chain.chunk(position))?,
                 None => unknown.push((key, position)),

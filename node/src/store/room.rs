@@ -62,6 +62,7 @@ impl Store {
             let most = capacity.saturating_sub(new_chunks);
             while self.cached_chunks > most && self.evict_next(EvictionReason::Watermark) {}
         }
+        self.index.settle();
     }
 
     /// Finds a slot for a block of a chunk: a free one, or one that eviction frees.
@@ -103,6 +104,11 @@ impl Store {
     /// Takes a chunk that nobody claims out of the index, and its slots back. Its parent may go if it was the last
     /// child.
     pub(super) fn forget(&mut self, id: ChunkId) {
+        self.take_out(id);
+        self.index.settle();
+    }
+
+    fn take_out(&mut self, id: ChunkId) {
         let parent = self.index.parent(id);
         let chunk = self.index.remove(id);
         self.namespaces.get_mut(chunk.namespace).chunks -= 1;
@@ -140,7 +146,10 @@ impl Store {
         }
         let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
         self.policy.remove(id, why);
-        self.forget(id);
+        self.take_out(id);
+        if reason != EvictionReason::Watermark {
+            self.index.settle();
+        }
     }
 
     fn take_free_slot(&mut self, class: ClassId, owner: ChunkId) -> Option<Slot> {
