@@ -22,7 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         None | Some("all") => PolicyName::ALL.to_vec(),
         Some(names) => names.split(',').map(str::parse).collect::<Result<_, _>>()?,
     };
-    let capacities = arguments.next().unwrap_or_else(|| "500,1000,2000,3000,5000,10000,20000,30000,50000".into());
+    let capacities =
+        arguments.next().unwrap_or_else(|| "500,1000,2000,3000,5000,10000,20000,30000,50000".into());
     let capacities = capacities.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
     let requests = read(&std::fs::read_to_string(file)?)?;
 
