@@ -4,6 +4,7 @@
 //! which chunk should go next. That only leaves go is the store's business: a chunk with a cached child is blocked
 //! like one that is leased, so a policy never sees the tree.
 
+mod adaptive;
 mod arc;
 mod fifo;
 mod filo;
@@ -87,6 +88,8 @@ pub enum Verdict {
 /// A policy by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
+    /// The chunk least likely to be used again goes first, as learned.
+    Adaptive,
     /// Oldest insertion goes first.
     Fifo,
     /// Newest insertion goes first.
@@ -113,7 +116,8 @@ pub enum PolicyName {
 
 impl PolicyName {
     /// Every policy there is.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
+        Self::Adaptive,
         Self::Fifo,
         Self::Filo,
         Self::Lru,
@@ -131,6 +135,7 @@ impl PolicyName {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Adaptive => "adaptive",
             Self::Fifo => "fifo",
             Self::Filo => "filo",
             Self::Lru => "lru",
@@ -149,6 +154,7 @@ impl PolicyName {
     #[must_use]
     pub fn build(self) -> Box<dyn Policy> {
         match self {
+            Self::Adaptive => Box::new(adaptive::Adaptive::default()),
             Self::Fifo => Box::new(fifo::Fifo::default()),
             Self::Filo => Box::new(filo::Filo::default()),
             Self::Lru => Box::new(lru::Lru::default()),

@@ -35,7 +35,8 @@ impl Policy for S3Fifo {
 
     fn remove(&mut self, chunk: ChunkId, why: Removal) {
         if why == Removal::Evicted && self.queues.list(chunk) == SMALL {
-            self.ghosts.insert(0, self.hashes.get(chunk), self.queues.list_len(MAIN));
+            let most = self.queues.len() - self.queues.len() / SMALL_PART;
+            self.ghosts.insert(0, self.hashes.get(chunk), most);
         }
         self.queues.remove(chunk);
     }
@@ -66,7 +67,7 @@ impl S3Fifo {
     fn victim_of_small(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
         loop {
             let chunk = self.queues.first(SMALL, judge)?;
-            if self.queues.mark(chunk) < 1 {
+            if self.queues.mark(chunk) <= 1 {
                 return Some(chunk);
             }
             self.queues.set_mark(chunk, 0);
