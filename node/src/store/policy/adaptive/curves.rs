@@ -152,7 +152,7 @@ const BINS: usize = 54;
 const FIRST_BIN: f32 = 16.0;
 
 /// What is left of the evidence each time.
-const DECAY: f64 = 0.985;
+const DECAY: f64 = 0.98;
 
 /// How a hazard is expected to fall from bin to bin: as one over the age.
 const FALL: f64 = std::f64::consts::FRAC_1_SQRT_2;

@@ -34,8 +34,9 @@ impl Duel {
     /// Decides, after so much time, for the time to come.
     pub(super) fn learn(&mut self, now: u64, since: u64, lru_lifetime: u64, cached: usize) {
         self.lru_lifetime = lru_lifetime;
-        self.lead *= DECAY;
-        self.uses = self.uses * DECAY + since as f64;
+        let kept = (-(since as f64) / (MEMORY * cached.max(1)) as f64).exp();
+        self.lead *= kept;
+        self.uses = self.uses * kept + since as f64;
         if self.follows_lru(now) {
             // What is still cached from before counts for nobody.
             self.lead = 0.0;
@@ -48,13 +49,14 @@ impl Duel {
     }
 }
 
-const DECAY: f64 = 0.97;
+/// What was seen has faded after so many times the uses that pass as chunks are cached.
+const MEMORY: usize = 16;
 
 /// The part of all uses that may be lost to `lru` before it is followed.
-const MOST_LOST: f64 = 0.004;
+const MOST_LOST: f64 = 0.02;
 
 /// For how many times the uses that pass as chunks are cached it is followed at first, and at most.
-const PAUSE: u64 = 4;
+const PAUSE: u64 = 16;
 const LONGEST_PAUSE: u64 = 256;
 
 #[cfg(test)]

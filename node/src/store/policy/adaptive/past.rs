@@ -62,8 +62,8 @@ impl Ghost {
     }
 }
 
-/// About one megabyte.
-const LEAST_GHOSTS: usize = 65_536;
+/// Half a megabyte.
+const LEAST_GHOSTS: usize = 32_768;
 
 /// Half of what a ghost's time can tell apart.
 const MOST_AGE: u64 = 1 << 30;
