@@ -84,7 +84,7 @@ impl Ghosts {
     }
 
     fn bucket(&self, hash: u32) -> Option<usize> {
-        (!self.buckets.is_empty()).then(|| (u64::from(hash) * self.buckets.len() as u64 >> 32) as usize)
+        (!self.buckets.is_empty()).then(|| ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize)
     }
 }
 

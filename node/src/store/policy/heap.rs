@@ -183,7 +183,7 @@ mod tests {
                         model[at].2 = false;
                     }
                     (Step::First { skip }, _) => {
-                        let odd_ones = |chunk: ChunkId| skip && chunk.position() % 2 == 0;
+                        let odd_ones = |chunk: ChunkId| skip && chunk.position().is_multiple_of(2);
                         let judge = |chunk| if odd_ones(chunk) { Verdict::Skip } else { Verdict::Take };
                         let first = heap.first(&mut { judge });
                         let expected =

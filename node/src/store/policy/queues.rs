@@ -343,7 +343,7 @@ mod tests {
                         model[list][at].1 = false;
                     }
                     (Step::First { list, skip }, _) => {
-                        let odd_ones = |chunk: ChunkId| skip && chunk.position() % 2 == 0;
+                        let odd_ones = |chunk: ChunkId| skip && chunk.position().is_multiple_of(2);
                         let judge = |chunk| if odd_ones(chunk) { Verdict::Skip } else { Verdict::Take };
                         let first = queues.first(list, &mut { judge });
                         let expected = model[list].iter().find(|&&(chunk, blocked)| !blocked && !odd_ones(chunk));

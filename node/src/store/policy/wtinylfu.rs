@@ -2,7 +2,8 @@
 //! often.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017): the window is 1 %, the
-//! rest a segmented LRU of which four fifths are protected. The window is not resized.
+//! rest a segmented LRU of which four fifths are protected. The window is not resized. Where the store evicts for more new
+//! chunks at once than the window holds, some of the rest goes without a contest.
 
 use super::ghosts::ShortHashes;
 use super::queues::Queues;
@@ -69,14 +70,11 @@ impl Policy for WTinyLfu {
     fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
         self.capacity = self.capacity.max(self.queues.len());
         self.fill_main(judge);
-        let candidate = if self.queues.list_len(WINDOW) > self.window() {
-            self.queues.first(WINDOW, judge)
-        } else {
-            None
-        };
+        // Whatever comes next pushes the oldest out of the window.
+        let candidate = self.queues.first(WINDOW, judge);
         let victim = self.queues.first(PROBATION, judge).or_else(|| self.queues.first(PROTECTED, judge));
         let (Some(candidate), Some(victim)) = (candidate, victim) else {
-            return candidate.or(victim).or_else(|| self.queues.first(WINDOW, judge));
+            return candidate.or(victim);
         };
         let count = |chunk| self.sketch.count(self.hashes.get(chunk));
         if count(candidate) <= count(victim) {

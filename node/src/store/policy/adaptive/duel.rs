@@ -43,6 +43,7 @@ impl Duel {
         } else if self.lead < -MOST_LOST * self.uses {
             self.pause = (self.pause * 2).clamp(PAUSE * cached as u64, LONGEST_PAUSE * cached as u64);
             self.resumes_at = now + self.pause;
+            self.lead = 0.0;
         } else if self.lead > MOST_LOST * self.uses {
             self.pause = 0;
         }
@@ -72,7 +73,7 @@ mod tests {
             duel.learn(from + 100, 100, 1_000, 10);
             (from..).find(|&now| now > from + 100 && !duel.follows_lru(now)).map(|now| now - from - 100)
         };
-        assert_eq!([lose(0), lose(1_000)], [Some(40), Some(80)]);
+        assert_eq!([lose(0), lose(1_000)], [Some(160), Some(320)]);
     }
 
     #[test]
