@@ -10,6 +10,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 
 use crate::host::PciAddress;
+use crate::store::policy::PolicyName;
 
 /// A node's configuration. Every key has a default; an unknown key is an error.
 ///
@@ -60,7 +61,7 @@ pub struct HostConfig {
     pub high_watermark: f64,
     /// Fraction of the arena down to which they are then evicted. The lower, the seldomer and longer an eviction.
     pub low_watermark: f64,
-    /// Which chunk goes first.
+    /// Which chunk goes first: `adaptive`, or another of [`PolicyName::ALL`].
     pub policy: String,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
@@ -233,7 +234,7 @@ impl Default for HostConfig {
             extent_bytes: None,
             high_watermark: 0.95,
             low_watermark: 0.93,
-            policy: "lru".into(),
+            policy: PolicyName::default().to_string(),
             huge_pages: HugePages::Auto,
         }
     }

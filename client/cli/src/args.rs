@@ -130,7 +130,9 @@ mod tests {
     #[test]
     fn bad_arguments_are_refused_with_what_would_be_right() {
         assert!(refused("larder replay --block-bytes many").contains("64KiB"));
-        assert!(refused("larder replay --policy random").contains("possible values: fifo, lru"));
+        assert!(
+            refused("larder replay --policy random").contains("possible values: adaptive, fifo, filo, lru")
+        );
         assert!(refused("larder dev --nodes 65").contains("1..=64"));
         assert!(refused("larder statsu").contains("status"));
         assert!(refused("larder replay trace.jsonl --seed 3").contains("cannot be used with"));

@@ -4,9 +4,22 @@
 //! which chunk should go next. That only leaves go is the store's business: a chunk with a cached child is blocked
 //! like one that is leased, so a policy never sees the tree.
 
+mod adaptive;
+mod arc;
 mod fifo;
+mod filo;
+mod ghosts;
+mod heap;
+mod lfu;
 mod lru;
-mod queue;
+mod mru;
+mod priority;
+mod queues;
+mod s3fifo;
+mod sieve;
+mod sketch;
+mod slru;
+mod wtinylfu;
 
 use std::fmt;
 use std::str::FromStr;
@@ -73,24 +86,68 @@ pub enum Verdict {
 }
 
 /// A policy by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PolicyName {
+    /// The chunk least likely to be used again goes first, as learned.
+    #[default]
+    Adaptive,
     /// Oldest insertion goes first.
     Fifo,
+    /// Newest insertion goes first.
+    Filo,
     /// Least recently used goes first.
     Lru,
+    /// Most recently used goes first.
+    Mru,
+    /// Fewest hits goes first; ties by least recently used.
+    Lfu,
+    /// Not yet used twice goes first, by recency; then the others, by recency.
+    Slru,
+    /// Lowest priority of the caller goes first; ties by least recently used.
+    Priority,
+    /// Used once or used again, whichever has more than its ghosts say it should.
+    Arc,
+    /// Three queues, in and out by age, of which one is of ghosts.
+    S3Fifo,
+    /// Oldest that was not used since a hand last passed it goes first.
+    Sieve,
+    /// Seldom used goes first, but for a small window of new ones.
+    WTinyLfu,
 }
 
 impl PolicyName {
     /// Every policy there is.
-    pub const ALL: [Self; 2] = [Self::Fifo, Self::Lru];
+    pub const ALL: [Self; 12] = [
+        Self::Adaptive,
+        Self::Fifo,
+        Self::Filo,
+        Self::Lru,
+        Self::Mru,
+        Self::Lfu,
+        Self::Slru,
+        Self::Priority,
+        Self::Arc,
+        Self::S3Fifo,
+        Self::Sieve,
+        Self::WTinyLfu,
+    ];
 
     /// Its name in configuration, commands and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Adaptive => "adaptive",
             Self::Fifo => "fifo",
+            Self::Filo => "filo",
             Self::Lru => "lru",
+            Self::Mru => "mru",
+            Self::Lfu => "lfu",
+            Self::Slru => "slru",
+            Self::Priority => "priority",
+            Self::Arc => "arc",
+            Self::S3Fifo => "s3fifo",
+            Self::Sieve => "sieve",
+            Self::WTinyLfu => "wtinylfu",
         }
     }
 
@@ -98,8 +155,18 @@ impl PolicyName {
     #[must_use]
     pub fn build(self) -> Box<dyn Policy> {
         match self {
+            Self::Adaptive => Box::new(adaptive::Adaptive::default()),
             Self::Fifo => Box::new(fifo::Fifo::default()),
+            Self::Filo => Box::new(filo::Filo::default()),
             Self::Lru => Box::new(lru::Lru::default()),
+            Self::Mru => Box::new(mru::Mru::default()),
+            Self::Lfu => Box::new(lfu::Lfu::default()),
+            Self::Slru => Box::new(slru::Slru::default()),
+            Self::Priority => Box::new(priority::Priority::default()),
+            Self::Arc => Box::new(arc::Arc::default()),
+            Self::S3Fifo => Box::new(s3fifo::S3Fifo::default()),
+            Self::Sieve => Box::new(sieve::Sieve::default()),
+            Self::WTinyLfu => Box::new(wtinylfu::WTinyLfu::default()),
         }
     }
 }
@@ -136,6 +203,9 @@ mod tests {
     fn policies_are_found_by_name_and_an_unknown_one_lists_them() {
         assert!(PolicyName::ALL.into_iter().all(|policy| policy.as_str().parse() == Ok(policy)));
         let error = "lfru".parse::<PolicyName>().unwrap_err().to_string();
-        assert_eq!(error, "there is no eviction policy `lfru`; there are: fifo, lru");
+        assert!(
+            error.starts_with("there is no eviction policy `lfru`; there are: adaptive, fifo, filo, lru"),
+            "{error}"
+        );
     }
 }

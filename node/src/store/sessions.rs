@@ -162,12 +162,15 @@ impl Sessions {
         self.processes.values_mut().for_each(|process| _ = process.extents.remove(&extent));
     }
 
-    /// Reservations whose deadline is not after `now`.
+    /// Reservations whose deadline is not after `now`, the oldest first: in what order they end decides what is evicted.
     pub(crate) fn lapsed(&self, now: Millis) -> Vec<(SessionId, u64)> {
         let reservations = self.open.iter().flat_map(|(&id, session)| {
             session.reservations.iter().map(move |(&number, reservation)| (id, number, reservation.deadline))
         });
-        reservations.filter(|&(.., deadline)| deadline <= now).map(|(id, number, _)| (id, number)).collect()
+        let lapsed = reservations.filter(|&(.., deadline)| deadline <= now);
+        let mut lapsed: Vec<_> = lapsed.map(|(id, number, _)| (id, number)).collect();
+        lapsed.sort_unstable_by_key(|&(_, number)| number);
+        lapsed
     }
 
     /// Open sessions.

@@ -3,6 +3,7 @@
 mod behaviour;
 mod histories;
 mod model;
+mod policies;
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::{Chain, ChunkHash, PoolSpec};

@@ -76,7 +76,7 @@ fn impossible_configurations_say_what_to_do_and_end_with_status_2() {
         ("[host]\narena_byts = \"1GiB\"", "arena_bytes"),
         ("[host]\narena_bytes = \"900TiB\"", "or less"),
         ("[host]\narena_bytes = 0", "at least 1"),
-        ("[host]\npolicy = \"lfru\"", "there are: fifo, lru"),
+        ("[host]\npolicy = \"lfru\"", "there are: adaptive, fifo, filo, lru"),
         ("[host]\nextent_bytes = 4096", "extent_bytes"),
         ("[host]\nhigh_watermark = 0.5\nlow_watermark = 0.6", "watermark"),
         ("[[gpus]]\npci = \"ffff:ff:1f.7\"", "no such device"),

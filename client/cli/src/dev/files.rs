@@ -309,6 +309,6 @@ mod tests {
         let file = toml::to_string(&NodeFile::new("node-0", &options, "/run/node-0.sock".into())).unwrap();
         assert!(file.contains("listen = \"127.0.0.1:0\""), "{file}");
         assert!(file.contains("[[tenants]]\nname = \"default\"\nsocket = \"/run/node-0.sock\""), "{file}");
-        assert!(file.contains("capacity_chunks = 3000\npolicy = \"lru\""), "{file}");
+        assert!(file.contains("capacity_chunks = 3000\npolicy = \"adaptive\""), "{file}");
     }
 }

@@ -35,20 +35,38 @@ pub struct DevOptions {
 /// Who is evicted first, always among chunks without a cached child.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[value(rename_all = "lower")]
 pub enum Policy {
+    /// Least likely to be used again, as learned
+    #[default]
+    Adaptive,
     /// Oldest insertion
     Fifo,
+    /// Newest insertion
+    Filo,
     /// Least recently used
-    #[default]
     Lru,
+    /// Most recently used
+    Mru,
+    /// Fewest hits
+    Lfu,
+    /// Used once, by recency; then the others
+    Slru,
+    /// Lowest priority of the caller
+    Priority,
+    /// Adaptive replacement cache
+    Arc,
+    /// Small queue, main queue and ghosts
+    S3Fifo,
+    /// Oldest that was not used since the last round
+    Sieve,
+    /// Seldom used, but for a small window of new ones
+    WTinyLfu,
 }
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fifo => "fifo",
-            Self::Lru => "lru",
-        })
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 

@@ -1,41 +1,47 @@
-//! Least recently used goes first.
+//! Least recently used goes first (as every operating system since Multics has it).
 
-use super::queue::Queue;
+use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
 use crate::store::ids::ChunkId;
 
 /// Least recently used.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lru {
-    queue: Queue,
+    queues: Queues,
+}
+
+impl Default for Lru {
+    fn default() -> Self {
+        Self { queues: Queues::new(1) }
+    }
 }
 
 impl Policy for Lru {
     fn insert(&mut self, chunk: ChunkId, _: Facts) {
-        self.queue.push(chunk);
+        self.queues.push(chunk, 0);
     }
 
     fn touch(&mut self, chunk: ChunkId) {
-        self.queue.move_to_end(chunk);
+        self.queues.move_to_end(chunk, 0);
     }
 
     fn remove(&mut self, chunk: ChunkId, _: Removal) {
-        self.queue.remove(chunk);
+        self.queues.remove(chunk);
     }
 
     fn block(&mut self, chunk: ChunkId) {
-        self.queue.block(chunk);
+        self.queues.block(chunk);
     }
 
     fn unblock(&mut self, chunk: ChunkId) {
-        self.queue.unblock(chunk);
+        self.queues.unblock(chunk);
     }
 
     fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
-        self.queue.first(judge)
+        self.queues.first(0, judge)
     }
 
     fn order(&self) -> Vec<ChunkId> {
-        self.queue.order()
+        self.queues.order()
     }
 }

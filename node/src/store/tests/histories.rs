@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::model::{Model, prefixes};
 use super::*;
-use crate::store::ids::OrderId;
+use crate::store::ids::{NamespaceId, OrderId};
 
 const WORDS: [&str; 12] =
     ["abcd", "abce", "abx", "aby", "ac", "acdefg", "bcd", "bce", "c", "cdefghi", "cdxyz", "dddddd"];
@@ -24,7 +24,7 @@ enum Step {
     Close { session: usize },
     Gone { session: usize },
     Wait { ms: u64 },
-    SwitchPolicy,
+    SwitchPolicy { to: PolicyName },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -43,8 +43,12 @@ fn step() -> impl Strategy<Value = Step> {
         1 => session.clone().prop_map(|session| Step::Close { session }),
         1 => session.prop_map(|session| Step::Gone { session }),
         2 => (1..400_u64).prop_map(|ms| Step::Wait { ms }),
-        1 => Just(Step::SwitchPolicy),
+        1 => policy().prop_map(|to| Step::SwitchPolicy { to }),
     ]
+}
+
+fn policy() -> impl Strategy<Value = PolicyName> {
+    prop::sample::select(PolicyName::ALL.to_vec())
 }
 
 /// What the test knows of the store's claims, so that the model can follow.
@@ -78,12 +82,12 @@ struct Order {
 }
 
 impl World {
-    fn new(trusted: bool, capacity: usize) -> Self {
-        let limits = StoreLimits { trust_engines: trusted, ..limits(SLOTS as u32, capacity as u64) };
+    fn new(trusted: bool, capacity: usize, policy: PolicyName) -> Self {
+        let limits = StoreLimits { trust_engines: trusted, policy, ..limits(SLOTS as u32, capacity as u64) };
         let mut f = Fixture::new(limits);
         f.store.close_session(f.session);
         let mut world = Self {
-            model: Model::new(SLOTS, capacity, PolicyName::Lru),
+            model: Model::new(SLOTS, capacity, policy),
             f,
             trusted,
             now: NOW,
@@ -113,6 +117,7 @@ impl World {
             Step::Release { which } if !self.leases.is_empty() => {
                 let (session, lease, words) = self.leases.swap_remove(which % self.leases.len());
                 self.f.store.release(session, lease).unwrap();
+                self.tell();
                 self.model.unclaim(&words);
             }
             Step::Reserve { session, word } => self.reserve(session, WORDS[word]),
@@ -125,6 +130,7 @@ impl World {
             Step::Abort { which } if !self.reservations.is_empty() => {
                 let (session, number, ..) = self.reservations[which % self.reservations.len()];
                 self.f.store.abort(session, number).unwrap();
+                self.tell();
                 self.lapse(which % self.reservations.len());
             }
             Step::Pin { word, duration_ms } => {
@@ -142,6 +148,7 @@ impl World {
             Step::Unpin { which } if !self.pins.is_empty() => {
                 let which = which % self.pins.len();
                 self.f.store.unpin(self.sessions[0].0, self.pins[which].0).unwrap();
+                self.tell();
                 self.end_pin(which);
             }
             Step::Close { session } => self.close(session),
@@ -151,14 +158,37 @@ impl World {
                 self.gone(process);
             }
             Step::Wait { ms } => self.wait(ms),
-            Step::SwitchPolicy => {
-                let other =
-                    if self.model.policy == PolicyName::Lru { PolicyName::Fifo } else { PolicyName::Lru };
-                self.model.policy = other;
-                self.f.store.set_policy(other);
-            }
+            Step::SwitchPolicy { to } => self.switch(to),
             _ => {}
         }
+    }
+
+    fn switch(&mut self, to: PolicyName) {
+        let before = self.order();
+        if matches!(self.model.policy, PolicyName::Fifo | PolicyName::Lru) {
+            assert_eq!(before, self.model.order());
+        }
+        self.f.store.set_policy(to);
+        let mut after = self.order();
+        self.model.switch(to, &after);
+        after.sort_unstable();
+        assert!(before.iter().all(|word| after.binary_search(word).is_ok()), "nothing is lost");
+    }
+
+    /// Cached words as the store's policy has them.
+    fn order(&self) -> Vec<String> {
+        let word = |&id| {
+            let hash = self.f.store.index.get(id).name.hash.0;
+            String::from_utf8_lossy(&hash).trim_end_matches('\0').to_owned()
+        };
+        self.f.store.policy.order().iter().map(word).collect()
+    }
+
+    /// Tells the model what the store still has.
+    fn tell(&mut self) {
+        let number = NamespaceId(self.f.namespace);
+        let is_here = |word: &String| self.f.store.index.find(number, &name(word)).is_some();
+        self.model.present = WORDS.into_iter().flat_map(prefixes).filter(is_here).collect();
     }
 
     fn lease(&mut self, session: usize, word: &str) {
@@ -177,6 +207,7 @@ impl World {
         let session = self.sessions[session].0;
         let chain = self.f.chain(word);
         let reserved = self.f.store.reserve(session, self.f.namespace, &chain, 0, self.now);
+        self.tell();
         let wanted = self.model.reserve(word);
         assert_eq!(reserved.is_ok(), wanted.is_some(), "{reserved:?} {wanted:?}");
         let (Ok(reserved), Some(wanted)) = (reserved, wanted) else { return };
@@ -213,6 +244,7 @@ impl World {
         let order = self.orders.swap_remove(which);
         let checksums = ok.then(|| vec![Checksums::default(); order.words.len()]);
         let kept = self.f.store.finish_commit(order.id, checksums);
+        self.tell();
         if ok && !order.lapsed {
             assert_eq!(kept as usize, order.words.len());
             self.model.keep(&order.words);
@@ -260,7 +292,12 @@ impl World {
     fn close(&mut self, session: usize) {
         let (session, process) = self.sessions[session];
         self.f.store.close_session(session);
-        while let Some(which) = self.reservations.iter().position(|held| held.0 == session) {
+        self.tell();
+        let of_session = |world: &Self| {
+            let held = world.reservations.iter().enumerate().filter(|(_, held)| held.0 == session);
+            held.min_by_key(|(_, held)| held.1).map(|(which, _)| which)
+        };
+        while let Some(which) = of_session(self) {
             self.lapse(which);
         }
         // A marker: the process lives on, whether or not it left leases behind.
@@ -276,6 +313,7 @@ impl World {
 
     fn gone(&mut self, process: ProcessId) {
         self.f.store.process_gone(process);
+        self.tell();
         let (left, kept) = self.orphans.drain(..).partition(|orphan| orphan.0 == process);
         self.orphans = kept;
         let left: Vec<(ProcessId, Vec<String>)> = left;
@@ -291,6 +329,7 @@ impl World {
     fn wait(&mut self, ms: u64) {
         self.now = self.now + ms;
         self.f.store.tick(self.now);
+        self.tell();
         let mut lapsed: Vec<u64> =
             self.reservations.iter().filter(|held| held.2 <= self.now).map(|held| held.1).collect();
         lapsed.sort_unstable();
@@ -329,8 +368,9 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
         trusted in any::<bool>(),
         capacity in 3..=SLOTS,
+        policy in policy(),
     ) {
-        let mut world = World::new(trusted, capacity);
+        let mut world = World::new(trusted, capacity, policy);
         for step in &steps {
             world.run(step);
             world.check();

@@ -1,6 +1,6 @@
 //! The model that random histories are held against: the same rules, written down as slowly as possible.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::store::policy::PolicyName;
 
@@ -12,6 +12,8 @@ pub(super) struct Model {
     pub(super) quarantined_slots: usize,
     pub(super) capacity: usize,
     pub(super) policy: PolicyName,
+    /// What the store has after the step: under a policy that the model does not foresee, what is missing there went.
+    pub(super) present: BTreeSet<String>,
     stamp: u64,
 }
 
@@ -25,7 +27,15 @@ pub(super) struct ModelChunk {
 
 impl Model {
     pub(super) fn new(slots: usize, capacity: usize, policy: PolicyName) -> Self {
-        Self { chunks: BTreeMap::new(), slots, quarantined_slots: 0, capacity, policy, stamp: 0 }
+        Self {
+            chunks: BTreeMap::new(),
+            slots,
+            quarantined_slots: 0,
+            capacity,
+            policy,
+            present: BTreeSet::new(),
+            stamp: 0,
+        }
     }
 
     /// Chunks of the longest prefix of `word` that is cached.
@@ -40,7 +50,7 @@ impl Model {
             let stamp = self.next_stamp();
             let chunk = self.chunk(word);
             chunk.claims += 1;
-            if self.policy == PolicyName::Lru {
+            if self.policy != PolicyName::Fifo {
                 self.chunk(word).stamp = stamp;
             }
         }
@@ -111,11 +121,34 @@ impl Model {
             .chunks
             .iter()
             .filter(|(word, chunk)| chunk.cached && chunk.claims == 0 && chunk.pins == 0 && is_leaf(word));
-        let Some(victim) = free.min_by_key(|(_, chunk)| chunk.stamp).map(|(word, _)| word.clone()) else {
-            return false;
+        let victim = match self.policy {
+            PolicyName::Fifo | PolicyName::Lru => free.min_by_key(|(_, chunk)| chunk.stamp),
+            _ => {
+                let free: Vec<_> = free.collect();
+                let gone = free.iter().copied().find(|(word, _)| !self.present.contains(*word));
+                assert!(gone.is_some() || free.is_empty(), "the store had to evict one of {free:?}");
+                gone
+            }
         };
+        let Some(victim) = victim.map(|(word, _)| word.clone()) else { return false };
         self.chunks.remove(&victim);
         true
+    }
+
+    /// Words that are cached, the first to go first.
+    pub(super) fn order(&self) -> Vec<String> {
+        let mut order: Vec<_> = self.chunks.iter().filter(|(_, chunk)| chunk.cached).collect();
+        order.sort_by_key(|(_, chunk)| chunk.stamp);
+        order.into_iter().map(|(word, _)| word.clone()).collect()
+    }
+
+    /// Another policy takes over words in this order.
+    pub(super) fn switch(&mut self, policy: PolicyName, order: &[String]) {
+        self.policy = policy;
+        for word in order {
+            let stamp = self.next_stamp();
+            self.chunk(word).stamp = stamp;
+        }
     }
 
     fn next_stamp(&mut self) -> u64 {

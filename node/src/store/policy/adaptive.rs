@@ -1,0 +1,172 @@
+//! Adaptive: the chunk that promises the fewest hits for the room it takes goes first, as learned from every use.
+//!
+//! Time is counted in uses. A chunk has a class, by how often it was used, and an age, the time since its last use. For
+//! each class [`curves`] learn how likely a use is at every age, from what is cached and from what was evicted and not
+//! forgotten yet. From that follows what a chunk of a class and an age is worth: the most hits for each chunk and unit
+//! of time that it can bring if kept for the best span from now on, however long that is. This is the index of Gittins
+//! ("Bandit processes and dynamic allocation indices", JRSS B 1979); hit density (Beckmann, Chen and Cidon, LHD, NSDI
+//! 2018) and economic value added (Beckmann and Sanchez, HPCA 2017) are near to it. Having no parameter such as the
+//! cache's lifetime, it fits small caches and large ones alike: where all that is cached would go before it is used
+//! again, some of it is kept for longer, at the cost of the rest.
+//!
+//! Chunks stand in cells by class and age, where ages double; the oldest of a cell stands for it, so a search looks at
+//! some dozens of numbers. [`duel`] counts what `lru` would have hit, and takes over where that was more.
+//!
+//! 20 bytes a cached chunk, and 9 to 18 for each ghost, of which there are half as many.
+
+mod curves;
+mod duel;
+mod past;
+
+use super::ghosts::ShortHashes;
+use super::queues::Queues;
+use super::{Facts, Policy, Removal, Verdict};
+use crate::store::ids::ChunkId;
+use curves::{Ages, CLASSES, Curves};
+use duel::Duel;
+use past::{Past, Seen};
+
+/// Learns which chunk is worth the least.
+#[derive(Debug)]
+pub(super) struct Adaptive {
+    /// One list a cell. A chunk's stamp is the time of its last use, its mark the number of uses.
+    queues: Queues,
+    hashes: ShortHashes,
+    past: Past,
+    curves: Curves,
+    duel: Duel,
+    sorted_at: u64,
+    learned_at: u64,
+}
+
+impl Default for Adaptive {
+    fn default() -> Self {
+        Self {
+            queues: Queues::new(CELLS),
+            hashes: ShortHashes::default(),
+            past: Past::default(),
+            curves: Curves::default(),
+            duel: Duel::default(),
+            sorted_at: 0,
+            learned_at: 0,
+        }
+    }
+}
+
+impl Policy for Adaptive {
+    fn insert(&mut self, chunk: ChunkId, facts: Facts) {
+        let hash = self.hashes.note(chunk, facts);
+        let seen = self.past.take(hash, self.queues.now() + 1);
+        let uses = seen.map_or(0, |Seen { uses, age }| {
+            self.curves.used(uses, age);
+            self.duel.used(age, false);
+            uses
+        });
+        self.enter(chunk, uses.saturating_add(1));
+        self.learn();
+    }
+
+    fn touch(&mut self, chunk: ChunkId) {
+        let uses = self.queues.mark(chunk);
+        let age = self.queues.now() + 1 - self.queues.stamp(chunk);
+        self.curves.used(uses, age);
+        self.duel.used(age, true);
+        let uses = uses.saturating_add(1);
+        self.queues.set_mark(chunk, uses);
+        self.queues.move_to_end(chunk, curves::class(uses) * BANDS);
+    }
+
+    fn remove(&mut self, chunk: ChunkId, why: Removal) {
+        if why == Removal::Evicted {
+            self.past.add(self.hashes.get(chunk), self.queues.mark(chunk), self.queues.stamp(chunk));
+        }
+        self.queues.remove(chunk);
+    }
+
+    fn block(&mut self, chunk: ChunkId) {
+        self.queues.block(chunk);
+    }
+
+    fn unblock(&mut self, chunk: ChunkId) {
+        self.queues.unblock(chunk);
+    }
+
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+        let now = self.queues.now();
+        self.sort(now);
+        let follows_lru = self.duel.follows_lru(now);
+        let mut cells = [(f32::INFINITY, 0); CELLS];
+        let mut count = 0;
+        for cell in 0..CELLS {
+            let Some(oldest) = self.queues.first(cell, &mut |_| Verdict::Take) else { continue };
+            let age = now - self.queues.stamp(oldest);
+            let worth = if follows_lru { -(age as f32) } else { self.curves.worth(cell / BANDS, age) };
+            cells[count] = (worth, cell);
+            count += 1;
+        }
+        let mut cells = &mut cells[..count];
+        while let Some(least) = (0..cells.len()).min_by(|&a, &b| cells[a].0.total_cmp(&cells[b].0)) {
+            let victim = self.queues.first(cells[least].1, judge);
+            if victim.is_some() {
+                return victim;
+            }
+            cells.swap(0, least);
+            cells = &mut cells[1..];
+        }
+        None
+    }
+
+    fn order(&self) -> Vec<ChunkId> {
+        let mut order = self.queues.order();
+        order.sort_unstable_by_key(|&chunk| self.queues.stamp(chunk));
+        order
+    }
+}
+
+impl Adaptive {
+    fn enter(&mut self, chunk: ChunkId, uses: u8) {
+        self.queues.push(chunk, curves::class(uses) * BANDS);
+        self.queues.set_mark(chunk, uses);
+    }
+
+    /// Puts chunks that have become too old for their cells into the next ones, from time to time.
+    fn sort(&mut self, now: u64) {
+        if now < self.sorted_at + (self.queues.len() as u64 / SORTS_A_LIFETIME) {
+            return;
+        }
+        self.sorted_at = now;
+        for cell in (0..CELLS).filter(|cell| cell % BANDS < BANDS - 1) {
+            let oldest = now.saturating_sub(FIRST_BAND << (cell % BANDS));
+            self.queues.shift_older(oldest, cell, cell + 1);
+        }
+    }
+
+    /// Counts the ages of all that is cached or remembered, and learns from it, from time to time.
+    fn learn(&mut self) {
+        let (now, cached) = (self.queues.now(), self.queues.len());
+        let since = now - self.learned_at;
+        if since < ((cached + self.past.len()) as u64 / LOOKS_A_LIFETIME).max(LEAST_INTERVAL) {
+            return;
+        }
+        self.learned_at = now;
+        let mut ages = Ages::default();
+        self.queues.for_each(|stamp, uses| ages.add(uses, now - stamp));
+        self.past.look(now, cached, &mut ages);
+        self.curves.learn(&ages, since);
+        self.duel.learn(now, since, ages.newest(cached), cached);
+    }
+}
+
+const CELLS: usize = CLASSES * BANDS;
+
+/// Cells of a class. The first one is for ages up to [`FIRST_BAND`], each other for twice the one before.
+const BANDS: usize = 25;
+const FIRST_BAND: u64 = 64;
+
+/// How often chunks are put into their cells while as many uses pass as chunks are cached.
+const SORTS_A_LIFETIME: u64 = 128;
+
+/// How often the policy learns while as many uses pass as chunks are cached or remembered, and after how many uses at
+/// the least.
+const LOOKS_A_LIFETIME: u64 = 8;
+const LEAST_INTERVAL: u64 = 512;

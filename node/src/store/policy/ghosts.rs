@@ -1,0 +1,147 @@
+//! Chunks that were evicted not long ago.
+
+use super::Facts;
+use crate::store::ids::ChunkId;
+
+/// Two sets of short hashes, each of the so many that were added to it last.
+///
+/// One table for both, in buckets of four; a full bucket loses its oldest entry. 32 bits of a hash are kept: at a
+/// million ghosts one look-up in a thousand finds a wrong one. 10 bytes a ghost.
+#[derive(Debug, Default)]
+pub(super) struct Ghosts {
+    buckets: Vec<[Ghost; WAYS]>,
+    kinds: [Kind; 2],
+}
+
+/// 32 bits of each cached chunk's short hash, which its ghost will need.
+#[derive(Debug, Default)]
+pub(super) struct ShortHashes {
+    hashes: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Kind {
+    added: u32,
+    most: u32,
+    len: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Ghost {
+    hash: u32,
+    /// Number of the addition, of 31 bits, and the kind in the highest; 0 where there is no ghost.
+    born: u32,
+}
+
+impl Ghosts {
+    /// Adds a ghost to a set of which the `most` last ones are kept.
+    pub(super) fn insert(&mut self, kind: usize, hash: u32, most: usize) {
+        let most = u32::try_from(most).unwrap_or(u32::MAX) & BORN;
+        let Kind { added, most: kept, len } = &mut self.kinds[kind];
+        *added = if *added == BORN { 1 } else { *added + 1 };
+        *kept = most;
+        *len = (*len + 1).min(most);
+        let born = *added | (kind as u32) << 31;
+        let wanted = self.kinds.iter().map(|kind| kind.most as usize).sum::<usize>();
+        if wanted > self.buckets.len() * WAYS {
+            self.grow(wanted + wanted / 4);
+        }
+        self.place(Ghost { hash, born });
+    }
+
+    /// Takes a ghost out, if it is here, and says of which set.
+    pub(super) fn take(&mut self, hash: u32) -> Option<usize> {
+        let bucket = self.bucket(hash)?;
+        let kinds = &mut self.kinds;
+        let found =
+            self.buckets[bucket].iter_mut().find(|ghost| ghost.hash == hash && ghost.age(kinds).is_some())?;
+        let kind = (std::mem::take(found).born >> 31) as usize;
+        kinds[kind].len = kinds[kind].len.saturating_sub(1);
+        Some(kind)
+    }
+
+    /// How many ghosts a set has, about.
+    pub(super) fn len(&self, kind: usize) -> usize {
+        self.kinds[kind].len as usize
+    }
+
+    fn place(&mut self, ghost: Ghost) {
+        let Some(bucket) = self.bucket(ghost.hash) else { return };
+        let kinds = self.kinds;
+        let age = |ghost: &&mut Ghost| ghost.age(&kinds).unwrap_or(u32::MAX);
+        if let Some(oldest) = self.buckets[bucket].iter_mut().max_by_key(age) {
+            *oldest = ghost;
+        }
+    }
+
+    fn grow(&mut self, ghosts: usize) {
+        let old = std::mem::replace(&mut self.buckets, vec![[Ghost::default(); WAYS]; ghosts.div_ceil(WAYS)]);
+        let kinds = self.kinds;
+        old.into_iter()
+            .flatten()
+            .filter(|ghost| ghost.age(&kinds).is_some())
+            .for_each(|ghost| self.place(ghost));
+    }
+
+    fn bucket(&self, hash: u32) -> Option<usize> {
+        (!self.buckets.is_empty()).then(|| ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize)
+    }
+}
+
+impl Ghost {
+    /// How many of its kind came later; `None` where it is no ghost, or too many did.
+    fn age(self, kinds: &[Kind; 2]) -> Option<u32> {
+        let Kind { added, most, .. } = kinds[(self.born >> 31) as usize];
+        let age = added.wrapping_sub(self.born & BORN) & BORN;
+        (self.born & BORN != 0 && age < most).then_some(age)
+    }
+}
+
+impl ShortHashes {
+    /// Notes the hash of a chunk that enters, and returns it.
+    pub(super) fn note(&mut self, chunk: ChunkId, facts: Facts) -> u32 {
+        if self.hashes.len() <= chunk.position() {
+            self.hashes.resize(chunk.position() + 1, 0);
+        }
+        let hash = facts.short_hash as u32;
+        self.hashes[chunk.position()] = hash;
+        hash
+    }
+
+    /// The hash of a cached chunk.
+    pub(super) fn get(&self, chunk: ChunkId) -> u32 {
+        self.hashes[chunk.position()]
+    }
+}
+
+const WAYS: usize = 4;
+
+/// The bits of an addition's number.
+const BORN: u32 = u32::MAX >> 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(n: u32) -> u32 {
+        n.wrapping_mul(0x9e37_79b9)
+    }
+
+    #[test]
+    fn a_ghost_is_found_once_and_until_too_many_came_after_it() {
+        let mut ghosts = Ghosts::default();
+        (0..100).for_each(|n| ghosts.insert(0, hash(n), 60));
+        assert_eq!([39, 40, 99, 99].map(|n| ghosts.take(hash(n))), [None, Some(0), Some(0), None]);
+        assert_eq!(ghosts.len(0), 58);
+    }
+
+    #[test]
+    fn the_two_sets_age_apart_and_survive_growth() {
+        let mut ghosts = Ghosts::default();
+        ghosts.insert(1, hash(7), 4);
+        (100..1_000).for_each(|n| ghosts.insert(0, hash(n), n as usize));
+        assert_eq!(ghosts.take(hash(7)), Some(1));
+        let found = (100..1_000).filter(|&n| ghosts.take(hash(n)).is_some()).count();
+        assert!(found > 700, "{found}: buckets lose few");
+    }
+}

@@ -1,0 +1,364 @@
+//! Chunks in lists, each in the order in which they were put at its end: what most policies share.
+//!
+//! Every operation takes constant time but one: a blocked chunk that the search for a victim meets is parked, and
+//! comes back into its old place through a sorted map when it may go again. A chunk is parked at most once between two
+//! moves, and the map holds only chunks older than the whole list, so it stays small.
+
+use std::collections::BTreeMap;
+
+use super::Verdict;
+use crate::store::ids::ChunkId;
+
+/// An ordered set of chunks of which some are blocked, in one list or several.
+#[derive(Debug)]
+pub(super) struct Queues {
+    nodes: Vec<Node>,
+    lists: Vec<List>,
+    next_stamp: u64,
+    len: usize,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    head: Option<ChunkId>,
+    tail: Option<ChunkId>,
+    /// Parked chunks included.
+    len: usize,
+    /// Parked chunks that may go again, by stamp.
+    returned: BTreeMap<u64, ChunkId>,
+}
+
+/// 16 bytes a chunk.
+#[derive(Debug, Clone, Copy, Default)]
+struct Node {
+    /// When the chunk was put at an end, in the upper 47 bits; then 8 bits of the policy's own, 7 of the list, and
+    /// where the chunk is, in the lowest two.
+    bits: u64,
+    previous: Option<ChunkId>,
+    next: Option<ChunkId>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Absent = 0,
+    Listed = 1,
+    ListedBlocked = 2,
+    /// Out of the list. Blocked, or else in `returned`.
+    Parked = 3,
+}
+
+impl Queues {
+    /// So many empty lists, at most 128.
+    pub(super) fn new(lists: usize) -> Self {
+        assert!(lists <= 1 << LIST_BITS, "a node has room for the number of its list");
+        let lists = (0..lists).map(|_| List::default()).collect();
+        Self { nodes: Vec::new(), lists, next_stamp: 0, len: 0 }
+    }
+
+    /// Puts a new chunk at the end of a list, marked 0.
+    pub(super) fn push(&mut self, chunk: ChunkId, list: usize) {
+        if self.nodes.len() <= chunk.position() {
+            self.nodes.resize(chunk.position() + 1, Node::default());
+        }
+        debug_assert_eq!(self.place(chunk), Place::Absent, "a chunk is inserted once");
+        self.len += 1;
+        self.next_stamp += 1;
+        self.append(chunk, list, bits(self.next_stamp, 0, list, Place::Listed));
+    }
+
+    /// Moves a chunk to the end of a list.
+    pub(super) fn move_to_end(&mut self, chunk: ChunkId, list: usize) {
+        let place = self.take_out(chunk);
+        self.next_stamp += 1;
+        self.append(chunk, list, bits(self.next_stamp, self.mark(chunk), list, place));
+    }
+
+    /// Moves the chunks of a list that were put at an end before `stamp` to the end of another list, their stamps
+    /// kept. They must be newer than all that is in that list.
+    pub(super) fn shift_older(&mut self, stamp: u64, from: usize, to: usize) {
+        while let Some(entry) = self.lists[from].returned.first_entry()
+            && *entry.key() < stamp
+        {
+            let (key, chunk) = entry.remove_entry();
+            self.set_list(chunk, to);
+            self.lists[from].len -= 1;
+            self.lists[to].len += 1;
+            self.lists[to].returned.insert(key, chunk);
+        }
+        while let Some(chunk) = self.lists[from].head
+            && self.stamp(chunk) < stamp
+        {
+            let place = self.take_out(chunk);
+            self.append(chunk, to, bits(self.stamp(chunk), self.mark(chunk), to, place));
+        }
+    }
+
+    /// Takes a chunk out.
+    pub(super) fn remove(&mut self, chunk: ChunkId) {
+        self.take_out(chunk);
+        self.len -= 1;
+        self.nodes[chunk.position()] = Node::default();
+    }
+
+    /// Marks a chunk as one that may not go.
+    pub(super) fn block(&mut self, chunk: ChunkId) {
+        let (list, stamp) = (self.list(chunk), self.stamp(chunk));
+        match self.place(chunk) {
+            Place::Listed => self.set_place(chunk, Place::ListedBlocked),
+            Place::Parked => _ = self.lists[list].returned.remove(&stamp),
+            place => debug_assert!(false, "a chunk is blocked once, this is {place:?}"),
+        }
+    }
+
+    /// Marks a chunk as one that may go.
+    pub(super) fn unblock(&mut self, chunk: ChunkId) {
+        let (list, stamp) = (self.list(chunk), self.stamp(chunk));
+        match self.place(chunk) {
+            Place::ListedBlocked => self.set_place(chunk, Place::Listed),
+            Place::Parked => _ = self.lists[list].returned.insert(stamp, chunk),
+            place => debug_assert!(false, "a chunk is unblocked after it was blocked, this is {place:?}"),
+        }
+    }
+
+    /// The first chunk of a list that may go and that `judge` takes.
+    pub(super) fn first(
+        &mut self,
+        list: usize,
+        judge: &mut dyn FnMut(ChunkId) -> Verdict,
+    ) -> Option<ChunkId> {
+        // Returned chunks are older than everything listed: they were parked from the head of the list.
+        for &chunk in self.lists[list].returned.values() {
+            match judge(chunk) {
+                Verdict::Take => return Some(chunk),
+                Verdict::Skip => {}
+                Verdict::Stop => return None,
+            }
+        }
+        let mut at_head = true;
+        let mut cursor = self.lists[list].head;
+        while let Some(chunk) = cursor {
+            cursor = self.nodes[chunk.position()].next;
+            if self.place(chunk) == Place::ListedBlocked {
+                // Only from the head, so that what is parked is always older than what is listed.
+                if at_head {
+                    self.unlink(chunk);
+                    self.set_place(chunk, Place::Parked);
+                }
+                continue;
+            }
+            at_head = false;
+            match judge(chunk) {
+                Verdict::Take => return Some(chunk),
+                Verdict::Skip => {}
+                Verdict::Stop => return None,
+            }
+        }
+        None
+    }
+
+    /// Every chunk, list by list, first to last.
+    pub(super) fn order(&self) -> Vec<ChunkId> {
+        let present =
+            (0..self.nodes.len()).map(ChunkId::at).filter(|&chunk| self.place(chunk) != Place::Absent);
+        let mut order: Vec<ChunkId> = present.collect();
+        order.sort_unstable_by_key(|&chunk| (self.list(chunk), self.stamp(chunk)));
+        order
+    }
+
+    /// Calls `see` with the stamp and mark of every chunk.
+    pub(super) fn for_each(&self, mut see: impl FnMut(u64, u8)) {
+        let present =
+            (0..self.nodes.len()).map(ChunkId::at).filter(|&chunk| self.place(chunk) != Place::Absent);
+        present.for_each(|chunk| see(self.stamp(chunk), self.mark(chunk)));
+    }
+
+    /// The stamp given last.
+    pub(super) fn now(&self) -> u64 {
+        self.next_stamp
+    }
+
+    /// Chunks in all lists, blocked ones too.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Chunks in a list, blocked ones too.
+    pub(super) fn list_len(&self, list: usize) -> usize {
+        self.lists[list].len
+    }
+
+    /// The list in which a chunk is.
+    pub(super) fn list(&self, chunk: ChunkId) -> usize {
+        (self.nodes[chunk.position()].bits >> PLACE_BITS) as usize & ((1 << LIST_BITS) - 1)
+    }
+
+    /// What the policy noted on a chunk.
+    pub(super) fn mark(&self, chunk: ChunkId) -> u8 {
+        (self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS)) as u8
+    }
+
+    /// Notes something on a chunk; it stays until the chunk leaves.
+    pub(super) fn set_mark(&mut self, chunk: ChunkId, mark: u8) {
+        let bits = bits(self.stamp(chunk), mark, self.list(chunk), self.place(chunk));
+        self.nodes[chunk.position()].bits = bits;
+    }
+
+    /// Takes a chunk out of where it is, and says where it goes when it comes to the end of a list.
+    fn take_out(&mut self, chunk: ChunkId) -> Place {
+        let list = self.list(chunk);
+        self.lists[list].len -= 1;
+        match self.place(chunk) {
+            Place::Parked => {
+                let stamp = self.stamp(chunk);
+                let was_free = self.lists[list].returned.remove(&stamp).is_some();
+                if was_free { Place::Listed } else { Place::ListedBlocked }
+            }
+            place => {
+                self.unlink(chunk);
+                place
+            }
+        }
+    }
+
+    fn append(&mut self, chunk: ChunkId, list: usize, bits: u64) {
+        let List { head, tail, len, .. } = &mut self.lists[list];
+        *len += 1;
+        let previous = tail.replace(chunk);
+        match previous {
+            Some(old) => self.nodes[old.position()].next = Some(chunk),
+            None => *head = Some(chunk),
+        }
+        self.nodes[chunk.position()] = Node { bits, previous, next: None };
+    }
+
+    fn unlink(&mut self, chunk: ChunkId) {
+        let Node { previous, next, .. } = self.nodes[chunk.position()];
+        let list = self.list(chunk);
+        match previous {
+            Some(previous) => self.nodes[previous.position()].next = next,
+            None => self.lists[list].head = next,
+        }
+        match next {
+            Some(next) => self.nodes[next.position()].previous = previous,
+            None => self.lists[list].tail = previous,
+        }
+    }
+
+    fn place(&self, chunk: ChunkId) -> Place {
+        match self.nodes[chunk.position()].bits & 3 {
+            0 => Place::Absent,
+            1 => Place::Listed,
+            2 => Place::ListedBlocked,
+            _ => Place::Parked,
+        }
+    }
+
+    fn set_place(&mut self, chunk: ChunkId, place: Place) {
+        let bits = &mut self.nodes[chunk.position()].bits;
+        *bits = *bits & !3 | place as u64;
+    }
+
+    fn set_list(&mut self, chunk: ChunkId, list: usize) {
+        self.nodes[chunk.position()].bits =
+            bits(self.stamp(chunk), self.mark(chunk), list, self.place(chunk));
+    }
+
+    /// When a chunk was put at an end: how many chunks had been before, and this one.
+    pub(super) fn stamp(&self, chunk: ChunkId) -> u64 {
+        self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS + MARK_BITS)
+    }
+}
+
+/// What [`Node::bits`] holds.
+fn bits(stamp: u64, mark: u8, list: usize, place: Place) -> u64 {
+    let stamp_and_mark = stamp << MARK_BITS | u64::from(mark);
+    (stamp_and_mark << LIST_BITS | list as u64) << PLACE_BITS | place as u64
+}
+
+const PLACE_BITS: u32 = 2;
+const LIST_BITS: u32 = 7;
+const MARK_BITS: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Push { list: usize },
+        Move { list: usize },
+        Remove,
+        Block,
+        Unblock,
+        First { list: usize, skip: bool },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<(Step, usize)>> {
+        let list = || 0..LISTS;
+        let step = prop_oneof![
+            4 => list().prop_map(|list| Step::Push { list }),
+            3 => list().prop_map(|list| Step::Move { list }),
+            1 => Just(Step::Remove),
+            3 => Just(Step::Block),
+            3 => Just(Step::Unblock),
+            4 => (list(), any::<bool>()).prop_map(|(list, skip)| Step::First { list, skip }),
+        ];
+        prop::collection::vec((step, 0..24_usize), 1..200)
+    }
+
+    proptest! {
+        /// The model: for each list a vector in order, searched from the front.
+        #[test]
+        fn queues_behave_like_sorted_vectors(steps in steps()) {
+            let mut queues = Queues::new(LISTS);
+            let mut model: [Vec<(ChunkId, bool)>; LISTS] = Default::default();
+            for (step, n) in steps {
+                let chunk = ChunkId::at(n);
+                let found = model.iter().enumerate().find_map(|(list, entries)| {
+                    Some((list, entries.iter().position(|&(other, _)| other == chunk)?))
+                });
+                match (step, found) {
+                    (Step::Push { list }, None) => {
+                        queues.push(chunk, list);
+                        queues.set_mark(chunk, n as u8);
+                        model[list].push((chunk, false));
+                    }
+                    (Step::Move { list: to }, Some((list, at))) => {
+                        queues.move_to_end(chunk, to);
+                        let entry = model[list].remove(at);
+                        model[to].push(entry);
+                    }
+                    (Step::Remove, Some((list, at))) => {
+                        queues.remove(chunk);
+                        model[list].remove(at);
+                    }
+                    (Step::Block, Some((list, at))) if !model[list][at].1 => {
+                        queues.block(chunk);
+                        model[list][at].1 = true;
+                    }
+                    (Step::Unblock, Some((list, at))) if model[list][at].1 => {
+                        queues.unblock(chunk);
+                        model[list][at].1 = false;
+                    }
+                    (Step::First { list, skip }, _) => {
+                        let odd_ones = |chunk: ChunkId| skip && chunk.position().is_multiple_of(2);
+                        let judge = |chunk| if odd_ones(chunk) { Verdict::Skip } else { Verdict::Take };
+                        let first = queues.first(list, &mut { judge });
+                        let expected = model[list].iter().find(|&&(chunk, blocked)| !blocked && !odd_ones(chunk));
+                        prop_assert_eq!(first, expected.map(|entry| entry.0));
+                    }
+                    _ => {}
+                }
+                let order: Vec<ChunkId> = model.iter().flatten().map(|entry| entry.0).collect();
+                prop_assert!(order.iter().all(|&chunk| usize::from(queues.mark(chunk)) == chunk.position()));
+                prop_assert!((0..LISTS).all(|list| queues.list_len(list) == model[list].len()));
+                prop_assert_eq!(queues.len(), order.len());
+                prop_assert_eq!(queues.order(), order);
+            }
+        }
+    }
+
+    const LISTS: usize = 3;
+}

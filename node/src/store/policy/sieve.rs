@@ -1,0 +1,66 @@
+//! SIEVE: a hand goes from old to new, takes the first chunk that was not used since it last passed, and spares the
+//! others once.
+//!
+//! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU" (NSDI 2024). The queue is kept in two lists:
+//! chunks that the hand has yet to reach, with the new ones at their end, and chunks that it has passed. A chunk that
+//! may not go waits where the hand met it.
+
+use super::queues::Queues;
+use super::{Facts, Policy, Removal, Verdict};
+use crate::store::ids::ChunkId;
+
+/// SIEVE.
+#[derive(Debug)]
+pub(super) struct Sieve {
+    queues: Queues,
+    /// The list that the hand is in; the other one it has passed.
+    ahead: usize,
+}
+
+impl Default for Sieve {
+    fn default() -> Self {
+        Self { queues: Queues::new(2), ahead: 0 }
+    }
+}
+
+impl Policy for Sieve {
+    fn insert(&mut self, chunk: ChunkId, _: Facts) {
+        self.queues.push(chunk, self.ahead);
+    }
+
+    fn touch(&mut self, chunk: ChunkId) {
+        self.queues.set_mark(chunk, VISITED);
+    }
+
+    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+        self.queues.remove(chunk);
+    }
+
+    fn block(&mut self, chunk: ChunkId) {
+        self.queues.block(chunk);
+    }
+
+    fn unblock(&mut self, chunk: ChunkId) {
+        self.queues.unblock(chunk);
+    }
+
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+        for _ in 0..3 {
+            while let Some(chunk) = self.queues.first(self.ahead, judge) {
+                if self.queues.mark(chunk) != VISITED {
+                    return Some(chunk);
+                }
+                self.queues.set_mark(chunk, 0);
+                self.queues.move_to_end(chunk, 1 - self.ahead);
+            }
+            self.ahead = 1 - self.ahead;
+        }
+        None
+    }
+
+    fn order(&self) -> Vec<ChunkId> {
+        self.queues.order()
+    }
+}
+
+const VISITED: u8 = 1;

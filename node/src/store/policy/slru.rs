@@ -1,0 +1,60 @@
+//! Segmented LRU: what was not yet used twice goes first, by recency; then the others, by recency.
+//!
+//! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (Computer, 1994), in the form
+//! that SGLang gave it: a count of uses, of which storing is the first, parts the segments, and nothing returns to the
+//! first one.
+
+use super::queues::Queues;
+use super::{Facts, Policy, Removal, Verdict};
+use crate::store::ids::ChunkId;
+
+/// Segmented LRU.
+#[derive(Debug)]
+pub(super) struct Slru {
+    queues: Queues,
+}
+
+impl Default for Slru {
+    fn default() -> Self {
+        Self { queues: Queues::new(2) }
+    }
+}
+
+impl Policy for Slru {
+    fn insert(&mut self, chunk: ChunkId, _: Facts) {
+        self.queues.push(chunk, PROBATION);
+        self.queues.set_mark(chunk, 1);
+    }
+
+    fn touch(&mut self, chunk: ChunkId) {
+        let uses = (self.queues.mark(chunk) + 1).min(PROTECTED_THRESHOLD);
+        self.queues.set_mark(chunk, uses);
+        self.queues.move_to_end(chunk, if uses < PROTECTED_THRESHOLD { PROBATION } else { PROTECTED });
+    }
+
+    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+        self.queues.remove(chunk);
+    }
+
+    fn block(&mut self, chunk: ChunkId) {
+        self.queues.block(chunk);
+    }
+
+    fn unblock(&mut self, chunk: ChunkId) {
+        self.queues.unblock(chunk);
+    }
+
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+        self.queues.first(PROBATION, judge).or_else(|| self.queues.first(PROTECTED, judge))
+    }
+
+    fn order(&self) -> Vec<ChunkId> {
+        self.queues.order()
+    }
+}
+
+const PROBATION: usize = 0;
+const PROTECTED: usize = 1;
+
+/// Uses that make a chunk protected.
+const PROTECTED_THRESHOLD: u8 = 2;
