@@ -156,6 +156,11 @@ impl Queues {
         None
     }
 
+    /// The first chunk of a list that no search has parked, blocked or not.
+    pub(super) fn head(&self, list: usize) -> Option<ChunkId> {
+        self.lists[list].head
+    }
+
     /// Every chunk, list by list, first to last.
     pub(super) fn order(&self) -> Vec<ChunkId> {
         let present =

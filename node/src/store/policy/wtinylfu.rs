@@ -2,8 +2,8 @@
 //! often.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017): the window is 1 %, the
-//! rest a segmented LRU of which four fifths are protected. The window is not resized. Where the store evicts for more new
-//! chunks at once than the window holds, some of the rest goes without a contest.
+//! rest a segmented LRU of which four fifths are protected. The window is not resized. A chunk that loses the contest
+//! when it may not go yet stands in a list of its own, which goes before all others.
 
 use super::ghosts::ShortHashes;
 use super::queues::Queues;
@@ -17,17 +17,17 @@ pub(super) struct WTinyLfu {
     queues: Queues,
     hashes: ShortHashes,
     sketch: Sketch,
-    /// Chunks that were cached when one had to go.
-    capacity: usize,
+    /// Whether a chunk has had to go yet: before, nobody contests.
+    is_full: bool,
 }
 
 impl Default for WTinyLfu {
     fn default() -> Self {
         Self {
-            queues: Queues::new(3),
+            queues: Queues::new(4),
             hashes: ShortHashes::default(),
             sketch: Sketch::default(),
-            capacity: 0,
+            is_full: false,
         }
     }
 }
@@ -68,20 +68,15 @@ impl Policy for WTinyLfu {
     }
 
     fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
-        self.capacity = self.capacity.max(self.queues.len());
-        self.fill_main(judge);
-        // Whatever comes next pushes the oldest out of the window.
-        let candidate = self.queues.first(WINDOW, judge);
-        let victim = self.queues.first(PROBATION, judge).or_else(|| self.queues.first(PROTECTED, judge));
-        let (Some(candidate), Some(victim)) = (candidate, victim) else {
-            return candidate.or(victim);
-        };
-        let count = |chunk| self.sketch.count(self.hashes.get(chunk));
-        if count(candidate) <= count(victim) {
-            return Some(candidate);
+        let window = self.queues.len().div_ceil(WINDOW_PART);
+        while self.queues.list_len(WINDOW) > window
+            && let Some(candidate) = self.queues.head(WINDOW)
+        {
+            let list = if self.is_full && self.loses(candidate) { REJECTED } else { PROBATION };
+            self.queues.move_to_end(candidate, list);
         }
-        self.queues.move_to_end(candidate, PROBATION);
-        Some(victim)
+        self.is_full = true;
+        [REJECTED, PROBATION, PROTECTED, WINDOW].into_iter().find_map(|list| self.queues.first(list, judge))
     }
 
     fn order(&self) -> Vec<ChunkId> {
@@ -90,22 +85,19 @@ impl Policy for WTinyLfu {
 }
 
 impl WTinyLfu {
-    /// Room of the window.
-    fn window(&self) -> usize {
-        self.capacity.div_ceil(100)
-    }
-
-    /// What the window has too much of enters the rest without a contest for as long as that has room.
-    fn fill_main(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) {
-        while self.queues.list_len(WINDOW) > self.window()
-            && self.queues.len() - self.queues.list_len(WINDOW) < self.capacity - self.window()
-            && let Some(oldest) = self.queues.first(WINDOW, judge)
-        {
-            self.queues.move_to_end(oldest, PROBATION);
-        }
+    /// Whether a chunk that leaves the window was not used more often than the one that would have to go for it.
+    fn loses(&mut self, candidate: ChunkId) -> bool {
+        let take = &mut |_| Verdict::Take;
+        let victim = self.queues.first(PROBATION, take).or_else(|| self.queues.first(PROTECTED, take));
+        let count = |chunk| self.sketch.count(self.hashes.get(chunk));
+        victim.is_some_and(|victim| count(candidate) <= count(victim))
     }
 }
 
-const WINDOW: usize = 0;
+const REJECTED: usize = 0;
 const PROBATION: usize = 1;
 const PROTECTED: usize = 2;
+const WINDOW: usize = 3;
+
+/// The window is one of so many parts.
+const WINDOW_PART: usize = 100;
