@@ -9,6 +9,7 @@ mod lookup;
 mod namespaces;
 mod pins;
 pub mod policy;
+pub mod replay;
 mod reserve;
 mod room;
 mod sessions;
