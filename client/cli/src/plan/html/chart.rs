@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 /// A line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Series {
-    /// What stands at its end.
+    /// What stands at its end, unless it has no class.
     pub(super) name: String,
     /// `best`, `second`, `bound`, or empty.
     pub(super) class: &'static str,
@@ -71,21 +71,26 @@ pub(super) fn lines(series: &[Series], ticks: &[(f64, String)], mark: Option<(f6
             );
         }
     }
-    let ends: Vec<f64> =
-        series.iter().map(|series| series.points.last().map_or(0.0, |point| y(point.1))).collect();
-    for ((series, end), label) in series.iter().zip(&ends).zip(apart(&ends)) {
-        let from = series.points.last().map_or(LINES_RIGHT, |point| x(point.0)) + 5.0;
-        let (text, class) = (LINES_RIGHT + 34.0, series.class);
-        let _ = write!(svg, r#"<path class="leader" d="M{from:.1} {end:.1}L{:.1} {label:.1}"/>"#, text - 4.0);
-        let last = series.points.last().map_or(0.0, |point| point.1);
+    end_labels(&mut svg, series, &x, &y);
+    svg + "</svg>"
+}
+
+/// The names of the lines that have a class, at their ends.
+fn end_labels(svg: &mut String, series: &[Series], x: &dyn Fn(f64) -> f64, y: &dyn Fn(f64) -> f64) {
+    let named = series.iter().filter(|series| !series.class.is_empty());
+    let named: Vec<_> = named.filter_map(|series| Some((series, *series.points.last()?))).collect();
+    let ends: Vec<f64> = named.iter().map(|(_, end)| y(end.1)).collect();
+    for (((series, end), at), label) in named.iter().zip(&ends).zip(apart(&ends)) {
+        let (from, text) = (x(end.0) + 5.0, LINES_RIGHT + 34.0);
+        let _ = write!(svg, r#"<path class="leader" d="M{from:.1} {at:.1}L{:.1} {label:.1}"/>"#, text - 4.0);
         let _ = write!(
             svg,
-            r#"<text class="{class}-label" x="{text}" y="{:.1}">{} {last:.1}</text>"#,
+            r#"<text class="{}-label" x="{text}" y="{:.1}">{}</text>"#,
+            series.class,
             label + 4.0,
             series.name
         );
     }
-    svg + "</svg>"
 }
 
 /// Groups of bars, their values above them.
@@ -99,15 +104,15 @@ pub(super) fn bars(title: &str, groups: &[Group], unit: &dyn Fn(f64) -> String) 
         let at = y(value);
         let _ = write!(
             svg,
-            r#"<path class="grid" d="M{LEFT} {at:.1}H{BARS_WIDTH}"/><text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
-            LEFT - 8.0,
+            r#"<path class="grid" d="M{BARS_LEFT} {at:.1}H{BARS_WIDTH}"/><text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+            BARS_LEFT - 8.0,
             at + 4.0,
             unit(value)
         );
     }
-    let step = (BARS_WIDTH - LEFT) / groups.len().max(1) as f64;
+    let step = (BARS_WIDTH - BARS_LEFT) / groups.len().max(1) as f64;
     for (number, Group { name, bars }) in groups.iter().enumerate() {
-        let start = LEFT + step * number as f64;
+        let start = BARS_LEFT + step * number as f64;
         let width = (step * 0.8 / bars.len().max(1) as f64).min(MOST_BAR_WIDTH);
         let first = start + (step - width * bars.len() as f64) / 2.0;
         for (bar, (class, value, label)) in bars.iter().enumerate() {
@@ -132,7 +137,7 @@ pub(super) fn bars(title: &str, groups: &[Group], unit: &dyn Fn(f64) -> String) 
             BARS_BOTTOM + 18.0
         );
     }
-    let _ = write!(svg, r#"<path class="axis" d="M{LEFT} {BARS_BOTTOM}H{BARS_WIDTH}"/>"#);
+    let _ = write!(svg, r#"<path class="axis" d="M{BARS_LEFT} {BARS_BOTTOM}H{BARS_WIDTH}"/>"#);
     svg + "</svg>"
 }
 
@@ -188,6 +193,7 @@ const BOTTOM: f64 = 350.0;
 const LINES_WIDTH: f64 = 1_000.0;
 const LINES_HEIGHT: f64 = 380.0;
 const LINES_RIGHT: f64 = 850.0;
+const BARS_LEFT: f64 = 62.0;
 const BARS_WIDTH: f64 = 480.0;
 const BARS_BOTTOM: f64 = 220.0;
 const MOST_BAR_WIDTH: f64 = 46.0;

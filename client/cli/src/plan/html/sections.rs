@@ -81,9 +81,33 @@ pub(super) fn capacity(facts: &Facts<'_>) -> String {
     let mark = advice.filter(|choice| choice.nodes == 1);
     let mark = mark.map(|choice| (choice.capacity_chunks as f64, "recommended".into()));
     format!(
-        "<section><h2>Hit rate by capacity and policy</h2><p>Tokens hit in % of all tokens, one node; capacity in chunks of 512 tokens, {} each. Dashed: what is possible, for a cache of the size that knows the future (opt), and for one that never evicts.</p>{}</section>",
+        "<section><h2>Hit rate by capacity and policy</h2><p>Tokens hit in % of all tokens, one node; capacity in chunks of 512 tokens, {} each. Dashed: what is possible, for a cache of the size that knows the future (opt), and for one that never evicts. Grey: the other policies.</p>{}{}</section>",
         output::bytes(facts.prices.chunk_bytes),
-        chart::lines(&series, &ticks, mark)
+        chart::lines(&series, &ticks, mark),
+        policies(facts, &series, &capacities)
+    )
+}
+
+/// The numbers behind the lines, the policy that hits most first.
+fn policies(facts: &Facts<'_>, series: &[Series], capacities: &[u64]) -> String {
+    let mut rows: Vec<&Series> = series.iter().filter(|series| series.name != "infinite").collect();
+    let sum = |series: &Series| series.points.iter().map(|point| point.1).sum::<f64>();
+    rows.sort_by(|a, b| sum(b).total_cmp(&sum(a)));
+    let row = |series: &&Series| {
+        let rate = |capacity: &u64| {
+            let point = series.points.iter().find(|point| point.0 == *capacity as f64);
+            format!("<td>{}</td>", point.map_or(String::new(), |point| format!("{:.2}", point.1)))
+        };
+        let cells: String = capacities.iter().map(rate).collect();
+        format!(r#"<tr class="{}"><td class="name">{}</td>{cells}</tr>"#, series.class, series.name)
+    };
+    let rows: String = rows.iter().map(row).collect();
+    let heading = |&capacity: &u64| {
+        format!("<th>{}<br>{}</th>", grouped(capacity), output::bytes(facts.prices.bytes(capacity)))
+    };
+    let headings: String = capacities.iter().map(heading).collect();
+    format!(
+        r#"<div class="scroll"><table><thead><tr><th class="name">tokens hit, %</th>{headings}</tr></thead><tbody>{rows}</tbody></table></div>"#
     )
 }
 
@@ -109,7 +133,7 @@ pub(super) fn moved(facts: &Facts<'_>) -> String {
     let requests = facts.workload.prompts.len().max(1) as f64;
     let mut groups = by_nodes(facts, capacity, |outcome| {
         let bytes = facts.prices.bytes(outcome.counts.chunks_moved) as f64 / requests;
-        ("best", bytes / MIB, output::bytes(bytes as u64))
+        ("best", bytes / MIB, format!("{:.0}", bytes / MIB))
     });
     let is_shared =
         |outcome: &&Outcome| outcome.scenario.sharing == Sharing::Shared && outcome.scenario.nodes > 1;
@@ -120,17 +144,25 @@ pub(super) fn moved(facts: &Facts<'_>) -> String {
     format!(
         "<section><h2>Bytes moved between nodes</h2><p>For each request, shared nodes of {} chunks each; local and routed nodes move nothing.</p>{}</section>",
         grouped(capacity),
-        chart::bars("Bytes moved for each request", &groups, &|value| output::bytes((value * MIB) as u64))
+        chart::bars("Bytes moved for each request", &groups, &|value| format!("{value:.0} MiB"))
     )
 }
 
 /// GPU time of prefill, saved and left.
 pub(super) fn prefill(facts: &Facts<'_>) -> String {
+    let total = facts.prices.gpu_seconds(facts.workload.tokens());
+    let (name, unit) = match total {
+        0.0..600.0 => ("s", 1.0),
+        600.0..7_200.0 => ("min", 60.0),
+        _ => ("h", 3_600.0),
+    };
     let groups = by_capacity(facts, |outcome| {
         let counts = outcome.counts;
-        let seconds = |tokens| facts.prices.gpu_seconds(tokens);
-        let (saved, left) = (seconds(counts.tokens_hit), seconds(counts.tokens_asked - counts.tokens_hit));
-        vec![("third", saved, duration(saved)), ("other", left, duration(left))]
+        let bar = |class, tokens| {
+            let time = facts.prices.gpu_seconds(tokens) / unit;
+            (class, time, format!("{time:.1}"))
+        };
+        vec![bar("third", counts.tokens_hit), bar("other", counts.tokens_asked - counts.tokens_hit)]
     });
     section_of_bars(
         &groups,
@@ -141,7 +173,7 @@ pub(super) fn prefill(facts: &Facts<'_>) -> String {
             one_node(facts),
             legend(&[("third", "saved"), ("other", "left to compute")])
         ),
-        &duration,
+        &|value| format!("{value:.1} {name}"),
     )
 }
 
@@ -180,7 +212,8 @@ pub(super) fn all_runs(facts: &Facts<'_>) -> String {
     };
     let rows: String = facts.outcomes.iter().map(row).collect();
     format!(
-        r#"<section><h2>Every run</h2><div class="scroll"><table><thead><tr><th class="name">policy</th><th>nodes</th><th class="name">sharing</th><th>chunks a node</th><th>blocks hit %</th><th>tokens hit %</th><th>chunks moved a request</th><th>ns an operation</th></tr></thead><tbody>{rows}</tbody></table></div></section>"#
+        r#"<section><h2>Every run</h2><details><summary>{} runs</summary><div class="scroll"><table><thead><tr><th class="name">policy</th><th>nodes</th><th class="name">sharing</th><th>chunks a node</th><th>blocks hit %</th><th>tokens hit %</th><th>chunks moved a request</th><th>ns an operation</th></tr></thead><tbody>{rows}</tbody></table></div></details></section>"#,
+        facts.outcomes.len()
     )
 }
 
@@ -250,7 +283,9 @@ fn best_name(facts: &Facts<'_>) -> String {
 }
 
 fn legend(keys: &[(&str, &str)]) -> String {
-    keys.iter().map(|(class, name)| format!(r#"<i class="key {class}"></i>{name}"#)).collect()
+    keys.iter()
+        .map(|(class, name)| format!(r#"<span class="legend"><i class="key {class}"></i>{name}</span> "#))
+        .collect()
 }
 
 fn is_bounded(outcome: &Outcome) -> bool {
