@@ -59,7 +59,7 @@ pub struct Counts {
     pub tokens_hit: u64,
     /// Chunks that a node read from another one.
     pub chunks_moved: u64,
-    /// Chunks touched, inserted and evicted.
+    /// Chunks leased and committed.
     pub operations: u64,
 }
 
@@ -73,7 +73,8 @@ pub struct Outcome {
     pub block_hit_rate: f64,
     /// Tokens hit of tokens asked.
     pub token_hit_rate: f64,
-    /// Time of one touch, insertion or eviction, the trace's own bookkeeping included.
+    /// CPU time of one operation of the whole store (a chunk leased or committed, with what it evicts), the replay's
+    /// own bookkeeping included; the policy is a part of it.
     pub ns_per_op: f64,
     /// The counts behind the rates.
     #[serde(skip)]
@@ -81,7 +82,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// A run that took so many seconds.
+    /// A run that took so many seconds of CPU time.
     #[must_use]
     pub fn new(scenario: Scenario, counts: Counts, seconds: f64) -> Self {
         Self {

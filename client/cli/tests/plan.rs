@@ -45,7 +45,7 @@ fn published(name: &str) -> Option<Workload> {
     let path: PathBuf =
         [env!("CARGO_MANIFEST_DIR"), "../../../shared/traces", &format!("{name}.jsonl")].iter().collect();
     let Ok(file) = File::open(&path) else {
-        println!("not tested: there is no {}", path.display());
+        eprintln!("not tested: there is no {}", path.display());
         return None;
     };
     Some(Workload::new(&TraceReader::new(BufReader::new(file)).read_all(None).unwrap(), true))

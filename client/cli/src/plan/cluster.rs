@@ -46,8 +46,6 @@ pub fn replay(
     for prompt in &workload.prompts {
         cluster.play(prompt, sharing);
     }
-    let evictions: u64 = cluster.nodes.iter().map(Node::evictions).sum();
-    cluster.counts.operations += evictions;
     cluster.counts
 }
 

@@ -44,7 +44,8 @@ pub fn opt(workload: &Workload, future: &Future, capacity_chunks: u64) -> Counts
         counts.blocks_hit += hit as u64;
         counts.tokens_asked += prompt.tokens;
         counts.tokens_hit += prompt.tokens_of(hit);
-        counts.operations += prompt.blocks.len() as u64 + cache.keep(prompt, next, capacity_chunks);
+        counts.operations += prompt.blocks.len() as u64;
+        cache.keep(prompt, next, capacity_chunks);
     }
     counts
 }
@@ -64,14 +65,13 @@ impl Cache {
         prompt.blocks.iter().take_while(|&&block| self.next[block as usize] != GONE).count()
     }
 
-    /// Notes the next uses of a prompt's blocks, and drops what is too much. Answers how many blocks went.
-    fn keep(&mut self, prompt: &Prompt, next: &[u32], capacity_chunks: u64) -> u64 {
+    /// Notes the next uses of a prompt's blocks, and drops what is too much.
+    fn keep(&mut self, prompt: &Prompt, next: &[u32], capacity_chunks: u64) {
         for ((position, &block), &next) in (0..).zip(&prompt.blocks).zip(next) {
             let known = std::mem::replace(&mut self.next[block as usize], next);
             self.chunks += u64::from(known == GONE);
             self.order.push((next, position, block));
         }
-        let before = self.chunks;
         while self.chunks > capacity_chunks
             && let Some((next, _, block)) = self.order.pop()
         {
@@ -80,7 +80,6 @@ impl Cache {
                 self.chunks -= 1;
             }
         }
-        before - self.chunks
     }
 }
 

@@ -71,9 +71,9 @@ pub fn run(workload: &Workload, scenarios: &[Scenario], quiet: bool) -> Vec<Outc
     let work = || {
         while let Some(&scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
             bar.set_message(format!("{} {}", scenario.policy, scenario.capacity_chunks));
-            let started = clock::now();
+            let started = clock::thread_seconds();
             let counts = counts(workload, &future, scenario);
-            let outcome = Outcome::new(scenario, counts, started.elapsed().as_secs_f64());
+            let outcome = Outcome::new(scenario, counts, clock::thread_seconds() - started);
             done.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
             bar.inc(1);
         }

@@ -60,12 +60,6 @@ impl Node {
             self.store.finish_commit(order.expect("it was just reserved").order, Some(Vec::new()));
         }
     }
-
-    /// Chunks evicted so far.
-    pub(super) fn evictions(&self) -> u64 {
-        let evictions = self.store.usage().evictions;
-        evictions.watermark + evictions.need + evictions.clearing
-    }
 }
 
 /// The smallest slot: nothing is ever written to it.
