@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use bytesize::ByteSize;
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, completions, coordinator, dev, lookup, node, replay, status};
+use crate::commands::{bench, completions, coordinator, dev, lookup, node, plan, replay, size, status};
 use crate::logging::LogOptions;
 
 /// Keeps the KV cache that LLM engines compute, and hands it to whichever engine needs it next.
@@ -18,6 +18,8 @@ Examples:
   larder replay                    Play a generated trace through a node, check every byte
   larder dev --nodes 1             Run a development cluster here until Ctrl-C
   larder status                    Show what the newest development cluster holds
+  larder plan trace.jsonl          Show what policies, capacities and node counts would make of a trace
+  larder size config.json          Show what a model's KV takes, and how fast it moves
   larder help replay               Show what `replay` can do
 
 Exit status:
@@ -41,6 +43,8 @@ pub(crate) enum Command {
     Status(status::Args),
     Lookup(lookup::Args),
     Bench(bench::Args),
+    Plan(plan::Args),
+    Size(size::Args),
     Node(node::Args),
     Coordinator(coordinator::Args),
     Completions(completions::Args),
@@ -63,6 +67,8 @@ impl Command {
             Self::Status(args) => status::run(&args),
             Self::Lookup(args) => lookup::run(&args),
             Self::Bench(args) => bench::run(&args),
+            Self::Plan(args) => plan::run(&args),
+            Self::Size(args) => size::run(&args),
             Self::Node(args) => node::run(&args),
             Self::Coordinator(args) => coordinator::run(&args),
             Self::Completions(args) => completions::run(&args),

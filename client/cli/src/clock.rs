@@ -2,8 +2,16 @@
 
 use std::time::Instant;
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Now.
 #[expect(clippy::disallowed_methods, reason = "the command line is a shell: its clock is the system's")]
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+/// CPU time that this thread has used, in seconds: the same however busy the machine is.
+pub(crate) fn thread_seconds() -> f64 {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    used.tv_sec as f64 + used.tv_nsec as f64 / 1e9
 }

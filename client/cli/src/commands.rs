@@ -6,5 +6,7 @@ pub(crate) mod coordinator;
 pub(crate) mod dev;
 pub(crate) mod lookup;
 pub(crate) mod node;
+pub(crate) mod plan;
 pub(crate) mod replay;
+pub(crate) mod size;
 pub(crate) mod status;

@@ -5,7 +5,9 @@ pub mod cluster;
 pub mod content;
 pub mod dev;
 pub mod generator;
+pub mod plan;
 pub mod replay;
+pub mod size;
 pub mod trace;
 
 mod args;

@@ -33,6 +33,15 @@ impl LeastRecomputed {
             .expect("a replay has at least one node")
     }
 
+    /// Tokens that `node` recomputed, as they count at `now_ms`.
+    ///
+    /// # Panics
+    /// Where there is no such node.
+    #[must_use]
+    pub fn tokens_at(&self, node: usize, now_ms: u64) -> f64 {
+        self.nodes[node].tokens_at(now_ms)
+    }
+
     /// Counts tokens that `node` computed for a request that arrived at `now_ms`.
     pub fn recomputed(&mut self, node: usize, now_ms: u64, tokens: u64) {
         let load = &mut self.nodes[node];

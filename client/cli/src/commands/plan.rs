@@ -1,0 +1,260 @@
+//! `larder plan`: what policies, capacities and node counts would make of a trace.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+use crate::failure::Usage;
+use crate::plan::advice::Prices;
+use crate::plan::cluster::MAX_CLUSTER_NODES;
+use crate::plan::sweep::{self, Grid};
+use crate::plan::{Outcome, PlanPolicy, Sharing, Workload, advice, html, table};
+use crate::trace::TraceReader;
+use crate::{args, output};
+
+/// Show what policies, capacities and node counts would make of a trace
+///
+/// Plays the trace through the store that runs in production, once for each policy, capacity and number of nodes, and
+/// finds the best that is possible beside it. Prints a table, and writes a report with charts.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder plan trace.jsonl                                  Everything, with a report in plan.html
+  larder plan trace.jsonl --capacities 3k,10k,30k --policies lru,opt
+  larder plan trace.jsonl --nodes 1,4,16 --policies lru    Clusters too: caches of their own, routed, shared
+  larder plan trace.jsonl --json > plan.json               One JSON array, rates as fractions, no report
+  larder plan trace.jsonl --prefill-tokens-per-s 12000 --price-per-gpu-hour 3.20 --chunk-bytes 28MiB
+
+Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
+  {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
+
+Bounds: `opt` is the best that a cache of the size could do if it knew the future (several nodes: one pool
+of the summed size), `infinite` a cache that never evicts.
+
+Sharing: `local` nodes know nothing of each other; `routed` ones neither, but each request goes to its
+longest prefix unless that node is busy; `shared` ones read what any other holds and copy what is read 8
+times or more.")]
+pub(crate) struct Args {
+    /// The trace, `-` for standard input
+    file: PathBuf,
+
+    /// Policies to try [default: all, and the bounds `opt` and `infinite`; on several nodes the best of them]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    policies: Vec<PlanPolicy>,
+
+    /// Chunks that each node keeps, such as 3000 or 3k [default: six sizes up to the whole trace]
+    #[arg(long, value_name = "CHUNKS", value_delimiter = ',', value_parser = chunks)]
+    capacities: Vec<u64>,
+
+    /// Node counts to try
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,2,4,8,16",
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLUSTER_NODES)))]
+    nodes: Vec<u16>,
+
+    /// What several nodes know of each other
+    #[arg(
+        long,
+        value_name = "KINDS",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "local,routed,shared"
+    )]
+    sharing: Vec<Sharing>,
+
+    /// Keep full blocks only, and compute a token of each prompt, as a node does [default: partial last blocks count as blocks, as in published simulations]
+    #[arg(long)]
+    full_blocks_only: bool,
+
+    /// Tokens that one GPU computes in a second of prefill
+    #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
+    prefill_tokens_per_s: f64,
+
+    /// Price of one GPU for an hour, in any currency
+    #[arg(long, value_name = "PRICE", default_value_t = 2.5, value_parser = positive)]
+    price_per_gpu_hour: f64,
+
+    /// Bytes of one chunk of 512 tokens over all ranks; `larder size` computes it [default: 64 MiB, Llama 3 8B in bf16]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value = "64MiB", hide_default_value = true)]
+    chunk_bytes: u64,
+
+    /// Where the report goes [default: plan.html, none with --json]
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
+
+    /// Play only the first N requests
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+
+    /// Print one JSON array instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let workload = args.workload()?;
+    let report = args.report();
+    if let Some(path) = report {
+        check_writable(path)?;
+    }
+    let outcomes = args.outcomes(&workload);
+    if args.json {
+        output::print_json(&outcomes)?;
+    } else {
+        output::print(&table::tables(&workload, &outcomes, &args.prices()))?;
+    }
+    if let Some(path) = report {
+        let trace = args.file.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy());
+        let text = html::report(&trace, &workload, &outcomes, &args.prices());
+        fs::write(path, text).with_context(|| format!("cannot write the report {}", path.display()))?;
+        if !args.json {
+            output::print(&format!("Report: {}", path.display()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    fn workload(&self) -> anyhow::Result<Workload> {
+        let wrong = || Usage(format!("cannot plan with {}", self.file.display()));
+        let lines: Box<dyn BufRead> = if self.file.as_os_str() == "-" {
+            Box::new(io::stdin().lock())
+        } else {
+            Box::new(BufReader::new(File::open(&self.file).with_context(wrong)?))
+        };
+        let limit = self.limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        let trace = TraceReader::new(lines).read_all(limit).with_context(wrong)?;
+        Ok(Workload::new(&trace, !self.full_blocks_only))
+    }
+
+    /// Where policies were named, all of them on all node counts; else all on one node and the best on several.
+    fn outcomes(&self, workload: &Workload) -> Vec<Outcome> {
+        let capacities = if self.capacities.is_empty() {
+            default_capacities(workload.distinct_blocks)
+        } else {
+            distinct(&self.capacities)
+        };
+        let (policies, nodes) = (distinct(&self.policies), distinct(&self.nodes));
+        let named = !policies.is_empty();
+        let mut grid = Grid {
+            cluster_policies: policies.clone(),
+            policies: if named { policies } else { PlanPolicy::all().collect() },
+            capacities,
+            nodes: if named { nodes.clone() } else { vec![1] },
+            sharing: distinct(&self.sharing),
+        };
+        let run = |grid: &Grid| sweep::run(workload, &grid.scenarios(workload.distinct_blocks), self.quiet);
+        let mut outcomes = run(&grid);
+        if !named && nodes.iter().any(|&nodes| nodes > 1) {
+            grid.cluster_policies =
+                advice::best_policy(&outcomes).into_iter().chain([PlanPolicy::Opt]).collect();
+            grid.policies = grid.cluster_policies.clone();
+            grid.nodes = nodes.iter().copied().filter(|&nodes| nodes > 1).collect();
+            outcomes.extend(run(&grid));
+        }
+        outcomes.retain(|outcome| {
+            outcome.scenario.policy == PlanPolicy::Infinite || self.nodes.contains(&outcome.scenario.nodes)
+        });
+        outcomes
+    }
+
+    fn prices(&self) -> Prices {
+        Prices {
+            prefill_tokens_per_s: self.prefill_tokens_per_s,
+            price_per_gpu_hour: self.price_per_gpu_hour,
+            chunk_bytes: self.chunk_bytes,
+        }
+    }
+
+    fn report(&self) -> Option<&Path> {
+        match &self.out {
+            Some(path) => Some(path),
+            None if self.json => None,
+            None => Some(Path::new("plan.html")),
+        }
+    }
+}
+
+/// Finds out before the work what would spoil its end. Leaves a report that is there as it is.
+fn check_writable(path: &Path) -> anyhow::Result<()> {
+    let wrong = || Usage(format!("cannot write the report {}; name another file with --out", path.display()));
+    OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
+}
+
+/// Six sizes of the series 1, 3, 10, 30, ..., the last of which holds `distinct_blocks`.
+fn default_capacities(distinct_blocks: u64) -> Vec<u64> {
+    let series = |step: u32| 10_u64.pow(step / 2) * if step.is_multiple_of(2) { 1 } else { 3 };
+    let last = (0..MOST_STEPS).find(|&step| series(step) >= distinct_blocks).unwrap_or(MOST_STEPS);
+    (last.saturating_sub(5)..=last).map(series).collect()
+}
+
+/// Steps up to 10^18, beyond any trace.
+const MOST_STEPS: u32 = 36;
+
+/// Chunks as people write them: `3000`, `3k`, `1M`.
+fn chunks(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1_000),
+        None => text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1_000_000)),
+    };
+    let number: u64 =
+        digits.parse().map_err(|_| "not a number of chunks such as 3000, 3k or 1M".to_owned())?;
+    match number.checked_mul(unit) {
+        Some(0) => Err("a cache of no chunks hits nothing; the least is 1".into()),
+        Some(chunks) if chunks <= MAX_CAPACITY_CHUNKS => Ok(chunks),
+        _ => Err(format!("at most {MAX_CAPACITY_CHUNKS} chunks")),
+    }
+}
+
+/// Chunks of one node: a thousand million are more than any memory holds.
+const MAX_CAPACITY_CHUNKS: u64 = 1_000_000_000;
+
+/// A number above 0.
+pub(super) fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("not a number above 0".into()),
+    }
+}
+
+/// The values without those that come again.
+fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for &value in values {
+        if !distinct.contains(&value) {
+            distinct.push(value);
+        }
+    }
+    distinct
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn six_sizes_lead_up_to_the_whole_trace() {
+        assert_eq!(default_capacities(182_790), [1_000, 3_000, 10_000, 30_000, 100_000, 300_000]);
+        assert_eq!(default_capacities(43_924), [300, 1_000, 3_000, 10_000, 30_000, 100_000]);
+        assert_eq!(default_capacities(2), [1, 3]);
+    }
+
+    #[test]
+    fn chunks_are_read_as_people_write_them() {
+        assert_eq!((chunks("3000"), chunks("3k"), chunks("1M")), (Ok(3_000), Ok(3_000), Ok(1_000_000)));
+        assert!(chunks("0").unwrap_err().contains("the least is 1"));
+        assert!(chunks("").is_err() && chunks("-1").is_err() && chunks("9999999999").is_err());
+    }
+
+    #[test]
+    fn prices_are_above_zero() {
+        assert_eq!(positive("2.5"), Ok(2.5));
+        assert!(["0", "-1", "inf", "NaN", "x"].iter().all(|text| positive(text).is_err()));
+    }
+}

@@ -1,0 +1,222 @@
+//! What to buy: which policy, how much memory, and what it saves.
+
+use super::{Outcome, PlanPolicy, Scenario, Workload};
+
+/// The share of what an infinite cache would hit that is enough.
+pub const ENOUGH: f64 = 0.9;
+
+/// What things cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prices {
+    /// Tokens that one GPU computes in a second of prefill.
+    pub prefill_tokens_per_s: f64,
+    /// Price of one GPU for an hour.
+    pub price_per_gpu_hour: f64,
+    /// Bytes of one chunk over all ranks.
+    pub chunk_bytes: u64,
+}
+
+/// The size to buy, and the reasons.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Advice<'a> {
+    /// The smallest that is enough, or the one that hits most.
+    pub choice: &'a Outcome,
+    /// Whether it is enough.
+    pub is_enough: bool,
+    /// The next smaller one that was tried.
+    pub smaller: Option<&'a Outcome>,
+    /// The next larger one that was tried.
+    pub larger: Option<&'a Outcome>,
+    /// Tokens that an infinite cache would hit, as a fraction.
+    pub infinite: f64,
+}
+
+/// The policy of a store that hits most tokens on one node, on average over the capacities; on the fewest nodes that
+/// were tried where one was not.
+#[must_use]
+pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
+    let of_store = || outcomes.iter().filter(|outcome| outcome.scenario.policy.of_store().is_some());
+    let nodes = of_store().map(|outcome| outcome.scenario.nodes).min()?;
+    let total = |policy| {
+        let of_policy = of_store().filter(|o| o.scenario.policy == policy && o.scenario.nodes == nodes);
+        of_policy.map(|outcome| outcome.token_hit_rate).sum::<f64>()
+    };
+    let mut best: Option<(PlanPolicy, f64)> = None;
+    for Outcome { scenario: Scenario { policy, .. }, .. } in of_store() {
+        let total = total(*policy);
+        if best.is_none_or(|(_, most)| total > most) {
+            best = Some((*policy, total));
+        }
+    }
+    best.map(|(policy, _)| policy)
+}
+
+/// The size to buy: under the best policy the least memory, and of that the best use, that hits [`ENOUGH`] of what an
+/// infinite cache would. `None` where no policy of a store was tried.
+#[must_use]
+pub fn advice(outcomes: &[Outcome], infinite: f64) -> Option<Advice<'_>> {
+    let policy = best_policy(outcomes)?;
+    let mut sizes: Vec<&Outcome> = Vec::new();
+    for outcome in outcomes.iter().filter(|outcome| outcome.scenario.policy == policy) {
+        let total = outcome.scenario.total_chunks();
+        match sizes.iter_mut().find(|size| size.scenario.total_chunks() == total) {
+            Some(size) if size.token_hit_rate < outcome.token_hit_rate => *size = outcome,
+            Some(_) => {}
+            None => sizes.push(outcome),
+        }
+    }
+    sizes.sort_by_key(|size| size.scenario.total_chunks());
+    let enough = sizes.iter().position(|size| size.token_hit_rate >= ENOUGH * infinite);
+    let most = || sizes.iter().map(|size| size.token_hit_rate).fold(0.0, f64::max);
+    let at = match enough {
+        Some(at) => at,
+        None => sizes.iter().position(|size| size.token_hit_rate >= most())?,
+    };
+    Some(Advice {
+        choice: sizes[at],
+        is_enough: enough.is_some(),
+        smaller: at.checked_sub(1).map(|at| sizes[at]),
+        larger: sizes.get(at + 1).copied(),
+        infinite,
+    })
+}
+
+/// What an infinite cache would hit of the tokens, as a fraction.
+#[must_use]
+pub fn infinite_rate(outcomes: &[Outcome], workload: &Workload) -> f64 {
+    let run = outcomes.iter().find(|outcome| outcome.scenario.policy == PlanPolicy::Infinite);
+    run.map_or_else(
+        || {
+            let future = super::opt::Future::of(workload);
+            let counts = super::opt::opt(workload, &future, workload.distinct_blocks);
+            counts.tokens_hit as f64 / counts.tokens_asked.max(1) as f64
+        },
+        |run| run.token_hit_rate,
+    )
+}
+
+impl Prices {
+    /// GPU seconds that so many tokens take to compute.
+    #[must_use]
+    pub fn gpu_seconds(&self, tokens: u64) -> f64 {
+        tokens as f64 / self.prefill_tokens_per_s
+    }
+
+    /// What so many GPU seconds cost.
+    #[must_use]
+    pub fn money(&self, gpu_seconds: f64) -> f64 {
+        gpu_seconds / 3_600.0 * self.price_per_gpu_hour
+    }
+
+    /// Bytes of so many chunks.
+    #[must_use]
+    pub fn bytes(&self, chunks: u64) -> u64 {
+        chunks.saturating_mul(self.chunk_bytes)
+    }
+}
+
+impl Advice<'_> {
+    /// The reasons, in sentences.
+    #[must_use]
+    pub fn reasons(&self, prices: &Prices) -> String {
+        let rate = |outcome: &Outcome| outcome.token_hit_rate * 100.0;
+        let share = |outcome: &Outcome| 100.0 * outcome.token_hit_rate / self.infinite.max(f64::MIN_POSITIVE);
+        let mut text = format!(
+            "With {} it hits {:.1} % of all tokens, {:.0} % of what an infinite cache would.",
+            self.choice.scenario.policy,
+            rate(self.choice),
+            share(self.choice).min(100.0),
+        );
+        if let Some(smaller) = self.smaller {
+            text += &format!(
+                " The next smaller size that was tried, {}, hits {:.1} % ({:.0} % of infinite).",
+                size(smaller, prices),
+                rate(smaller),
+                share(smaller)
+            );
+        }
+        match self.larger {
+            Some(larger) => {
+                text += &format!(
+                    " The next larger, {}, adds {:.1} points for {:.1} times the memory.",
+                    size(larger, prices),
+                    (rate(larger) - rate(self.choice)).max(0.0),
+                    larger.scenario.total_chunks() as f64 / self.choice.scenario.total_chunks() as f64
+                );
+            }
+            None if !self.is_enough => {
+                text += &format!(
+                    " No size that was tried hits {:.0} % of what an infinite cache would: try larger --capacities or more --nodes.",
+                    ENOUGH * 100.0
+                );
+            }
+            None => {}
+        }
+        text
+    }
+
+    /// The size, in words.
+    #[must_use]
+    pub fn size(&self, prices: &Prices) -> String {
+        size(self.choice, prices)
+    }
+}
+
+/// A size in words.
+fn size(outcome: &Outcome, prices: &Prices) -> String {
+    let Scenario { nodes, sharing, capacity_chunks, .. } = outcome.scenario;
+    let bytes = crate::output::bytes(prices.bytes(outcome.scenario.total_chunks()));
+    let chunks = super::table::grouped(capacity_chunks);
+    if nodes == 1 {
+        format!("one node of {chunks} chunks ({bytes})")
+    } else {
+        format!("{nodes} {sharing} nodes of {chunks} chunks each ({bytes} together)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_node::store::policy::PolicyName;
+
+    use super::*;
+    use crate::plan::{Counts, Sharing};
+
+    const PRICES: Prices =
+        Prices { prefill_tokens_per_s: 1_000.0, price_per_gpu_hour: 3.6, chunk_bytes: 1 << 30 };
+
+    fn outcome(policy: PolicyName, capacity_chunks: u64, hit: u64) -> Outcome {
+        let policy = PlanPolicy::Store(policy);
+        let scenario = Scenario { policy, nodes: 1, sharing: Sharing::Local, capacity_chunks };
+        let counts = Counts { tokens_asked: 100, tokens_hit: hit, ..Counts::default() };
+        Outcome::new(scenario, counts, 1.0)
+    }
+
+    #[test]
+    fn the_smallest_size_that_is_enough_is_advised_with_its_neighbours_as_reasons() {
+        let rates = [(1, 10), (2, 37), (4, 39), (8, 40)];
+        let lru = rates.iter().map(|&(capacity, hit)| outcome(PolicyName::Lru, capacity, hit));
+        let fifo = rates.iter().map(|&(capacity, _)| outcome(PolicyName::Fifo, capacity, 5));
+        let outcomes: Vec<Outcome> = fifo.chain(lru).collect();
+        let advice = advice(&outcomes, 0.4).unwrap();
+        assert_eq!((advice.choice.scenario.capacity_chunks, advice.is_enough), (2, true));
+        assert_eq!(advice.size(&PRICES), "one node of 2 chunks (2.0 GiB)");
+        let reasons = advice.reasons(&PRICES);
+        assert!(reasons.contains("With lru it hits 37.0 % of all tokens, 92 %"), "{reasons}");
+        assert!(reasons.contains("adds 2.0 points for 2.0 times the memory"), "{reasons}");
+    }
+
+    #[test]
+    fn where_nothing_is_enough_the_best_is_advised_and_larger_ones_are_asked_for() {
+        let outcomes = [outcome(PolicyName::Lru, 1, 10), outcome(PolicyName::Lru, 2, 20)];
+        let advice = advice(&outcomes, 0.9).unwrap();
+        assert_eq!((advice.choice.scenario.capacity_chunks, advice.is_enough), (2, false));
+        assert!(advice.reasons(&PRICES).contains("try larger --capacities"));
+        assert!(super::advice(&[], 0.9).is_none());
+    }
+
+    #[test]
+    fn tokens_become_seconds_and_seconds_become_money() {
+        assert!((PRICES.gpu_seconds(5_000) - 5.0).abs() < 1e-12);
+        assert!((PRICES.money(500.0) - 0.5).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,176 @@
+//! Runs many scenarios at a time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use larder_node::store::replay::{Replayed, replay};
+
+use super::opt::{Future, opt};
+use super::{Counts, Outcome, PlanPolicy, Scenario, Sharing, Workload, cluster};
+use crate::clock;
+use crate::trace::CHUNK_TOKENS;
+
+/// What to try with what.
+#[derive(Debug, Clone)]
+pub struct Grid {
+    /// Who goes first.
+    pub policies: Vec<PlanPolicy>,
+    /// Those of them that are tried on more than one node.
+    pub cluster_policies: Vec<PlanPolicy>,
+    /// Chunks that each node keeps.
+    pub capacities: Vec<u64>,
+    /// How many nodes.
+    pub nodes: Vec<u16>,
+    /// What the nodes know of each other, where there are several.
+    pub sharing: Vec<Sharing>,
+}
+
+impl Grid {
+    /// Every scenario. The bounds know no nodes: `opt` is the best of one cache of the summed size, and `infinite` is one
+    /// scenario with room for `distinct_blocks`.
+    #[must_use]
+    pub fn scenarios(&self, distinct_blocks: u64) -> Vec<Scenario> {
+        let mut all = Vec::new();
+        for &policy in &self.policies {
+            if policy == PlanPolicy::Infinite {
+                let (nodes, sharing) = (1, Sharing::Local);
+                all.push(Scenario { policy, nodes, sharing, capacity_chunks: distinct_blocks });
+                continue;
+            }
+            for &nodes in
+                self.nodes.iter().filter(|&&nodes| nodes == 1 || self.cluster_policies.contains(&policy))
+            {
+                let sharing: &[Sharing] = match (nodes, policy) {
+                    (1, _) => &[Sharing::Local],
+                    (_, PlanPolicy::Opt) => &[Sharing::Shared],
+                    _ => &self.sharing,
+                };
+                for &sharing in sharing {
+                    let scenario =
+                        |&capacity_chunks: &u64| Scenario { policy, nodes, sharing, capacity_chunks };
+                    all.extend(self.capacities.iter().map(scenario));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Runs every scenario, as many at a time as there are CPUs, with a bar on standard error unless `quiet`.
+///
+/// The outcomes are in the order of the scenarios.
+#[must_use]
+pub fn run(workload: &Workload, scenarios: &[Scenario], quiet: bool) -> Vec<Outcome> {
+    let future = Future::of(workload);
+    let bar = bar(scenarios.len() as u64, quiet);
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::with_capacity(scenarios.len()));
+    let work = || {
+        while let Some(&scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
+            bar.set_message(format!("{} {}", scenario.policy, scenario.capacity_chunks));
+            let started = clock::thread_seconds();
+            let counts = counts(workload, &future, scenario);
+            let outcome = Outcome::new(scenario, counts, clock::thread_seconds() - started);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+            bar.inc(1);
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(scenarios.len());
+    thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(work)));
+    bar.finish_and_clear();
+    let mut outcomes = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    outcomes.sort_by_key(|outcome| scenarios.iter().position(|&scenario| scenario == outcome.scenario));
+    outcomes
+}
+
+fn counts(workload: &Workload, future: &Future, scenario: Scenario) -> Counts {
+    let Scenario { policy, nodes, sharing, capacity_chunks } = scenario;
+    match policy {
+        PlanPolicy::Opt | PlanPolicy::Infinite => opt(workload, future, scenario.total_chunks()),
+        PlanPolicy::Store(policy) if nodes == 1 => {
+            let chunk_tokens = CHUNK_TOKENS as u32;
+            let partial_blocks = workload.partial_blocks;
+            let capacity = capacity_chunks.min(workload.distinct_blocks.max(1));
+            replay(&workload.requests, chunk_tokens, capacity, policy, partial_blocks).into()
+        }
+        PlanPolicy::Store(policy) => {
+            let capacity = capacity_chunks.min(workload.distinct_blocks.max(1));
+            cluster::replay(workload, policy, nodes, sharing, capacity)
+        }
+    }
+}
+
+impl From<Replayed> for Counts {
+    fn from(replayed: Replayed) -> Self {
+        let Replayed { blocks_asked, blocks_hit, tokens_asked, tokens_hit, operations, .. } = replayed;
+        Self { blocks_asked, blocks_hit, tokens_asked, tokens_hit, chunks_moved: 0, operations }
+    }
+}
+
+fn bar(scenarios: u64, quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(scenarios), ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} runs  {eta} left  {msg}";
+
+#[cfg(test)]
+mod tests {
+    use larder_node::store::policy::PolicyName;
+
+    use super::*;
+    use crate::generator::Generator;
+
+    const LRU: PlanPolicy = PlanPolicy::Store(PolicyName::Lru);
+    const FIFO: PlanPolicy = PlanPolicy::Store(PolicyName::Fifo);
+
+    fn grid() -> Grid {
+        Grid {
+            policies: vec![LRU, FIFO, PlanPolicy::Opt, PlanPolicy::Infinite],
+            cluster_policies: vec![LRU, PlanPolicy::Opt],
+            capacities: vec![200, 900],
+            nodes: vec![1, 2],
+            sharing: vec![Sharing::Local, Sharing::Routed, Sharing::Shared],
+        }
+    }
+
+    #[test]
+    fn every_combination_is_run_once_and_the_bounds_know_no_nodes() {
+        let scenarios = grid().scenarios(5_000);
+        assert_eq!(scenarios.len(), (2 + 3 * 2) + 2 + (2 + 2) + 1);
+        let infinite = scenarios.last().unwrap();
+        assert_eq!((infinite.policy, infinite.capacity_chunks), (PlanPolicy::Infinite, 5_000));
+    }
+
+    #[test]
+    fn outcomes_come_in_order_and_no_policy_beats_the_ceiling() {
+        let trace: Vec<_> = Generator::new(5).take(400).collect();
+        let workload = Workload::new(&trace, true);
+        let scenarios = grid().scenarios(workload.distinct_blocks);
+        let outcomes = run(&workload, &scenarios, true);
+        assert!(outcomes.iter().map(|outcome| &outcome.scenario).eq(&scenarios));
+        let infinite = outcomes.last().unwrap().block_hit_rate;
+        for outcome in &outcomes {
+            let Scenario { nodes, capacity_chunks, .. } = outcome.scenario;
+            let ceiling = outcomes.iter().find(|other| {
+                let Scenario { policy, nodes: n, capacity_chunks: c, .. } = other.scenario;
+                (policy, n, c) == (PlanPolicy::Opt, nodes, capacity_chunks)
+            });
+            let ceiling = ceiling.map_or(infinite, |ceiling| ceiling.block_hit_rate);
+            assert!(outcome.block_hit_rate <= ceiling && ceiling <= infinite, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn the_template_is_one() {
+        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+    }
+}

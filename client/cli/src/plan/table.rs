@@ -1,0 +1,158 @@
+//! What a plan found, for a terminal.
+
+use std::collections::BTreeSet;
+
+use super::advice::{self, Prices};
+use super::{Outcome, PlanPolicy, Workload};
+use crate::output;
+
+/// The outcomes as tables, with the recommended size below them.
+#[must_use]
+pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> String {
+    let mut text = headline(workload);
+    let capacities = capacities(outcomes);
+    let one: Vec<&Outcome> = of_nodes(outcomes, |nodes| nodes == 1);
+    if !one.is_empty() {
+        text += "\n\nOne node: blocks / tokens hit in %, by capacity in chunks\n";
+        text += &policies_table(&one, &capacities).to_string();
+    }
+    let several: Vec<&Outcome> = of_nodes(outcomes, |nodes| nodes > 1);
+    if !several.is_empty() {
+        text += "\n\nSeveral nodes: tokens hit in %, by capacity of each node in chunks\n";
+        text += &cluster_table(&several, &capacities).to_string();
+    }
+    let infinite = advice::infinite_rate(outcomes, workload);
+    text += &format!("\n\nAn infinite cache would hit {:.2} % of tokens.", infinite * 100.0);
+    if let Some(advice) = advice::advice(outcomes, infinite) {
+        let saved = prices.gpu_seconds(advice.choice.counts.tokens_hit);
+        text += &format!(
+            "\nRecommended: {}. {}\nThat saves {} GPU seconds of prefill, {:.2} at {} a GPU hour.",
+            advice.size(prices),
+            advice.reasons(prices),
+            grouped(saved.round() as u64),
+            prices.money(saved),
+            prices.price_per_gpu_hour
+        );
+    }
+    text
+}
+
+/// What the trace is, in one line.
+#[must_use]
+pub fn headline(workload: &Workload) -> String {
+    let blocks: u64 = workload.prompts.iter().map(|prompt| prompt.blocks.len() as u64).sum();
+    format!(
+        "{} requests over {:.0} min; {} tokens in {} blocks, {} of them different{}",
+        grouped(workload.prompts.len() as u64),
+        workload.span_ms() as f64 / 60_000.0,
+        grouped(workload.tokens()),
+        grouped(blocks),
+        grouped(workload.distinct_blocks),
+        if workload.partial_blocks { " (partial last blocks counted)" } else { " (full blocks only)" }
+    )
+}
+
+/// The capacities of policies that have one, in order.
+#[must_use]
+pub fn capacities(outcomes: &[Outcome]) -> Vec<u64> {
+    let bounded = outcomes.iter().filter(|outcome| outcome.scenario.policy != PlanPolicy::Infinite);
+    let capacities: BTreeSet<u64> = bounded.map(|outcome| outcome.scenario.capacity_chunks).collect();
+    capacities.into_iter().collect()
+}
+
+/// A number with its thousands apart.
+#[must_use]
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn of_nodes(outcomes: &[Outcome], wanted: impl Fn(u16) -> bool) -> Vec<&Outcome> {
+    let bounded = |outcome: &&Outcome| outcome.scenario.policy != PlanPolicy::Infinite;
+    outcomes.iter().filter(bounded).filter(|outcome| wanted(outcome.scenario.nodes)).collect()
+}
+
+fn policies_table(outcomes: &[&Outcome], capacities: &[u64]) -> comfy_table::Table {
+    let headings = headings(&["policy"], capacities, &["ns/op"]);
+    let mut table = output::table(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut policies: Vec<PlanPolicy> = Vec::new();
+    for outcome in outcomes {
+        if !policies.contains(&outcome.scenario.policy) {
+            policies.push(outcome.scenario.policy);
+        }
+    }
+    for policy in policies {
+        let of_policy = || outcomes.iter().filter(|outcome| outcome.scenario.policy == policy);
+        let mut cells = vec![policy.to_string()];
+        for &capacity in capacities {
+            let found = of_policy().find(|outcome| outcome.scenario.capacity_chunks == capacity);
+            cells.push(found.map_or_else(String::new, |outcome| {
+                format!("{:.2} / {:.2}", outcome.block_hit_rate * 100.0, outcome.token_hit_rate * 100.0)
+            }));
+        }
+        let mean = of_policy().map(|outcome| outcome.ns_per_op).sum::<f64>() / of_policy().count() as f64;
+        cells.push(format!("{mean:.0}"));
+        table.add_row(cells);
+    }
+    (1..headings.len()).for_each(|column| output::align_right(&mut table, column));
+    table
+}
+
+fn cluster_table(outcomes: &[&Outcome], capacities: &[u64]) -> comfy_table::Table {
+    let headings = headings(&["policy", "nodes", "sharing"], capacities, &[]);
+    let mut table = output::table(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut rows: Vec<(PlanPolicy, u16, super::Sharing)> = Vec::new();
+    for Outcome { scenario, .. } in outcomes {
+        let row = (scenario.policy, scenario.nodes, scenario.sharing);
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    for (policy, nodes, sharing) in rows {
+        let of_row = || {
+            let same = move |outcome: &&&Outcome| {
+                let scenario = &outcome.scenario;
+                (scenario.policy, scenario.nodes, scenario.sharing) == (policy, nodes, sharing)
+            };
+            outcomes.iter().filter(same)
+        };
+        let pool = if policy == PlanPolicy::Opt { "one pool".into() } else { sharing.to_string() };
+        let mut cells = vec![policy.to_string(), nodes.to_string(), pool];
+        for &capacity in capacities {
+            let found = of_row().find(|outcome| outcome.scenario.capacity_chunks == capacity);
+            cells.push(
+                found.map_or_else(String::new, |outcome| format!("{:.2}", outcome.token_hit_rate * 100.0)),
+            );
+        }
+        table.add_row(cells);
+    }
+    (1..headings.len())
+        .filter(|&column| column != 2)
+        .for_each(|column| output::align_right(&mut table, column));
+    table
+}
+
+fn headings(first: &[&str], capacities: &[u64], last: &[&str]) -> Vec<String> {
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    [names(first), capacities.iter().map(|&capacity| grouped(capacity)).collect(), names(last)].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_kept_apart() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(182_790), "182,790");
+        assert_eq!(grouped(1_000_000), "1,000,000");
+    }
+}

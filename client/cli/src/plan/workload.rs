@@ -1,0 +1,119 @@
+//! A trace as the planner plays it: blocks numbered from 0, partial ones in or out.
+
+use std::collections::HashMap;
+
+use larder_node::store::replay::TraceRequest;
+
+use crate::trace::{CHUNK_TOKENS, Request};
+
+/// The prompts of a trace.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// In the order of the trace.
+    pub prompts: Vec<Prompt>,
+    /// The same requests with all their blocks, for the store's own replay.
+    pub requests: Vec<TraceRequest>,
+    /// Different blocks among the prompts.
+    pub distinct_blocks: u64,
+    /// Whether partial last blocks count as blocks.
+    pub partial_blocks: bool,
+}
+
+/// One prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// When it arrived.
+    pub at_ms: u64,
+    /// Its tokens.
+    pub tokens: u64,
+    /// The blocks that a cache keeps of it, first to last, numbered in the order of their first appearance.
+    pub blocks: Vec<u32>,
+    /// The most blocks that it can hit.
+    pub usable: usize,
+}
+
+impl Workload {
+    /// Numbers the blocks of a trace. Where not `partial_blocks`, only full blocks are kept and one token of each prompt
+    /// is always computed, as a node does.
+    #[must_use]
+    pub fn new(trace: &[Request], partial_blocks: bool) -> Self {
+        let mut numbers = HashMap::new();
+        let prompts: Vec<Prompt> = trace
+            .iter()
+            .map(|request| {
+                let (kept, usable) = if partial_blocks {
+                    (&request.block_ids[..], usize::MAX)
+                } else {
+                    (request.full_chunks(), request.usable_chunks())
+                };
+                let mut number = |id: &u64| {
+                    let next = numbers.len() as u32;
+                    *numbers.entry(*id).or_insert(next)
+                };
+                Prompt {
+                    at_ms: request.timestamp_ms,
+                    tokens: request.input_tokens,
+                    blocks: kept.iter().map(&mut number).collect(),
+                    usable,
+                }
+            })
+            .collect();
+        let whole = |request: &Request| TraceRequest {
+            tokens: request.input_tokens,
+            blocks: request.block_ids.clone(),
+        };
+        let requests = trace.iter().map(whole).collect();
+        Self { prompts, requests, distinct_blocks: numbers.len() as u64, partial_blocks }
+    }
+
+    /// Trace time between the first request and the last, in milliseconds.
+    #[must_use]
+    pub fn span_ms(&self) -> u64 {
+        let first = self.prompts.iter().map(|prompt| prompt.at_ms).min().unwrap_or_default();
+        self.prompts.iter().map(|prompt| prompt.at_ms).max().unwrap_or_default() - first
+    }
+
+    /// Tokens of all prompts.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.prompts.iter().map(|prompt| prompt.tokens).sum()
+    }
+}
+
+impl Prompt {
+    /// Tokens of its first `blocks` blocks.
+    #[must_use]
+    pub fn tokens_of(&self, blocks: usize) -> u64 {
+        (blocks as u64 * CHUNK_TOKENS).min(self.tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace() -> Vec<Request> {
+        let request = |timestamp_ms, input_tokens, ids: &[u64]| Request {
+            timestamp_ms,
+            input_tokens,
+            output_tokens: 1,
+            block_ids: ids.to_vec(),
+        };
+        vec![request(5, 600, &[70, 90]), request(25, 1_024, &[70, 80])]
+    }
+
+    #[test]
+    fn blocks_are_numbered_as_they_appear_with_partial_ones_or_without() {
+        let with = Workload::new(&trace(), true);
+        assert_eq!((&with.prompts[0].blocks[..], &with.prompts[1].blocks[..]), (&[0, 1][..], &[0, 2][..]));
+        assert_eq!((with.distinct_blocks, with.span_ms(), with.tokens()), (3, 20, 1_624));
+        let without = Workload::new(&trace(), false);
+        assert_eq!((&without.prompts[0].blocks[..], without.prompts[1].usable), (&[0][..], 1));
+    }
+
+    #[test]
+    fn a_partial_block_has_the_tokens_that_are_left() {
+        let prompt = &Workload::new(&trace(), true).prompts[0];
+        assert_eq!((prompt.tokens_of(1), prompt.tokens_of(2)), (512, 600));
+    }
+}
