@@ -9,10 +9,10 @@
 //! cache's lifetime, it fits small caches and large ones alike: where all that is cached would go before it is used
 //! again, some of it is kept for longer, at the cost of the rest.
 //!
-//! Chunks stand in cells by class and age, where ages double; the oldest of a cell stands for it, so a search looks at
-//! some dozens of numbers. [`duel`] counts what `lru` would have hit, and takes over where that was more.
+//! Chunks stand in cells by class and age, where ages double; the oldest of a cell stands for it, and cells are
+//! ranked from time to time. [`duel`] counts what `lru` would have hit, and takes over where that was more.
 //!
-//! 20 bytes a cached chunk, and 9 to 18 for each ghost, of which there are half as many.
+//! 20 bytes a cached chunk, and 10 to 20 for each ghost, of which there are half as many: 26 in all at a million chunks.
 
 mod curves;
 mod duel;
@@ -35,7 +35,10 @@ pub(super) struct Adaptive {
     past: Past,
     curves: Curves,
     duel: Duel,
-    sorted_at: u64,
+    /// Cells, the one whose oldest chunk is worth the least first.
+    ranking: Vec<usize>,
+    /// Victims until they are ranked again.
+    until_ranked: usize,
     learned_at: u64,
 }
 
@@ -47,7 +50,8 @@ impl Default for Adaptive {
             past: Past::default(),
             curves: Curves::default(),
             duel: Duel::default(),
-            sorted_at: 0,
+            ranking: (0..CELLS).collect(),
+            until_ranked: 0,
             learned_at: 0,
         }
     }
@@ -92,28 +96,11 @@ impl Policy for Adaptive {
     }
 
     fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
-        let now = self.queues.now();
-        self.sort(now);
-        let follows_lru = self.duel.follows_lru(now);
-        let mut cells = [(f32::INFINITY, 0); CELLS];
-        let mut count = 0;
-        for cell in 0..CELLS {
-            let Some(oldest) = self.queues.first(cell, &mut |_| Verdict::Take) else { continue };
-            let age = now - self.queues.stamp(oldest);
-            let worth = if follows_lru { -(age as f32) } else { self.curves.worth(cell / BANDS, age) };
-            cells[count] = (worth, cell);
-            count += 1;
+        match self.until_ranked.checked_sub(1) {
+            Some(left) => self.until_ranked = left,
+            None => self.rank(),
         }
-        let mut cells = &mut cells[..count];
-        while let Some(least) = (0..cells.len()).min_by(|&a, &b| cells[a].0.total_cmp(&cells[b].0)) {
-            let victim = self.queues.first(cells[least].1, judge);
-            if victim.is_some() {
-                return victim;
-            }
-            cells.swap(0, least);
-            cells = &mut cells[1..];
-        }
-        None
+        self.ranking.iter().find_map(|&cell| self.queues.first(cell, judge))
     }
 
     fn order(&self) -> Vec<ChunkId> {
@@ -129,16 +116,22 @@ impl Adaptive {
         self.queues.set_mark(chunk, uses);
     }
 
-    /// Puts chunks that have become too old for their cells into the next ones, from time to time.
-    fn sort(&mut self, now: u64) {
-        if now < self.sorted_at + (self.queues.len() as u64 / SORTS_A_LIFETIME) {
-            return;
-        }
-        self.sorted_at = now;
+    /// Puts chunks that have become too old for their cells into the next ones, and ranks the cells.
+    fn rank(&mut self) {
+        let now = self.queues.now();
+        self.until_ranked = self.queues.len() / RANKINGS_A_LIFETIME;
         for cell in (0..CELLS).filter(|cell| cell % BANDS < BANDS - 1) {
             let oldest = now.saturating_sub(FIRST_BAND << (cell % BANDS));
             self.queues.shift_older(oldest, cell, cell + 1);
         }
+        let follows_lru = self.duel.follows_lru(now);
+        let worth: [f32; CELLS] = std::array::from_fn(|cell| {
+            let oldest = self.queues.first(cell, &mut |_| Verdict::Take);
+            let age =
+                oldest.map_or(FIRST_BAND << (cell % BANDS) >> 1, |oldest| now - self.queues.stamp(oldest));
+            if follows_lru { -(age as f32) } else { self.curves.worth(cell / BANDS, age) }
+        });
+        self.ranking.sort_by(|&a, &b| worth[a].total_cmp(&worth[b]));
     }
 
     /// Counts the ages of all that is cached or remembered, and learns from it, from time to time.
@@ -163,8 +156,8 @@ const CELLS: usize = CLASSES * BANDS;
 const BANDS: usize = 25;
 const FIRST_BAND: u64 = 64;
 
-/// How often chunks are put into their cells while as many uses pass as chunks are cached.
-const SORTS_A_LIFETIME: u64 = 128;
+/// How often cells are ranked while as many chunks go as are cached.
+const RANKINGS_A_LIFETIME: usize = 4_096;
 
 /// How often the policy learns while as many uses pass as chunks are cached or remembered, and after how many uses at
 /// the least.

@@ -1,4 +1,6 @@
 //! Most recently used goes first (SGLang's radix cache has it by this name).
+//!
+//! Leaf-first it is nearly `filo`: what was used last, the head of a prompt, is what has children.
 
 use super::heap::Heap;
 use super::{Facts, Policy, Removal, Verdict};

@@ -1,7 +1,8 @@
 //! S3-FIFO: a small queue that new chunks must survive, a main queue that spares what was used, and ghosts.
 //!
 //! Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction" (SOSP 2023): a tenth is the small
-//! queue; what was hit more than once there, or comes back while its ghost is remembered, enters the main queue.
+//! queue; what was hit more than once there, or comes back while its ghost is remembered, enters the main queue. A
+//! chunk is judged when it has become a leaf, so the ancestors of a long prompt pass the small queue later than there.
 
 use super::ghosts::{Ghosts, ShortHashes};
 use super::queues::Queues;

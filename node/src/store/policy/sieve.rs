@@ -3,7 +3,7 @@
 //!
 //! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU" (NSDI 2024). The queue is kept in two lists:
 //! chunks that the hand has yet to reach, with the new ones at their end, and chunks that it has passed. A chunk that
-//! may not go waits where the hand met it.
+//! may not go waits where the hand met it, which spares the ancestors of what is cached without marking them.
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
