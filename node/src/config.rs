@@ -33,7 +33,7 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// What one engine session may hold.
     pub session: SessionConfig,
-    /// Where lookups are recorded, for `larder plan`; nowhere where it is not given.
+    /// Where lookups are recorded; nowhere where it is not given.
     pub record: Option<RecordConfig>,
 }
 

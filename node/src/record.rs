@@ -1,4 +1,4 @@
-//! The lookup log: what engines asked, for the planner to play again. Hashes only, never tokens.
+//! The lookup log: what engines asked. Hashes only, never tokens.
 //!
 //! One line of JSON a lookup, in the format of Mooncake's traces with two more fields, so that other tools read it too:
 //! `{"timestamp":ms,"input_length":tokens,"output_length":0,"chunk_tokens":tokens,"namespace":"...","hash_ids":[...]}`.

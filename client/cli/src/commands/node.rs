@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Record lookups to this file, as hashes only, for `larder plan`
+    /// Record lookups to this file and older ones beside it, as hashes only
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
