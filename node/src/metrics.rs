@@ -359,6 +359,7 @@ impl Families<'_> {
 pub fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Host => "host",
+        Tier::Peer => "peer",
     }
 }
 

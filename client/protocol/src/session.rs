@@ -211,6 +211,8 @@ pub struct Span {
 pub enum Tier {
     /// The host arena.
     Host,
+    /// Another node's: a lease brings it here first.
+    Peer,
 }
 
 /// There is room.

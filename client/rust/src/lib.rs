@@ -18,6 +18,7 @@ mod link;
 pub mod mapping;
 mod namespace;
 mod options;
+pub mod quic;
 mod reservation;
 mod session;
 pub mod socket;
