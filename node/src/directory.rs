@@ -97,4 +97,3 @@ pub struct ServeFind(pub Find);
 #[derive(Message, Debug)]
 #[rtype(result = "Announced")]
 pub struct ServeAnnounce(pub Announce);
-

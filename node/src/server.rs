@@ -16,7 +16,7 @@ use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 
-use crate::actor::GpuActor;
+use crate::actor::{GpuActor, Parts};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
@@ -241,15 +241,16 @@ async fn start_actor(
     export_placement(metrics, device, &arena);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
-    let actor = GpuActor::new(
-        Store::new(limits.store.clone()),
+    let actor = GpuActor::new(Parts {
+        store: Store::new(limits.store.clone()),
         arena,
         lane,
-        metrics.of_actor(device),
-        *clock,
-        Arc::clone(tenants),
-        recorder.clone(),
-    );
+        metrics: metrics.of_actor(device),
+        clock: *clock,
+        tenants: Arc::clone(tenants),
+        recorder: recorder.clone(),
+        peers: None,
+    });
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {
         threads::name(&format!("larder-gpu-{device}"));

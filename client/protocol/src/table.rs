@@ -15,7 +15,9 @@ use crate::namespace::Fingerprint;
 pub const PARTITIONS: u16 = 4_096;
 
 /// The version of a table. A later term beats every number of an earlier one.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
 pub struct Epoch {
     /// Grows with each start of a coordinator.
     pub term: u64,
@@ -24,7 +26,9 @@ pub struct Epoch {
 }
 
 /// A node's number: the coordinator gives it out by name, once, and never to another name. 0 names none.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
 pub struct NodeNumber(pub u16);
 
 /// One actor of one node: who holds blocks.
@@ -110,9 +114,7 @@ impl Table {
     pub fn is_consistent(&self) -> bool {
         let ascending = self.members.windows(2).all(|pair| pair[0].number < pair[1].number);
         let homes = if self.members.is_empty() { 0 } else { usize::from(PARTITIONS) };
-        ascending
-            && self.homes.len() == homes
-            && self.homes.iter().all(|&home| self.member(home).is_some())
+        ascending && self.homes.len() == homes && self.homes.iter().all(|&home| self.member(home).is_some())
     }
 }
 

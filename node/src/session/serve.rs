@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::hello::refusal;
-use crate::actor::{Answer, Ask, Close, GpuActor};
+use crate::actor::{Answer, Ask, Close, GpuActor, Reply};
 use crate::clock::Clock;
 use crate::metrics::SharedMetrics;
 use crate::processes::Membership;
@@ -45,8 +45,8 @@ struct Session {
     id: SessionId,
     address: Addr<GpuActor>,
     clock: Clock,
-    /// Commits whose bytes are being copied.
-    copying: FuturesUnordered<LocalBoxFuture<'static, (u64, Answer)>>,
+    /// Requests whose answer takes long: bytes are being copied, or other nodes asked.
+    waiting: FuturesUnordered<LocalBoxFuture<'static, (u64, Answer)>>,
 }
 
 /// Why a session ends.
@@ -79,7 +79,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     id: session,
                     address,
                     clock: Clock::start(),
-                    copying: FuturesUnordered::new(),
+                    waiting: FuturesUnordered::new(),
                 };
                 let end = tokio::select! {
                     end = session.run() => end,
@@ -141,19 +141,18 @@ impl Session {
     }
 
     async fn handle(&mut self, number: u64, request: Request) -> Result<(), End> {
-        let is_commit = matches!(request, Request::Commit(_));
         let asked = self.address.send(Ask { session: self.id, request });
-        if !is_commit {
-            let answer = asked.await.map_err(|_| End::Stopping)?;
-            return self.push(number, answer);
-        }
-        if self.copying.len() >= MAX_OUTSTANDING_REQUESTS {
-            let what = format!("more than {MAX_OUTSTANDING_REQUESTS} commits at a time");
+        let later = match asked.await.map_err(|_| End::Stopping)? {
+            Reply::Now(answer) => return self.push(number, answer),
+            Reply::Later(later) => later,
+        };
+        if self.waiting.len() >= MAX_OUTSTANDING_REQUESTS {
+            let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
             return Err(End::Protocol { number, what });
         }
-        self.copying.push(Box::pin(async move {
+        self.waiting.push(Box::pin(async move {
             let stopping = |_| Answer::from(refusal(RefusalCode::Stopping, "the node is stopping"));
-            (number, asked.await.unwrap_or_else(stopping))
+            (number, later.await.unwrap_or_else(stopping))
         }));
         Ok(())
     }
@@ -171,7 +170,7 @@ impl Session {
     /// again at once, and a sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None`
     /// where nothing came, or there is something else to wait for.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
-        if !self.copying.is_empty() || self.writer.pending_bytes() > 0 {
+        if !self.waiting.is_empty() || self.writer.pending_bytes() > 0 {
             return None;
         }
         let until = self.clock.elapsed() + SPIN;
@@ -206,7 +205,7 @@ impl Session {
     async fn wait(&mut self) -> Result<(), End> {
         let unsent = self.writer.pending_bytes();
         tokio::select! {
-            Some((number, answer)) = self.copying.next(), if !self.copying.is_empty() => {
+            Some((number, answer)) = self.waiting.next(), if !self.waiting.is_empty() => {
                 return self.push(number, answer);
             }
             ready = self.socket.readable(), if unsent < MOST_UNSENT_BYTES => {
@@ -244,7 +243,7 @@ impl Session {
                 tracing::debug!(%error, session = self.id.0, "the engine did not hear why its session ended");
             }
         }
-        let copies = async { while self.copying.next().await.is_some() {} };
+        let copies = async { while self.waiting.next().await.is_some() {} };
         if tokio::time::timeout(COPY_DEADLINE, copies).await.is_err() {
             tracing::error!(session = self.id.0, "copies of an ended session are still under way");
         }

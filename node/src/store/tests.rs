@@ -1,6 +1,7 @@
 //! Behaviours of the store, and random histories against a model.
 
 mod behaviour;
+mod gathers;
 mod histories;
 mod model;
 mod policies;
@@ -33,6 +34,7 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
         max_pinned_bytes: 1_000 * BLOCK,
         reservation_ttl_ms: 1_000,
         max_pin_ms: 10_000,
+        peers: None,
     }
 }
 
@@ -104,7 +106,8 @@ impl Fixture {
 
     fn found(&mut self, word: &str) -> u64 {
         let chain = self.chain(word);
-        let options = LookupOptions { prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+        let options =
+            LookupOptions { peers: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
         let found = self.store.lookup(self.session, self.namespace, &chain, options, NOW).unwrap();
         found.tokens / 16
     }
