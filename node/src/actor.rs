@@ -26,6 +26,7 @@ pub use self::peers::{Fetcher, Peers};
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
+use crate::events::Feed;
 use crate::metrics::{ActorMetrics, Hit, Movement};
 use crate::record::Recorder;
 use crate::reuse;
@@ -50,6 +51,8 @@ pub struct GpuActor {
     recorder: Option<Recorder>,
     /// Other nodes, where there are any.
     peers: Option<Peers>,
+    /// Where events are told.
+    feed: Feed,
     /// Leases that wait for chunks of other nodes, by gather.
     waiting: HashMap<u64, Waiting>,
     /// Chunks that are being fetched.
@@ -76,6 +79,8 @@ pub struct Parts {
     pub recorder: Option<Recorder>,
     /// Other nodes, where there are any.
     pub peers: Option<Peers>,
+    /// Where events are told.
+    pub feed: Feed,
 }
 
 /// Opens a session. Its process belongs to the tenant.
@@ -156,7 +161,8 @@ impl GpuActor {
     /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { store, arena, lane, metrics, clock, tenants, recorder, peers } = parts;
+        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed } = parts;
+        store.keep_journal();
         let (sender, receiver) = mpsc::unbounded_channel();
         Self {
             store,
@@ -169,6 +175,7 @@ impl GpuActor {
             renewals: Vec::new(),
             recorder,
             peers,
+            feed,
             waiting: HashMap::new(),
             fetching: HashMap::new(),
             untold: Untold::default(),

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod config;
 pub mod copy;
 pub mod directory;
+pub mod events;
 pub mod exchange;
 pub mod host;
 mod http;

@@ -14,13 +14,14 @@ use actix_rt::Arbiter;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::actor::{GpuActor, Parts};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
-use crate::http::{State, routes};
+use crate::events::Feed;
+use crate::http::{MAX_FOLLOWERS, State, routes};
 use crate::limits::{ActorLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
@@ -123,6 +124,7 @@ pub async fn run(
         name: limits.name.clone(),
         sockets: sockets.clone(),
         actors: OnceLock::new(),
+        followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
         metrics: Arc::clone(&metrics),
         clock,
     });
@@ -132,15 +134,18 @@ pub async fn run(
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
     let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
-    let mut actors = Vec::new();
+    let (mut actors, mut feeds) = (Vec::new(), Vec::new());
     for (device, limits) in (0..).zip(&limits.actors) {
-        actors.push(start_actor(device, limits, &shared).await?);
+        let feed = Feed::new(device);
+        actors.push(start_actor(device, limits, &shared, feed.clone()).await?);
+        feeds.push(feed);
     }
     drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
-    _ = state.actors.set(sessions.iter().map(|actor| actor.address.clone()).collect());
+    let addresses = sessions.iter().map(|actor| actor.address.clone());
+    _ = state.actors.set(feeds.into_iter().zip(addresses).collect());
     tracing::info!(node = limits.name, %http, "the node serves");
     on_ready(Ready { http, sockets });
 
@@ -228,6 +233,7 @@ async fn start_actor(
     device: u16,
     limits: &ActorLimits,
     Shared { metrics, clock, tenants, recorder }: &Shared,
+    feed: Feed,
 ) -> Result<(SessionActor, Arbiter), ServeError> {
     let arena_limits = limits.arena.clone();
     let started = clock.elapsed();
@@ -250,6 +256,7 @@ async fn start_actor(
         tenants: Arc::clone(tenants),
         recorder: recorder.clone(),
         peers: None,
+        feed,
     });
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {

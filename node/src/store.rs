@@ -96,7 +96,7 @@ pub struct StoreLimits {
     pub reservation_ttl_ms: u64,
     /// How long a pin may last.
     pub max_pin_ms: u64,
-    /// What other nodes may take of it; `None` where there are none: then it keeps no journal.
+    /// What other nodes may take of it; `None` where there are none.
     pub peers: Option<PeerStoreLimits>,
 }
 
@@ -247,7 +247,7 @@ impl Store {
             slab: Slab::new(limits.extents, limits.extent_bytes, &most_extents),
             policy: limits.policy.build(),
             policy_name: limits.policy,
-            journal: journal::Journal::new(limits.peers.is_some()),
+            journal: journal::Journal::default(),
             gathers: gather::Gathers::default(),
             grants: grants::Grants::default(),
             limits,

@@ -1,4 +1,5 @@
-//! What an actor does for other nodes: it tells what it holds, sends what they ask for, gives up what moved.
+//! What an actor does for others than its sessions: it tells what it holds, sends what peers ask for, gives up what
+//! moved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use tokio::sync::oneshot;
 
 use super::GpuActor;
 use crate::directory::{AskHolders, Change, Changed, Changes, Stale};
+use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{AskBlocks, FetchOrder, Fetched, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease};
 use crate::store::Granted;
 
@@ -35,6 +37,10 @@ pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Fetche
 #[derive(Default)]
 pub(super) struct Untold {
     changes: Vec<Change>,
+    /// How many of them the followers of events were told.
+    told_followers: usize,
+    /// Number of the next event.
+    sequence: u64,
     /// So much was lost that only all of it will do.
     is_lost: bool,
     is_scheduled: bool,
@@ -47,19 +53,11 @@ pub(super) struct EndedGrants {
 }
 
 impl GpuActor {
-    /// Sees to it that the directory hears soon of what was gained and lost: a few milliseconds make one message of many.
+    /// Sees to it that others hear soon of what was gained and lost: a few milliseconds make one message of many.
     pub(super) fn tell_changes(&mut self, ctx: &mut Context<Self>) {
-        if self.peers.is_none() {
-            return;
-        }
-        let Untold { changes, is_lost, is_scheduled } = &mut self.untold;
-        changes.extend(self.store.take_changes());
-        if changes.len() > MAX_UNTOLD_CHANGES {
-            *changes = Vec::new();
-            *is_lost = true;
-        }
-        if !*is_scheduled && (*is_lost || !changes.is_empty()) {
-            *is_scheduled = true;
+        self.untold.changes.extend(self.store.take_changes());
+        if !self.untold.is_scheduled && (self.untold.is_lost || !self.untold.changes.is_empty()) {
+            self.untold.is_scheduled = true;
             ctx.run_later(TELL_AFTER, |actor, ctx| {
                 actor.untold.is_scheduled = false;
                 actor.tell_now();
@@ -69,20 +67,28 @@ impl GpuActor {
     }
 
     fn tell_now(&mut self) {
-        let Some(peers) = &self.peers else { return };
-        self.untold.changes.extend(self.store.take_changes());
-        let changes = if self.untold.is_lost {
-            self.untold.changes.clear();
-            Changes::All(self.store.held().collect())
-        } else {
-            Changes::Since(std::mem::take(&mut self.untold.changes))
+        let Untold { changes, told_followers, sequence, is_lost, .. } = &mut self.untold;
+        let news = &changes[*told_followers..];
+        self.feed.tell(*sequence, news);
+        *sequence += news.len() as u64;
+        *told_followers = changes.len();
+        let Some(peers) = &self.peers else {
+            (*changes, *told_followers) = (Vec::new(), 0);
+            return;
         };
-        match peers.changed.try_send(Changed { device: peers.device, changes }) {
-            Ok(()) => self.untold.is_lost = false,
-            Err(SendError::Full(Changed { changes: Changes::Since(changes), .. })) => {
-                self.untold.changes = changes;
+        if changes.len() > MAX_UNTOLD_CHANGES {
+            *is_lost = true;
+        }
+        let taken = std::mem::take(changes);
+        *told_followers = 0;
+        let told = if *is_lost { Changes::All(self.store.held().collect()) } else { Changes::Since(taken) };
+        match peers.changed.try_send(Changed { device: peers.device, changes: told }) {
+            Ok(()) => *is_lost = false,
+            Err(SendError::Full(Changed { changes: Changes::Since(untold), .. })) => {
+                *told_followers = untold.len();
+                *changes = untold;
             }
-            Err(_) => self.untold.is_lost = true,
+            Err(_) => *is_lost = true,
         }
     }
 }
@@ -107,6 +113,15 @@ impl Handler<AskBlocks> for GpuActor {
                 Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
             });
         MessageResult(grants.collect())
+    }
+}
+
+impl Handler<AskPage> for GpuActor {
+    type Result = Page;
+
+    fn handle(&mut self, ask: AskPage, _: &mut Self::Context) -> Page {
+        let (chunks, next) = self.store.held_from(ask.from, PAGE_CHUNKS);
+        Page { chunks, next }
     }
 }
 

@@ -261,10 +261,11 @@ impl Index {
         found
     }
 
-    /// Every chunk.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Chunk> {
-        self.entries.iter().filter_map(|entry| match entry {
-            Entry::Chunk(chunk) => Some(chunk),
+    /// Every chunk from a place on, with its place.
+    pub(crate) fn iter_from(&self, from: usize) -> impl Iterator<Item = (usize, &Chunk)> {
+        let entries = self.entries.iter().enumerate().skip(from);
+        entries.filter_map(|(place, entry)| match entry {
+            Entry::Chunk(chunk) => Some((place, chunk)),
             Entry::Vacant => None,
         })
     }

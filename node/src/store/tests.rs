@@ -71,6 +71,7 @@ impl Fixture {
 
     fn with_spec(limits: StoreLimits, spec: &NamespaceSpec) -> Self {
         let mut store = Store::new(limits);
+        store.keep_journal();
         let session = store.open_session(TenantId(0), ProcessId(0), 1 << 20);
         let bytes: Vec<u64> = spec.pools.iter().map(PoolSpec::block_bytes).collect();
         let registered = store.register(session, "a", spec, &[0], &bytes).unwrap();

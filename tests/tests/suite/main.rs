@@ -3,6 +3,7 @@
 
 mod architecture;
 mod devices;
+mod events;
 mod hostile;
 mod lifecycle;
 mod replay;
