@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn announce(ready: Ready) {
-    let line = ReadyLine { ready: true, http: ready.http, sockets: BTreeMap::new() };
+    let line = ReadyLine { ready: true, http: ready.http, peer: None, sockets: BTreeMap::new() };
     if let Err(error) = output::print_json(&line) {
         tracing::warn!(%error, "cannot say that it serves");
     }

@@ -159,10 +159,7 @@ mod tests {
     #[test]
     fn files_that_are_no_authority_are_refused() {
         let (_, files) = Authority::create(Validity::days(1)).unwrap();
-        assert!(matches!(
-            Authority::load("garbage", &files.key_pem),
-            Err(AuthorityError::NotAnAuthority(_))
-        ));
+        assert!(matches!(Authority::load("garbage", &files.key_pem), Err(AuthorityError::NotAnAuthority(_))));
         assert!(matches!(
             Authority::load(&files.certificate_pem, ""),
             Err(AuthorityError::NotAnAuthority(_))

@@ -100,7 +100,8 @@ impl Credentials {
         let roots = Arc::new(roots);
         let chain = certificates(certificate, Part::Certificate)?;
         let identity = identity_of(&chain).map_err(CredentialsError::Identity)?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| CredentialsError::Empty { part: Part::Key })?;
+        let key =
+            PrivateKeyDer::from_pem_slice(key).map_err(|_| CredentialsError::Empty { part: Part::Key })?;
         let client = client_config(Arc::clone(&roots), chain.clone(), key.clone_key())?;
         let server = server_config(roots, chain, key)?;
         let tls = |_| CredentialsError::Tls(rustls::Error::General("the cipher is not for QUIC".into()));

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_protocol::identity::{Identity, ParseIdentityError, Role};
-use quinn::{ClientConfig, ConnectionError, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt};
+use quinn::{
+    ClientConfig, ConnectionError, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+};
 use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 

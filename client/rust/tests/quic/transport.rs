@@ -57,7 +57,8 @@ async fn messages_arrive_as_they_were_sent_and_garbage_is_told_apart() {
     let (client, server) = (ca.endpoint(Role::Node, "a"), ca.endpoint(Role::Node, "b"));
     let (from, to) = connected(&client, &server).await;
     let row = |run| RowKey { run: RunKey(run), chunk: 7 };
-    let asked = PeerRequest::Find(Find { epoch: Epoch { term: 1, number: 2 }, rows: (0..100).map(row).collect() });
+    let asked =
+        PeerRequest::Find(Find { epoch: Epoch { term: 1, number: 2 }, rows: (0..100).map(row).collect() });
     let (mut send, mut receive) = from.quic().open_bi().await.unwrap();
     write_message(&mut send, &asked).await.unwrap();
     send.finish().unwrap();
