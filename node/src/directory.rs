@@ -3,13 +3,27 @@
 //! It is sharded over the nodes: the partition table says which node is home to a run of chunks. What a node holds it
 //! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
 
+mod actor;
+mod cache;
+mod holders;
+mod lookup;
+mod metrics;
+mod outbox;
+mod shard;
+
 use std::sync::Arc;
 
 use actix::Message;
-use larder_protocol::peer::{Announce, Announced, Find, Rows};
+use larder_protocol::peer::{Announce, Announced, Find, Repair, Rows};
 use larder_protocol::table::{Holder, NodeNumber, Table};
 use larder_protocol::{ChunkRef, Fingerprint};
 use smallvec::SmallVec;
+
+pub use self::actor::{DirectoryActor, DirectoryLimits};
+pub use self::cache::RowCache;
+pub use self::metrics::DirectoryMetrics;
+pub use self::outbox::{Moved, Outbox, OutboxCounts, Outgoing};
+pub use self::shard::{MAX_FOUND_HOLDERS, MAX_ROW_HOLDERS, Shard, ShardCounts};
 
 /// Who holds a chunk.
 pub type Holders = SmallVec<[Holder; 2]>;
@@ -97,3 +111,8 @@ pub struct ServeFind(pub Find);
 #[derive(Message, Debug)]
 #[rtype(result = "Announced")]
 pub struct ServeAnnounce(pub Announce);
+
+/// A peer tells this home that a holder did not have what its rows say.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct ServeRepair(pub Repair);

@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 
 use crate::actor::{AskReport, GpuActor, Report};
 use crate::clock::Clock;
+use crate::cluster::ClusterStatus;
 use crate::events::{self, Feed};
 use crate::metrics::SharedMetrics;
 
@@ -36,6 +37,8 @@ pub struct Status {
     pub sockets: BTreeMap<String, PathBuf>,
     /// Every actor that answers.
     pub actors: Vec<ActorStatus>,
+    /// What it knows of its cluster, where it is a member of one.
+    pub cluster: Option<ClusterStatus>,
 }
 
 /// One actor in [`Status`].
@@ -83,6 +86,8 @@ pub(crate) struct State {
     pub(crate) sockets: BTreeMap<String, PathBuf>,
     /// Set when they run: before, the arena is being made.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
+    /// Tells what the node knows of its cluster.
+    pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
     /// Places for those who follow events.
     pub(crate) followers: Arc<Semaphore>,
     pub(crate) metrics: SharedMetrics,
@@ -160,6 +165,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
             .into_iter()
             .filter_map(|(device, report)| Some(actor_status(device, &report?)))
             .collect(),
+        cluster: state.cluster.get().map(|report| report()),
     })
 }
 

@@ -3,6 +3,7 @@
 pub mod actor;
 pub mod arena;
 pub mod clock;
+mod cluster;
 pub mod config;
 pub mod copy;
 pub mod directory;
@@ -22,6 +23,7 @@ pub mod store;
 pub mod threads;
 pub mod window;
 
+pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
 pub use http::{ActorStatus, Status};
 pub use server::{Ready, STOP_SECONDS, ServeError, run};

@@ -16,9 +16,10 @@ use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
 
-use crate::actor::{GpuActor, Parts};
+use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
+use crate::cluster::{Cluster, ClusterError};
 use crate::copy::CopyLane;
 use crate::events::Feed;
 use crate::http::{MAX_FOLLOWERS, State, routes};
@@ -86,6 +87,9 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// It cannot be a member of its cluster.
+    #[error("cannot be a member of the cluster")]
+    Cluster(#[from] ClusterError),
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
@@ -124,6 +128,7 @@ pub async fn run(
         name: limits.name.clone(),
         sockets: sockets.clone(),
         actors: OnceLock::new(),
+        cluster: OnceLock::new(),
         followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
         metrics: Arc::clone(&metrics),
         clock,
@@ -133,18 +138,28 @@ pub async fn run(
 
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
     let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
+    let mut cluster = match &limits.cluster {
+        Some(cluster) => Some(Cluster::start(cluster, &limits.name, metrics.registry(), clock).await?),
+        None => None,
+    };
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
     let (mut actors, mut feeds) = (Vec::new(), Vec::new());
     for (device, limits) in (0..).zip(&limits.actors) {
         let feed = Feed::new(device);
-        actors.push(start_actor(device, limits, &shared, feed.clone()).await?);
+        let peers = cluster.as_ref().and_then(|cluster| cluster.peers(device));
+        actors.push(start_actor(device, limits, &shared, feed.clone(), peers).await?);
         feeds.push(feed);
     }
     drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
-    let addresses = sessions.iter().map(|actor| actor.address.clone());
+    let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
+    if let Some(cluster) = &mut cluster {
+        _ = state.cluster.set(Box::new(cluster.reporter()));
+        let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
+        cluster.join(&addresses, http, arena_bytes / WEIGHT_BYTES).await;
+    }
     _ = state.actors.set(feeds.into_iter().zip(addresses).collect());
     tracing::info!(node = limits.name, %http, "the node serves");
     on_ready(Ready { http, sockets });
@@ -156,6 +171,9 @@ pub async fn run(
     };
     tracing::info!(node = limits.name, "the node stops");
     drop(listening);
+    if let Some(cluster) = cluster {
+        cluster.leave().await;
+    }
     stopping.send_replace(true);
     wait_for_sessions(&sessions).await;
     if ended.is_none() {
@@ -234,6 +252,7 @@ async fn start_actor(
     limits: &ActorLimits,
     Shared { metrics, clock, tenants, recorder }: &Shared,
     feed: Feed,
+    peers: Option<Peers>,
 ) -> Result<(SessionActor, Arbiter), ServeError> {
     let arena_limits = limits.arena.clone();
     let started = clock.elapsed();
@@ -255,7 +274,7 @@ async fn start_actor(
         clock: *clock,
         tenants: Arc::clone(tenants),
         recorder: recorder.clone(),
-        peers: None,
+        peers,
         feed,
     });
     let cpus = limits.cpus.clone();
@@ -329,6 +348,9 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
 
 /// How long what is under way may take when the node stops.
 pub const STOP_SECONDS: u64 = 2;
+
+/// A node's weight in the ring is its arena in these.
+const WEIGHT_BYTES: u64 = 1 << 20;
 
 /// HTTP is for people and scrapers here: one thread is plenty.
 const HTTP_WORKERS: usize = 1;

@@ -12,6 +12,7 @@ mod blocking;
 mod error;
 mod exchange;
 mod extents;
+pub mod follower;
 mod handshake;
 mod lease;
 mod link;

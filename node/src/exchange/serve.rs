@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use super::peers::{Peers, SMALL_FIRST};
 use super::{AskBlocks, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk};
-use crate::directory::{ServeAnnounce, ServeFind};
+use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Whom requests go to.
 pub struct Services {
@@ -32,6 +32,8 @@ pub struct Services {
     pub find: Recipient<ServeFind>,
     /// The directory.
     pub announce: Recipient<ServeAnnounce>,
+    /// The directory.
+    pub repair: Recipient<ServeRepair>,
 }
 
 struct Server {
@@ -126,6 +128,9 @@ impl Server {
                 Err("too many rows in one question")
             }
             PeerRequest::Find(_) if peer.role != Role::Engine => Ok(()),
+            PeerRequest::Repair(repair) if repair.rows.len() > MAX_FIND_ROWS => {
+                Err("too many rows in one repair")
+            }
             PeerRequest::Announce(announce) if announce.changes.len() > MAX_ANNOUNCE_CHANGES => {
                 Err("too many changes in one announcement")
             }
@@ -133,7 +138,7 @@ impl Server {
             PeerRequest::Fetch(fetch) if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one fetch")
             }
-            PeerRequest::Fetch(_) | PeerRequest::Moved(_) if is_node => Ok(()),
+            PeerRequest::Fetch(_) | PeerRequest::Moved(_) | PeerRequest::Repair(_) if is_node => Ok(()),
             _ => Err("this role may not ask this"),
         }
     }
@@ -159,6 +164,9 @@ impl Server {
             PeerRequest::Announce(announce) => {
                 let announced = self.services.announce.send(ServeAnnounce(announce)).await;
                 announced.map_or(busy, PeerResponse::Announced)
+            }
+            PeerRequest::Repair(repair) => {
+                self.services.repair.send(ServeRepair(repair)).await.map_or(busy, |()| PeerResponse::Done)
             }
             PeerRequest::Moved(Chunks { device, fingerprint, hashes }) => {
                 let Some(actor) = self.services.give_up.get(usize::from(device)) else {
@@ -230,6 +238,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
     match request {
         PeerRequest::Find(_) => "find",
         PeerRequest::Announce(_) => "announce",
+        PeerRequest::Repair(_) => "repair",
         PeerRequest::Fetch(_) => "fetch",
         PeerRequest::Moved(_) => "moved",
         PeerRequest::Ping => "ping",
