@@ -35,6 +35,8 @@ pub(super) struct Fetch {
     candidates: Holders,
     /// Nodes that had it when the directory was asked.
     copies: usize,
+    /// Whether the directory was asked a second time, since chunks move to their readers.
+    is_asked_again: bool,
     deadline: Duration,
 }
 
@@ -145,13 +147,39 @@ impl GpuActor {
             let copies = candidates.len();
             candidates.reverse();
             ids.push(wanted.fetch);
-            self.fetching.insert(wanted.fetch, Fetch { wanted, fingerprint, candidates, copies, deadline });
+            let is_asked_again = false;
+            let fetch = Fetch { wanted, fingerprint, candidates, copies, is_asked_again, deadline };
+            self.fetching.insert(fetch.wanted.fetch, fetch);
         }
         if gathered.is_ready {
             self.finish_gathers(vec![gathered.gather]);
         }
         self.order_fetches(ids, ctx);
         self.renew_extents(ctx);
+    }
+
+    /// Asks the directory again for chunks whose holders did not have them.
+    fn ask_again(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
+        let Some(first) = ids.first().and_then(|id| self.fetching.get(id)) else { return };
+        let fingerprint = first.fingerprint;
+        let mut chunks = Vec::with_capacity(ids.len());
+        for id in &ids {
+            if let Some(fetch) = self.fetching.get_mut(id) {
+                fetch.is_asked_again = true;
+                chunks.push(fetch.wanted.chunk);
+            }
+        }
+        let Some(peers) = &self.peers else { return };
+        let asking = peers.holders.send(AskHolders { fingerprint, chunks });
+        let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
+            for (id, holders) in ids.iter().zip(holders.unwrap_or_default()) {
+                let Some(fetch) = actor.fetching.get_mut(id) else { continue };
+                fetch.copies = holders.len();
+                fetch.candidates = holders;
+            }
+            actor.order_fetches(ids, ctx);
+        });
+        ctx.spawn(finish);
     }
 
     /// Asks the next candidate of each chunk; one that has none left does not come.
@@ -222,7 +250,12 @@ impl GpuActor {
                 tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
             }
         }
+        let is_lost = |id: &FetchId| {
+            self.fetching.get(id).is_some_and(|fetch| fetch.candidates.is_empty() && !fetch.is_asked_again)
+        };
+        let (lost, again): (Vec<FetchId>, Vec<FetchId>) = again.into_iter().partition(is_lost);
         self.order_fetches(again, ctx);
+        self.ask_again(lost, ctx);
         self.tell_changes(ctx);
     }
 
