@@ -4,11 +4,13 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use larder_client::quic::TransportSettings;
 
 use crate::bench::measure::{medians, timed};
 use crate::bench::placement::Placement;
 use crate::bench::session::SessionBench;
 use crate::bench::store::StoreBench;
+use crate::bench::transfer::{Transfer, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
 use crate::bench::{Measurement, table};
 use crate::dev::{DevCluster, DevOptions, TENANT};
@@ -36,6 +38,8 @@ What is measured:
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
   store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
   store_evict         an eviction, a million chunks                    / one hash-map probe
+  peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC, as nodes talk, with nothing else done  / raw TCP
+  ..._cpu             CPU seconds of both ends for each GB             / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
 pub(crate) struct Args {
     /// Measure only what has this in its name
@@ -79,6 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             &mut measurements,
         )?;
     }
+    peer_benches(rounds, &wanted, &mut measurements)?;
     if wanted(CONTENT_BENCH) {
         measurements.push(content_fill(rounds)?);
     }
@@ -112,6 +117,22 @@ fn store_benches(
         measurements.push(full.evict(&mut roomy, rounds)?);
     }
     Ok(())
+}
+
+/// Both ends are in this process, on a CPU each.
+fn peer_benches(
+    rounds: usize,
+    wanted: &impl Fn(&str) -> bool,
+    measurements: &mut Vec<Measurement>,
+) -> anyhow::Result<()> {
+    let placement = Placement::choose()?;
+    placement.be_engine()?;
+    for (name, block_bytes) in PEER_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+        let settings = TransportSettings::default();
+        let rows = quinn_beside_tcp(name, Transfer::of(block_bytes), &settings, rounds, &placement);
+        measurements.extend(rows.with_context(|| format!("cannot measure {name}"))?);
+    }
+    Ok(placement.be_anywhere()?)
 }
 
 /// How fast a replay makes the bytes of its chunks: it must not be what a replay measures.
@@ -158,6 +179,9 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 8] = [
     ("get_32MiB", |session| session.get("get_32MiB", 32 << 20)),
     ("put_4MiB", |session| session.put("put_4MiB", 4 << 20)),
 ];
+
+const PEER_BENCHES: [(&str, usize); 3] =
+    [("peer_quic_256KiB", 256 << 10), ("peer_quic_4MiB", 4 << 20), ("peer_quic_32MiB", 32 << 20)];
 
 const STORE_BENCHES: [&str; 3] = ["store_lookup_100", "store_hit", "store_evict"];
 
