@@ -3,13 +3,28 @@
 //! It is sharded over the nodes: the partition table says which node is home to a run of chunks. What a node holds it
 //! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
 
+mod actor;
+mod cache;
+mod held;
+mod holders;
+mod lookup;
+mod metrics;
+mod outbox;
+mod shard;
+mod stream;
+
 use std::sync::Arc;
 
 use actix::Message;
-use larder_protocol::peer::{Announce, Announced, Find, Rows};
+use larder_protocol::peer::{Announce, Announced, Find, Repair, Rows};
 use larder_protocol::table::{Holder, NodeNumber, Table};
 use larder_protocol::{ChunkRef, Fingerprint};
 use smallvec::SmallVec;
+
+pub use actor::{DirectoryActor, DirectoryLimits};
+pub use metrics::DirectoryMetrics;
+pub use outbox::{Answered, BatchId, Moved, Outbox, Outgoing};
+pub use shard::{MAX_FOUND_HOLDERS, MAX_ROW_HOLDERS, Shard, ShardCounts};
 
 /// Who holds a chunk.
 pub type Holders = SmallVec<[Holder; 2]>;
@@ -98,3 +113,10 @@ pub struct ServeFind(pub Find);
 #[rtype(result = "Announced")]
 pub struct ServeAnnounce(pub Announce);
 
+/// A peer tells this home that a holder did not have what its rows say.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct ServeRepair(pub Repair);
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,8 @@ pub enum PeerRequest {
     Find(Find),
     /// Tells the home what a holder has and has not; answered [`PeerResponse::Announced`].
     Announce(Announce),
+    /// Tells the home that a holder did not have what its rows say; answered [`PeerResponse::Done`].
+    Repair(Repair),
     /// Asks a holder for blocks; answered [`PeerResponse::Fetched`], and the bytes behind it.
     Fetch(Fetch),
     /// Tells a holder that the asker keeps these chunks from now on, and the directory knows: the holder gives up its own
@@ -52,10 +54,25 @@ pub struct Announce {
     pub incarnation: u64,
     /// The holder's table.
     pub epoch: Epoch,
-    /// Number of the batch. 0 starts anew: whatever the home knew of this holder is void. Else one more than the last.
+    /// Number of the stream. It grows whenever the holder starts anew, so that a late copy of an old batch voids nothing.
+    pub stream: u64,
+    /// Number of the batch in its stream. 0 starts anew: whatever the home knew of this holder is void. Else one more
+    /// than the last.
     pub sequence: u64,
+    /// The sum, modulo 2^64, of [`RowKey::digest`] over all that the holder has of this home's partitions, where the
+    /// home knows all of it with this batch. A home with the same table that comes to another sum has it start anew.
+    pub digest: Option<u64>,
     /// In the order in which it happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES).
     pub changes: Vec<RowChange>,
+}
+
+/// Tells the home that a holder did not have what its rows say.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// Who does not have them.
+    pub holder: Holder,
+    /// What it does not have; at most [`MAX_FIND_ROWS`](crate::limits::MAX_FIND_ROWS).
+    pub rows: Vec<RowKey>,
 }
 
 /// One chunk gained or lost.
@@ -131,6 +148,8 @@ pub enum Announced {
     Known(u64),
     /// Something before is missing, or the home starts anew: begin again at sequence 0 with all that is held.
     StartAnew,
+    /// The home has an older table than the holder, and took nothing: the same batch again, a little later.
+    Later,
     /// The home does not know this incarnation, or knows a later one; the epoch of its table comes along.
     OtherIncarnation(Epoch),
 }
