@@ -17,7 +17,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use futures_util::stream;
 use larder_protocol::session::{Found, Lease, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use self::gather::{Fetch, Waiting};
 use self::peers::{EndedGrants, Untold};
@@ -103,6 +103,18 @@ pub struct Ask {
     pub session: SessionId,
     /// What.
     pub request: Request,
+    /// Where the answer goes if it comes later.
+    pub later: Later,
+}
+
+/// Where a session's later answers go, in the order in which the actor makes them: one may speak of memory that the one
+/// before it brought. It has as many places as the session has requests under way, which the session bounds.
+#[derive(Debug, Clone)]
+pub struct Later {
+    /// Number of the request.
+    pub number: u64,
+    /// All of the session's.
+    pub answers: mpsc::UnboundedSender<(u64, Answer)>,
 }
 
 /// What a session reads, with the descriptors that come along. `None` where a request has no answer.
@@ -119,8 +131,8 @@ pub struct Answer {
 pub enum Reply {
     /// Here it is.
     Now(Answer),
-    /// Bytes have to be copied, or other nodes asked, first. An error of the channel means that the actor stopped.
-    Later(oneshot::Receiver<Answer>),
+    /// Bytes have to be copied, or other nodes asked, first: it comes by [`Ask::later`].
+    Later,
 }
 
 /// A session ended.
@@ -312,11 +324,12 @@ impl Handler<Ask> for GpuActor {
     fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) -> Reply {
         let started = self.clock.elapsed();
         let name = answer::request_name(&ask.request);
-        let Ask { session, request } = ask;
+        let Ask { session, request, later } = ask;
+        let waiting = Waiting { later, started };
         let reply = match request {
-            Request::Commit(commit) => self.commit(session, &commit, started, ctx),
-            Request::Lookup(lookup) => self.lookup(session, lookup, started, ctx),
-            Request::Lease(lease) => self.lease(session, lease, started, ctx),
+            Request::Commit(commit) => self.commit(session, &commit, waiting, ctx),
+            Request::Lookup(lookup) => self.lookup(session, lookup, waiting, ctx),
+            Request::Lease(lease) => self.lease(session, lease, waiting, ctx),
             request => self
                 .store
                 .tenant(session)
@@ -326,7 +339,7 @@ impl Handler<Ask> for GpuActor {
         self.renew_extents(ctx);
         self.tell_changes(ctx);
         match reply {
-            Ok(Reply::Later(answer)) => Reply::Later(answer),
+            Ok(Reply::Later) => Reply::Later,
             Ok(Reply::Now(answer)) => self.answer_now(name, answer, started),
             Err(refused) => self.answer_now(name, Answer::from(refused), started),
         }

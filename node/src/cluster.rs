@@ -243,11 +243,12 @@ impl Sharing {
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
             PeerActor::new(endpoint, exchange_limits, metrics, clock, known_silent, orders)
         });
-        let directory_limits = DirectoryLimits { find_deadline: limits.find_deadline, max_rows: MAX_ROWS };
+        let directory_limits =
+            DirectoryLimits { find_deadline: limits.find_deadline, ..DirectoryLimits::default() };
         let metrics = DirectoryMetrics::new(registry)?;
-        let (asks, silent) = (peer.clone().recipient(), silent.clone());
+        let asks = peer.clone().recipient();
         let directory = DirectoryActor::start_in_arbiter(&arbiter.handle(), move |_| {
-            DirectoryActor::new(asks, silent, directory_limits, metrics, clock)
+            DirectoryActor::new(asks, directory_limits, metrics, clock)
         });
         Ok(Self { handle, peer, directory })
     }
@@ -278,6 +279,3 @@ fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
-
-/// Rows that a node is home to, at most: at 17 bytes each, a gigabyte.
-const MAX_ROWS: u64 = 64 << 20;

@@ -5,11 +5,13 @@
 
 mod actor;
 mod cache;
+mod held;
 mod holders;
 mod lookup;
 mod metrics;
 mod outbox;
 mod shard;
+mod stream;
 
 use std::sync::Arc;
 
@@ -19,11 +21,10 @@ use larder_protocol::table::{Holder, NodeNumber, Table};
 use larder_protocol::{ChunkRef, Fingerprint};
 use smallvec::SmallVec;
 
-pub use self::actor::{DirectoryActor, DirectoryLimits};
-pub use self::cache::RowCache;
-pub use self::metrics::DirectoryMetrics;
-pub use self::outbox::{Moved, Outbox, OutboxCounts, Outgoing};
-pub use self::shard::{MAX_FOUND_HOLDERS, MAX_ROW_HOLDERS, Shard, ShardCounts};
+pub use actor::{DirectoryActor, DirectoryLimits};
+pub use metrics::DirectoryMetrics;
+pub use outbox::{Answered, BatchId, Moved, Outbox, Outgoing};
+pub use shard::{MAX_FOUND_HOLDERS, MAX_ROW_HOLDERS, Shard, ShardCounts};
 
 /// Who holds a chunk.
 pub type Holders = SmallVec<[Holder; 2]>;
@@ -116,3 +117,6 @@ pub struct ServeAnnounce(pub Announce);
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct ServeRepair(pub Repair);
+
+#[cfg(test)]
+mod tests;

@@ -1,14 +1,13 @@
 //! Commits: their bytes are copied and summed before anybody sees them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix::prelude::*;
 use larder_protocol::session::{Commit, Response, Scarce};
 
-use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 
+use super::gather::Waiting;
 use super::{Answer, GpuActor, Reply};
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
@@ -22,7 +21,7 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         commit: &Commit,
-        started: Duration,
+        waiting: Waiting,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let CommitOrder { order, moves } =
@@ -45,17 +44,16 @@ impl GpuActor {
             self.store.postpone_commit(order);
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: LANE_RETRY_MS });
         };
-        let (done, later) = oneshot::channel();
         let finish = copied.into_actor(self).map(move |copied, actor, ctx| {
             if copied.is_err() {
                 tracing::error!(?order, "the copy lane failed: the blocks are dropped");
             }
             let answer = actor.committed(order, bytes, copied.ok());
-            actor.answer_later("commit", answer, started, done);
+            actor.answer_later("commit", answer, waiting);
             actor.tell_changes(ctx);
         });
         ctx.spawn(finish);
-        Ok(Reply::Later(later))
+        Ok(Reply::Later)
     }
 
     /// Orders new memory for extents that change tenant. What the copy lane has no room for waits for the next time.

@@ -10,9 +10,7 @@ use actix::prelude::*;
 use larder_protocol::Fingerprint;
 use larder_protocol::session::{Lease, Lookup, Response, Tier};
 use larder_protocol::table::Holder;
-use tokio::sync::oneshot;
-
-use super::{Answer, GpuActor, Reply};
+use super::{Answer, GpuActor, Later, Reply};
 use crate::copy::BlockChecksums;
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
 use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
@@ -21,10 +19,10 @@ use crate::placement::{Placement, place};
 use crate::store::ids::SessionId;
 use crate::store::{Checksums, FetchId, LookupOptions, Refused, Wanted};
 
-/// A lease that waits for chunks of other nodes.
+/// A request whose answer comes later.
 pub(super) struct Waiting {
-    done: oneshot::Sender<Answer>,
-    started: Duration,
+    pub(super) later: Later,
+    pub(super) started: Duration,
 }
 
 /// A chunk that is being fetched.
@@ -46,7 +44,7 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         ask: Lookup,
-        started: Duration,
+        waiting: Waiting,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let absent = self.worth_asking(session, &ask)?;
@@ -54,14 +52,13 @@ impl GpuActor {
             let answer = self.look_up(session, &ask, &[])?;
             return Ok(Reply::Now(answer));
         };
-        let (done, later) = oneshot::channel();
         let finish = asking.into_actor(self).map(move |holders, actor, _| {
             let peers = held_by_peers(ask.chain.len(), &absent, &holders.unwrap_or_default());
             let answer = actor.look_up(session, &ask, &peers).unwrap_or_else(Answer::from);
-            actor.answer_later("lookup", answer, started, done);
+            actor.answer_later("lookup", answer, waiting);
         });
         ctx.spawn(finish);
-        Ok(Reply::Later(later))
+        Ok(Reply::Later)
     }
 
     /// Answers a lease, at once where all of it is here or nobody else has the rest.
@@ -69,7 +66,7 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         ask: Lease,
-        started: Duration,
+        waiting: Waiting,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let absent = match &self.peers {
@@ -79,13 +76,11 @@ impl GpuActor {
         let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
             return self.lease_here(session, &ask).map(Reply::Now);
         };
-        let (done, later) = oneshot::channel();
         let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
-            let waiting = Waiting { done, started };
             actor.gather(session, &ask, &absent, &holders.unwrap_or_default(), waiting, ctx);
         });
         ctx.spawn(finish);
-        Ok(Reply::Later(later))
+        Ok(Reply::Later)
     }
 
     /// Positions that a lookup could use, that are not here, and that other nodes may be asked for.
@@ -134,7 +129,7 @@ impl GpuActor {
         let gathered = match self.store.gather(session, ask.namespace, &ask.chain, &peers) {
             Ok(gathered) => gathered,
             Err(refused) => {
-                return self.answer_later("lease", Answer::from(refused), waiting.started, waiting.done);
+                return self.answer_later("lease", Answer::from(refused), waiting);
             }
         };
         let deadline = waiting.started + self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
@@ -287,23 +282,18 @@ impl GpuActor {
     fn finish_gathers(&mut self, ready: Vec<u64>) {
         for gather in ready {
             let leased = self.store.finish_gather(gather);
-            let Some(Waiting { done, started }) = self.waiting.remove(&gather) else { continue };
+            let Some(waiting) = self.waiting.remove(&gather) else { continue };
             let answer = leased.map_or_else(Answer::from, |leased| self.show_lease(leased));
-            self.answer_later("lease", answer, started, done);
+            self.answer_later("lease", answer, waiting);
         }
     }
 
     /// Gives an answer to a session that went on meanwhile. A session that ended needs none: its end gives back whatever
     /// the answer speaks of.
-    pub(super) fn answer_later(
-        &mut self,
-        request: &'static str,
-        answer: Answer,
-        started: Duration,
-        done: oneshot::Sender<Answer>,
-    ) {
+    pub(super) fn answer_later(&mut self, request: &'static str, answer: Answer, waiting: Waiting) {
+        let Waiting { later: Later { number, answers }, started } = waiting;
         self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
-        if done.send(answer).is_err() {
+        if answers.send((number, answer)).is_err() {
             tracing::debug!(request, "the session ended before its answer");
         }
     }

@@ -1,170 +1,239 @@
-//! The directory's actor: a mailbox around the shard, the outbox and the cache, on the peer thread.
+//! The directory's actor: a mailbox around the shard, the outbox and the cache.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::future::join_all;
-use larder_protocol::peer::{Announced, Chunks, Find, PeerRequest, PeerResponse, Repair, Rows};
-use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::peer::{Announce, Announced, Chunks, PeerRequest, PeerResponse, Repair, Rows};
+use larder_protocol::table::{NodeNumber, RowKey};
 
-use super::lookup::Lookup;
-use super::metrics::AskedOf;
-use super::{
-    AskHolders, Changed, DirectoryMetrics, Holders, Moved, NewTable, Outbox, Outgoing, RowCache,
-    ServeAnnounce, ServeFind, ServeRepair, Shard, Stale,
-};
+use super::cache::Cache;
+use super::lookup::{HomeAsk, Lookup, View, row_keys};
+use super::metrics::DirectoryMetrics;
+use super::outbox::{Answered, Moved, Outbox, Outgoing};
+use super::shard::Shard;
+use super::{AskHolders, Changed, Holders, NewTable, ServeAnnounce, ServeFind, ServeRepair, Stale};
 use crate::clock::Clock;
-use crate::exchange::{AskPeer, SilentPeers};
+use crate::exchange::AskPeer;
 
-/// This node's part of the directory.
+/// The directory's part of one node: home of its rows, speaker of its actors.
 pub struct DirectoryActor {
-    table: Arc<Table>,
-    own: NodeNumber,
+    view: View,
     shard: Shard,
     outbox: Outbox,
-    cache: RowCache,
+    cache: Cache,
     peers: Recipient<AskPeer>,
-    silent: SilentPeers,
     limits: DirectoryLimits,
     metrics: DirectoryMetrics,
     clock: Clock,
-    /// Whether a call of [`Self::send_waiting`] is on its way.
-    is_scheduled: bool,
+    finds: usize,
 }
 
-/// What bounds the directory.
+/// The numbers of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryLimits {
-    /// How long a lookup waits for a home.
+    /// How long a lookup waits to hear who has what.
     pub find_deadline: Duration,
-    /// Rows that this node is home to, at most.
+    /// How long an announcement waits for its answer before it is sent again.
+    pub announce_deadline: Duration,
+    /// Rows that this home keeps, at about 17 bytes each.
     pub max_rows: u64,
 }
 
+impl Default for DirectoryLimits {
+    fn default() -> Self {
+        Self {
+            find_deadline: Duration::from_millis(100),
+            announce_deadline: Duration::from_secs(1),
+            max_rows: 1 << 25,
+        }
+    }
+}
+
 impl DirectoryActor {
-    /// A directory without rows, before the first table.
+    /// A directory that knows no table yet: until then nobody holds anything, and changes wait.
     #[must_use]
     pub fn new(
         peers: Recipient<AskPeer>,
-        silent: SilentPeers,
         limits: DirectoryLimits,
         metrics: DirectoryMetrics,
         clock: Clock,
     ) -> Self {
         Self {
-            table: Arc::default(),
-            own: NodeNumber::default(),
+            view: View::default(),
             shard: Shard::new(limits.max_rows),
             outbox: Outbox::default(),
-            cache: RowCache::default(),
+            cache: Cache::default(),
             peers,
-            silent,
             limits,
             metrics,
             clock,
-            is_scheduled: false,
+            finds: 0,
         }
     }
 
-    /// Sends what is due, and comes back when something else is.
-    fn send_waiting(&mut self, ctx: &mut Context<Self>) {
-        for outgoing in self.outbox.poll(self.clock.now()) {
-            self.send(outgoing, ctx);
-        }
-        self.schedule(ctx);
-    }
-
-    fn schedule(&mut self, ctx: &mut Context<Self>) {
-        let Some(due) = self.outbox.due().filter(|_| !self.is_scheduled) else { return };
-        self.is_scheduled = true;
-        let pause = Duration::from_millis(due.since(self.clock.now())).max(BATCH_PAUSE);
-        ctx.run_later(pause, |actor, ctx| {
-            actor.is_scheduled = false;
-            actor.send_waiting(ctx);
-        });
-    }
-
-    fn send(&mut self, outgoing: Outgoing, ctx: &mut Context<Self>) {
-        if outgoing.home == self.own {
-            let answer = self.shard.announce(&outgoing.announce);
-            return self.answered(&outgoing, Some(answer), ctx);
-        }
-        let request = PeerRequest::Announce(outgoing.announce.clone());
-        let asked = self.peers.send(AskPeer { node: outgoing.home, request, deadline: ANNOUNCE_DEADLINE });
-        let finish = asked.into_actor(self).map(move |answer, actor, ctx| {
-            let answer = match answer {
-                Ok(Ok(PeerResponse::Announced(answer))) => Some(answer),
-                Ok(Ok(PeerResponse::Refused(reason))) => {
-                    tracing::warn!(home = %outgoing.home, reason, "a home refuses an announcement");
-                    None
+    /// Sends what is due. What this node is home to goes to its own shard at once.
+    fn send_due(&mut self, ctx: &mut Context<Self>) {
+        loop {
+            let mut has_own = false;
+            for outgoing in self.outbox.due(self.clock.now()) {
+                if outgoing.home == self.view.own {
+                    has_own = true;
+                    let answer = self.serve_announce(&outgoing.announce);
+                    self.announced(&outgoing, Some(answer), ctx);
+                } else {
+                    self.send(outgoing, ctx);
                 }
-                _ => None,
-            };
-            actor.answered(&outgoing, answer, ctx);
-        });
-        ctx.spawn(finish);
-    }
-
-    fn answered(&mut self, sent: &Outgoing, answer: Option<Announced>, ctx: &mut Context<Self>) {
-        let moved = self.outbox.answered(sent, answer, self.clock.now());
-        self.tell_moved(moved, ctx);
-        self.schedule(ctx);
-    }
-
-    /// Tells holders what they may give up. One that does not hear it keeps a copy more.
-    fn tell_moved(&mut self, moved: Vec<Moved>, ctx: &mut Context<Self>) {
-        let mut by_holder = BTreeMap::<(Holder, Fingerprint), Vec<ChunkHash>>::new();
-        for Moved { from, fingerprint, hash } in moved {
-            by_holder.entry((from, fingerprint)).or_default().push(hash);
-        }
-        for ((Holder { node, device }, fingerprint), hashes) in by_holder {
-            let request = PeerRequest::Moved(Chunks { device, fingerprint, hashes });
-            let told = self.peers.send(AskPeer { node, request, deadline: ANNOUNCE_DEADLINE });
-            ctx.spawn(told.into_actor(self).map(move |told, _, _| {
-                if !matches!(told, Ok(Ok(_))) {
-                    tracing::debug!(%node, "a node was not told what it may give up");
-                }
-            }));
-        }
-    }
-
-    /// Asks the homes that a lookup needs, all at once.
-    fn ask_homes(&self, lookup: &Lookup) -> impl Future<Output = Vec<(NodeNumber, Option<Rows>)>> + use<> {
-        let others = lookup.homes.keys().filter(|&&home| home != self.own);
-        let asked: Vec<_> = others
-            .map(|&home| {
-                let rows = lookup.rows_of(home);
-                let request = PeerRequest::Find(Find { epoch: self.table.epoch, rows });
-                let asked =
-                    self.peers.send(AskPeer { node: home, request, deadline: self.limits.find_deadline });
-                async move {
-                    match asked.await {
-                        Ok(Ok(PeerResponse::Rows(rows))) => (home, Some(rows)),
-                        _ => (home, None),
-                    }
-                }
-            })
-            .collect();
-        join_all(asked)
-    }
-
-    fn rows(fingerprint: &Fingerprint, chunks: &[larder_protocol::ChunkRef]) -> Vec<RowKey> {
-        chunks.iter().map(|chunk| RowKey::new(fingerprint, chunk)).collect()
-    }
-
-    /// Counts what a home said, or that it said nothing.
-    fn heard(&mut self, lookup: &mut Lookup, home: NodeNumber, rows: Option<&Rows>) {
-        let asked = lookup.homes.get(&home).map_or(0, Vec::len);
-        let now = self.clock.now();
-        match rows {
-            Some(rows) => {
-                lookup.answered(home, &rows.spans, &mut self.cache, now);
-                self.metrics.asked(AskedOf::Home, asked);
             }
-            None => self.metrics.asked(AskedOf::Silent, asked),
+            // The own shard has answered: more may be due, until nothing waits or its stream starts anew.
+            if !has_own {
+                break;
+            }
+        }
+    }
+
+    fn send(&self, outgoing: Outgoing, ctx: &mut Context<Self>) {
+        let request = PeerRequest::Announce(outgoing.announce.clone());
+        let asked = self.ask(outgoing.home, request, self.limits.announce_deadline);
+        let answered = asked.into_actor(self).map(move |answer, act, ctx| {
+            let answer = match answer {
+                Some(PeerResponse::Announced(announced)) => Some(announced),
+                Some(_) | None => None,
+            };
+            act.announced(&outgoing, answer, ctx);
+        });
+        ctx.spawn(answered);
+    }
+
+    fn announced(&mut self, batch: &Outgoing, answer: Option<Announced>, ctx: &mut Context<Self>) {
+        let outcome = match self.outbox.answered(&batch.id(), answer, self.clock.now()) {
+            Answered::Known { changes, lag_ms, moved } => {
+                self.metrics.changes.inc_by(changes as u64);
+                if changes > 0 {
+                    self.metrics.lag.observe(lag_ms as f64 / 1e3);
+                }
+                moved.into_iter().for_each(|moved| self.tell_moved(moved, ctx));
+                "known"
+            }
+            Answered::Restarted => "restarted",
+            Answered::Again => "again",
+            Answered::Late => "late",
+        };
+        self.metrics.batches.with_label_values(&[outcome]).inc();
+    }
+
+    fn tell_moved(&self, moved: Moved, ctx: &mut Context<Self>) {
+        let Moved { holder, fingerprint, hashes } = moved;
+        let request = PeerRequest::Moved(Chunks { device: holder.device, fingerprint, hashes });
+        let told = self.ask(holder.node, request, self.limits.announce_deadline);
+        ctx.spawn(told.into_actor(self).map(|answer, act, _| {
+            // A holder that does not hear of it keeps a copy that others may read: nothing is lost.
+            let outcome = if answer == Some(PeerResponse::Done) { "done" } else { "failed" };
+            act.metrics.moved.with_label_values(&[outcome]).inc();
+        }));
+    }
+
+    fn serve_announce(&mut self, announce: &Announce) -> Announced {
+        let answer = self.shard.announce(announce);
+        let outcome = match answer {
+            Announced::Known(_) => "known",
+            Announced::StartAnew => "start_anew",
+            Announced::Later => "later",
+            Announced::OtherIncarnation(_) => "other_incarnation",
+        };
+        self.metrics.announced.with_label_values(&[outcome]).inc();
+        answer
+    }
+
+    /// Asks what is not known here, the homes in parallel.
+    fn look_up(&mut self, ask: &AskHolders) -> ResponseActFuture<Self, Vec<Holders>> {
+        let now = self.clock.now();
+        let mut lookup = Lookup::new(&ask.fingerprint, &ask.chunks, &self.view, &self.cache, now);
+        self.metrics.asked.inc_by(ask.chunks.len() as u64);
+        self.metrics.cached.inc_by(lookup.cached() as u64);
+        let (own, others): (Vec<_>, Vec<_>) =
+            lookup.take_asks().into_iter().partition(|ask| ask.home == self.view.own);
+        for HomeAsk { find, positions, .. } in own {
+            let rows = self.shard.find(&find, now);
+            // The own shard is as near as the cache, and always right.
+            lookup.fill(&positions, &rows, &self.view, None, now);
+        }
+        self.metrics.homes.observe(others.len() as f64);
+        if others.is_empty() || self.finds + others.len() > MAX_FINDS {
+            self.metrics.finds.with_label_values(&["shed"]).inc_by(others.len() as u64);
+            return Box::pin(fut::ready(lookup.finish(&self.view, now)));
+        }
+        self.finds += others.len();
+        let asked = others.into_iter().map(|HomeAsk { home, find, positions }| {
+            let answer = self.ask(home, PeerRequest::Find(find), self.limits.find_deadline);
+            async move { (home, positions, answer.await) }
+        });
+        Box::pin(join_all(asked).into_actor(self).map(move |answers, act, _| {
+            let now = act.clock.now();
+            act.finds -= answers.len();
+            for (home, positions, answer) in answers {
+                if let Some(rows) = act.rows_of(home, answer) {
+                    lookup.fill(&positions, &rows, &act.view, Some(&mut act.cache), now);
+                }
+            }
+            lookup.finish(&act.view, now)
+        }))
+    }
+
+    /// A home's answer to a question. One that does not come makes the home silent for a moment.
+    fn rows_of(&mut self, home: NodeNumber, answer: Option<PeerResponse>) -> Option<Rows> {
+        let now = self.clock.now();
+        let (rows, outcome) = match answer {
+            Some(PeerResponse::Rows(rows)) => (Some(rows), "found"),
+            Some(PeerResponse::Busy(_)) => (None, "busy"),
+            Some(_) => (None, "refused"),
+            None => (None, "silent"),
+        };
+        match outcome {
+            "silent" => self.view.is_silent(home, now),
+            _ => self.view.answers(home),
+        }
+        self.metrics.finds.with_label_values(&[outcome]).inc();
+        rows
+    }
+
+    fn stale(&mut self, stale: &Stale, ctx: &mut Context<Self>) {
+        let rows = row_keys(&stale.fingerprint, &stale.chunks);
+        self.metrics.stale.inc_by(rows.len() as u64);
+        self.cache.not_held(stale.holder, &rows);
+        let mut by_home = BTreeMap::<NodeNumber, Vec<RowKey>>::new();
+        for row in rows {
+            if let Some(home) = self.view.table.home(row.run.partition()) {
+                by_home.entry(home).or_default().push(row);
+            }
+        }
+        for (home, rows) in by_home {
+            if home == self.view.own {
+                self.shard.not_held(stale.holder, &rows, self.clock.now());
+            } else if self.view.may_ask(home, self.clock.now()) {
+                let repair = PeerRequest::Repair(Repair { holder: stale.holder, rows });
+                let told = self.ask(home, repair, self.limits.announce_deadline);
+                // A row that is not repaired costs the next reader a round trip.
+                ctx.spawn(told.into_actor(self).map(|_, _, _| ()));
+            }
+        }
+    }
+
+    /// Asks a node; `None` where no answer comes in time. Dropping the future gives up the answer.
+    fn ask(
+        &self,
+        node: NodeNumber,
+        request: PeerRequest,
+        deadline: Duration,
+    ) -> impl Future<Output = Option<PeerResponse>> + use<> {
+        let asked = self.peers.send(AskPeer { node, request, deadline });
+        // The exchange keeps the deadline; but a full mailbox before it must not cost more.
+        async move {
+            match tokio::time::timeout(deadline, asked).await {
+                Ok(Ok(Ok(response))) => Some(response),
+                Ok(Ok(Err(_)) | Err(_)) | Err(_) => None,
+            }
         }
     }
 }
@@ -172,13 +241,12 @@ impl DirectoryActor {
 impl Actor for DirectoryActor {
     type Context = Context<Self>;
 
-    fn started(&mut self, ctx: &mut Self::Context) {
+    fn started(&mut self, ctx: &mut Context<Self>) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-        ctx.run_interval(TICK, |actor, _| {
-            actor.shard.tick(actor.clock.now());
-            let (rows, held) = (actor.shard.len(), actor.outbox.held());
-            let (outbox, shard) = (actor.outbox.counts(), actor.shard.counts());
-            actor.metrics.observe(rows, held, actor.outbox.waiting(), outbox, shard);
+        ctx.run_interval(TICK, |act, ctx| act.send_due(ctx));
+        ctx.run_interval(SLOW_TICK, |act, _| {
+            act.shard.tick(act.clock.now());
+            act.metrics.show(&act.shard, &act.outbox);
         });
     }
 }
@@ -186,86 +254,45 @@ impl Actor for DirectoryActor {
 impl Handler<AskHolders> for DirectoryActor {
     type Result = ResponseActFuture<Self, Vec<Holders>>;
 
-    fn handle(&mut self, ask: AskHolders, _: &mut Self::Context) -> Self::Result {
-        let now = self.clock.now();
-        let rows = Self::rows(&ask.fingerprint, &ask.chunks);
-        let mut lookup = Lookup::plan(rows, &self.table, &mut self.cache, now);
-        self.metrics.finds.inc();
-        self.metrics.asked(AskedOf::Cache, lookup.cached);
-        if lookup.homes.contains_key(&self.own) {
-            let find = Find { epoch: self.table.epoch, rows: lookup.rows_of(self.own) };
-            self.metrics.asked(AskedOf::Own, find.rows.len());
-            let spans = self.shard.find(&find, now).spans;
-            lookup.answered(self.own, &spans, &mut self.cache, now);
-        }
-        let asked = self.ask_homes(&lookup);
-        self.metrics.homes_asked.inc_by(lookup.homes.keys().filter(|&&home| home != self.own).count() as u64);
-        Box::pin(asked.into_actor(self).map(move |answers, actor, _| {
-            for (home, rows) in &answers {
-                actor.heard(&mut lookup, *home, rows.as_ref());
-            }
-            lookup.finish(&actor.table, actor.own, |node| actor.silent.contains(node))
-        }))
+    fn handle(&mut self, ask: AskHolders, _: &mut Context<Self>) -> Self::Result {
+        self.look_up(&ask)
     }
 }
 
 impl Handler<Changed> for DirectoryActor {
     type Result = ();
 
-    fn handle(&mut self, changed: Changed, ctx: &mut Self::Context) {
-        self.outbox.changed(changed.device, changed.changes);
-        self.schedule(ctx);
+    fn handle(&mut self, changed: Changed, ctx: &mut Context<Self>) {
+        self.outbox.changed(changed.device, &changed.changes, self.clock.now());
+        self.send_due(ctx);
     }
 }
 
 impl Handler<Stale> for DirectoryActor {
     type Result = ();
 
-    fn handle(&mut self, stale: Stale, ctx: &mut Self::Context) {
-        let Stale { holder, fingerprint, chunks } = stale;
-        let rows = Self::rows(&fingerprint, &chunks);
-        self.metrics.stale_rows.inc_by(rows.len() as u64);
-        let mut by_home = BTreeMap::<NodeNumber, Vec<RowKey>>::new();
-        for row in rows {
-            self.cache.remove(&row, holder);
-            if let Some(home) = self.table.home(row.run.partition()) {
-                by_home.entry(home).or_default().push(row);
-            }
-        }
-        for (home, rows) in by_home {
-            if home == self.own {
-                self.shard.not_held(holder, &rows, self.clock.now());
-                continue;
-            }
-            let request = PeerRequest::Repair(Repair { holder, rows });
-            let told = self.peers.send(AskPeer { node: home, request, deadline: ANNOUNCE_DEADLINE });
-            ctx.spawn(told.into_actor(self).map(move |told, _, _| {
-                if !matches!(told, Ok(Ok(_))) {
-                    tracing::debug!(%home, "a home was not told of a stale row");
-                }
-            }));
-        }
+    fn handle(&mut self, stale: Stale, ctx: &mut Context<Self>) {
+        self.stale(&stale, ctx);
     }
 }
 
 impl Handler<NewTable> for DirectoryActor {
     type Result = ();
 
-    fn handle(&mut self, new: NewTable, ctx: &mut Self::Context) {
-        let NewTable { table, own } = new;
-        let incarnation = table.member(own).map_or(0, |member| member.incarnation);
+    fn handle(&mut self, NewTable { table, own }: NewTable, ctx: &mut Context<Self>) {
+        self.cache.new_table(&self.view.table, &table);
         self.shard.new_table(&table, own);
-        self.outbox.new_table(&table, own, incarnation);
-        self.cache.clear();
-        (self.table, self.own) = (table, own);
-        self.send_waiting(ctx);
+        self.outbox.new_table(&table, own, self.clock.now());
+        (self.view.table, self.view.own) = (table, own);
+        self.send_due(ctx);
     }
 }
 
 impl Handler<ServeFind> for DirectoryActor {
     type Result = MessageResult<ServeFind>;
 
-    fn handle(&mut self, ServeFind(find): ServeFind, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, ServeFind(find): ServeFind, _: &mut Context<Self>) -> Self::Result {
+        self.metrics.served.inc();
         MessageResult(self.shard.find(&find, self.clock.now()))
     }
 }
@@ -273,27 +300,30 @@ impl Handler<ServeFind> for DirectoryActor {
 impl Handler<ServeAnnounce> for DirectoryActor {
     type Result = MessageResult<ServeAnnounce>;
 
-    fn handle(&mut self, ServeAnnounce(announce): ServeAnnounce, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.shard.announce(&announce))
+    fn handle(&mut self, ServeAnnounce(announce): ServeAnnounce, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.serve_announce(&announce))
     }
 }
 
 impl Handler<ServeRepair> for DirectoryActor {
     type Result = ();
 
-    fn handle(&mut self, ServeRepair(Repair { holder, rows }): ServeRepair, _: &mut Self::Context) {
-        self.shard.not_held(holder, &rows, self.clock.now());
+    fn handle(&mut self, ServeRepair(repair): ServeRepair, _: &mut Context<Self>) {
+        self.shard.not_held(repair.holder, &repair.rows, self.clock.now());
     }
 }
 
-/// Messages that wait for the directory; senders wait for a place.
-const MAILBOX_MESSAGES: usize = 4_096;
+/// How often batches are looked for.
+const TICK: Duration = Duration::from_millis(super::stream::FLUSH_MS);
 
-/// How long changes wait for others, so that one batch tells many.
-const BATCH_PAUSE: Duration = Duration::from_millis(2);
+/// How often gauges are brought up to date, and old doubts forgotten.
+const SLOW_TICK: Duration = Duration::from_secs(1);
 
-/// How long a home may take to take an announcement.
-const ANNOUNCE_DEADLINE: Duration = Duration::from_secs(1);
+/// Messages that may wait.
+const MAILBOX_MESSAGES: usize = 1_024;
 
-/// How often doubts are looked at and gauges brought up to date.
-const TICK: Duration = Duration::from_millis(500);
+/// Questions to other homes at a time. Past it, what is not known here counts as held by nobody.
+const MAX_FINDS: usize = 4_096;
+
+#[cfg(test)]
+mod tests;

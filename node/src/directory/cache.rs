@@ -1,90 +1,155 @@
-//! Rows that were asked for a moment ago.
+//! What homes have answered lately.
 //!
-//! A lease comes right after its lookup, and the head of a system prompt is asked for all the time: neither has to go to
-//! the home again. Rows are kept for a moment only, since chunks move to their readers.
+//! So the head of a system prompt does not go to its home with every lookup, and a lease right after a lookup asks
+//! nobody again. Two generations bound it by age and by number without a list to keep in order.
 
-use hashbrown::HashMap;
-use larder_protocol::table::{Holder, RowKey};
+use std::collections::HashMap;
+
+use larder_protocol::table::{Holder, RowKey, Table};
 
 use super::Holders;
 use crate::clock::Millis;
 
-/// Rows in two generations: when the younger one is old, it becomes the older one, which goes.
+/// Answers of homes, for a moment.
 #[derive(Debug, Default)]
-pub struct RowCache {
-    young: HashMap<RowKey, Holders>,
-    old: HashMap<RowKey, Holders>,
-    turned: Millis,
+pub struct Cache {
+    young: HashMap<RowKey, Answer>,
+    old: HashMap<RowKey, Answer>,
+    turned_at: Millis,
 }
 
-impl RowCache {
-    /// Who was said to hold a chunk.
-    pub fn get(&mut self, row: &RowKey, now: Millis) -> Option<&Holders> {
-        self.turn(now);
-        self.young.get(row).or_else(|| self.old.get(row))
+#[derive(Debug)]
+struct Answer {
+    holders: Holders,
+    at: Millis,
+}
+
+impl Cache {
+    /// Who holds a chunk, where it was asked lately. Empty where nobody did.
+    #[must_use]
+    pub fn get(&self, key: &RowKey, now: Millis) -> Option<&Holders> {
+        let answer = self.young.get(key).or_else(|| self.old.get(key))?;
+        let lasts_ms = if answer.holders.is_empty() { NOBODY_MS } else { HOLDERS_MS };
+        (now.since(answer.at) < lasts_ms).then_some(&answer.holders)
     }
 
-    /// Keeps what a home said. That nobody holds a chunk is not kept: somebody may have it in a moment.
-    pub fn put(&mut self, row: RowKey, holders: &Holders, now: Millis) {
-        self.turn(now);
-        if !holders.is_empty() && self.young.len() < MAX_ROWS {
-            self.young.insert(row, holders.clone());
+    /// Keeps an answer.
+    pub fn insert(&mut self, key: RowKey, holders: Holders, now: Millis) {
+        if now.since(self.turned_at) >= HOLDERS_MS || self.young.len() >= MAX_ANSWERS / 2 {
+            self.old = std::mem::take(&mut self.young);
+            self.turned_at = now;
         }
+        self.young.insert(key, Answer { holders, at: now });
     }
 
-    /// A holder did not have a chunk.
-    pub fn remove(&mut self, row: &RowKey, holder: Holder) {
-        for rows in [&mut self.young, &mut self.old] {
-            if rows.get(row).is_some_and(|holders| holders.contains(&holder)) {
-                rows.remove(row);
+    /// Forgets that a holder has these chunks.
+    pub fn not_held(&mut self, holder: Holder, keys: &[RowKey]) {
+        for key in keys {
+            for answers in [&mut self.young, &mut self.old] {
+                if let Some(answer) = answers.get_mut(key) {
+                    answer.holders.retain(|other| *other != holder);
+                    // Nobody is left that the home spoke of; it may know others by now.
+                    if answer.holders.is_empty() {
+                        answers.remove(key);
+                    }
+                }
             }
         }
     }
 
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        (self.young.clear(), self.old.clear());
+    /// Forgets what has another home now.
+    pub fn new_table(&mut self, old: &Table, new: &Table) {
+        for answers in [&mut self.young, &mut self.old] {
+            answers.retain(|key, _| {
+                let partition = key.run.partition();
+                old.home(partition) == new.home(partition)
+            });
+        }
     }
 
-    fn turn(&mut self, now: Millis) {
-        let age_ms = now.since(self.turned);
-        if age_ms >= GENERATION_MS {
-            std::mem::swap(&mut self.young, &mut self.old);
-            self.young.clear();
-            if age_ms >= 2 * GENERATION_MS {
-                self.old.clear();
-            }
-            self.turned = now;
-        }
+    /// Answers in it, the outdated ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+
+    /// Whether it is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.young.is_empty() && self.old.is_empty()
     }
 }
 
-/// A row is kept for one to two of these.
-const GENERATION_MS: u64 = 50;
+/// How long a holder's name is good for. A stale one costs a round trip.
+pub const HOLDERS_MS: u64 = 1_000;
 
-/// Rows of one generation.
-const MAX_ROWS: usize = 65_536;
+/// How long it is good to know that nobody holds a chunk: from a lookup to its lease, since a chunk that is computed
+/// meanwhile would be missed.
+pub const NOBODY_MS: u64 = 20;
+
+/// Answers at a time: at about 80 bytes each, 5 MiB.
+pub const MAX_ANSWERS: usize = 65_536;
 
 #[cfg(test)]
 mod tests {
-    use larder_protocol::table::{NodeNumber, RunKey};
+    use larder_protocol::table::{NodeNumber, PARTITIONS, RunKey};
     use smallvec::smallvec;
 
     use super::*;
 
+    const HOLDER: Holder = Holder { node: NodeNumber(1), device: 0 };
+    const OTHER: Holder = Holder { node: NodeNumber(2), device: 0 };
+
+    fn key(number: u64) -> RowKey {
+        RowKey { run: RunKey(u128::from(number) << 116), chunk: number }
+    }
+
     #[test]
-    fn a_row_is_kept_for_a_moment_and_not_after_its_holder_did_not_have_it() {
-        let row = |chunk| RowKey { run: RunKey(1), chunk };
-        let holder = |node| Holder { node: NodeNumber(node), device: 0 };
-        let mut cache = RowCache::default();
-        cache.put(row(1), &smallvec![holder(1)], Millis(0));
-        cache.put(row(2), &smallvec![holder(1), holder(2)], Millis(10));
-        cache.put(row(3), &Holders::new(), Millis(10));
-        assert!(cache.get(&row(1), Millis(60)).is_some() && cache.get(&row(3), Millis(60)).is_none());
-        cache.remove(&row(1), holder(2));
-        assert!(cache.get(&row(1), Millis(60)).is_some());
-        cache.remove(&row(1), holder(1));
-        assert!(cache.get(&row(1), Millis(60)).is_none());
-        assert!(cache.get(&row(2), Millis(99)).is_some() && cache.get(&row(2), Millis(200)).is_none());
+    fn an_answer_is_good_for_a_moment() {
+        let mut cache = Cache::default();
+        cache.insert(key(1), smallvec![HOLDER], Millis(5));
+        assert_eq!(cache.get(&key(1), Millis(4 + HOLDERS_MS)).map(|found| found[0]), Some(HOLDER));
+        assert_eq!(cache.get(&key(1), Millis(5 + HOLDERS_MS)), None);
+        assert_eq!(cache.get(&key(2), Millis(5)), None);
+    }
+
+    #[test]
+    fn that_nobody_holds_a_chunk_is_soon_forgotten() {
+        let mut cache = Cache::default();
+        cache.insert(key(1), smallvec![], Millis(0));
+        assert_eq!(cache.get(&key(1), Millis(NOBODY_MS - 1)).map(|found| found.len()), Some(0));
+        assert_eq!(cache.get(&key(1), Millis(NOBODY_MS)), None);
+    }
+
+    #[test]
+    fn a_holder_that_has_nothing_is_forgotten_at_once() {
+        let mut cache = Cache::default();
+        cache.insert(key(1), smallvec![HOLDER, OTHER], Millis(0));
+        cache.insert(key(2), smallvec![HOLDER], Millis(0));
+        cache.not_held(HOLDER, &[key(1), key(2)]);
+        assert_eq!(cache.get(&key(1), Millis(0)).map(|found| found.to_vec()), Some(vec![OTHER]));
+        assert_eq!(cache.get(&key(2), Millis(0)), None);
+    }
+
+    #[test]
+    fn it_never_grows_past_its_bound() {
+        let mut cache = Cache::default();
+        for number in 0..3 * MAX_ANSWERS as u64 {
+            cache.insert(key(number), smallvec![HOLDER], Millis(number / 1_000));
+        }
+        assert!(cache.len() <= MAX_ANSWERS);
+    }
+
+    #[test]
+    fn a_new_table_clears_what_moved() {
+        let mut cache = Cache::default();
+        cache.insert(key(1), smallvec![HOLDER], Millis(0));
+        cache.insert(key(2), smallvec![HOLDER], Millis(0));
+        let old = Table { homes: vec![NodeNumber(1); usize::from(PARTITIONS)], ..Table::default() };
+        let mut new = old.clone();
+        new.homes[usize::from(key(2).run.partition())] = NodeNumber(2);
+        cache.new_table(&old, &new);
+        assert!(cache.get(&key(1), Millis(0)).is_some());
+        assert_eq!(cache.get(&key(2), Millis(0)), None);
     }
 }

@@ -1,438 +1,390 @@
-//! The outbox: what this node's actors hold, and what the homes have yet to hear of it.
+//! What this node's actors hold, and what of it the homes have still to be told.
 //!
-//! One stream of numbered batches for each actor and home, one batch of it under way at a time. A batch that is lost is sent
-//! again; a home that missed one, or has other rows than it should, is told everything anew. What is held is kept here as
-//! rows, by partition, so that a new home can be told without asking the actors.
+//! To each home every actor speaks in a stream of its own, one batch at a time. A stream toggles: within it, a key is
+//! gained and lost in turn, so that both ends can keep the sum of what was said and compare it from time to time. Every
+//! doubt (a batch that is missing, a home that starts again, sums that differ) ends in a new stream with all that is held.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hashbrown::HashTable;
-use larder_protocol::limits::MAX_ANNOUNCE_CHANGES;
+use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS};
 use larder_protocol::peer::{Announce, Announced, RowChange};
-use larder_protocol::table::{Holder, NodeNumber, PARTITIONS, RowKey, RunKey, Table};
+use larder_protocol::table::{Holder, NodeNumber, PARTITIONS, RowKey, Table};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
-use super::{Change, ChangeKind, Changes};
+use super::held::{Held, PackedKey};
+use super::stream::{Due, Stream};
+use super::{ChangeKind, Changes};
 use crate::clock::Millis;
 
-/// What is to be announced.
+/// What this node's actors hold and have to announce.
 #[derive(Debug, Default)]
 pub struct Outbox {
+    place: Place,
+    devices: BTreeMap<u16, Device>,
+}
+
+/// Where this node stands.
+#[derive(Debug, Default)]
+struct Place {
     table: Arc<Table>,
     own: NodeNumber,
     incarnation: u64,
-    held: BTreeMap<u16, Held>,
-    streams: BTreeMap<(u16, NodeNumber), Stream>,
-    counts: OutboxCounts,
+    streams_begun: u64,
 }
 
-/// What an outbox has counted since it started.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OutboxCounts {
-    /// Batches that homes know.
-    pub batches: u64,
-    /// Changes in them.
-    pub changes: u64,
-    /// Streams that began anew.
-    pub restarts: u64,
-    /// Batches that had to be sent again.
-    pub retries: u64,
+/// One actor.
+#[derive(Debug)]
+struct Device {
+    number: u16,
+    held: Held,
+    /// By partition: whether its stream tells changes one by one. Else all of it has still to be told.
+    is_announced: Vec<bool>,
+    streams: BTreeMap<NodeNumber, Stream>,
+    moves: BTreeMap<PackedKey, Move>,
+}
+
+/// Where a chunk moved here from.
+#[derive(Debug)]
+struct Move {
+    from: Holder,
+    fingerprint: Fingerprint,
+    hash: ChunkHash,
 }
 
 /// A batch to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Whom to.
+    /// To whom; this node may be among them.
     pub home: NodeNumber,
     /// What.
     pub announce: Announce,
 }
 
-/// A chunk that moved here: its last holder may give it up, now that its home knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which batch an answer belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchId {
+    /// The home.
+    pub home: NodeNumber,
+    /// The actor.
+    pub device: u16,
+    /// The stream.
+    pub stream: u64,
+    /// The batch in it.
+    pub sequence: u64,
+}
+
+/// What an answer to a batch comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answered {
+    /// The home knows.
+    Known {
+        /// Changes of the batch.
+        changes: usize,
+        /// How long the oldest of them had waited, from when it happened.
+        lag_ms: u64,
+        /// Holders that may give up their copies.
+        moved: Vec<Moved>,
+    },
+    /// A new stream begins.
+    Restarted,
+    /// The batch is sent again.
+    Again,
+    /// It is the answer to nothing that is waited for.
+    Late,
+}
+
+/// Chunks that moved here, which their home knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moved {
-    /// Who had it.
-    pub from: Holder,
-    /// Its namespace.
+    /// Who had them.
+    pub holder: Holder,
+    /// Their namespace.
     pub fingerprint: Fingerprint,
-    /// The chunk.
-    pub hash: ChunkHash,
-}
-
-/// The rows of one actor, by partition.
-#[derive(Debug)]
-struct Held {
-    partitions: Vec<HashTable<PackedRow>>,
-    /// The sum of the digests of each partition's rows.
-    digests: Vec<u64>,
-}
-
-/// A [`RowKey`] in 24 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PackedRow([u64; 3]);
-
-#[derive(Debug, Default)]
-struct Stream {
-    /// The home's life to which it is told.
-    home_incarnation: u64,
-    number: u64,
-    next_sequence: u64,
-    /// Everything must be told anew.
-    is_anew: bool,
-    /// The home's sum is to be compared, though nothing changed.
-    is_checked: bool,
-    queue: VecDeque<RowChange>,
-    moved: VecDeque<(RowKey, Moved)>,
-    under_way: Option<UnderWay>,
-    not_before: Millis,
-}
-
-#[derive(Debug)]
-struct UnderWay {
-    announce: Announce,
-    moved: Vec<Moved>,
-    is_sent: bool,
+    /// Their hashes; at most [`MAX_FETCH_CHUNKS`].
+    pub hashes: Vec<ChunkHash>,
 }
 
 impl Outbox {
-    /// Notes what an actor gained and lost.
-    pub fn changed(&mut self, device: u16, changes: Changes) {
-        if !self.held.contains_key(&device) {
-            self.held.insert(device, Held::default());
-            self.open_streams();
-        }
-        let held = self.held.entry(device).or_default();
+    /// Takes what an actor gained and lost.
+    pub fn changed(&mut self, device: u16, changes: &Changes, now: Millis) {
+        let place = &mut self.place;
+        let device = self.devices.entry(device).or_insert_with(|| Device::new(device, place, now));
         match changes {
             Changes::Since(changes) => {
-                for Change { fingerprint, chunk, kind } in changes {
-                    let row = RowKey::new(&fingerprint, &chunk);
-                    let is_held = kind != ChangeKind::Lost;
-                    if !held.set(row, is_held) {
-                        continue;
-                    }
-                    let Some(home) = self.table.home(row.run.partition()) else { continue };
-                    let stream = self.streams.entry((device, home)).or_insert_with(Stream::new);
-                    stream.queue.push_back(RowChange { row, is_held });
-                    if let ChangeKind::MovedFrom(from) = kind {
-                        stream.note_moved(row, Moved { from, fingerprint, hash: chunk.hash });
-                    }
+                for change in changes {
+                    device.change(place, &change.fingerprint, &change.chunk, change.kind, now);
                 }
             }
             Changes::All(all) => {
-                *held = Held::default();
-                all.iter().for_each(|(fingerprint, chunk): &(Fingerprint, ChunkRef)| {
-                    held.set(RowKey::new(fingerprint, chunk), true);
-                });
-                let own = self.streams.iter_mut().filter(|((other, _), _)| *other == device);
-                own.for_each(|(_, stream)| stream.is_anew = true);
-                self.open_streams();
+                let keys = all.iter().map(|(space, chunk)| RowKey::new(space, chunk).into());
+                device.replace(place, keys.collect(), now);
             }
         }
     }
 
-    /// Follows a new table: what has another home now is told there.
-    pub fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, incarnation: u64) {
-        let before = std::mem::replace(&mut self.table, Arc::clone(table));
-        if (self.own, self.incarnation) != (own, incarnation) {
-            // Another life of this node: nobody knows anything of it.
-            (self.own, self.incarnation) = (own, incarnation);
-            self.streams.clear();
+    /// Takes a new table. The homes of partitions that moved are told what is held of them; a home that started again,
+    /// everything.
+    pub fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) {
+        let incarnation = table.member(own).map_or(0, |member| member.incarnation);
+        let was_another = (own, incarnation) != (self.place.own, self.place.incarnation);
+        let old = std::mem::replace(&mut self.place.table, Arc::clone(table));
+        (self.place.own, self.place.incarnation) = (own, incarnation);
+        for device in self.devices.values_mut() {
+            if was_another {
+                device.streams.clear();
+            }
+            device.new_table(&mut self.place, &old, now);
         }
-        let living = |home| table.member(home).map(|member| member.incarnation);
-        self.streams.retain(|(_, home), stream| {
-            let Some(incarnation) = living(*home) else { return false };
-            stream.is_anew |= incarnation != stream.home_incarnation;
-            stream.home_incarnation = incarnation;
-            stream.is_checked = true;
-            let is_theirs = |row: &RowKey| table.home(row.run.partition()) == Some(*home);
-            stream.queue.retain(|change| is_theirs(&change.row));
-            stream.moved.retain(|(row, _)| is_theirs(row));
-            stream.not_before = Millis(0);
-            true
-        });
+    }
+
+    /// The batches to send now.
+    pub fn due(&mut self, now: Millis) -> Vec<Outgoing> {
+        let place = &self.place;
+        self.devices.values_mut().flat_map(|device| device.due(place, now)).collect()
+    }
+
+    /// Takes the answer to a batch; `None` where it did not come.
+    pub fn answered(&mut self, batch: &BatchId, answer: Option<Announced>, now: Millis) -> Answered {
+        let Some(device) = self.devices.get_mut(&batch.device) else { return Answered::Late };
+        let stream = device.streams.get_mut(&batch.home);
+        let Some(stream) = stream.filter(|stream| stream.waits_for(batch.stream, batch.sequence)) else {
+            return Answered::Late;
+        };
+        match answer {
+            Some(Announced::Known(sequence)) if sequence >= batch.sequence => {
+                let Some(sent) = stream.acknowledged() else { return Answered::Late };
+                let changes = sent.announce.changes.len();
+                let moved = device.moved(&sent.announce.changes);
+                Answered::Known { changes, lag_ms: now.since(sent.since), moved }
+            }
+            Some(Announced::StartAnew) => {
+                device.restart(batch.home, &mut self.place, now);
+                Answered::Restarted
+            }
+            None | Some(Announced::Known(_) | Announced::Later | Announced::OtherIncarnation(_)) => {
+                stream.failed(now);
+                Answered::Again
+            }
+        }
+    }
+
+    /// Changes that no batch carries yet, without those of partitions that are told as a whole.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        let streams = self.devices.values().flat_map(|device| device.streams.values());
+        streams.map(|stream| stream.pending.len()).sum()
+    }
+
+    /// Chunks that the actors hold.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.devices.values().map(|device| device.held.len()).sum()
+    }
+
+    /// The keys of all that an actor holds.
+    pub fn keys(&self, device: u16) -> impl Iterator<Item = RowKey> {
+        let held = self.devices.get(&device).map(|device| device.held.iter());
+        held.into_iter().flatten().map(PackedKey::unpacked)
+    }
+}
+
+impl Outgoing {
+    /// Which batch it is.
+    #[must_use]
+    pub fn id(&self) -> BatchId {
+        let Announce { holder, stream, sequence, .. } = self.announce;
+        BatchId { home: self.home, device: holder.device, stream, sequence }
+    }
+}
+
+impl Place {
+    /// The next stream's number. They grow over all streams, so that a home that was left and comes back hears a new one.
+    fn begin_stream(&mut self) -> u64 {
+        self.streams_begun += 1;
+        self.streams_begun
+    }
+
+    fn home_incarnation(&self, home: NodeNumber) -> Option<u64> {
+        self.table.member(home).map(|member| member.incarnation)
+    }
+}
+
+impl Device {
+    fn new(number: u16, place: &mut Place, now: Millis) -> Self {
+        let is_announced = vec![false; usize::from(PARTITIONS)];
+        let (streams, moves) = (BTreeMap::new(), BTreeMap::new());
+        let mut device = Self { number, held: Held::new(), is_announced, streams, moves };
+        device.new_table(place, &Arc::default(), now);
+        device
+    }
+
+    fn change(
+        &mut self,
+        place: &Place,
+        space: &Fingerprint,
+        chunk: &ChunkRef,
+        kind: ChangeKind,
+        now: Millis,
+    ) {
+        let key = PackedKey::from(RowKey::new(space, chunk));
+        let has_changed = match kind {
+            ChangeKind::Gained | ChangeKind::MovedFrom(_) => self.held.insert(key),
+            ChangeKind::Lost => self.held.remove(key),
+        };
+        if !has_changed {
+            return;
+        }
+        self.toggle(place, key, now);
+        match kind {
+            ChangeKind::MovedFrom(from) if from.node != place.own && self.moves.len() < MAX_MOVES => {
+                self.moves.insert(key, Move { from, fingerprint: *space, hash: chunk.hash });
+            }
+            ChangeKind::Lost if !self.moves.is_empty() => drop(self.moves.remove(&key)),
+            ChangeKind::Gained | ChangeKind::MovedFrom(_) | ChangeKind::Lost => {}
+        }
+    }
+
+    /// Holds exactly these keys from now on.
+    fn replace(&mut self, place: &Place, mut keys: Vec<PackedKey>, now: Millis) {
+        keys.sort_unstable();
+        keys.dedup();
+        let lost: Vec<_> = self.held.iter().filter(|key| keys.binary_search(key).is_err()).collect();
+        for key in lost {
+            self.held.remove(key);
+            self.toggle(place, key, now);
+            self.moves.remove(&key);
+        }
+        for key in keys {
+            if self.held.insert(key) {
+                self.toggle(place, key, now);
+            }
+        }
+    }
+
+    /// A key was just gained or lost.
+    fn toggle(&mut self, place: &Place, key: PackedKey, now: Millis) {
+        let partition = key.partition();
+        let home = place.table.home(partition);
+        let Some(stream) = home.and_then(|home| self.streams.get_mut(&home)) else { return };
+        let digest = key.digest();
+        let change = if self.held.contains(key) { digest } else { digest.wrapping_neg() };
+        stream.digest = stream.digest.wrapping_add(change);
+        if self.is_announced[usize::from(partition)] {
+            stream.toggle(key, now);
+        }
+    }
+
+    fn new_table(&mut self, place: &mut Place, old: &Table, now: Millis) {
+        self.streams.retain(|&home, stream| place.home_incarnation(home) == Some(stream.home_incarnation));
+        for stream in self.streams.values_mut() {
+            stream.unannounced.clear();
+            stream.digest = 0;
+            stream.probe_soon(now);
+        }
+        let mut has_stream = BTreeSet::new();
         for partition in 0..PARTITIONS {
-            let Some(home) = table.home(partition) else { continue };
-            if before.home(partition) == Some(home) {
+            let home = place.table.home(partition).filter(|_| place.incarnation > 0);
+            let is_announced = &mut self.is_announced[usize::from(partition)];
+            *is_announced &= home == old.home(partition);
+            let Some((home, incarnation)) = home.and_then(|home| Some((home, place.home_incarnation(home)?)))
+            else {
+                *is_announced = false;
                 continue;
-            }
-            for (&device, held) in &self.held {
-                let Some(stream) = self.streams.get_mut(&(device, home)).filter(|stream| !stream.is_anew)
-                else {
-                    continue;
-                };
-                let rows = held.partitions[usize::from(partition)].iter();
-                stream.queue.extend(rows.map(|row| RowChange { row: row.unpack(), is_held: true }));
+            };
+            has_stream.insert(home);
+            let stream = self.streams.entry(home).or_insert_with(|| {
+                let number = place.begin_stream();
+                Stream::new(incarnation, number, now)
+            });
+            *is_announced &= stream.numbers().1 > 0;
+            stream.digest = stream.digest.wrapping_add(self.held.digest(partition));
+            if !*is_announced {
+                stream.unannounced.push(partition);
+                stream.wait_since(now);
             }
         }
-        self.open_streams();
+        self.streams.retain(|home, _| has_stream.contains(home));
+        for (&home, stream) in &mut self.streams {
+            stream.pending.retain(|key| place.table.home(key.partition()) == Some(home));
+        }
     }
 
-    /// The batches to send now, at most one a stream.
-    pub fn poll(&mut self, now: Millis) -> Vec<Outgoing> {
+    fn due(&mut self, place: &Place, now: Millis) -> Vec<Outgoing> {
         let mut outgoing = Vec::new();
-        for (&(device, home), stream) in &mut self.streams {
-            if now < stream.not_before {
-                continue;
-            }
-            if stream.under_way.is_none() {
-                let Some(held) = self.held.get(&device) else { continue };
-                let holder = Holder { node: self.own, device };
-                if stream.is_anew {
-                    stream.begin_anew(held, &self.table, home);
-                    self.counts.restarts += 1;
-                } else if stream.queue.is_empty() && !stream.is_checked {
-                    continue;
+        for (&home, stream) in &mut self.streams {
+            let announce = match stream.due(now) {
+                Due::Nothing => continue,
+                Due::Again(announce) => announce,
+                Due::Batch => {
+                    let changes = next_changes(&self.held, &mut self.is_announced, stream);
+                    let (number, sequence) = stream.numbers();
+                    let announce = Announce {
+                        holder: Holder { node: place.own, device: self.number },
+                        incarnation: place.incarnation,
+                        epoch: place.table.epoch,
+                        stream: number,
+                        sequence,
+                        digest: stream.is_told().then_some(stream.digest),
+                        changes,
+                    };
+                    stream.sent(announce.clone(), now);
+                    announce
                 }
-                stream.next_batch(holder, self.incarnation, &self.table, home, held);
-            }
-            if let Some(under_way) = stream.under_way.as_mut().filter(|under_way| !under_way.is_sent) {
-                under_way.is_sent = true;
-                outgoing.push(Outgoing { home, announce: under_way.announce.clone() });
-            }
+            };
+            outgoing.push(Outgoing { home, announce });
         }
         outgoing
     }
 
-    /// A batch was answered, or was not (`None`). Answers what moved, and can be given up elsewhere.
-    pub fn answered(&mut self, sent: &Outgoing, answer: Option<Announced>, now: Millis) -> Vec<Moved> {
-        let Some(stream) = self.streams.get_mut(&(sent.announce.holder.device, sent.home)) else {
+    fn restart(&mut self, home: NodeNumber, place: &mut Place, now: Millis) {
+        let Some(stream) = self.streams.get_mut(&home) else { return };
+        let partitions = (0..PARTITIONS).filter(|&partition| place.table.home(partition) == Some(home));
+        let unannounced: Vec<u16> = partitions.collect();
+        unannounced.iter().for_each(|&partition| self.is_announced[usize::from(partition)] = false);
+        stream.restart(place.begin_stream(), unannounced, now);
+    }
+
+    /// The moves that a home knows with these changes, by whom they are from.
+    fn moved(&mut self, changes: &[RowChange]) -> Vec<Moved> {
+        let mut moved: BTreeMap<(Holder, [u8; 32]), Vec<ChunkHash>> = BTreeMap::new();
+        if self.moves.is_empty() {
             return Vec::new();
-        };
-        let Announce { stream: number, sequence, .. } = sent.announce;
-        let is_current = stream.under_way.as_ref().is_some_and(|under_way| {
-            under_way.announce.stream == number && under_way.announce.sequence == sequence
+        }
+        for change in changes.iter().filter(|change| change.is_held) {
+            // A chunk that was lost again meanwhile is not among the moves any more: its holder must keep it.
+            if let Some(gained) = self.moves.remove(&PackedKey::from(change.row)) {
+                moved.entry((gained.from, gained.fingerprint.0)).or_default().push(gained.hash);
+            }
+        }
+        let pieces = moved.iter().flat_map(|((holder, fingerprint), hashes)| {
+            hashes.chunks(MAX_FETCH_CHUNKS).map(|hashes| Moved {
+                holder: *holder,
+                fingerprint: Fingerprint(*fingerprint),
+                hashes: hashes.to_vec(),
+            })
         });
-        if !is_current {
-            return Vec::new();
-        }
-        match answer {
-            Some(Announced::Known(known)) if known >= sequence => {
-                let Some(UnderWay { announce, moved, .. }) = stream.under_way.take() else {
-                    return Vec::new();
-                };
-                self.counts.batches += 1;
-                self.counts.changes += announce.changes.len() as u64;
-                return moved;
-            }
-            Some(Announced::Known(_) | Announced::StartAnew) => {
-                stream.under_way = None;
-                stream.is_anew = true;
-            }
-            Some(Announced::OtherIncarnation(_)) => {
-                stream.under_way = None;
-                stream.is_anew = true;
-                stream.not_before = now + OUTDATED_RETRY_MS;
-            }
-            Some(Announced::Later) => stream.send_again(now + LATER_RETRY_MS),
-            None => {
-                self.counts.retries += 1;
-                stream.send_again(now + LOST_RETRY_MS);
-            }
-        }
-        Vec::new()
-    }
-
-    /// When [`Outbox::poll`] should be called, where something waits.
-    #[must_use]
-    pub fn due(&self) -> Option<Millis> {
-        let waits = |stream: &&Stream| match &stream.under_way {
-            Some(under_way) => !under_way.is_sent,
-            None => stream.is_anew || stream.is_checked || !stream.queue.is_empty(),
-        };
-        self.streams.values().filter(waits).map(|stream| stream.not_before).min()
-    }
-
-    /// Changes that no home was told yet.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.streams.values().map(|stream| stream.queue.len()).sum()
-    }
-
-    /// Rows held.
-    #[must_use]
-    pub fn held(&self) -> usize {
-        self.held.values().flat_map(|held| &held.partitions).map(HashTable::len).sum()
-    }
-
-    /// Every row that is held, with the actor that holds it.
-    #[must_use]
-    pub fn rows(&self) -> BTreeSet<(u16, RowKey)> {
-        let rows = |(&device, held): (&u16, &Held)| {
-            let rows = held.partitions.iter().flatten().map(move |row| (device, row.unpack()));
-            rows.collect::<Vec<_>>()
-        };
-        self.held.iter().flat_map(rows).collect()
-    }
-
-    /// What it has counted.
-    #[must_use]
-    pub fn counts(&self) -> OutboxCounts {
-        self.counts
-    }
-
-    /// Makes a stream for every actor and home that has none, told anew.
-    fn open_streams(&mut self) {
-        for &device in self.held.keys() {
-            for member in &self.table.members {
-                let is_home = self.streams.contains_key(&(device, member.number));
-                if !is_home {
-                    let stream = Stream { home_incarnation: member.incarnation, ..Stream::new() };
-                    self.streams.insert((device, member.number), stream);
-                }
-            }
-        }
+        pieces.collect()
     }
 }
 
-impl Stream {
-    fn new() -> Self {
-        Self { is_anew: true, ..Self::default() }
+/// Takes the next batch's changes from a stream.
+fn next_changes(held: &Held, is_announced: &mut [bool], stream: &mut Stream) -> Vec<RowChange> {
+    while stream.pending.len() < MAX_ANNOUNCE_CHANGES {
+        let Some(partition) = stream.unannounced.pop() else { break };
+        is_announced[usize::from(partition)] = true;
+        stream.pending.extend(held.partition(partition));
     }
-
-    fn note_moved(&mut self, row: RowKey, moved: Moved) {
-        // What is not noted stays where it was as well: a copy more.
-        if self.moved.len() < MAX_MOVED {
-            self.moved.push_back((row, moved));
-        }
+    let mut changes = Vec::with_capacity(stream.pending.len().min(MAX_ANNOUNCE_CHANGES));
+    while changes.len() < MAX_ANNOUNCE_CHANGES {
+        let Some(key) = stream.pending.pop_first() else { break };
+        changes.push(RowChange { row: key.unpacked(), is_held: held.contains(key) });
     }
-
-    /// Puts all that is held of the home's partitions into the queue, under a new number.
-    fn begin_anew(&mut self, held: &Held, table: &Table, home: NodeNumber) {
-        self.is_anew = false;
-        self.number += 1;
-        self.next_sequence = 0;
-        self.queue.clear();
-        let rows = held.of_home(table, home).map(|row| RowChange { row, is_held: true });
-        self.queue.extend(rows);
-    }
-
-    fn next_batch(&mut self, holder: Holder, incarnation: u64, table: &Table, home: NodeNumber, held: &Held) {
-        let changes = coalesce(self.queue.drain(..self.queue.len().min(MAX_ANNOUNCE_CHANGES)).collect());
-        let is_all = self.queue.is_empty();
-        self.is_checked = false;
-        let moved = self.take_moved(&changes, is_all);
-        let announce = Announce {
-            holder,
-            incarnation,
-            epoch: table.epoch,
-            stream: self.number,
-            sequence: self.next_sequence,
-            digest: is_all.then(|| held.digest_of_home(table, home)),
-            changes,
-        };
-        self.next_sequence += 1;
-        self.under_way = Some(UnderWay { announce, moved, is_sent: false });
-    }
-
-    /// What moved here and is told with these changes. What is not held any more stays where it was.
-    fn take_moved(&mut self, changes: &[RowChange], is_all: bool) -> Vec<Moved> {
-        if self.moved.is_empty() {
-            return Vec::new();
-        }
-        let told: BTreeSet<RowKey> =
-            changes.iter().filter(|change| change.is_held).map(|change| change.row).collect();
-        let mut done = Vec::new();
-        self.moved.retain(|(row, moved)| {
-            let is_told = told.contains(row);
-            if is_told {
-                done.push(*moved);
-            }
-            !is_told && !is_all
-        });
-        done
-    }
-
-    fn send_again(&mut self, not_before: Millis) {
-        self.not_before = not_before;
-        if let Some(under_way) = &mut self.under_way {
-            under_way.is_sent = false;
-        }
-    }
+    changes
 }
 
-impl Held {
-    /// Notes whether a row is held; whether that is news.
-    fn set(&mut self, row: RowKey, is_held: bool) -> bool {
-        let partition = usize::from(row.run.partition());
-        let (rows, digest) = (&mut self.partitions[partition], &mut self.digests[partition]);
-        let packed = PackedRow::new(row);
-        let known = rows.find_entry(packed.hash(), |other| *other == packed);
-        match (known, is_held) {
-            (Err(_), true) => {
-                rows.insert_unique(packed.hash(), packed, PackedRow::hash);
-                *digest = digest.wrapping_add(row.digest());
-                true
-            }
-            (Ok(entry), false) => {
-                entry.remove();
-                *digest = digest.wrapping_sub(row.digest());
-                true
-            }
-            _ => false,
-        }
-    }
+/// Moves that wait until their home knows, for one actor. Past it a chunk has a copy more than it needs.
+const MAX_MOVES: usize = 65_536;
 
-    fn of_home<'a>(&'a self, table: &'a Table, home: NodeNumber) -> impl Iterator<Item = RowKey> + 'a {
-        let partitions = (0..PARTITIONS).filter(move |&partition| table.home(partition) == Some(home));
-        partitions
-            .flat_map(|partition| self.partitions[usize::from(partition)].iter().map(|row| row.unpack()))
-    }
-
-    fn digest_of_home(&self, table: &Table, home: NodeNumber) -> u64 {
-        let partitions = (0..PARTITIONS).filter(|&partition| table.home(partition) == Some(home));
-        partitions.fold(0, |sum, partition| sum.wrapping_add(self.digests[usize::from(partition)]))
-    }
-}
-
-impl Default for Held {
-    fn default() -> Self {
-        let partitions = usize::from(PARTITIONS);
-        let tables = std::iter::repeat_with(HashTable::new).take(partitions).collect();
-        Self { partitions: tables, digests: vec![0; partitions] }
-    }
-}
-
-impl PackedRow {
-    fn new(row: RowKey) -> Self {
-        Self([(row.run.0 >> 64) as u64, row.run.0 as u64, row.chunk])
-    }
-
-    fn unpack(&self) -> RowKey {
-        let [high, low, chunk] = self.0;
-        RowKey { run: RunKey(u128::from(high) << 64 | u128::from(low)), chunk }
-    }
-
-    /// The run's lower half and the chunk are hashes already.
-    fn hash(&self) -> u64 {
-        self.0[1] ^ self.0[2].rotate_left(32)
-    }
-}
-
-/// Only the last word on each row counts, and a row that is back where it was says nothing: a batch never announces what
-/// its home was told already.
-fn coalesce(changes: Vec<RowChange>) -> Vec<RowChange> {
-    let mut last = hashbrown::HashMap::<RowKey, (usize, usize)>::with_capacity(changes.len());
-    for (at, change) in changes.iter().enumerate() {
-        let (said, place) = last.entry(change.row).or_insert((0, at));
-        *said += 1;
-        *place = at;
-    }
-    // Changes of one row alternate: an even number of them ends where it began.
-    let stays = |(at, change): &(usize, RowChange)| {
-        last.get(&change.row).is_some_and(|&(said, place)| said % 2 == 1 && place == *at)
-    };
-    changes.into_iter().enumerate().filter(stays).map(|(_, change)| change).collect()
-}
-
-/// Chunks of one stream that moved and whose home was not told: more stay where they were as well.
-const MAX_MOVED: usize = 65_536;
-
-/// When a batch is sent again that was not answered.
-const LOST_RETRY_MS: u64 = 100;
-
-/// When a batch is sent again to a home that has an older table.
-const LATER_RETRY_MS: u64 = 10;
-
-/// When a stream begins anew whose home knows another life of this node: a table is on its way.
-const OUTDATED_RETRY_MS: u64 = 100;
+#[cfg(test)]
+mod tests;

@@ -289,3 +289,6 @@ const MAX_DOUBTS: usize = 4_096;
 
 /// How long a row is kept back: longer than a holder that lives needs to announce a loss.
 const DOUBT_MS: u64 = 5_000;
+
+#[cfg(test)]
+mod tests;

@@ -7,19 +7,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use actix::Addr;
-use futures_util::StreamExt;
-use futures_util::future::LocalBoxFuture;
-use futures_util::stream::FuturesUnordered;
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{RefusalCode, Request, decode_request};
 use rustix::thread::sched_yield;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::hello::refusal;
-use crate::actor::{Answer, Ask, Close, GpuActor, Reply};
+use crate::actor::{Answer, Ask, Close, GpuActor, Later, Reply};
 use crate::clock::Clock;
 use crate::metrics::SharedMetrics;
 use crate::processes::Membership;
@@ -46,7 +44,9 @@ struct Session {
     address: Addr<GpuActor>,
     clock: Clock,
     /// Requests whose answer takes long: bytes are being copied, or other nodes asked.
-    waiting: FuturesUnordered<LocalBoxFuture<'static, (u64, Answer)>>,
+    waiting: usize,
+    /// Where their answers come.
+    answers: (UnboundedSender<(u64, Answer)>, UnboundedReceiver<(u64, Answer)>),
 }
 
 /// Why a session ends.
@@ -79,7 +79,8 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     id: session,
                     address,
                     clock: Clock::start(),
-                    waiting: FuturesUnordered::new(),
+                    waiting: 0,
+                    answers: unbounded_channel(),
                 };
                 let end = tokio::select! {
                     end = session.run() => end,
@@ -141,20 +142,23 @@ impl Session {
     }
 
     async fn handle(&mut self, number: u64, request: Request) -> Result<(), End> {
-        let asked = self.address.send(Ask { session: self.id, request });
-        let later = match asked.await.map_err(|_| End::Stopping)? {
-            Reply::Now(answer) => return self.push(number, answer),
-            Reply::Later(later) => later,
-        };
-        if self.waiting.len() >= MAX_OUTSTANDING_REQUESTS {
-            let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
-            return Err(End::Protocol { number, what });
+        let later = Later { number, answers: self.answers.0.clone() };
+        let asked = self.address.send(Ask { session: self.id, request, later });
+        let reply = asked.await.map_err(|_| End::Stopping)?;
+        self.waiting += usize::from(matches!(reply, Reply::Later));
+        // What was answered before may have brought memory of which this answer speaks.
+        while let Ok((number, answer)) = self.answers.1.try_recv() {
+            self.waiting -= 1;
+            self.push(number, answer)?;
         }
-        self.waiting.push(Box::pin(async move {
-            let stopping = |_| Answer::from(refusal(RefusalCode::Stopping, "the node is stopping"));
-            (number, later.await.unwrap_or_else(stopping))
-        }));
-        Ok(())
+        match reply {
+            Reply::Now(answer) => self.push(number, answer),
+            Reply::Later if self.waiting > MAX_OUTSTANDING_REQUESTS => {
+                let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
+                Err(End::Protocol { number, what })
+            }
+            Reply::Later => Ok(()),
+        }
     }
 
     fn push(&mut self, number: u64, answer: Answer) -> Result<(), End> {
@@ -170,7 +174,7 @@ impl Session {
     /// again at once, and a sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None`
     /// where nothing came, or there is something else to wait for.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
-        if !self.waiting.is_empty() || self.writer.pending_bytes() > 0 {
+        if self.waiting > 0 || self.writer.pending_bytes() > 0 {
             return None;
         }
         let until = self.clock.elapsed() + SPIN;
@@ -205,7 +209,8 @@ impl Session {
     async fn wait(&mut self) -> Result<(), End> {
         let unsent = self.writer.pending_bytes();
         tokio::select! {
-            Some((number, answer)) = self.waiting.next(), if !self.waiting.is_empty() => {
+            Some((number, answer)) = self.answers.1.recv(), if self.waiting > 0 => {
+                self.waiting -= 1;
                 return self.push(number, answer);
             }
             ready = self.socket.readable(), if unsent < MOST_UNSENT_BYTES => {
@@ -243,7 +248,12 @@ impl Session {
                 tracing::debug!(%error, session = self.id.0, "the engine did not hear why its session ended");
             }
         }
-        let copies = async { while self.waiting.next().await.is_some() {} };
+        let copies = async {
+            while self.waiting > 0 {
+                self.answers.1.recv().await;
+                self.waiting -= 1;
+            }
+        };
         if tokio::time::timeout(COPY_DEADLINE, copies).await.is_err() {
             tracing::error!(session = self.id.0, "copies of an ended session are still under way");
         }
