@@ -9,7 +9,6 @@ mod files;
 mod runtime_dir;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -66,6 +65,30 @@ impl DevCluster {
         let (addresses, children) = start_processes(&options, &files).await?;
         let announcement = Announcement::publish(&runtime_dir, files.dir(), &addresses)?;
         Ok(Self { addresses, children, announcement, ready_after: now() - started, files })
+    }
+
+    /// Waits until the coordinator knows all nodes.
+    ///
+    /// # Errors
+    /// [`DevError::NotJoined`] where they take longer than [`JOIN_TIMEOUT`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn joined(&self) -> Result<(), DevError> {
+        let Some(coordinator) = self.addresses.coordinator else { return Ok(()) };
+        let (start, nodes) = (now(), self.addresses.nodes.len());
+        loop {
+            let status = tokio::task::spawn_blocking(move || http::get_json::<Status>(coordinator, "/status"));
+            // An error: it does not answer yet, or never will, and then the time runs out.
+            let members = status.await.ok().and_then(Result::ok).map_or(0, |status| status.nodes.len());
+            if members >= nodes {
+                return Ok(());
+            }
+            if now() - start > JOIN_TIMEOUT {
+                return Err(DevError::NotJoined { members, nodes, after: JOIN_TIMEOUT });
+            }
+            tokio::time::sleep(JOIN_POLL).await;
+        }
     }
 
     /// Where its processes can be reached.
@@ -183,25 +206,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
         addresses.nodes.push(NodeAddress { name, http: ready.http, sockets: ready.sockets });
         children.push(child);
     }
-    wait_for_members(ready.http, usize::from(options.nodes)).await?;
     Ok((addresses, children))
-}
-
-/// Waits until the coordinator knows all nodes.
-async fn wait_for_members(coordinator: SocketAddr, nodes: usize) -> Result<(), DevError> {
-    let start = now();
-    loop {
-        let status = tokio::task::spawn_blocking(move || http::get_json::<Status>(coordinator, "/status"));
-        // An error: it has not begun to answer, or never will, and then the time runs out.
-        let members = status.await.ok().and_then(Result::ok).map_or(0, |status| status.nodes.len());
-        if members >= nodes {
-            return Ok(());
-        }
-        if now() - start > JOIN_TIMEOUT {
-            return Err(DevError::NotJoined { members, nodes, after: JOIN_TIMEOUT });
-        }
-        tokio::time::sleep(JOIN_POLL).await;
-    }
 }
 
 /// The newest development cluster of this user on this machine.
@@ -213,7 +218,7 @@ pub fn newest() -> Result<Addresses, DevError> {
 }
 
 /// How long nodes may take to become members.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
 const JOIN_POLL: Duration = Duration::from_millis(10);
 
 /// Restarts within [`RESTART_MEMORY`] after which a death is for good.

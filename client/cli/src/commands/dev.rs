@@ -81,6 +81,10 @@ async fn serve(options: DevOptions, json: bool) -> anyhow::Result<ExitCode> {
         started = DevCluster::start(options) => started.map_err(explain)?,
         () = &mut stop => return Ok(ExitCode::SUCCESS),
     };
+    tokio::select! {
+        joined = cluster.joined() => joined?,
+        () = &mut stop => return Ok(ExitCode::SUCCESS),
+    }
     announce(&cluster, json)?;
     let died = tokio::select! {
         () = stop => None,

@@ -210,6 +210,7 @@ impl Args {
             return Ok((None, nodes));
         }
         let cluster = DevCluster::start(self.cluster()?).await?;
+        cluster.joined().await?;
         let nodes = cluster.addresses().nodes.clone();
         Ok((Some(cluster), nodes))
     }
