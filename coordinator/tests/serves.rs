@@ -314,7 +314,9 @@ fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
         tokio::task::spawn_local(async move {
             let connection = home.accept().await.unwrap().accept().await.unwrap();
             let (mut send, mut receive) = connection.quic().accept_bi().await.unwrap();
-            let Ok(Some(PeerRequest::Find(find))) = read_message(&mut receive).await else { panic!("a find") };
+            let Ok(Some(PeerRequest::Find(find))) = read_message(&mut receive).await else {
+                panic!("a find")
+            };
             assert_eq!(find.rows.len(), 3);
             let holder = Holder { node: own, device: 0 };
             let spans = vec![RowSpan { from: 0, to: 2, holder }];

@@ -78,7 +78,8 @@ impl DevCluster {
         let Some(coordinator) = self.addresses.coordinator else { return Ok(()) };
         let (start, nodes) = (now(), self.addresses.nodes.len());
         loop {
-            let status = tokio::task::spawn_blocking(move || http::get_json::<Status>(coordinator, "/status"));
+            let status =
+                tokio::task::spawn_blocking(move || http::get_json::<Status>(coordinator, "/status"));
             // An error: it does not answer yet, or never will, and then the time runs out.
             let members = status.await.ok().and_then(Result::ok).map_or(0, |status| status.nodes.len());
             if members >= nodes {

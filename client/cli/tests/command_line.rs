@@ -33,10 +33,25 @@ fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), signal).unwrap();
 }
 
-fn coordinator_config() -> tempfile::NamedTempFile {
-    let config = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(config.path(), "[http]\nlisten = \"127.0.0.1:0\"\n").unwrap();
-    config
+/// A directory with a coordinator's config, certificate and state.
+fn coordinator_dir() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let larder = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        assert!(
+            command.args(args).arg("--dir").arg(dir.path()).output().unwrap().status.success(),
+            "{args:?}"
+        );
+    };
+    larder(&["ca", "init"]);
+    larder(&["ca", "issue", "coordinator", "c"]);
+    let path = dir.path().display();
+    let config = format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n[peer]\nlisten = \"127.0.0.1:0\"\nca = \"{path}/ca.pem\"\n\
+         certificate = \"{path}/c.pem\"\nkey = \"{path}/c.key\"\n[state]\npath = \"{path}/c.redb\"\n"
+    );
+    std::fs::write(dir.path().join("c.toml"), config).unwrap();
+    dir
 }
 
 #[test]
@@ -60,9 +75,9 @@ fn what_makes_no_sense_ends_with_status_2_and_says_what_would() {
     assert_eq!(status, Some(2));
     assert!(text.contains("line 1: 600 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1"), "{text}");
 
-    let (status, text) = refusal(&["replay", "--dev", "2"]);
+    let (status, text) = refusal(&["replay", "--in-flight", "1000"]);
     assert_eq!(status, Some(2));
-    assert!(text.contains("does not share chunks between nodes") && text.contains("--no-share"), "{text}");
+    assert!(text.contains("1..=256"), "{text}");
 
     let (status, text) = refusal(&["replay", "--coordinator", "127.0.0.1:1", "--chunks-per-node", "5"]);
     assert_eq!(status, Some(2));
@@ -117,9 +132,12 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn a_coordinator_says_when_it_is_ready_and_ends_well_on_a_signal() {
     for signal in [Signal::TERM, Signal::INT] {
-        let config = coordinator_config();
+        let dir = coordinator_dir();
         let (mut child, _stdout, line) = start(
-            Command::new(env!("CARGO_BIN_EXE_larder")).arg("coordinator").arg("--config").arg(config.path()),
+            Command::new(env!("CARGO_BIN_EXE_larder"))
+                .arg("coordinator")
+                .arg("--config")
+                .arg(dir.path().join("c.toml")),
         );
         assert!(line.starts_with(r#"{"ready":true,"http":"127.0.0.1:"#), "{line}");
         send(&child, signal);
@@ -129,15 +147,15 @@ fn a_coordinator_says_when_it_is_ready_and_ends_well_on_a_signal() {
 
 #[test]
 fn a_coordinator_dies_with_the_process_that_started_it() {
-    let config = coordinator_config();
+    let dir = coordinator_dir();
     let (mut parent, mut stdout, line) = start(
         Command::new("sh")
             .arg("-c")
             .arg(r#""$0" coordinator --config "$1" --parent $$ & wait"#)
             .arg(env!("CARGO_BIN_EXE_larder"))
-            .arg(config.path()),
+            .arg(dir.path().join("c.toml")),
     );
-    assert!(line.contains("ready"), "{line}");
+    assert!(line.contains("ready") && line.contains("peer"), "{line}");
     send(&parent, Signal::KILL);
     parent.wait().unwrap();
     // The coordinator alone holds the pipe now: it ends when the coordinator does.

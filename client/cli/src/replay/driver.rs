@@ -30,6 +30,7 @@ pub struct Driver {
     nodes: Vec<Link>,
     part_chunks: usize,
     in_flight: u16,
+    deadline: Duration,
     /// Never borrowed across an await.
     state: RefCell<State>,
 }
@@ -53,7 +54,7 @@ impl Driver {
         for node in nodes {
             links.push(Link::connect(node, settings).await?);
         }
-        let LinkSettings { block_bytes, in_flight, .. } = settings;
+        let LinkSettings { block_bytes, in_flight, deadline } = settings;
         let state = State {
             tally: Tally::new(),
             infinite: InfiniteCache::default(),
@@ -61,7 +62,7 @@ impl Driver {
             block: vec![0; block_bytes as usize],
         };
         let part_chunks = part_chunks(block_bytes, in_flight) as usize;
-        Ok(Self { nodes: links, part_chunks, in_flight, state: RefCell::new(state) })
+        Ok(Self { nodes: links, part_chunks, in_flight, deadline, state: RefCell::new(state) })
     }
 
     /// Plays the requests, as many at a time as the links are set for. One that fails is counted, and the others go on. What
@@ -97,7 +98,10 @@ impl Driver {
         let mut hit = 0;
         let served = match node {
             Some(node) => self.serve(&self.nodes[node], request, &mut hit).await.err(),
-            None => Some(RequestError::Lost { node: "every node".to_owned() }),
+            None => {
+                self.wait_for_a_node().await;
+                Some(RequestError::Lost { node: "every node".to_owned() })
+            }
         };
         let state = &mut *self.state.borrow_mut();
         state.tally.asked(request.input_tokens);
@@ -109,6 +113,14 @@ impl Driver {
         }
         if let Some(node) = node {
             state.loads.recomputed(node, request.timestamp_ms, recomputed);
+        }
+    }
+
+    /// Waits until some node may serve again, or so long as computing the request may take.
+    async fn wait_for_a_node(&self) {
+        let start = now();
+        while now() - start < self.deadline && !self.nodes.iter().any(Link::may_serve) {
+            tokio::time::sleep(NODE_POLL).await;
         }
     }
 
@@ -212,6 +224,9 @@ impl Driver {
         Ok(None)
     }
 }
+
+/// How often it is looked whether a node serves again, when none does.
+const NODE_POLL: Duration = Duration::from_millis(20);
 
 /// How often a busy node is asked; at its usual 5 ms, for a second.
 const MAX_TRIES: u32 = 200;
