@@ -1,0 +1,66 @@
+//! What several tests of the directory need, and tests of its parts together.
+
+mod memory;
+mod simulation;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use larder_protocol::table::{
+    Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, RowKey, RunKey, Table,
+};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+
+use super::{Change, ChangeKind, Changes};
+
+pub(super) const SPACE: Fingerprint = Fingerprint([7; 32]);
+
+/// A table of these members and their incarnations. Members keep most of their partitions from one table to the next.
+pub(super) fn table(number: u64, members: &BTreeMap<u16, u64>) -> Arc<Table> {
+    let score = |partition: u16, member: u16| RunKey(u128::from(partition) << 16 | u128::from(member));
+    let home = |partition: u16| {
+        let score = |&member: &u16| RowKey { run: score(partition, member), chunk: 0 }.digest();
+        members.keys().copied().max_by_key(score).map(NodeNumber)
+    };
+    Arc::new(Table {
+        epoch: Epoch { term: 1, number },
+        members: members.iter().map(|(&number, &incarnation)| member(number, incarnation)).collect(),
+        homes: (0..PARTITIONS).filter_map(home).collect(),
+    })
+}
+
+fn member(number: u16, incarnation: u64) -> Member {
+    Member {
+        number: NodeNumber(number),
+        name: format!("node-{number}"),
+        incarnation,
+        peer: ([127, 0, 0, 1], number).into(),
+        http: ([127, 0, 0, 1], number).into(),
+        devices: 2,
+        weight: 1,
+        state: MemberState::Alive,
+    }
+}
+
+pub(super) fn holder(node: u16) -> Holder {
+    Holder { node: NodeNumber(node), device: 0 }
+}
+
+/// A chunk of its own; four follow each other in a run.
+pub(super) fn chunk(number: u64) -> ChunkRef {
+    let hash = |number: u64| {
+        let mut hash = [0; 32];
+        hash[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        ChunkHash(hash)
+    };
+    ChunkRef { hash: hash(number), parent: hash(number), index: 0, anchor: hash(number / 4 * 4) }
+}
+
+pub(super) fn key(number: u64) -> RowKey {
+    RowKey::new(&SPACE, &chunk(number))
+}
+
+pub(super) fn changes(kind: ChangeKind, numbers: impl IntoIterator<Item = u64>) -> Changes {
+    let change = |number| Change { fingerprint: SPACE, chunk: chunk(number), kind };
+    Changes::Since(numbers.into_iter().map(change).collect())
+}
