@@ -129,6 +129,11 @@ impl Stream {
         (self.number, self.next_sequence)
     }
 
+    /// Whether it has sent a batch since it began.
+    pub(super) fn has_spoken(&self) -> bool {
+        self.next_sequence > 0
+    }
+
     /// A new batch is sent, and with it all that waited unless something is left.
     pub(super) fn sent(&mut self, announce: Announce, now: Millis) {
         let since = self.waiting_since.take().unwrap_or(now);
