@@ -4,10 +4,10 @@
 //! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
 
 mod actor;
-mod cache;
+pub mod cache;
 mod held;
 mod holders;
-mod lookup;
+pub mod lookup;
 mod metrics;
 mod outbox;
 mod shard;

@@ -82,7 +82,13 @@ impl View {
 impl Lookup {
     /// Plans it: what the cache does not know goes to the homes, one message each. Silent homes are not asked.
     #[must_use]
-    pub fn new(fingerprint: &Fingerprint, chunks: &[ChunkRef], view: &View, cache: &Cache, now: Millis) -> Self {
+    pub fn new(
+        fingerprint: &Fingerprint,
+        chunks: &[ChunkRef],
+        view: &View,
+        cache: &Cache,
+        now: Millis,
+    ) -> Self {
         let keys = row_keys(fingerprint, chunks);
         let mut found = vec![Holders::new(); keys.len()];
         let mut by_home: BTreeMap<NodeNumber, HomeAsk> = BTreeMap::new();

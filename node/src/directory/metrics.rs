@@ -1,8 +1,6 @@
 //! What the directory counts.
 
-use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use super::outbox::Outbox;
 use super::shard::{Shard, ShardCounts};
@@ -68,7 +66,11 @@ impl DirectoryMetrics {
             cached: families.counter("cached_chunks_total", "Chunks asked for whose answer was known")?,
             asked: families.counter("asked_chunks_total", "Chunks asked for")?,
             served: families.counter("served_finds_total", "Questions of peers that were answered")?,
-            announced: families.by("served_announces_total", "Announcements received, by outcome", "outcome")?,
+            announced: families.by(
+                "served_announces_total",
+                "Announcements received, by outcome",
+                "outcome",
+            )?,
             batches: families.by("announces_total", "Announcements sent, by outcome", "outcome")?,
             changes: families.counter("announced_changes_total", "Changes that homes have taken")?,
             lag: families.histogram(lag)?,

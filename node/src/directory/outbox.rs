@@ -4,7 +4,7 @@
 //! gained and lost in turn, so that both ends can keep the sum of what was said and compare it from time to time. Every
 //! doubt (a batch that is missing, a home that starts again, sums that differ) ends in a new stream with all that is held.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS};
@@ -30,6 +30,8 @@ struct Place {
     table: Arc<Table>,
     own: NodeNumber,
     incarnation: u64,
+    /// The partitions of each home; none where this node is no member.
+    homes: BTreeMap<NodeNumber, Vec<u16>>,
     streams_begun: u64,
 }
 
@@ -130,6 +132,7 @@ impl Outbox {
         let was_another = (own, incarnation) != (self.place.own, self.place.incarnation);
         let old = std::mem::replace(&mut self.place.table, Arc::clone(table));
         (self.place.own, self.place.incarnation) = (own, incarnation);
+        self.place.homes = if table.member(own).is_some() { homes(table) } else { BTreeMap::new() };
         for device in self.devices.values_mut() {
             if was_another {
                 device.streams.clear();
@@ -282,32 +285,26 @@ impl Device {
             stream.digest = 0;
             stream.probe_soon(now);
         }
-        let mut has_stream = BTreeSet::new();
-        for partition in 0..PARTITIONS {
-            let home = place.table.home(partition).filter(|_| place.incarnation > 0);
-            let is_announced = &mut self.is_announced[usize::from(partition)];
-            *is_announced &= home == old.home(partition);
-            let Some((home, incarnation)) = home.and_then(|home| Some((home, place.home_incarnation(home)?)))
-            else {
-                *is_announced = false;
-                continue;
-            };
-            has_stream.insert(home);
+        self.streams.retain(|home, _| place.homes.contains_key(home));
+        let homes = std::mem::take(&mut place.homes);
+        for (&home, partitions) in &homes {
             let stream = self.streams.entry(home).or_insert_with(|| {
-                let number = place.begin_stream();
-                Stream::new(incarnation, number, now)
+                let incarnation = place.home_incarnation(home).unwrap_or_default();
+                Stream::new(incarnation, place.begin_stream(), now)
             });
-            *is_announced &= stream.numbers().1 > 0;
-            stream.digest = stream.digest.wrapping_add(self.held.digest(partition));
-            if !*is_announced {
-                stream.unannounced.push(partition);
-                stream.wait_since(now);
+            let has_spoken = stream.has_spoken();
+            for &partition in partitions {
+                let is_announced = &mut self.is_announced[usize::from(partition)];
+                *is_announced &= has_spoken && old.home(partition) == Some(home);
+                stream.digest = stream.digest.wrapping_add(self.held.digest(partition));
+                if !*is_announced {
+                    stream.unannounced.push(partition);
+                    stream.wait_since(now);
+                }
             }
-        }
-        self.streams.retain(|home, _| has_stream.contains(home));
-        for (&home, stream) in &mut self.streams {
             stream.pending.retain(|key| place.table.home(key.partition()) == Some(home));
         }
+        place.homes = homes;
     }
 
     fn due(&mut self, place: &Place, now: Millis) -> Vec<Outgoing> {
@@ -339,8 +336,7 @@ impl Device {
 
     fn restart(&mut self, home: NodeNumber, place: &mut Place, now: Millis) {
         let Some(stream) = self.streams.get_mut(&home) else { return };
-        let partitions = (0..PARTITIONS).filter(|&partition| place.table.home(partition) == Some(home));
-        let unannounced: Vec<u16> = partitions.collect();
+        let unannounced = place.homes.get(&home).cloned().unwrap_or_default();
         unannounced.iter().for_each(|&partition| self.is_announced[usize::from(partition)] = false);
         stream.restart(place.begin_stream(), unannounced, now);
     }
@@ -366,6 +362,20 @@ impl Device {
         });
         pieces.collect()
     }
+}
+
+/// The partitions of each home.
+fn homes(table: &Table) -> BTreeMap<NodeNumber, Vec<u16>> {
+    let numbers = table.members.last().map_or(0, |member| usize::from(member.number.0) + 1);
+    let mut partitions = vec![Vec::new(); numbers];
+    for (partition, home) in (0..PARTITIONS).zip(&table.homes) {
+        // A home that is no member is nobody's: the coordinator makes no such table.
+        if let Some(partitions) = partitions.get_mut(usize::from(home.0)) {
+            partitions.push(partition);
+        }
+    }
+    let homes = (0..).map(NodeNumber).zip(partitions);
+    homes.filter(|(_, partitions)| !partitions.is_empty()).collect()
 }
 
 /// Takes the next batch's changes from a stream.

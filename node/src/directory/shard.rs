@@ -197,6 +197,17 @@ impl Shard {
         self.partitions.iter().map(HashTable::allocation_size).sum()
     }
 
+    /// Every row that is shown.
+    #[cfg(test)]
+    pub(super) fn rows(&self, now: Millis) -> Vec<(u16, u64, Holder)> {
+        let tables = (0_u16..).zip(&self.partitions);
+        let rows = tables.flat_map(|(partition, rows)| rows.iter().map(move |&row| Doubt { partition, row }));
+        let shown = rows.filter(|&doubt| !self.is_doubted(doubt, now));
+        shown
+            .map(|Doubt { partition, row }| (partition, row.digest, self.holders.get(row.holder).holder))
+            .collect()
+    }
+
     fn is_home_of(&self, partition: u16) -> bool {
         self.table.home(partition) == Some(self.own)
     }

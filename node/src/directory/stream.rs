@@ -129,6 +129,11 @@ impl Stream {
         (self.number, self.next_sequence)
     }
 
+    /// Whether it has sent a batch since it began.
+    pub(super) fn has_spoken(&self) -> bool {
+        self.next_sequence > 0
+    }
+
     /// A new batch is sent, and with it all that waited unless something is left.
     pub(super) fn sent(&mut self, announce: Announce, now: Millis) {
         let since = self.waiting_since.take().unwrap_or(now);
@@ -183,14 +188,14 @@ impl Stream {
 }
 
 /// So long a change waits for others.
-pub const FLUSH_MS: u64 = 5;
+pub(super) const FLUSH_MS: u64 = 5;
 
 /// So many changes wait for no others.
-pub const FLUSH_CHANGES: usize = 1_024;
+pub(super) const FLUSH_CHANGES: usize = 1_024;
 
 /// A stream in which nothing happens compares sums this often. With 256 nodes of 8 actors that is 400 small messages a
 /// second to each home.
-pub const PROBE_MS: u64 = 5_000;
+pub(super) const PROBE_MS: u64 = 5_000;
 
 /// The same after a new table.
 const PROBE_SOON_MS: u64 = 500;

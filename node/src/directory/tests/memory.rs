@@ -1,0 +1,1 @@
+//! What the directory costs a chunk.
