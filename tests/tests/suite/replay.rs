@@ -77,7 +77,7 @@ fn generated(folder: &Path, count: usize) -> PathBuf {
 }
 
 /// A trace beside the project, where there is one.
-fn shared(name: &str) -> Option<PathBuf> {
+pub(super) fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces").join(name);
     let found = path.exists();
     if !found {
