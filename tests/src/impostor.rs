@@ -251,7 +251,9 @@ impl Member {
             holder: self.holder(),
             incarnation: self.incarnation,
             epoch: table.epoch,
+            stream: 0,
             sequence: 0,
+            digest: None,
             changes,
         });
         match visitor::ask(&home, &announce).await? {

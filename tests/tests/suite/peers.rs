@@ -98,7 +98,9 @@ fn announcement(cluster: &Cluster, holder: Holder) -> Announce {
         holder,
         incarnation: member.incarnation,
         epoch: cluster.table().unwrap().epoch,
+        stream: 0,
         sequence: 0,
+        digest: None,
         changes: Vec::new(),
     }
 }
