@@ -179,7 +179,17 @@ pub async fn run(
     if ended.is_none() {
         server.stop(true).await;
     }
-    for (_, arbiter) in actors {
+    end_threads(actors.into_iter().map(|(_, arbiter)| arbiter), recording).await;
+    match ended {
+        Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
+        None => serving.await.unwrap_or_else(|error| Err(error.into())),
+    }
+    .map_err(|source| ServeError::Serve { http, source })
+}
+
+/// Ends the actors' threads, then that of the lookup log.
+async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<JoinHandle<()>>) {
+    for arbiter in arbiters {
         arbiter.stop();
         // The thread ends when its tasks are dropped; its arena goes with it.
         if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
@@ -191,11 +201,6 @@ pub async fn run(
     {
         tracing::error!("the lookup log's thread ended in a panic");
     }
-    match ended {
-        Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
-        None => serving.await.unwrap_or_else(|error| Err(error.into())),
-    }
-    .map_err(|source| ServeError::Serve { http, source })
 }
 
 /// Every extent, session and engine process has a descriptor: takes as many as the system allows this process.

@@ -62,6 +62,7 @@ impl Impostor {
         let coordinator: SocketAddr = cluster.coordinator_peer().parse()?;
         let (joined, number) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::spawn(move || {
             let run = async {
                 let member = async {
@@ -78,8 +79,7 @@ impl Impostor {
                 _ = joined.send(number.context("it was not taken in").and_then(|number| number));
                 _ = stopped.await;
             };
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            LocalSet::new().block_on(&runtime.expect("the system has threads and sockets"), run);
+            LocalSet::new().block_on(&runtime, run);
         });
         let mut impostor = Self { number: NodeNumber(0), stop: Some(stop), thread: Some(thread) };
         impostor.number = number.recv()??;
@@ -251,7 +251,7 @@ impl Member {
             holder: self.holder(),
             incarnation: self.incarnation,
             epoch: table.epoch,
-            stream: 0,
+            stream: 1,
             sequence: 0,
             digest: None,
             changes,

@@ -55,7 +55,7 @@ impl Visitor {
     /// # Errors
     /// Where no answer comes.
     pub fn ask(&self, node: &Connection, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
-        self.runtime.block_on(timeout(PATIENCE, ask(node, request)))?
+        self.runtime.block_on(async { timeout(PATIENCE, ask(node, request)).await })?
     }
 
     /// Sends bytes on a stream of their own; how many bytes come back before the other side ends or breaks it.
@@ -69,7 +69,7 @@ impl Visitor {
             send.finish()?;
             anyhow::Ok(receive.read_to_end(MOST_BYTES).await.map_or(0, |answer| answer.len()))
         };
-        self.runtime.block_on(timeout(PATIENCE, call))?
+        self.runtime.block_on(async { timeout(PATIENCE, call).await })?
     }
 
     /// Says something to a coordinator; its first answer, or `None` where it ends the stream or the connection instead.
@@ -105,7 +105,7 @@ impl Visitor {
             }
             anyhow::bail!("the coordinator gives no table")
         };
-        self.runtime.block_on(timeout(PATIENCE, call))?
+        self.runtime.block_on(async { timeout(PATIENCE, call).await })?
     }
 }
 

@@ -158,7 +158,10 @@ fn a_replay_through_the_nodes_of_a_coordinator_shows_in_status_and_lookup() {
     assert_eq!(actor["tokens_hit"], report["tokens_hit"]);
     assert_eq!((&actor["sessions"], &actor["leases"]), (&0.into(), &0.into()), "{status}");
     let table = String::from_utf8(place.run(&["status"]).stdout).unwrap();
-    assert!(table.contains("1 node, epoch 1.1\n") && table.contains("node-0") && table.contains("adaptive"), "{table}");
+    assert!(
+        table.contains("1 node, epoch 1.1\n") && table.contains("node-0") && table.contains("adaptive"),
+        "{table}"
+    );
 
     let looked_up = json(&place.run(&["lookup", "0", "1", "--block-bytes", "4096", "--json"]));
     assert_eq!(looked_up[0]["tokens_found"], 1_024, "the most popular head is there: {looked_up}");

@@ -6,10 +6,6 @@
 
 use std::time::Duration;
 
-use actix::prelude::*;
-use larder_protocol::Fingerprint;
-use larder_protocol::session::{Lease, Lookup, Response, Tier};
-use larder_protocol::table::Holder;
 use super::{Answer, GpuActor, Later, Reply};
 use crate::copy::BlockChecksums;
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
@@ -18,6 +14,10 @@ use crate::metrics::Placed;
 use crate::placement::{Placement, place};
 use crate::store::ids::SessionId;
 use crate::store::{Checksums, FetchId, LookupOptions, Refused, Wanted};
+use actix::prelude::*;
+use larder_protocol::Fingerprint;
+use larder_protocol::session::{Lease, Lookup, Response, Tier};
+use larder_protocol::table::Holder;
 
 /// A request whose answer comes later.
 pub(super) struct Waiting {

@@ -324,6 +324,3 @@ const MAILBOX_MESSAGES: usize = 1_024;
 
 /// Questions to other homes at a time. Past it, what is not known here counts as held by nobody.
 const MAX_FINDS: usize = 4_096;
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,5 @@
 //! What several tests of the directory need, and tests of its parts together.
 
-mod memory;
 mod simulation;
 
 use std::collections::BTreeMap;
@@ -28,6 +27,14 @@ pub(super) fn table(number: u64, members: &BTreeMap<u16, u64>) -> Arc<Table> {
         homes: (0..PARTITIONS / 16).filter_map(home).flat_map(|home| [home; 16]).collect(),
         members: members.iter().map(|(&number, &incarnation)| member(number, incarnation)).collect(),
     })
+}
+
+/// A table in which node 1 is home to everything.
+pub(super) fn table_of_one_home(number: u64, members: &[(u16, u64)]) -> Arc<Table> {
+    let members: BTreeMap<u16, u64> = members.iter().copied().collect();
+    let mut table = Table::clone(&table(number, &members));
+    table.homes = vec![NodeNumber(1); usize::from(PARTITIONS)];
+    Arc::new(table)
 }
 
 fn member(number: u16, incarnation: u64) -> Member {

@@ -45,8 +45,9 @@ struct Session {
     clock: Clock,
     /// Requests whose answer takes long: bytes are being copied, or other nodes asked.
     waiting: usize,
-    /// Where their answers come.
-    answers: (UnboundedSender<(u64, Answer)>, UnboundedReceiver<(u64, Answer)>),
+    /// Where their answers go, and come. There are never more than requests that wait.
+    later: UnboundedSender<(u64, Answer)>,
+    answers: UnboundedReceiver<(u64, Answer)>,
 }
 
 /// Why a session ends.
@@ -72,6 +73,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let address = address.clone();
+                let (later, answers) = unbounded_channel();
                 let mut session = Session {
                     socket,
                     reader,
@@ -80,7 +82,8 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     address,
                     clock: Clock::start(),
                     waiting: 0,
-                    answers: unbounded_channel(),
+                    later,
+                    answers,
                 };
                 let end = tokio::select! {
                     end = session.run() => end,
@@ -142,12 +145,12 @@ impl Session {
     }
 
     async fn handle(&mut self, number: u64, request: Request) -> Result<(), End> {
-        let later = Later { number, answers: self.answers.0.clone() };
+        let later = Later { number, answers: self.later.clone() };
         let asked = self.address.send(Ask { session: self.id, request, later });
         let reply = asked.await.map_err(|_| End::Stopping)?;
         self.waiting += usize::from(matches!(reply, Reply::Later));
         // What was answered before may have brought memory of which this answer speaks.
-        while let Ok((number, answer)) = self.answers.1.try_recv() {
+        while let Ok((number, answer)) = self.answers.try_recv() {
             self.waiting -= 1;
             self.push(number, answer)?;
         }
@@ -209,7 +212,7 @@ impl Session {
     async fn wait(&mut self) -> Result<(), End> {
         let unsent = self.writer.pending_bytes();
         tokio::select! {
-            Some((number, answer)) = self.answers.1.recv(), if self.waiting > 0 => {
+            Some((number, answer)) = self.answers.recv(), if self.waiting > 0 => {
                 self.waiting -= 1;
                 return self.push(number, answer);
             }
@@ -250,7 +253,7 @@ impl Session {
         }
         let copies = async {
             while self.waiting > 0 {
-                self.answers.1.recv().await;
+                self.answers.recv().await;
                 self.waiting -= 1;
             }
         };

@@ -1,1 +1,0 @@
-//! What the directory costs a chunk.
