@@ -19,7 +19,8 @@ use futures_util::stream;
 use larder_protocol::session::{Found, Lease, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
 use tokio::sync::mpsc;
 
-use self::gather::{Fetch, Waiting};
+use self::answer::Asked;
+use self::gather::Fetch;
 use self::peers::{EndedGrants, Untold};
 pub use self::peers::{Fetcher, Peers};
 
@@ -54,7 +55,7 @@ pub struct GpuActor {
     /// Where events are told.
     feed: Feed,
     /// Leases that wait for chunks of other nodes, by gather.
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, Asked>,
     /// Chunks that are being fetched.
     fetching: HashMap<FetchId, Fetch>,
     untold: Untold,
@@ -95,22 +96,22 @@ pub struct Open {
     pub window: Option<Arc<Window>>,
 }
 
-/// A session's request.
+/// A session's request. It is taken when this message is answered; the request's own answer comes by [`Ask::reply_to`].
 #[derive(Message)]
-#[rtype(result = "Reply")]
+#[rtype(result = "()")]
 pub struct Ask {
     /// Who asks.
     pub session: SessionId,
     /// What.
     pub request: Request,
-    /// Where the answer goes if it comes later.
-    pub later: Later,
+    /// Where the answer goes.
+    pub reply_to: ReplyTo,
 }
 
-/// Where a session's later answers go, in the order in which the actor makes them: one may speak of memory that the one
-/// before it brought. It has as many places as the session has requests under way, which the session bounds.
+/// Where all of a session's answers go, in the order in which the actor makes them: one may speak of memory that the one
+/// before it brought. As many wait there as the session has requests under way, which the session bounds.
 #[derive(Debug, Clone)]
-pub struct Later {
+pub struct ReplyTo {
     /// Number of the request.
     pub number: u64,
     /// All of the session's.
@@ -127,11 +128,10 @@ pub struct Answer {
 }
 
 /// An answer, now or later.
-#[derive(Debug, MessageResponse)]
-pub enum Reply {
+enum Reply {
     /// Here it is.
     Now(Answer),
-    /// Bytes have to be copied, or other nodes asked, first: it comes by [`Ask::later`].
+    /// Bytes have to be copied, or other nodes asked, first.
     Later,
 }
 
@@ -281,11 +281,6 @@ impl GpuActor {
         });
         Ok(Answer { response: Some(response), descriptors })
     }
-
-    fn answer_now(&mut self, request: &'static str, answer: Answer, started: Duration) -> Reply {
-        self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
-        Reply::Now(answer)
-    }
 }
 
 impl Actor for GpuActor {
@@ -319,17 +314,17 @@ impl Handler<Open> for GpuActor {
 }
 
 impl Handler<Ask> for GpuActor {
-    type Result = Reply;
+    type Result = ();
 
-    fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) -> Reply {
+    fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) {
         let started = self.clock.elapsed();
         let name = answer::request_name(&ask.request);
-        let Ask { session, request, later } = ask;
-        let waiting = Waiting { later, started };
+        let Ask { session, request, reply_to } = ask;
+        let asked = Asked { request: name, reply_to, started };
         let reply = match request {
-            Request::Commit(commit) => self.commit(session, &commit, waiting, ctx),
-            Request::Lookup(lookup) => self.lookup(session, lookup, waiting, ctx),
-            Request::Lease(lease) => self.lease(session, lease, waiting, ctx),
+            Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
+            Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),
+            Request::Lease(lease) => self.lease(session, lease, asked.clone(), ctx),
             request => self
                 .store
                 .tenant(session)
@@ -339,9 +334,9 @@ impl Handler<Ask> for GpuActor {
         self.renew_extents(ctx);
         self.tell_changes(ctx);
         match reply {
-            Ok(Reply::Later) => Reply::Later,
-            Ok(Reply::Now(answer)) => self.answer_now(name, answer, started),
-            Err(refused) => self.answer_now(name, Answer::from(refused), started),
+            Ok(Reply::Later) => {}
+            Ok(Reply::Now(answer)) => self.reply(asked, answer),
+            Err(refused) => self.reply(asked, Answer::from(refused)),
         }
     }
 }

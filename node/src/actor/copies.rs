@@ -7,7 +7,7 @@ use larder_protocol::session::{Commit, Response, Scarce};
 
 use tokio::sync::oneshot::error::RecvError;
 
-use super::gather::Waiting;
+use super::answer::Asked;
 use super::{Answer, GpuActor, Reply};
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
@@ -21,7 +21,7 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         commit: &Commit,
-        waiting: Waiting,
+        asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let CommitOrder { order, moves } =
@@ -49,7 +49,7 @@ impl GpuActor {
                 tracing::error!(?order, "the copy lane failed: the blocks are dropped");
             }
             let answer = actor.committed(order, bytes, copied.ok());
-            actor.answer_later("commit", answer, waiting);
+            actor.reply(asked, answer);
             actor.tell_changes(ctx);
         });
         ctx.spawn(finish);

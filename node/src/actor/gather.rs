@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use super::{Answer, GpuActor, Later, Reply};
+use super::answer::Asked;
+use super::{Answer, GpuActor, Reply};
 use crate::copy::BlockChecksums;
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
 use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
@@ -18,12 +19,6 @@ use actix::prelude::*;
 use larder_protocol::Fingerprint;
 use larder_protocol::session::{Lease, Lookup, Response, Tier};
 use larder_protocol::table::Holder;
-
-/// A request whose answer comes later.
-pub(super) struct Waiting {
-    pub(super) later: Later,
-    pub(super) started: Duration,
-}
 
 /// A chunk that is being fetched.
 pub(super) struct Fetch {
@@ -44,7 +39,7 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         ask: Lookup,
-        waiting: Waiting,
+        asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let absent = self.worth_asking(session, &ask)?;
@@ -55,7 +50,7 @@ impl GpuActor {
         let finish = asking.into_actor(self).map(move |holders, actor, _| {
             let peers = held_by_peers(ask.chain.len(), &absent, &holders.unwrap_or_default());
             let answer = actor.look_up(session, &ask, &peers).unwrap_or_else(Answer::from);
-            actor.answer_later("lookup", answer, waiting);
+            actor.reply(asked, answer);
         });
         ctx.spawn(finish);
         Ok(Reply::Later)
@@ -66,7 +61,7 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         ask: Lease,
-        waiting: Waiting,
+        asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let absent = match &self.peers {
@@ -77,7 +72,7 @@ impl GpuActor {
             return self.lease_here(session, &ask).map(Reply::Now);
         };
         let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
-            actor.gather(session, &ask, &absent, &holders.unwrap_or_default(), waiting, ctx);
+            actor.gather(session, &ask, &absent, &holders.unwrap_or_default(), asked, ctx);
         });
         ctx.spawn(finish);
         Ok(Reply::Later)
@@ -122,18 +117,18 @@ impl GpuActor {
         ask: &Lease,
         absent: &[u32],
         holders: &[Holders],
-        waiting: Waiting,
+        asked: Asked,
         ctx: &mut Context<Self>,
     ) {
         let peers = held_by_peers(ask.chain.len(), absent, holders);
         let gathered = match self.store.gather(session, ask.namespace, &ask.chain, &peers) {
             Ok(gathered) => gathered,
             Err(refused) => {
-                return self.answer_later("lease", Answer::from(refused), waiting);
+                return self.reply(asked, Answer::from(refused));
             }
         };
-        let deadline = waiting.started + self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
-        self.waiting.insert(gathered.gather, waiting);
+        let deadline = asked.started + self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        self.waiting.insert(gathered.gather, asked);
         let fingerprint = self.store.fingerprint(ask.namespace).unwrap_or(Fingerprint([0; 32]));
         let mut ids = Vec::with_capacity(gathered.wanted.len());
         for wanted in gathered.wanted {
@@ -282,19 +277,9 @@ impl GpuActor {
     fn finish_gathers(&mut self, ready: Vec<u64>) {
         for gather in ready {
             let leased = self.store.finish_gather(gather);
-            let Some(waiting) = self.waiting.remove(&gather) else { continue };
+            let Some(asked) = self.waiting.remove(&gather) else { continue };
             let answer = leased.map_or_else(Answer::from, |leased| self.show_lease(leased));
-            self.answer_later("lease", answer, waiting);
-        }
-    }
-
-    /// Gives an answer to a session that went on meanwhile. A session that ended needs none: its end gives back whatever
-    /// the answer speaks of.
-    pub(super) fn answer_later(&mut self, request: &'static str, answer: Answer, waiting: Waiting) {
-        let Waiting { later: Later { number, answers }, started } = waiting;
-        self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
-        if answers.send((number, answer)).is_err() {
-            tracing::debug!(request, "the session ended before its answer");
+            self.reply(asked, answer);
         }
     }
 }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::hello::refusal;
-use crate::actor::{Answer, Ask, Close, GpuActor, Later, Reply};
+use crate::actor::{Answer, Ask, Close, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::metrics::SharedMetrics;
 use crate::processes::Membership;
@@ -43,10 +43,10 @@ struct Session {
     id: SessionId,
     address: Addr<GpuActor>,
     clock: Clock,
-    /// Requests whose answer takes long: bytes are being copied, or other nodes asked.
+    /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
     /// Where their answers go, and come. There are never more than requests that wait.
-    later: UnboundedSender<(u64, Answer)>,
+    answers_here: UnboundedSender<(u64, Answer)>,
     answers: UnboundedReceiver<(u64, Answer)>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let address = address.clone();
-                let (later, answers) = unbounded_channel();
+                let (answers_here, answers) = unbounded_channel();
                 let mut session = Session {
                     socket,
                     reader,
@@ -82,7 +82,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     address,
                     clock: Clock::start(),
                     waiting: 0,
-                    later,
+                    answers_here,
                     answers,
                 };
                 let end = tokio::select! {
@@ -145,23 +145,19 @@ impl Session {
     }
 
     async fn handle(&mut self, number: u64, request: Request) -> Result<(), End> {
-        let later = Later { number, answers: self.later.clone() };
-        let asked = self.address.send(Ask { session: self.id, request, later });
-        let reply = asked.await.map_err(|_| End::Stopping)?;
-        self.waiting += usize::from(matches!(reply, Reply::Later));
-        // What was answered before may have brought memory of which this answer speaks.
+        if self.waiting >= MAX_OUTSTANDING_REQUESTS {
+            let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
+            return Err(End::Protocol { number, what });
+        }
+        let reply_to = ReplyTo { number, answers: self.answers_here.clone() };
+        let taken = self.address.send(Ask { session: self.id, request, reply_to });
+        self.waiting += 1;
+        taken.await.map_err(|_| End::Stopping)?;
         while let Ok((number, answer)) = self.answers.try_recv() {
             self.waiting -= 1;
             self.push(number, answer)?;
         }
-        match reply {
-            Reply::Now(answer) => self.push(number, answer),
-            Reply::Later if self.waiting > MAX_OUTSTANDING_REQUESTS => {
-                let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
-                Err(End::Protocol { number, what })
-            }
-            Reply::Later => Ok(()),
-        }
+        Ok(())
     }
 
     fn push(&mut self, number: u64, answer: Answer) -> Result<(), End> {
