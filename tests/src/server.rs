@@ -84,9 +84,7 @@ impl Server {
     /// Where it does not answer.
     #[must_use]
     pub fn metric(&self, beginning: &str) -> f64 {
-        let text = self.get("/metrics").expect("the server answers");
-        let samples = text.lines().filter(|line| line.starts_with(beginning));
-        samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        sum(&self.get("/metrics").expect("the server answers"), beginning)
     }
 
     /// Sends it a signal.
@@ -123,6 +121,13 @@ impl Drop for Server {
         _ = self.child.kill();
         _ = self.child.wait();
     }
+}
+
+/// Of metrics as text, the sum of all samples whose line begins so.
+#[must_use]
+pub fn sum(metrics: &str, beginning: &str) -> f64 {
+    let samples = metrics.lines().filter(|line| line.starts_with(beginning));
+    samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 /// The body at a path of an HTTP server.

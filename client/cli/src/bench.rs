@@ -1,9 +1,11 @@
 //! Measures Larder against what the machine can do at best.
 
 pub mod measure;
+pub mod peer;
 pub mod placement;
 pub mod quic;
 pub mod session;
+pub mod side_by_side;
 pub mod store;
 pub mod tcp;
 pub mod transfer;

@@ -39,6 +39,12 @@ fn wait_until_asked(http: &str) {
     wait::until("the node is asked", || tokens_asked(http).filter(|&asked| asked > before));
 }
 
+/// Chunks that the nodes have asked each other for and that have not come.
+fn fetches_in_flight(nodes: &[String]) -> f64 {
+    let metrics = nodes.iter().filter_map(|node| server::get(node, "/metrics").ok());
+    metrics.map(|text| server::sum(&text, "larder_peer_fetches_in_flight")).sum()
+}
+
 fn incarnation(coordinator: &str, name: &str) -> Option<u64> {
     let member = members(coordinator).into_iter().find(|member| member["name"] == name)?;
     member["incarnation"].as_u64()
@@ -52,6 +58,7 @@ fn a_node_killed_in_the_middle_fails_no_request_and_serves_again() {
     let [coordinator, nodes @ ..] = &addresses[..] else { panic!("{addresses:?}") };
     nodes.iter().for_each(|node| wait_until_asked(node));
     let before = incarnation(coordinator, "node-1").expect("it is a member");
+    wait::until("a hundred fetches are under way", || (fetches_in_flight(nodes) >= 100.0).then_some(()));
     let victim = replay.server("node-1").expect("it runs");
 
     signal(victim.pid, Signal::KILL).unwrap();

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use larder_client::quic::TransportSettings;
 
-use super::measure::timed;
+use super::measure::{Pass, timed};
+use super::peer::PeerBench;
 use super::placement::Placement;
 use super::quic::BareQuinn;
 use super::tcp::RawTcp;
@@ -150,6 +151,42 @@ pub fn quinn_beside_tcp(
     let cpu = [quinn.cpu_s_per_gigabyte(), tcp.cpu_s_per_gigabyte()];
     Ok([
         Measurement::throughput(name, "raw TCP", bytes, subject, yardstick),
+        Measurement::cpu(&format!("{name}_cpu"), "raw TCP", cpu),
+    ])
+}
+
+/// Gets through two nodes beside raw TCP and beside bare QUIC, in turns: throughput against either, then CPU time.
+///
+/// # Errors
+/// The system gives no socket or no thread, or the cluster does not start.
+pub fn peer_get_beside_both(
+    name: &str,
+    transfer: Transfer,
+    rounds: usize,
+    placement: &Placement,
+) -> anyhow::Result<[Measurement; 3]> {
+    placement.be_anywhere()?;
+    let mut peer = PeerBench::start(transfer)?;
+    placement.be_engine()?;
+    let mut quinn = BareQuinn::start(transfer, &TransportSettings::default(), placement)?;
+    let mut tcp = RawTcp::start(transfer, placement)?;
+    let passes: [Pass<'_>; 3] = [
+        &mut || {
+            placement.be_anywhere()?;
+            let took = peer.pass();
+            placement.be_engine()?;
+            took
+        },
+        &mut || tcp.pass(),
+        &mut || quinn.pass(),
+    ];
+    let [subject, raw, bare] = measure::medians(rounds, passes)?;
+    let bytes = transfer.bytes() as u64;
+    let cpu = [peer.cpu_s_per_gigabyte(), tcp.cpu_s_per_gigabyte()];
+    peer.stop()?;
+    Ok([
+        Measurement::throughput(name, "raw TCP", bytes, subject, raw),
+        Measurement::throughput(&format!("{name}_of_quic"), "bare QUIC", bytes, subject, bare),
         Measurement::cpu(&format!("{name}_cpu"), "raw TCP", cpu),
     ])
 }

@@ -9,8 +9,9 @@ use larder_client::quic::TransportSettings;
 use crate::bench::measure::{medians, timed};
 use crate::bench::placement::Placement;
 use crate::bench::session::SessionBench;
+use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
 use crate::bench::store::StoreBench;
-use crate::bench::transfer::{Transfer, quinn_beside_tcp};
+use crate::bench::transfer::{Transfer, peer_get_beside_both, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
 use crate::bench::{Measurement, table};
 use crate::dev::{DevCluster, DevOptions, TENANT};
@@ -27,6 +28,7 @@ use crate::{content, output};
 Examples:
   larder bench                  A table
   larder bench --filter store   What has `store` in its name
+  larder bench --csv            Rows to put beside those of other stores
   larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
 
 What is measured:
@@ -39,6 +41,8 @@ What is measured:
   store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
   store_evict         an eviction, a million chunks                    / one hash-map probe
   peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC, as nodes talk, with nothing else done  / raw TCP
+  peer_get_256KiB, _4MiB, _32MiB   leases of blocks that another node has, four at a time  / raw TCP
+  ..._of_quic         the same                                         / bare QUIC
   ..._cpu             CPU seconds of both ends for each GB             / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
 pub(crate) struct Args {
@@ -53,11 +57,19 @@ pub(crate) struct Args {
     /// Print JSON: one array
     #[arg(long)]
     json: bool,
+
+    /// Print comma-separated rows of gets from another node, one for each block size and number of gets at a time, in the
+    /// columns in which stores are compared
+    #[arg(long, conflicts_with_all = ["json", "filter"])]
+    csv: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
     let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    if args.csv {
+        return side_by_side(args.quick);
+    }
     let mut measurements = Vec::new();
     if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -98,6 +110,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// One row after the other, as they are measured.
+fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
+    let placement = Placement::choose()?;
+    output::print(COLUMNS)?;
+    for transfer in transfers() {
+        output::print(&peer_get(transfer, if quick { 1 } else { CSV_REPETITIONS }, &placement)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn store_benches(
     rounds: usize,
     chunks: u64,
@@ -130,6 +152,10 @@ fn peer_benches(
     for (name, block_bytes) in PEER_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
         let settings = TransportSettings::default();
         let rows = quinn_beside_tcp(name, Transfer::of(block_bytes), &settings, rounds, &placement);
+        measurements.extend(rows.with_context(|| format!("cannot measure {name}"))?);
+    }
+    for (name, block_bytes) in PEER_GET_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+        let rows = peer_get_beside_both(name, Transfer::of(block_bytes), rounds / 4, &placement);
         measurements.extend(rows.with_context(|| format!("cannot measure {name}"))?);
     }
     Ok(placement.be_anywhere()?)
@@ -183,11 +209,16 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 8] = [
 const PEER_BENCHES: [(&str, usize); 3] =
     [("peer_quic_256KiB", 256 << 10), ("peer_quic_4MiB", 4 << 20), ("peer_quic_32MiB", 32 << 20)];
 
+const PEER_GET_BENCHES: [(&str, usize); 3] =
+    [("peer_get_256KiB", 256 << 10), ("peer_get_4MiB", 4 << 20), ("peer_get_32MiB", 32 << 20)];
+
 const STORE_BENCHES: [&str; 3] = ["store_lookup_100", "store_hit", "store_evict"];
 
 const CONTENT_BENCH: &str = "replay_content";
 
 const ROUNDS: usize = 101;
+
+const CSV_REPETITIONS: usize = 5;
 
 const QUICK_ROUNDS: usize = 11;
 
