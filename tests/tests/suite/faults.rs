@@ -2,6 +2,8 @@
 //!
 //! Each plays so many requests that the fault and its end lie well within the replay. `tests/run heavy` makes them longer.
 
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_tests::cluster::{Cluster, members};
@@ -13,6 +15,7 @@ use serde_json::Value;
 
 use super::LARDER;
 use super::cluster::{SMALL, number, play, well_ended};
+use super::replay::shared;
 
 /// How long a fault lasts: a little, or as long as it is to be endured.
 fn fault_seconds(usual: u64, heavy: u64) -> u64 {
@@ -52,14 +55,50 @@ fn incarnation(coordinator: &str, name: &str) -> Option<u64> {
 
 #[test]
 fn a_node_killed_in_the_middle_fails_no_request_and_serves_again() {
-    let arguments = [&["--dev", "4", "--in-flight", "128"], &SMALL[..]].concat();
-    let (mut replay, requests) = replay_lasting(fault_seconds(8, 40), &arguments);
+    let (replay, requests) = replay_lasting(fault_seconds(8, 40), &IN_FLIGHT_128);
+    kill_in_the_middle(replay, 1.0, requests);
+}
+
+#[test]
+fn a_node_killed_with_a_hundred_fetches_under_way_fails_no_request_either() {
+    let Some(trace) = shared("conversation.jsonl") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, requests) = repeated(&trace, folder.path(), fault_seconds(4, 12));
+    let arguments = [&[trace.to_str().unwrap()], &IN_FLIGHT_128[..]].concat();
+    kill_in_the_middle(Replay::start(LARDER, &arguments).unwrap(), 100.0, requests);
+}
+
+const IN_FLIGHT_128: [&str; 10] =
+    ["--dev", "4", "--in-flight", "128", SMALL[0], SMALL[1], SMALL[2], SMALL[3], SMALL[4], SMALL[5]];
+
+/// The trace so many times, one after the other, each time with other prompts.
+fn repeated(trace: &Path, folder: &Path, times: u64) -> (PathBuf, u64) {
+    let lines = std::fs::read_to_string(trace).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lasts = lines.iter().filter_map(|line| line["timestamp"].as_u64()).max().unwrap() + 1;
+    let path = folder.join("repeated.jsonl");
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+    for (time, line) in (0..times).flat_map(|time| lines.iter().map(move |line| (time, line))) {
+        let mut line = line.clone();
+        line["timestamp"] = (line["timestamp"].as_u64().unwrap() + time * lasts).into();
+        for id in line["hash_ids"].as_array_mut().unwrap() {
+            *id = (id.as_u64().unwrap() + time * 10_000_000).into();
+        }
+        writeln!(file, "{line}").unwrap();
+    }
+    file.flush().unwrap();
+    (path, times * lines.len() as u64)
+}
+
+/// Kills a node of a replay's cluster while the nodes fetch so many chunks from each other, and holds that no request fails
+/// and the node is back before the end.
+fn kill_in_the_middle(mut replay: Replay, fetches: f64, requests: u64) {
     let addresses = replay.addresses();
     let [coordinator, nodes @ ..] = &addresses[..] else { panic!("{addresses:?}") };
     nodes.iter().for_each(|node| wait_until_asked(node));
     let before = incarnation(coordinator, "node-1").expect("it is a member");
-    wait::until("a hundred fetches are under way", || (fetches_in_flight(nodes) >= 100.0).then_some(()));
     let victim = replay.server("node-1").expect("it runs");
+    wait::until("so many fetches are under way", || (fetches_in_flight(nodes) >= fetches).then_some(()));
 
     signal(victim.pid, Signal::KILL).unwrap();
 
