@@ -119,4 +119,4 @@ pub struct ServeAnnounce(pub Announce);
 pub struct ServeRepair(pub Repair);
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -341,3 +341,6 @@ pub struct PeerUnavailable {
     /// Why.
     pub reason: String,
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ use super::{Change, ChangeKind, Changes};
 pub(super) const SPACE: Fingerprint = Fingerprint([7; 32]);
 
 /// A table of these members and their incarnations. Members keep most of their partitions from one table to the next.
-pub(super) fn table(number: u64, members: &BTreeMap<u16, u64>) -> Arc<Table> {
+pub(crate) fn table(number: u64, members: &BTreeMap<u16, u64>) -> Arc<Table> {
     let score = |partition: u16, member: u16| {
         let both = u64::from(partition) << 16 | u64::from(member);
         both.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)

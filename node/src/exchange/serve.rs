@@ -14,7 +14,7 @@ use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_R
 use larder_protocol::peer::{
     Announce, Chunks, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
-use quinn::{RecvStream, SendStream};
+use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -210,8 +210,12 @@ impl Server {
             self.peers.metrics().sent_bytes.inc_by(bytes);
             send.stopped().await.ok()
         };
-        // The asker went away: dropping the stream ends the leases.
-        let _ = sent.await;
+        if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
+            return;
+        }
+        // The asker went away, or does not read: what is on its way is dropped, and with it the leases. An error: it was
+        // reset already.
+        let _ = send.reset(VarInt::from_u32(0));
     }
 
     /// A place among the bytes that are being sent.
@@ -253,6 +257,9 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long a request may take to come once its stream is open.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long blocks may take to be read: far more than any fetch waits.
+const SEND_DEADLINE: Duration = Duration::from_secs(30);
 
 /// When a peer may ask again that was told that there is too much to do.
 const BUSY_RETRY_MS: u64 = 5;
