@@ -1,4 +1,5 @@
 //! QUIC over loopback: who gets a connection and who does not, and what a connection carries.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod refusals;
 mod transport;
