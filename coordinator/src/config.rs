@@ -4,15 +4,29 @@
 //! [http]
 //! listen = "127.0.0.1:7600"
 //!
-//! [[nodes]]
-//! name = "node-0"
-//! http = "127.0.0.1:7601"
+//! [peer]
+//! listen = "0.0.0.0:7601"
+//! ca = "/etc/larder/ca.pem"
+//! certificate = "/etc/larder/coordinator.pem"
+//! key = "/etc/larder/coordinator.key"
+//!
+//! [state]
+//! path = "/var/lib/larder/coordinator.redb"
+//!
+//! [membership]
+//! heartbeat_ms = 1000
+//! suspect_after_ms = 3000
+//! remove_after_ms = 30000
+//! grace_ms = 3000
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use larder_client::quic::CredentialFiles;
 use serde::{Deserialize, Serialize};
+
+use crate::membership::Patience;
 
 /// What the config file says. Unknown keys are refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,8 +34,12 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Where HTTP is served.
     pub http: HttpConfig,
-    /// The nodes of the cluster.
-    pub nodes: Vec<NodeConfig>,
+    /// Where nodes and other followers are served.
+    pub peer: PeerConfig,
+    /// Where the state is kept.
+    pub state: StateConfig,
+    /// How patient the coordinator is.
+    pub membership: MembershipConfig,
 }
 
 /// Where HTTP is served.
@@ -32,14 +50,40 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
 }
 
-/// One node of the cluster.
+/// Where nodes and other followers are served (QUIC).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NodeConfig {
-    /// Its name; no two nodes share one.
-    pub name: String,
-    /// Where it serves HTTP.
-    pub http: SocketAddr,
+#[serde(default, deny_unknown_fields)]
+pub struct PeerConfig {
+    /// Address and UDP port; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Certificates of the authorities that are trusted (PEM).
+    pub ca: PathBuf,
+    /// The coordinator's own certificate chain (PEM): `larder ca issue coordinator NAME` makes one.
+    pub certificate: PathBuf,
+    /// Its private key (PEM).
+    pub key: PathBuf,
+}
+
+/// Where the state is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StateConfig {
+    /// One file; it is made where there is none.
+    pub path: PathBuf,
+}
+
+/// How patient the coordinator is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MembershipConfig {
+    /// How often nodes send a heartbeat.
+    pub heartbeat_ms: u64,
+    /// Silence after which a node is suspect: others are asked first.
+    pub suspect_after_ms: u64,
+    /// Silence after which it is removed: others become home to what it was home to.
+    pub remove_after_ms: u64,
+    /// How long after its start the coordinator suspects and removes nobody.
+    pub grace_ms: u64,
 }
 
 /// Why a config file cannot be used.
@@ -62,11 +106,17 @@ pub enum ConfigError {
         /// Where and what.
         source: toml::de::Error,
     },
-    /// Two nodes have one name.
-    #[error("two nodes are called `{name}`: give each a name of its own")]
-    DuplicateNode {
-        /// The name.
-        name: String,
+    /// Times that contradict each other.
+    #[error(
+        "membership: heartbeat_ms ({heartbeat_ms}) < suspect_after_ms ({suspect_after_ms}) < remove_after_ms ({remove_after_ms}) must hold, and heartbeat_ms be at least 1"
+    )]
+    Impatient {
+        /// What was found.
+        heartbeat_ms: u64,
+        /// What was found.
+        suspect_after_ms: u64,
+        /// What was found.
+        remove_after_ms: u64,
     },
 }
 
@@ -85,12 +135,25 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        for (i, node) in self.nodes.iter().enumerate() {
-            if self.nodes[..i].iter().any(|other| other.name == node.name) {
-                return Err(ConfigError::DuplicateNode { name: node.name.clone() });
-            }
+        let MembershipConfig { heartbeat_ms, suspect_after_ms, remove_after_ms, .. } = self.membership;
+        if 0 < heartbeat_ms && heartbeat_ms < suspect_after_ms && suspect_after_ms < remove_after_ms {
+            return Ok(());
         }
-        Ok(())
+        Err(ConfigError::Impatient { heartbeat_ms, suspect_after_ms, remove_after_ms })
+    }
+}
+
+impl PeerConfig {
+    pub(crate) fn credentials(&self) -> CredentialFiles {
+        let Self { ca, certificate, key, .. } = self.clone();
+        CredentialFiles { ca, certificate, key }
+    }
+}
+
+impl MembershipConfig {
+    pub(crate) fn patience(&self) -> Patience {
+        let Self { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms } = *self;
+        Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms }
     }
 }
 
@@ -100,7 +163,31 @@ impl Default for HttpConfig {
     }
 }
 
+impl Default for PeerConfig {
+    fn default() -> Self {
+        Self {
+            listen: (Ipv4Addr::UNSPECIFIED, DEFAULT_PEER_PORT).into(),
+            ca: "/etc/larder/ca.pem".into(),
+            certificate: "/etc/larder/coordinator.pem".into(),
+            key: "/etc/larder/coordinator.key".into(),
+        }
+    }
+}
+
+impl Default for StateConfig {
+    fn default() -> Self {
+        Self { path: "/var/lib/larder/coordinator.redb".into() }
+    }
+}
+
+impl Default for MembershipConfig {
+    fn default() -> Self {
+        Self { heartbeat_ms: 1_000, suspect_after_ms: 3_000, remove_after_ms: 30_000, grace_ms: 3_000 }
+    }
+}
+
 const DEFAULT_HTTP_PORT: u16 = 7600;
+const DEFAULT_PEER_PORT: u16 = 7601;
 
 #[cfg(test)]
 mod tests {
@@ -121,9 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_the_documentation_is_read_and_written_back() {
-        let text = "[http]\nlisten = \"127.0.0.1:7600\"\n\n[[nodes]]\nname = \"node-0\"\nhttp = \"127.0.0.1:7601\"\n";
-        assert_eq!(toml::to_string(&read(text).unwrap()).unwrap(), text);
+    fn the_file_of_the_documentation_is_that_of_the_defaults() {
+        let documented: String = include_str!("config.rs")
+            .lines()
+            .filter_map(|line| line.strip_prefix("//!"))
+            .skip_while(|line| *line != " ```toml")
+            .skip(1)
+            .take_while(|line| *line != " ```")
+            .flat_map(|line| [line.trim_start(), "\n"])
+            .collect();
+        assert_eq!(read(&documented).unwrap(), Config::default());
+        assert_eq!(toml::to_string(&Config::default()).unwrap(), documented);
     }
 
     #[test]
@@ -133,9 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_of_one_name_are_refused() {
-        let node = "[[nodes]]\nname = \"a\"\nhttp = \"127.0.0.1:1\"\n";
-        assert!(matches!(read(&node.repeat(2)), Err(ConfigError::DuplicateNode { name }) if name == "a"));
+    fn times_that_contradict_each_other_are_refused() {
+        let error = read("[membership]\nsuspect_after_ms = 500").unwrap_err();
+        assert!(error.to_string().contains("heartbeat_ms (1000) < suspect_after_ms (500)"), "{error}");
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! The Larder coordinator: for now it starts, answers health and says which nodes it was told of.
-//!
-//! Membership, the ring and the partition table come later; until then its nodes stand in its config file.
+//! The Larder coordinator: membership, the ring, the partition table. It is off the data path.
 
 mod config;
 mod http;
+pub mod membership;
 mod metrics;
+mod prefix;
+pub mod ring;
+mod serve;
 mod server;
+pub mod state;
 
-pub use config::{Config, ConfigError, HttpConfig, NodeConfig};
+pub use config::{Config, ConfigError, HttpConfig, MembershipConfig, PeerConfig, StateConfig};
 pub use http::{NodeStatus, Status};
 pub use server::{Ready, STOP_SECONDS, ServeError, run};

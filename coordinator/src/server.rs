@@ -3,20 +3,31 @@
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
+use larder_client::quic::{BindError, Credentials, CredentialsError, Endpoint, TransportSettings};
+use larder_protocol::identity::{Identity, Role};
+use larder_protocol::table::Table;
+use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
 use crate::http::{State, routes};
+use crate::membership::{Membership, Millis};
 use crate::metrics::Metrics;
+use crate::prefix;
+use crate::serve::{self, Server, SharedMembership};
+use crate::state::{StateError, StateFile};
 
 /// The coordinator serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
     /// Where it serves HTTP.
     pub http: SocketAddr,
+    /// Where it serves nodes and other followers.
+    pub peer: SocketAddr,
 }
 
 /// Why the coordinator does not serve.
@@ -31,6 +42,23 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Its certificate cannot be used.
+    #[error("cannot use the coordinator's certificate ([peer] ca, certificate, key)")]
+    Credentials(#[from] CredentialsError),
+    /// The certificate is somebody else's.
+    #[error(
+        "the certificate is that of {found}, not of a coordinator: `larder ca issue coordinator NAME` makes one"
+    )]
+    NotACoordinator {
+        /// Whose it is.
+        found: Identity,
+    },
+    /// The UDP address cannot be used.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The state cannot be read or written.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
@@ -42,6 +70,25 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+/// The coordinator's clock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Uptime(Instant);
+
+impl Uptime {
+    #[expect(clippy::disallowed_methods, reason = "the server is the shell: its clock is the system's")]
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(crate) fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+
+    pub(crate) fn now(self) -> Millis {
+        u64::try_from(self.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
 /// Serves until `stop` is ready, then ends what is under way; at most [`STOP_SECONDS`] long. `on_ready` is called once,
@@ -57,42 +104,92 @@ pub async fn run(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    let uptime = Uptime::start();
+    let credentials = Credentials::load(&config.peer.credentials())?;
+    let found = credentials.identity();
+    if found.role != Role::Coordinator {
+        return Err(ServeError::NotACoordinator { found: found.clone() });
+    }
+    let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
+    let (file, state) = StateFile::open(&config.state.path)?;
+    let patience = config.membership.patience();
+    let membership = SharedMembership::new(Membership::new(patience.clone(), state, uptime.now()));
+    let metrics = Metrics::new()?;
+    let (publish, tables) = watch::channel(Arc::new(Table::default()));
+    let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
+
     let listen = config.http.listen;
     let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
     let http = listener.local_addr().map_err(|source| ServeError::Listen { listen, source })?;
-    let metrics = Metrics::new(config.nodes.len())?;
-    let state = Data::new(State { nodes: config.nodes, metrics, started: now() });
-
-    let serve = |source| ServeError::Serve { http, source };
+    let state = Data::new(State {
+        membership: membership.clone(),
+        patience,
+        questions,
+        metrics: metrics.clone(),
+        uptime,
+    });
+    let failed = |source| ServeError::Serve { http, source };
     let server = HttpServer::new(move || App::new().app_data(state.clone()).configure(routes))
         .workers(HTTP_WORKERS)
         .disable_signals()
         .shutdown_timeout(STOP_SECONDS)
         .listen(listener)
-        .map_err(serve)?
+        .map_err(failed)?
         .run();
     let handle = server.handle();
     let serving = actix_rt::spawn(server);
-    tracing::info!(%http, "the coordinator serves");
-    on_ready(Ready { http });
+
+    let server = Server { membership: membership.clone(), tables: tables.clone(), metrics, uptime };
+    actix_rt::spawn(serve::serve(endpoint.clone(), server));
+    actix_rt::spawn(prefix::answer(endpoint.clone(), tables, asked));
+    let peer = endpoint.local_address();
+    tracing::info!(%http, %peer, "the coordinator serves");
+    on_ready(Ready { http, peer });
 
     let mut serving = pin!(serving);
     tokio::select! {
-        ended = &mut serving => return ended.unwrap_or_else(|error| Err(error.into())).map_err(serve),
+        ended = &mut serving => return ended.unwrap_or_else(|error| Err(error.into())).map_err(failed),
+        failed = keep(&membership, &file, &publish, uptime) => return Err(failed.into()),
         () = stop => tracing::info!("the coordinator stops"),
     }
+    endpoint.close().await;
     handle.stop(true).await;
-    serving.await.unwrap_or_else(|error| Err(error.into())).map_err(serve)
+    serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed)
 }
 
-/// The clock.
-#[expect(clippy::disallowed_methods, reason = "the server is the shell: its clock is the system's")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
+/// Makes tables, writes them down, and then publishes them, until writing fails: a table that this coordinator might forget
+/// is told to nobody.
+async fn keep(
+    membership: &SharedMembership,
+    file: &StateFile,
+    publish: &watch::Sender<Arc<Table>>,
+    uptime: Uptime,
+) -> StateError {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let changed = {
+            let mut membership = membership.lock();
+            membership.tick(uptime.now()).map(|table| (table, membership.state()))
+        };
+        let Some((table, state)) = changed else { continue };
+        if let Err(error) = file.write(&state) {
+            return error;
+        }
+        tracing::info!(epoch = %table.epoch, members = table.members.len(), "a new table");
+        publish.send_replace(table);
+    }
 }
 
-/// How long requests under way may take when the coordinator stops.
+/// How long what is under way may take when the coordinator stops.
 pub const STOP_SECONDS: u64 = 2;
 
-/// HTTP is for people and scrapers here: one thread is plenty.
+/// How often silence is judged and changes are looked for.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Questions about prefixes that wait.
+const WAITING_QUESTIONS: usize = 256;
+
+/// HTTP is for people, scrapers and routers here: one thread is plenty.
 const HTTP_WORKERS: usize = 1;

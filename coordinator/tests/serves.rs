@@ -1,52 +1,379 @@
-//! The coordinator as its users see it: over HTTP.
+//! The coordinator as its users see it: over HTTP, and over QUIC as nodes and watchers follow it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use larder_coordinator::{Config, HttpConfig, NodeConfig, NodeStatus, Status, run};
-use tokio::sync::oneshot;
+use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
+use larder_client::quic::ca::{Authority, Validity};
+use larder_client::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
+use larder_coordinator::{Config, HttpConfig, MembershipConfig, PeerConfig, Ready, StateConfig, Status, run};
+use larder_protocol::identity::{Identity, Role};
+use larder_protocol::membership::FollowerMessage;
+use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
+use larder_protocol::table::{Holder, MemberState, NodeNumber};
+use tempfile::TempDir;
+use tokio::sync::{oneshot, watch};
+
+/// A cluster's authority and the files of its coordinator.
+struct Place {
+    dir: TempDir,
+    authority: Authority,
+}
 
 struct Coordinator {
-    http: SocketAddr,
+    ready: Ready,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Coordinator {
-    fn start(nodes: Vec<NodeConfig>) -> Self {
+/// A follower that can be told to leave, or be dropped without a word.
+struct Follower {
+    known: watch::Receiver<Known>,
+    leave: Option<oneshot::Sender<()>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (authority, files) = Authority::create(Validity::days(1)).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), files.certificate_pem).unwrap();
+        let issued = authority.issue(&Identity::new(Role::Coordinator, "c"), Validity::days(1)).unwrap();
+        std::fs::write(dir.path().join("c.pem"), issued.certificate_pem).unwrap();
+        std::fs::write(dir.path().join("c.key"), issued.key_pem).unwrap();
+        Self { dir, authority }
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn credentials(&self, identity: &Identity) -> Credentials {
+        let issued = self.authority.issue(identity, Validity::days(1)).unwrap();
+        let ca = std::fs::read(self.file("ca.pem")).unwrap();
+        Credentials::from_pem(&ca, issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes()).unwrap()
+    }
+
+    fn endpoint(&self, identity: &Identity) -> Endpoint {
+        Endpoint::bind(any_port(), &self.credentials(identity), &TransportSettings::default()).unwrap()
+    }
+
+    /// Starts a coordinator, with the state that an earlier one left; on the same address if one is given.
+    fn start(&self, peer: Option<SocketAddr>) -> Coordinator {
+        let config = Config {
+            http: HttpConfig { listen: any_port() },
+            peer: PeerConfig {
+                listen: peer.unwrap_or_else(any_port),
+                ca: self.file("ca.pem"),
+                certificate: self.file("c.pem"),
+                key: self.file("c.key"),
+            },
+            state: StateConfig { path: self.file("state.redb") },
+            membership: MembershipConfig {
+                heartbeat_ms: 50,
+                suspect_after_ms: 300,
+                remove_after_ms: 1_500,
+                grace_ms: 100,
+            },
+        };
         let (stop, stopped) = oneshot::channel();
-        let (ready, http) = mpsc::channel();
-        let config = Config { http: HttpConfig { listen: ([127, 0, 0, 1], 0).into() }, nodes };
+        let (ready, told) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let stop = async {
                 let _ = stopped.await;
             };
-            let server = run(config, |r| ready.send(r.http).unwrap(), stop);
+            let server = run(config, |r| ready.send(r).unwrap(), stop);
             actix_rt::System::new().block_on(server).unwrap();
         });
-        Self { http: http.recv().unwrap(), stop, thread }
+        Coordinator { ready: told.recv().unwrap(), stop, thread }
     }
 
-    fn get(&self, path: &str) -> String {
-        let url = format!("http://{}{path}", self.http);
-        ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
+    fn node(&self, name: &str, incarnation: u64, coordinator: &Coordinator) -> Follower {
+        let endpoint = self.endpoint(&Identity::new(Role::Node, name));
+        let facts = NodeFacts {
+            incarnation,
+            peer: endpoint.local_address(),
+            http: any_port(),
+            devices: 1,
+            weight: 1,
+            silent: Box::new(Vec::new),
+        };
+        Follower::start(endpoint, coordinator.ready.peer, FollowAs::Node(facts))
     }
 }
 
+impl Coordinator {
+    fn get(&self, path: &str) -> String {
+        let url = format!("http://{}{path}", self.ready.http);
+        ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
+    }
+
+    fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.thread.join().unwrap();
+    }
+
+    /// Waits until a line is among the metrics.
+    async fn counted(&self, line: &str) {
+        until(line, || self.get("/metrics").contains(line)).await;
+    }
+}
+
+impl Follower {
+    fn start(endpoint: Endpoint, coordinator: SocketAddr, follow_as: FollowAs) -> Self {
+        let (known, knows) = watch::channel(Known::default());
+        let (leave, leaving) = oneshot::channel::<()>();
+        let task = tokio::task::spawn_local(async move {
+            let stop = async { drop(leaving.await) };
+            follow(endpoint, coordinator.to_string(), follow_as, known, stop).await;
+        });
+        Self { known: knows, leave: Some(leave), task }
+    }
+
+    /// Waits for a table of which `is_it` is true.
+    async fn sees(&mut self, what: &str, is_it: impl Fn(&Known) -> bool) -> Known {
+        let is_seen = tokio::time::timeout(DEADLINE, self.known.wait_for(is_it)).await.is_ok();
+        let last = self.known.borrow().clone();
+        assert!(is_seen, "never seen: {what}; last {last:?}");
+        last
+    }
+
+    async fn leave(mut self) {
+        drop(self.leave.take());
+        self.task.await.unwrap();
+    }
+}
+
+fn members(count: usize) -> impl Fn(&Known) -> bool {
+    move |known| known.table.members.len() == count
+}
+
+fn any_port() -> SocketAddr {
+    ([127, 0, 0, 1], 0).into()
+}
+
+/// Runs a test on one thread, where followers are local tasks.
+fn on_one_thread(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests of whole servers live in real time")]
+async fn until(what: &str, is_it: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_it() {
+        assert!(start.elapsed() < DEADLINE, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
 #[test]
 fn a_coordinator_serves_health_metrics_and_status_until_it_is_told_to_stop() {
-    let node = NodeConfig { name: "node-0".into(), http: ([127, 0, 0, 1], 9).into() };
-    let coordinator = Coordinator::start(vec![node.clone()]);
-    assert_eq!(coordinator.get("/healthz"), "ok\n");
-    assert_eq!(coordinator.get("/readyz"), "ok\n");
-    assert!(coordinator.get("/metrics").contains("larder_coordinator_nodes 1"));
-    let status: Status = serde_json::from_str(&coordinator.get("/status")).unwrap();
-    assert_eq!(status.nodes, [NodeStatus { name: node.name, http: node.http }]);
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        assert_eq!(coordinator.get("/healthz"), "ok\n");
+        until("ready after the grace time", || {
+            ureq::get(format!("http://{}/readyz", coordinator.ready.http)).call().is_ok()
+        })
+        .await;
+        assert!(coordinator.get("/metrics").contains("larder_coordinator_members{state=\"alive\"} 0"));
+        let mut node = place.node("node-0", 5, &coordinator);
+        node.sees("itself", members(1)).await;
+        let status: Status = serde_json::from_str(&coordinator.get("/status")).unwrap();
+        let [shown] = &status.nodes[..] else { panic!("{status:?}") };
+        assert_eq!((shown.name.as_str(), shown.incarnation, shown.partitions), ("node-0", 5, 4_096));
+        let http = coordinator.ready.http;
+        coordinator.stop();
+        assert!(ureq::get(format!("http://{http}/healthz")).call().is_err());
+    });
+}
 
-    coordinator.stop.send(()).unwrap();
-    coordinator.thread.join().unwrap();
-    assert!(ureq::get(format!("http://{}/healthz", coordinator.http)).call().is_err());
+#[test]
+fn nodes_and_watchers_see_who_joins_leaves_dies_and_comes_back() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let watcher = place.endpoint(&Identity::engine("red", "vllm-0"));
+        let mut watcher = Follower::start(watcher, coordinator.ready.peer, FollowAs::Watcher);
+        let mut nodes: Vec<Follower> =
+            ["a", "b", "c"].map(|name| place.node(name, 1, &coordinator)).into_iter().collect();
+        for node in &mut nodes {
+            let known = node.sees("all three", members(3)).await;
+            assert!(known.table.member(known.own).is_some() && known.table.is_consistent());
+        }
+        watcher.sees("all three", members(3)).await;
+        nodes.pop().unwrap().leave().await;
+        watcher.sees("two after one left", members(2)).await;
+
+        // One dies without a word: its heartbeats end.
+        let dead = nodes.pop().unwrap();
+        let number = dead.known.borrow().own;
+        dead.task.abort();
+        let state = |known: &Known| known.table.member(number).map(|member| member.state);
+        watcher.sees("a suspect", |known| state(known) == Some(MemberState::Suspect)).await;
+        watcher.sees("its removal", |known| state(known).is_none()).await;
+        let back = place.node("b", 2, &coordinator);
+        watcher
+            .sees("it back, with its number", |known| {
+                known.table.member(number).is_some_and(|member| member.incarnation == 2)
+            })
+            .await;
+        coordinator.counted("larder_coordinator_events_total{event=\"remove\"} 1").await;
+        back.leave().await;
+    });
+}
+
+#[test]
+fn a_coordinator_that_comes_back_goes_on_where_it_was() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let peer = coordinator.ready.peer;
+        let (mut a, mut b) = (place.node("a", 1, &coordinator), place.node("b", 1, &coordinator));
+        let before = a.sees("both", members(2)).await;
+        b.sees("both", members(2)).await;
+        coordinator.stop();
+        let coordinator = place.start(Some(peer));
+        let after = a.sees("a new term", |known| known.table.epoch.term == 2).await;
+        assert_eq!((after.own, &after.table.homes), (before.own, &before.table.homes));
+        assert_eq!(after.table.members, before.table.members, "nobody was removed");
+        coordinator.stop();
+
+        // Its state is lost: the nodes tell how far it had come.
+        std::fs::remove_file(place.file("state.redb")).unwrap();
+        let _coordinator = place.start(Some(peer));
+        a.sees("a later term", |known| known.table.epoch.term > 2 && known.table.members.len() == 2).await;
+    });
+}
+
+#[test]
+fn who_may_not_follow_is_turned_away_and_counted() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let garbage = tokio::net::UdpSocket::bind(any_port()).await.unwrap();
+        garbage.send_to(&[0x5a; 1_200], coordinator.ready.peer).await.unwrap();
+
+        let stranger = Place::new().endpoint(&Identity::new(Role::Node, "a"));
+        let dialled = stranger.connect(coordinator.ready.peer, Role::Coordinator, None).await;
+        assert!(dialled.is_err(), "neither trusts the other");
+        coordinator.counted("larder_coordinator_rejected_total{reason=\"certificate\"} 1").await;
+
+        // An engine may watch, but not join.
+        let engine = place.endpoint(&Identity::engine("red", "vllm-0"));
+        let connection = engine.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
+        let (mut send, mut receive) = connection.quic().open_bi().await.unwrap();
+        let join = larder_protocol::membership::Join {
+            incarnation: 1,
+            epoch: larder_protocol::table::Epoch::default(),
+            peer: any_port(),
+            http: any_port(),
+            devices: 1,
+            weight: 1,
+        };
+        write_message(&mut send, &FollowerMessage::Join(join)).await.unwrap();
+        let answer = read_message::<larder_protocol::membership::CoordinatorMessage>(&mut receive).await;
+        assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+        coordinator.counted("larder_coordinator_rejected_total{reason=\"not_allowed\"} 1").await;
+
+        let connection = engine.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
+        let (mut send, _receive) = connection.quic().open_bi().await.unwrap();
+        send.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        coordinator.counted("larder_coordinator_rejected_total{reason=\"malformed\"} 1").await;
+        let mut node = place.node("a", 1, &coordinator);
+        node.sees("itself: the others did no harm", members(1)).await;
+    });
+}
+
+#[test]
+fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let identity = Identity::new(Role::Node, "home");
+        let home = place.endpoint(&identity);
+        let facts = NodeFacts {
+            incarnation: 1,
+            peer: home.local_address(),
+            http: any_port(),
+            devices: 1,
+            weight: 1,
+            silent: Box::new(Vec::new),
+        };
+        let mut node = Follower::start(home.clone(), coordinator.ready.peer, FollowAs::Node(facts));
+        let own = node.sees("itself", members(1)).await.own;
+        // The home says that it holds the first two of three chunks.
+        tokio::task::spawn_local(async move {
+            let connection = home.accept().await.unwrap().accept().await.unwrap();
+            let (mut send, mut receive) = connection.quic().accept_bi().await.unwrap();
+            let Ok(Some(PeerRequest::Find(find))) = read_message(&mut receive).await else {
+                panic!("a find")
+            };
+            assert_eq!(find.rows.len(), 3);
+            let holder = Holder { node: own, device: 0 };
+            let spans = vec![RowSpan { from: 0, to: 2, holder }];
+            let rows = PeerResponse::Rows(Rows { epoch: find.epoch, spans });
+            write_message(&mut send, &rows).await.unwrap();
+            send.finish().unwrap();
+            connection.quic().closed().await;
+        });
+        let url = format!("http://{}/v1/prefix", coordinator.ready.http);
+        let ask = move |body: String| {
+            let url = url.clone();
+            tokio::task::spawn_blocking(move || {
+                let mut answer = ureq::post(url)
+                    .header("content-type", "application/json")
+                    .config()
+                    .http_status_as_error(false)
+                    .build()
+                    .send(body)
+                    .unwrap();
+                answer.body_mut().read_to_string().unwrap()
+            })
+        };
+        let hash = |byte: &str| format!("\"{}\"", byte.repeat(32));
+        let body = |fingerprint: &str| {
+            let hashes = [hash("11"), hash("22"), hash("33")].join(",");
+            format!("{{\"fingerprint\": {fingerprint}, \"chunk_tokens\": 256, \"hashes\": [{hashes}]}}")
+        };
+        let answer = ask(body(&hash("ab"))).await.unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["cluster"], serde_json::json!({"chunks": 2, "tokens": 512}));
+        assert_eq!(answer["nodes"], serde_json::json!([{"name": "home", "chunks": 2, "tokens": 512}]));
+        let wrong = ask(body("\"ab\"")).await.unwrap();
+        assert!(wrong.contains("fingerprint: a chunk hash has 64"), "{wrong}");
+        assert_ne!(own, NodeNumber(0));
+    });
+}
+
+#[test]
+fn a_certificate_of_another_role_is_no_coordinators() {
+    let place = Place::new();
+    let issued = place.authority.issue(&Identity::new(Role::Node, "n"), Validity::days(1)).unwrap();
+    std::fs::write(place.file("n.pem"), issued.certificate_pem).unwrap();
+    std::fs::write(place.file("n.key"), issued.key_pem).unwrap();
+    let config = |certificate: &Path, key: &Path| Config {
+        http: HttpConfig { listen: any_port() },
+        peer: PeerConfig {
+            listen: any_port(),
+            ca: place.file("ca.pem"),
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+        },
+        ..Config::default()
+    };
+    let start = |config| actix_rt::System::new().block_on(run(config, |_| {}, async {})).unwrap_err();
+    let error = start(config(&place.file("n.pem"), &place.file("n.key"))).to_string();
+    assert!(error.contains("larder://node/n") && error.contains("larder ca issue coordinator"), "{error}");
+    let missing = start(config(&place.file("nowhere.pem"), &place.file("n.key")));
+    let source = std::error::Error::source(&missing).unwrap().to_string();
+    assert!(source.contains("nowhere.pem") && source.contains("larder ca"), "{source}");
 }

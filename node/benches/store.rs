@@ -26,7 +26,8 @@ const BLOCK_BYTES: u64 = 4_096;
 fn lookup_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, chunks);
     let prompts = filled.random_prompts();
-    let options = LookupOptions { prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+    let options =
+        LookupOptions { peers: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
     bencher.with_inputs(prompts).bench_local_values(|chain| {
         let found = filled.store.lookup(filled.session, filled.namespace, &chain, options, Millis(0));
         black_box(found.expect("the chain is right"))
@@ -102,6 +103,7 @@ impl Filled {
             max_pinned_bytes: u64::MAX,
             reservation_ttl_ms: u64::MAX,
             max_pin_ms: u64::MAX,
+            peers: None,
         });
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let registered = store.register(session, "default", &spec(), &[0], &[BLOCK_BYTES]);

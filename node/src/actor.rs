@@ -1,10 +1,13 @@
 //! The GPU actor: a mailbox around one [`Store`], on an OS thread of its own.
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
-//! store; `answer` says what a session reads, `copies` what a commit has copied.
+//! store; `answer` says what a session reads, `copies` what a commit has copied, `gather` what a lookup or lease gets from
+//! other nodes, `peers` what they get.
 
 mod answer;
 mod copies;
+mod gather;
+mod peers;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,17 +15,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_protocol::session::{Leased, Lookup, Request, Reserve, Reserved, Response};
+use futures_util::stream;
+use larder_protocol::session::{Found, Lease, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
+use tokio::sync::mpsc;
+
+use self::answer::Asked;
+use self::gather::Fetch;
+use self::peers::{EndedGrants, Untold};
+pub use self::peers::{Fetcher, Peers};
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
-use crate::metrics::{ActorMetrics, Movement};
+use crate::events::Feed;
+use crate::metrics::{ActorMetrics, Hit, Movement};
 use crate::record::Recorder;
 use crate::reuse;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
-use crate::store::{LookupOptions, Refused, Store, Usage};
+use crate::store::{self, FetchId, Refused, Store, Usage};
 use crate::window::Window;
 
 /// One GPU's actor; without a GPU, the host's.
@@ -39,6 +50,38 @@ pub struct GpuActor {
     renewals: Vec<Renewal>,
     /// Where lookups are recorded.
     recorder: Option<Recorder>,
+    /// Other nodes, where there are any.
+    peers: Option<Peers>,
+    /// Where events are told.
+    feed: Feed,
+    /// Leases that wait for chunks of other nodes, by gather.
+    waiting: HashMap<u64, Asked>,
+    /// Chunks that are being fetched.
+    fetching: HashMap<FetchId, Fetch>,
+    untold: Untold,
+    ended_grants: EndedGrants,
+}
+
+/// What an actor is made of.
+pub struct Parts {
+    /// Its chunks.
+    pub store: Store,
+    /// Its memory.
+    pub arena: Arena,
+    /// Its copy threads.
+    pub lane: CopyLane,
+    /// What it counts.
+    pub metrics: ActorMetrics,
+    /// Its clock.
+    pub clock: Clock,
+    /// The tenants' names, by number.
+    pub tenants: Arc<[String]>,
+    /// Where lookups are recorded.
+    pub recorder: Option<Recorder>,
+    /// Other nodes, where there are any.
+    pub peers: Option<Peers>,
+    /// Where events are told.
+    pub feed: Feed,
 }
 
 /// Opens a session. Its process belongs to the tenant.
@@ -53,14 +96,26 @@ pub struct Open {
     pub window: Option<Arc<Window>>,
 }
 
-/// A session's request.
+/// A session's request. It is taken when this message is answered; the request's own answer comes by [`Ask::reply_to`].
 #[derive(Message)]
-#[rtype(result = "Answer")]
+#[rtype(result = "()")]
 pub struct Ask {
     /// Who asks.
     pub session: SessionId,
     /// What.
     pub request: Request,
+    /// Where the answer goes.
+    pub reply_to: ReplyTo,
+}
+
+/// Where all of a session's answers go, in the order in which the actor makes them: one may speak of memory that the one
+/// before it brought. As many wait there as the session has requests under way, which the session bounds.
+#[derive(Debug, Clone)]
+pub struct ReplyTo {
+    /// Number of the request.
+    pub number: u64,
+    /// All of the session's.
+    pub answers: mpsc::UnboundedSender<(u64, Answer)>,
 }
 
 /// What a session reads, with the descriptors that come along. `None` where a request has no answer.
@@ -70,6 +125,14 @@ pub struct Answer {
     pub response: Option<Response>,
     /// The memory that it speaks of for the first time.
     pub descriptors: Vec<OwnedFd>,
+}
+
+/// An answer, now or later.
+enum Reply {
+    /// Here it is.
+    Now(Answer),
+    /// Bytes have to be copied, or other nodes asked, first.
+    Later,
 }
 
 /// A session ended.
@@ -107,22 +170,32 @@ pub struct Report {
 }
 
 impl GpuActor {
-    /// An actor over an empty store.
+    /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
-    pub fn new(
-        store: Store,
-        arena: Arena,
-        lane: CopyLane,
-        metrics: ActorMetrics,
-        clock: Clock,
-        tenants: Arc<[String]>,
-        recorder: Option<Recorder>,
-    ) -> Self {
-        let (windows, renewals) = (HashMap::new(), Vec::new());
-        Self { store, arena, lane, metrics, clock, tenants, windows, renewals, recorder }
+    pub fn new(parts: Parts) -> Self {
+        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed } = parts;
+        store.keep_journal();
+        let (sender, receiver) = mpsc::unbounded_channel();
+        Self {
+            store,
+            arena,
+            lane,
+            metrics,
+            clock,
+            tenants,
+            windows: HashMap::new(),
+            renewals: Vec::new(),
+            recorder,
+            peers,
+            feed,
+            waiting: HashMap::new(),
+            fetching: HashMap::new(),
+            untold: Untold::default(),
+            ended_grants: EndedGrants { sender, receiver: Some(receiver) },
+        }
     }
 
-    /// Answers everything but a commit, which has to wait for its copies.
+    /// Answers what never has to wait.
     fn answer(&mut self, session: SessionId, tenant: TenantId, request: Request) -> Result<Answer, Refused> {
         let now = self.clock.now();
         let response = match request {
@@ -133,15 +206,6 @@ impl GpuActor {
                 self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
                 Response::Registered(registered)
             }
-            Request::Lookup(ask) => {
-                let (prompt_tokens, skip_read) = (ask.prompt_tokens, ask.skip_read);
-                let options =
-                    LookupOptions { prompt_tokens, skip_read, tiers: &ask.tiers, pin_ms: ask.pin_ms };
-                let found = self.store.lookup(session, ask.namespace, &ask.chain, options, now)?;
-                self.looked_up(&ask, found.tokens);
-                Response::Found(found)
-            }
-            Request::Lease(ask) => return self.lease(session, &ask),
             Request::Release(lease) => {
                 self.store.release(session, lease)?;
                 return Ok(Answer { response: None, descriptors: Vec::new() });
@@ -158,19 +222,26 @@ impl GpuActor {
                 self.store.unpin(session, pin)?;
                 Response::Unpinned
             }
-            Request::Hello(_) | Request::Commit(_) => return Err(Refused::OutOfOrder),
+            Request::Hello(_) | Request::Commit(_) | Request::Lookup(_) | Request::Lease(_) => {
+                return Err(Refused::OutOfOrder);
+            }
         };
         Ok(Answer::from(response))
     }
 
     /// Counts a lookup, and records it where lookups are recorded.
-    fn looked_up(&mut self, ask: &Lookup, tokens_hit: u64) {
+    fn looked_up(&mut self, ask: &Lookup, found: &Found) {
         let &Lookup { namespace, prompt_tokens, skip_read, preempted, ref chain, .. } = ask;
-        self.metrics.looked_up(namespace, prompt_tokens, tokens_hit, preempted, skip_read);
         let now = self.clock.now();
         let Some(usable) = self.store.usable(namespace, chain, prompt_tokens) else { return };
+        let chunk_tokens = u64::from(usable.chunk_tokens);
+        let here = found.spans.iter().filter(|span| span.tier == Tier::Host);
+        let here = here.map(|span| u64::from(span.to - span.from)).sum::<u64>() * chunk_tokens;
+        let hit = Hit { here, from_peers: found.tokens - here };
+        self.metrics.looked_up(namespace, prompt_tokens, hit, preempted, skip_read);
         if !skip_read {
             let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
+            let tokens_hit = found.tokens;
             let asked = reuse::Lookup { usable, chunk_tokens, tokens_asked: prompt_tokens, tokens_hit };
             self.metrics.could_reuse(namespace, asked, now);
         }
@@ -180,12 +251,12 @@ impl GpuActor {
         }
     }
 
-    fn lease(
-        &mut self,
-        session: SessionId,
-        ask: &larder_protocol::session::Lease,
-    ) -> Result<Answer, Refused> {
+    fn lease_here(&mut self, session: SessionId, ask: &Lease) -> Result<Answer, Refused> {
         let leased = self.store.lease(session, ask.namespace, &ask.chain)?;
+        Ok(self.show_lease(leased))
+    }
+
+    fn show_lease(&mut self, leased: store::Leased) -> Answer {
         self.metrics.moved(Movement::Leased, leased.bytes);
         let (extents, descriptors) = self.show(&leased.new_extents);
         let response = Response::Leased(Leased {
@@ -194,7 +265,7 @@ impl GpuActor {
             places: leased.places,
             extents,
         });
-        Ok(Answer { response: Some(response), descriptors })
+        Answer { response: Some(response), descriptors }
     }
 
     fn reserve(&mut self, session: SessionId, ask: &Reserve) -> Result<Answer, Refused> {
@@ -217,10 +288,14 @@ impl Actor for GpuActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+        if let Some(mut ended) = self.ended_grants.receiver.take() {
+            ctx.add_stream(stream::poll_fn(move |cx| ended.poll_recv(cx)));
+        }
         ctx.run_interval(TICK, |actor, ctx| {
             let now = actor.clock.now();
             actor.store.tick(now);
             actor.renew_extents(ctx);
+            actor.tell_changes(ctx);
         });
     }
 }
@@ -239,35 +314,40 @@ impl Handler<Open> for GpuActor {
 }
 
 impl Handler<Ask> for GpuActor {
-    type Result = ActorResponse<Self, Answer>;
+    type Result = ();
 
-    fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) {
         let started = self.clock.elapsed();
         let name = answer::request_name(&ask.request);
-        let Ask { session, request } = ask;
-        let answered = match request {
-            Request::Commit(commit) => match self.commit(session, &commit, started) {
-                Ok(copying) => return copying,
-                Err(refused) => Err(refused),
-            },
-            request => match self.store.tenant(session) {
-                Ok(tenant) => self.answer(session, tenant, request),
-                Err(refused) => Err(refused),
-            },
+        let Ask { session, request, reply_to } = ask;
+        let asked = Asked { request: name, reply_to, started };
+        let reply = match request {
+            Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
+            Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),
+            Request::Lease(lease) => self.lease(session, lease, asked.clone(), ctx),
+            request => self
+                .store
+                .tenant(session)
+                .and_then(|tenant| self.answer(session, tenant, request))
+                .map(Reply::Now),
         };
         self.renew_extents(ctx);
-        let answer = answered.unwrap_or_else(Answer::from);
-        self.metrics.requested(name, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
-        ActorResponse::reply(answer)
+        self.tell_changes(ctx);
+        match reply {
+            Ok(Reply::Later) => {}
+            Ok(Reply::Now(answer)) => self.reply(asked, answer),
+            Err(refused) => self.reply(asked, Answer::from(refused)),
+        }
     }
 }
 
 impl Handler<Close> for GpuActor {
     type Result = ();
 
-    fn handle(&mut self, close: Close, _: &mut Self::Context) {
+    fn handle(&mut self, close: Close, ctx: &mut Self::Context) {
         self.windows.remove(&close.session);
         self.store.close_session(close.session);
+        self.tell_changes(ctx);
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Config {
     pub session: SessionConfig,
     /// Where lookups are recorded; nowhere where it is not given.
     pub record: Option<RecordConfig>,
+    /// The cluster to be a member of; where it is not given, the node serves its host alone.
+    pub cluster: Option<ClusterConfig>,
 }
 
 /// The HTTP endpoint for metrics and health.
@@ -132,6 +134,40 @@ pub struct RecordConfig {
     pub old_files: u32,
 }
 
+/// The cluster that the node is a member of.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterConfig {
+    /// The coordinator's address for nodes, as `host:port`.
+    pub coordinator: String,
+    /// Where peers are served (UDP).
+    #[serde(default = "default_peer_listen")]
+    pub listen: SocketAddr,
+    /// Where peers find this node; what the coordinator sees where it is not given.
+    pub advertise: Option<SocketAddr>,
+    /// Certificates of the authorities that are trusted (PEM).
+    pub ca: PathBuf,
+    /// This node's certificate chain (PEM); `larder ca issue node NAME` makes one. Its name is the node's.
+    pub certificate: PathBuf,
+    /// Its private key (PEM).
+    pub key: PathBuf,
+    /// Whether chunks are shared with other nodes.
+    #[serde(default = "default_share")]
+    pub share: bool,
+    /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
+    #[serde(default = "default_staging_bytes")]
+    pub staging_bytes: ByteSize,
+    /// How long a lease waits for blocks from other nodes.
+    #[serde(default = "default_fetch_deadline_ms")]
+    pub fetch_deadline_ms: u64,
+    /// How long a lookup waits to hear who has what.
+    #[serde(default = "default_find_deadline_ms")]
+    pub find_deadline_ms: u64,
+    /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing where there are none.
+    #[serde(default = "default_datagram_bytes")]
+    pub max_datagram_bytes: u16,
+}
+
 /// Why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -208,6 +244,7 @@ impl Default for Config {
             }],
             session: SessionConfig::default(),
             record: None,
+            cluster: None,
         }
     }
 }
@@ -260,6 +297,30 @@ fn default_record_bytes() -> ByteSize {
 
 fn default_old_files() -> u32 {
     4
+}
+
+fn default_peer_listen() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::UNSPECIFIED, 9441))
+}
+
+fn default_share() -> bool {
+    true
+}
+
+fn default_staging_bytes() -> ByteSize {
+    ByteSize::mib(256)
+}
+
+fn default_fetch_deadline_ms() -> u64 {
+    2_000
+}
+
+fn default_find_deadline_ms() -> u64 {
+    100
+}
+
+fn default_datagram_bytes() -> u16 {
+    8_900
 }
 
 /// The allowed word that looks most like the one found, where serde's message names both: it has the word found in the

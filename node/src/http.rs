@@ -1,4 +1,4 @@
-//! What a node answers over HTTP: health, metrics, status.
+//! What a node answers over HTTP: health, metrics, status, events.
 //!
 //! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give
 //! up soon.
@@ -11,11 +11,15 @@ use std::time::Duration;
 use actix::Addr;
 use actix_web::web::{Data, Json, ServiceConfig, get};
 use actix_web::{HttpResponse, error};
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use crate::actor::{AskReport, GpuActor, Report};
 use crate::clock::Clock;
+use crate::cluster::ClusterStatus;
+use crate::events::{self, Feed};
 use crate::metrics::SharedMetrics;
 
 /// The body of `GET /status`.
@@ -33,6 +37,8 @@ pub struct Status {
     pub sockets: BTreeMap<String, PathBuf>,
     /// Every actor that answers.
     pub actors: Vec<ActorStatus>,
+    /// What it knows of its cluster, where it is a member of one.
+    pub cluster: Option<ClusterStatus>,
 }
 
 /// One actor in [`Status`].
@@ -79,7 +85,11 @@ pub(crate) struct State {
     pub(crate) name: String,
     pub(crate) sockets: BTreeMap<String, PathBuf>,
     /// Set when they run: before, the arena is being made.
-    pub(crate) actors: OnceLock<Vec<Addr<GpuActor>>>,
+    pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
+    /// Tells what the node knows of its cluster.
+    pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
+    /// Places for those who follow events.
+    pub(crate) followers: Arc<Semaphore>,
     pub(crate) metrics: SharedMetrics,
     pub(crate) clock: Clock,
 }
@@ -90,7 +100,8 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/healthz", get().to(healthy))
         .route("/readyz", get().to(ready))
         .route("/metrics", get().to(metrics))
-        .route("/status", get().to(status));
+        .route("/status", get().to(status))
+        .route("/events", get().to(events));
 }
 
 async fn healthy() -> &'static str {
@@ -123,6 +134,25 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
     Ok(HttpResponse::Ok().insert_header(("content-type", prometheus::TEXT_FORMAT)).body(text))
 }
 
+/// What is held, and then what changes, as server-sent events.
+async fn events(state: Data<Arc<State>>) -> HttpResponse {
+    let Some(actors) = state.actors.get() else {
+        return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
+    };
+    let Ok(place) = Arc::clone(&state.followers).try_acquire_owned() else {
+        let full = format!("{MAX_FOLLOWERS} follow the events already\n");
+        return HttpResponse::ServiceUnavailable().body(full);
+    };
+    let events = events::follow(actors.clone()).map(move |event| {
+        let _held_as_long_as_the_stream = &place;
+        event
+    });
+    HttpResponse::Ok()
+        .insert_header(("content-type", "text/event-stream"))
+        .insert_header(("cache-control", "no-store"))
+        .streaming(events)
+}
+
 async fn status(state: Data<Arc<State>>) -> Json<Status> {
     let reports = state.ask().await;
     Json(Status {
@@ -135,6 +165,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
             .into_iter()
             .filter_map(|(device, report)| Some(actor_status(device, &report?)))
             .collect(),
+        cluster: state.cluster.get().map(|report| report()),
     })
 }
 
@@ -142,7 +173,7 @@ impl State {
     /// Every actor's report, or none where it does not answer in time.
     async fn ask(&self) -> Vec<(u16, Option<Report>)> {
         let actors = self.actors.get().into_iter().flatten();
-        let asked = actors.map(|actor| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskReport)));
+        let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskReport)));
         let reports = join_all(asked).await.into_iter().map(|report| report.ok().and_then(Result::ok));
         (0..).zip(reports).collect()
     }
@@ -170,6 +201,9 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
         evictions: usage.evictions.watermark + usage.evictions.need + usage.evictions.clearing,
     }
 }
+
+/// Followers of events at a time.
+pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 /// How long an actor may take to answer.
 const ACTOR_DEADLINE: Duration = Duration::from_millis(500);

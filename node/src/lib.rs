@@ -3,12 +3,17 @@
 pub mod actor;
 pub mod arena;
 pub mod clock;
+mod cluster;
 pub mod config;
 pub mod copy;
+pub mod directory;
+pub mod events;
+pub mod exchange;
 pub mod host;
 mod http;
 pub mod limits;
 pub mod metrics;
+pub mod placement;
 pub mod processes;
 pub mod record;
 pub mod reuse;
@@ -18,6 +23,7 @@ pub mod store;
 pub mod threads;
 pub mod window;
 
+pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
 pub use http::{ActorStatus, Status};
 pub use server::{Ready, STOP_SECONDS, ServeError, run};

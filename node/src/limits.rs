@@ -8,6 +8,9 @@ mod resolve;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use larder_client::quic::CredentialFiles;
 
 pub use error::{ConfigError, MemoryOf};
 
@@ -31,6 +34,29 @@ pub struct Limits {
     pub session: SessionLimits,
     /// Where lookups are recorded.
     pub record: Option<RecordLimits>,
+    /// The cluster that it is a member of.
+    pub cluster: Option<ClusterLimits>,
+}
+
+/// What a member of a cluster needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterLimits {
+    /// The coordinator's `host:port`.
+    pub coordinator: String,
+    /// Where peers are served.
+    pub listen: SocketAddr,
+    /// Where peers find this node, where that is not what the coordinator sees.
+    pub advertise: Option<SocketAddr>,
+    /// Who this node is, and whom it trusts.
+    pub credentials: CredentialFiles,
+    /// Whether chunks are shared.
+    pub share: bool,
+    /// How long a lease waits for blocks of other nodes.
+    pub fetch_deadline: Duration,
+    /// How long a lookup waits to hear who has what.
+    pub find_deadline: Duration,
+    /// The largest datagram to try.
+    pub max_datagram_bytes: u16,
 }
 
 /// The numbers of one GPU actor.
@@ -146,3 +172,9 @@ pub const RESERVED_SHARE: u64 = 4;
 
 /// Orders that may wait for one copy lane: at 4 MiB an order and 8 GB/s, 32 ms of work.
 pub const COPY_QUEUE_ORDERS: usize = 64;
+
+/// The part of an arena that blocks of other nodes may take while they pass through, as a divisor.
+pub const PASSING_SHARE: u64 = 4;
+
+/// Chunks that other nodes are being sent at a time: more would only wait in one queue.
+pub const MAX_GRANTED_CHUNKS: u64 = 4_096;

@@ -25,6 +25,8 @@ pub struct Metrics {
     requests: IntCounterVec,
     request_seconds: HistogramVec,
     moved_bytes: IntCounterVec,
+    fetched_chunks: IntCounterVec,
+    given_up: IntCounterVec,
     evictions: IntCounterVec,
     arena_bytes: IntGaugeVec,
     placement_bytes: IntGaugeVec,
@@ -48,8 +50,9 @@ struct NamespaceMetrics {
     rates: [(Gauge, Gauge); Window::ALL.len()],
     asked: IntCounter,
     asked_preempted: IntCounter,
-    hit: IntCounter,
-    hit_preempted: IntCounter,
+    /// From here, from peers.
+    hit: [IntCounter; 2],
+    hit_preempted: [IntCounter; 2],
     skipped: IntCounter,
 }
 
@@ -63,6 +66,31 @@ pub struct ActorMetrics {
     requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
     leased_bytes: IntCounter,
     committed_bytes: IntCounter,
+    /// By [`Placed`].
+    fetched: [IntCounter; 4],
+    counted_given_up: u64,
+}
+
+/// Prompt tokens that a lookup found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hit {
+    /// In this node.
+    pub here: u64,
+    /// In others.
+    pub from_peers: u64,
+}
+
+/// What became of a chunk that was to be fetched from another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placed {
+    /// It is kept, and the holder gives its copy up.
+    Migrated,
+    /// It is kept.
+    Replicated,
+    /// It stays only as long as it is read.
+    Passed,
+    /// It did not come.
+    Missed,
 }
 
 /// What becomes of blocks when bytes move between engine and node.
@@ -100,6 +128,8 @@ impl Metrics {
         let hit = ["tenant", "namespace", "preempted", "tier"];
         let skipped = "Prompt tokens of lookups whose caller could not use a hit";
         let moved = "Bytes of blocks committed by engines, or leased to them";
+        let fetched = "Chunks wanted from other nodes, by what became of them";
+        let given_up = "Chunks that moved to other nodes";
         let placed = "Bytes of the arena where the kernel says they are, and where they should be";
         let held =
             "What engines hold: sessions, leases, reservations, pins, processes that may still touch memory";
@@ -115,15 +145,17 @@ impl Metrics {
                 &namespace,
             )?,
             tokens_hit: families.counter("larder_tokens_hit_total", "Prompt tokens found, by tier", &hit)?,
-            tokens_skipped: families.counter(
-                "larder_tokens_skipped_total",
-                skipped,
-                &["tenant", "namespace"],
-            )?,
+            tokens_skipped: families.counter("larder_tokens_skipped_total", skipped, &namespace[..2])?,
             requests: families.counter("larder_requests_total", ended, &["request", "outcome"])?,
             request_seconds: families
                 .seconds("larder_request_seconds", "Time to answer a session's request")?,
             moved_bytes: families.counter("larder_moved_bytes_total", moved, &["device", "movement"])?,
+            fetched_chunks: families.counter(
+                "larder_fetched_chunks_total",
+                fetched,
+                &["device", "placement"],
+            )?,
+            given_up: families.counter("larder_given_up_chunks_total", given_up, &["device"])?,
             evictions: families.counter(
                 "larder_evicted_chunks_total",
                 "Chunks evicted",
@@ -166,6 +198,12 @@ impl Metrics {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
+    /// The registry, for others that count in this node.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
     /// Counts the end of a session.
     pub fn session_ended(&self, tenant: &str, how: &str) {
         self.session_ends.with_label_values(&[tenant, how]).inc();
@@ -188,6 +226,9 @@ impl Metrics {
         ActorMetrics {
             leased_bytes: self.moved_bytes.with_label_values(&[&*device, "leased"]),
             committed_bytes: self.moved_bytes.with_label_values(&[&*device, "committed"]),
+            fetched: ["migrated", "replicated", "passed", "missed"]
+                .map(|placement| self.fetched_chunks.with_label_values(&[&*device, placement])),
+            counted_given_up: 0,
             metrics: self.clone(),
             device,
             counted: Evictions::default(),
@@ -204,6 +245,10 @@ impl ActorMetrics {
         let rate = |family: &GaugeVec, window: Window| {
             family.with_label_values(&[tenant, fingerprint, &*self.device, window.as_str()])
         };
+        let hits = |preempted: &str| {
+            [Tier::Host, Tier::Peer]
+                .map(|tier| tokens_hit.with_label_values(&[tenant, fingerprint, preempted, tier_name(tier)]))
+        };
         let Metrics { hit_rate, infinite_hit_rate, .. } = &self.metrics;
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
             return;
@@ -214,29 +259,28 @@ impl ActorMetrics {
             rates: Window::ALL.map(|window| (rate(hit_rate, window), rate(infinite_hit_rate, window))),
             asked: tokens_asked.with_label_values(&[tenant, fingerprint, "false"]),
             asked_preempted: tokens_asked.with_label_values(&[tenant, fingerprint, "true"]),
-            hit: tokens_hit.with_label_values(&[tenant, fingerprint, "false", tier_name(Tier::Host)]),
-            hit_preempted: tokens_hit.with_label_values(&[
-                tenant,
-                fingerprint,
-                "true",
-                tier_name(Tier::Host),
-            ]),
+            hit: hits("false"),
+            hit_preempted: hits("true"),
             skipped: tokens_skipped.with_label_values(&[tenant, fingerprint]),
         };
         self.namespaces.insert(number, known);
     }
 
     /// Counts a lookup.
-    pub fn looked_up(&self, namespace: u32, asked: u64, hit: u64, preempted: bool, skipped: bool) {
+    pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
         let Some(counters) = self.namespaces.get(&namespace) else { return };
+        let count = |[here, from_peers]: &[IntCounter; 2]| {
+            here.inc_by(hit.here);
+            from_peers.inc_by(hit.from_peers);
+        };
         if skipped {
             counters.skipped.inc_by(asked);
         } else if preempted {
             counters.asked_preempted.inc_by(asked);
-            counters.hit_preempted.inc_by(hit);
+            count(&counters.hit_preempted);
         } else {
             counters.asked.inc_by(asked);
-            counters.hit.inc_by(hit);
+            count(&counters.hit);
         }
     }
 
@@ -252,7 +296,8 @@ impl ActorMetrics {
     pub fn tokens(&self) -> (u64, u64) {
         let counters = || self.namespaces.values();
         let asked = counters().map(|counters| counters.asked.get() + counters.asked_preempted.get()).sum();
-        (asked, counters().map(|counters| counters.hit.get() + counters.hit_preempted.get()).sum())
+        let hit = counters().flat_map(|counters| counters.hit.iter().chain(&counters.hit_preempted));
+        (asked, hit.map(IntCounter::get).sum())
     }
 
     /// Counts a request.
@@ -279,6 +324,11 @@ impl ActorMetrics {
         }
     }
 
+    /// Counts a chunk that was to be fetched.
+    pub fn placed_fetched(&self, placed: Placed) {
+        self.fetched[placed as usize].inc();
+    }
+
     /// Brings the gauges up to date.
     pub fn observe(&mut self, usage: &Usage, now: Millis) {
         for known in self.namespaces.values_mut() {
@@ -298,6 +348,9 @@ impl ActorMetrics {
         set(&metrics.arena_bytes, "used", usage.bytes.used);
         set(&metrics.arena_bytes, "quarantined", usage.bytes.quarantined);
         set(&metrics.arena_bytes, "pinned", usage.pinned_bytes);
+        set(&metrics.arena_bytes, "passing", usage.passing_bytes);
+        set(&metrics.held, "fetches", usage.fetches);
+        set(&metrics.held, "grants", usage.grants);
         set(&metrics.held, "sessions", usage.sessions);
         set(&metrics.held, "leases", usage.leases);
         set(&metrics.held, "reservations", usage.reservations);
@@ -315,6 +368,8 @@ impl ActorMetrics {
             metrics.evictions.with_label_values(&[device, reason]).inc_by(more);
         }
         self.counted = usage.evictions;
+        metrics.given_up.with_label_values(&[device]).inc_by(usage.given_up - self.counted_given_up);
+        self.counted_given_up = usage.given_up;
     }
 }
 
@@ -359,6 +414,7 @@ impl Families<'_> {
 pub fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Host => "host",
+        Tier::Peer => "peer",
     }
 }
 
@@ -377,8 +433,8 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0);
         actor.know(3, "team", "00ff");
-        actor.looked_up(3, 100, 40, false, false);
-        actor.looked_up(3, 100, 0, false, true);
+        actor.looked_up(3, 100, Hit { here: 40, from_peers: 16 }, false, false);
+        actor.looked_up(3, 100, Hit::default(), false, true);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
@@ -386,6 +442,7 @@ mod tests {
         let labels = r#"namespace="00ff",preempted="false",tenant="team""#;
         assert!(text.contains(&format!("larder_tokens_asked_total{{{labels}}} 100")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"host\"}} 40")), "{text}");
+        assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"peer\"}} 16")), "{text}");
         assert!(text.contains(r#"larder_evicted_chunks_total{device="0",reason="watermark"} 5"#), "{text}");
     }
 }

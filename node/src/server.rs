@@ -14,13 +14,15 @@ use actix_rt::Arbiter;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
-use crate::actor::GpuActor;
+use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
+use crate::cluster::{Cluster, ClusterError};
 use crate::copy::CopyLane;
-use crate::http::{State, routes};
+use crate::events::Feed;
+use crate::http::{MAX_FOLLOWERS, State, routes};
 use crate::limits::{ActorLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
@@ -85,6 +87,9 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// It cannot be a member of its cluster.
+    #[error("cannot be a member of the cluster")]
+    Cluster(#[from] ClusterError),
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
@@ -123,6 +128,8 @@ pub async fn run(
         name: limits.name.clone(),
         sockets: sockets.clone(),
         actors: OnceLock::new(),
+        cluster: OnceLock::new(),
+        followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
         metrics: Arc::clone(&metrics),
         clock,
     });
@@ -131,16 +138,29 @@ pub async fn run(
 
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
     let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
+    let mut cluster = match &limits.cluster {
+        Some(cluster) => Some(Cluster::start(cluster, &limits.name, metrics.registry(), clock).await?),
+        None => None,
+    };
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
-    let mut actors = Vec::new();
+    let (mut actors, mut feeds) = (Vec::new(), Vec::new());
     for (device, limits) in (0..).zip(&limits.actors) {
-        actors.push(start_actor(device, limits, &shared).await?);
+        let feed = Feed::new(device);
+        let peers = cluster.as_ref().and_then(|cluster| cluster.peers(device));
+        actors.push(start_actor(device, limits, &shared, feed.clone(), peers).await?);
+        feeds.push(feed);
     }
     drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
-    _ = state.actors.set(sessions.iter().map(|actor| actor.address.clone()).collect());
+    let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
+    if let Some(cluster) = &mut cluster {
+        _ = state.cluster.set(Box::new(cluster.reporter()));
+        let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
+        cluster.join(&addresses, http, arena_bytes / WEIGHT_BYTES).await;
+    }
+    _ = state.actors.set(feeds.into_iter().zip(addresses).collect());
     tracing::info!(node = limits.name, %http, "the node serves");
     on_ready(Ready { http, sockets });
 
@@ -151,12 +171,25 @@ pub async fn run(
     };
     tracing::info!(node = limits.name, "the node stops");
     drop(listening);
+    if let Some(cluster) = cluster {
+        cluster.leave().await;
+    }
     stopping.send_replace(true);
     wait_for_sessions(&sessions).await;
     if ended.is_none() {
         server.stop(true).await;
     }
-    for (_, arbiter) in actors {
+    end_threads(actors.into_iter().map(|(_, arbiter)| arbiter), recording).await;
+    match ended {
+        Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
+        None => serving.await.unwrap_or_else(|error| Err(error.into())),
+    }
+    .map_err(|source| ServeError::Serve { http, source })
+}
+
+/// Ends the actors' threads, then that of the lookup log.
+async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<JoinHandle<()>>) {
+    for arbiter in arbiters {
         arbiter.stop();
         // The thread ends when its tasks are dropped; its arena goes with it.
         if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
@@ -168,11 +201,6 @@ pub async fn run(
     {
         tracing::error!("the lookup log's thread ended in a panic");
     }
-    match ended {
-        Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
-        None => serving.await.unwrap_or_else(|error| Err(error.into())),
-    }
-    .map_err(|source| ServeError::Serve { http, source })
 }
 
 /// Every extent, session and engine process has a descriptor: takes as many as the system allows this process.
@@ -228,6 +256,8 @@ async fn start_actor(
     device: u16,
     limits: &ActorLimits,
     Shared { metrics, clock, tenants, recorder }: &Shared,
+    feed: Feed,
+    peers: Option<Peers>,
 ) -> Result<(SessionActor, Arbiter), ServeError> {
     let arena_limits = limits.arena.clone();
     let started = clock.elapsed();
@@ -241,15 +271,17 @@ async fn start_actor(
     export_placement(metrics, device, &arena);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
-    let actor = GpuActor::new(
-        Store::new(limits.store.clone()),
+    let actor = GpuActor::new(Parts {
+        store: Store::new(limits.store.clone()),
         arena,
         lane,
-        metrics.of_actor(device),
-        *clock,
-        Arc::clone(tenants),
-        recorder.clone(),
-    );
+        metrics: metrics.of_actor(device),
+        clock: *clock,
+        tenants: Arc::clone(tenants),
+        recorder: recorder.clone(),
+        peers,
+        feed,
+    });
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {
         threads::name(&format!("larder-gpu-{device}"));
@@ -321,6 +353,9 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
 
 /// How long what is under way may take when the node stops.
 pub const STOP_SECONDS: u64 = 2;
+
+/// A node's weight in the ring is its arena in these.
+const WEIGHT_BYTES: u64 = 1 << 20;
 
 /// HTTP is for people and scrapers here: one thread is plenty.
 const HTTP_WORKERS: usize = 1;

@@ -1,10 +1,14 @@
 //! The store: one actor's chunks and everything that is decided about them.
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
-//! `reserve`, get in `lookup`, eviction in `room`, the end of a session in `sessions`.
+//! `reserve`, get in `lookup`, a get that needs other nodes in `gather`, what they get in `grants`, eviction in `room`, the
+//! end of a session in `sessions`.
 
+mod gather;
+mod grants;
 pub mod ids;
 mod index;
+mod journal;
 mod lookup;
 mod namespaces;
 mod pins;
@@ -21,7 +25,7 @@ mod usage;
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
 use larder_protocol::namespace::{NamespaceError, NamespaceSpec};
 use larder_protocol::session::{Registered, Scarce};
-use larder_protocol::{ChainError, ChunkHash};
+use larder_protocol::{ChainError, ChunkHash, Fingerprint};
 
 use crate::clock::Millis;
 use ids::{NamespaceId, ProcessId, SessionId, TenantId};
@@ -32,6 +36,8 @@ use policy::{Policy, PolicyName};
 use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
+pub use gather::{FetchId, Gathered, Wanted};
+pub use grants::{Granted, GrantedBlock};
 pub use index::Checksums;
 pub use lookup::{Leased, LookupOptions, Place, Usable};
 pub use reserve::{BlockMove, CommitOrder, Reserved};
@@ -51,6 +57,9 @@ pub struct Store {
     policy_name: PolicyName,
     pins: Pins,
     orders: reserve::Orders,
+    gathers: gather::Gathers,
+    grants: grants::Grants,
+    journal: journal::Journal,
     /// Leases, reservations, pins and orders are numbered from one series; 0 names none.
     last_number: u64,
     cached_chunks: u64,
@@ -87,6 +96,17 @@ pub struct StoreLimits {
     pub reservation_ttl_ms: u64,
     /// How long a pin may last.
     pub max_pin_ms: u64,
+    /// What other nodes may take of it; `None` where there are none.
+    pub peers: Option<PeerStoreLimits>,
+}
+
+/// What other nodes may take of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerStoreLimits {
+    /// Bytes of slots whose blocks come from other nodes and only pass through.
+    pub passing_bytes: u64,
+    /// Chunks that other nodes are being sent at a time.
+    pub max_granted_chunks: u64,
 }
 
 /// Why the store did nothing.
@@ -227,6 +247,9 @@ impl Store {
             slab: Slab::new(limits.extents, limits.extent_bytes, &most_extents),
             policy: limits.policy.build(),
             policy_name: limits.policy,
+            journal: journal::Journal::default(),
+            gathers: gather::Gathers::default(),
+            grants: grants::Grants::default(),
             limits,
             namespaces: Namespaces::default(),
             sessions: Sessions::default(),
@@ -336,6 +359,12 @@ impl Store {
     /// [`Refused::Unknown`] for a session that is not open.
     pub fn tenant(&self, session: SessionId) -> Result<TenantId, Refused> {
         Ok(self.session(session)?.tenant)
+    }
+
+    /// The fingerprint of a namespace.
+    #[must_use]
+    pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {
+        Some(self.namespaces.find(NamespaceId(namespace))?.fingerprint)
     }
 
     /// Whether engines write straight into the arena.

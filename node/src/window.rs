@@ -85,7 +85,7 @@ mod tests {
     fn the_node_sees_what_the_engine_writes() {
         let window = Window::create(5000, Some(0)).unwrap();
         assert_eq!(window.bytes(), 8192, "whole pages");
-        engines_mapping(&window).write(8000, b"block");
+        engines_mapping(&window).write(8000, b"block").unwrap();
         let mut seen = [0; 5];
         window.mapping().read(8000, &mut seen).unwrap();
         assert_eq!(&seen, b"block");
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn a_window_whose_pages_the_engine_takes_away_reads_as_zeros() {
         let window = Window::create(8192, None).unwrap();
-        engines_mapping(&window).write(0, b"block");
+        engines_mapping(&window).write(0, b"block").unwrap();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(window.descriptor(), hole, 0, 8192).unwrap();
         let mut seen = [1; 5];

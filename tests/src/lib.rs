@@ -1,9 +1,15 @@
-//! What the tests of whole processes share: a node as a process, an engine as a process, a session without manners.
+//! What the tests of whole processes share: servers, clusters and engines as processes, and sessions and peers without
+//! manners.
 
+pub mod cluster;
 pub mod content;
 pub mod engine;
 pub mod flip;
+pub mod impostor;
 pub mod model;
 pub mod node;
 pub mod raw;
+pub mod replay;
+pub mod server;
+pub mod visitor;
 pub mod wait;

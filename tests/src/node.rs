@@ -1,21 +1,18 @@
 //! A node as a process of its own.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 
-use anyhow::Context as _;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::server::Server;
 use crate::wait;
 
 /// A running node. Dropping it kills it.
 pub struct NodeProcess {
-    child: Child,
+    server: Server,
     dir: TempDir,
-    http: String,
 }
 
 impl NodeProcess {
@@ -28,25 +25,7 @@ impl NodeProcess {
         let file = dir.path().join("node.toml");
         let config = format!("name = \"test\"\n{config}").replace("{dir}", &dir.path().to_string_lossy());
         std::fs::write(&file, config)?;
-        let log = std::fs::File::create(dir.path().join("node.log"))?;
-        let mut child = Command::new(program)
-            .args(["node", "--config"])
-            .arg(&file)
-            .args(["--parent", &std::process::id().to_string()])
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()?;
-        let stdout = child.stdout.take().context("it has a standard output")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        let ready: Value = serde_json::from_str(&line).with_context(|| {
-            format!(
-                "no ready line: {}",
-                std::fs::read_to_string(dir.path().join("node.log")).unwrap_or_default()
-            )
-        })?;
-        let http = ready["http"].as_str().context("it says where it serves HTTP")?.to_owned();
-        Ok(Self { child, dir, http })
+        Ok(Self { server: Server::start(program, "node", &file)?, dir })
     }
 
     /// A node with one tenant and an arena of 16 MiB in extents of 2 MiB.
@@ -66,13 +45,13 @@ impl NodeProcess {
     /// Its number in the system.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.server.pid()
     }
 
     /// Its log so far.
     #[must_use]
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default()
+        self.server.log()
     }
 
     /// The directory that `{dir}` stands for.
@@ -84,7 +63,7 @@ impl NodeProcess {
     /// Where it serves HTTP.
     #[must_use]
     pub fn http(&self) -> &str {
-        &self.http
+        self.server.http()
     }
 
     /// The body at an HTTP path.
@@ -92,8 +71,7 @@ impl NodeProcess {
     /// # Errors
     /// Where it does not answer.
     pub fn get(&self, path: &str) -> anyhow::Result<String> {
-        let mut response = ureq::get(format!("http://{}{path}", self.http)).call()?;
-        Ok(response.body_mut().read_to_string()?)
+        self.server.get(path)
     }
 
     /// A field of the first actor's status.
@@ -116,18 +94,8 @@ impl NodeProcess {
     ///
     /// # Errors
     /// Where it cannot be signalled.
-    pub fn stop(mut self) -> anyhow::Result<ExitStatus> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id())?).context("it has a number")?;
-        kill_process(pid, Signal::TERM)?;
-        Ok(self.child.wait()?)
-    }
-}
-
-impl Drop for NodeProcess {
-    fn drop(&mut self) {
-        // Both fail only where it has ended already.
-        _ = self.child.kill();
-        _ = self.child.wait();
+    pub fn stop(self) -> anyhow::Result<ExitStatus> {
+        self.server.stop()
     }
 }
 

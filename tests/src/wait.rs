@@ -18,6 +18,15 @@ pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Lets real time pass where it is what a test is about, and checks something all the while.
+pub fn through(time: Duration, mut check: impl FnMut()) {
+    let start = now();
+    while start.elapsed() < time {
+        check();
+        sleep(Duration::from_millis(20));
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "tests of whole processes live in real time")]
 fn now() -> Instant {
     Instant::now()

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use bytesize::ByteSize;
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, completions, coordinator, dev, lookup, node, plan, replay, size, status};
+use crate::commands::{bench, ca, completions, coordinator, dev, lookup, node, plan, replay, size, status};
 use crate::logging::LogOptions;
 
 /// Keeps the KV cache that LLM engines compute, and hands it to whichever engine needs it next.
@@ -20,6 +20,7 @@ Examples:
   larder status                    Show what the newest development cluster holds
   larder plan trace.jsonl          Show what policies, capacities and node counts would make of a trace
   larder size config.json          Show what a model's KV takes, and how fast it moves
+  larder ca init --dir ca          Make a certificate authority for a cluster
   larder help replay               Show what `replay` can do
 
 Exit status:
@@ -45,6 +46,7 @@ pub(crate) enum Command {
     Bench(bench::Args),
     Plan(plan::Args),
     Size(size::Args),
+    Ca(ca::Args),
     Node(node::Args),
     Coordinator(coordinator::Args),
     Completions(completions::Args),
@@ -69,6 +71,7 @@ impl Command {
             Self::Bench(args) => bench::run(&args),
             Self::Plan(args) => plan::run(&args),
             Self::Size(args) => size::run(&args),
+            Self::Ca(args) => ca::run(&args),
             Self::Node(args) => node::run(&args),
             Self::Coordinator(args) => coordinator::run(&args),
             Self::Completions(args) => completions::run(&args),

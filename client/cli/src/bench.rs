@@ -1,9 +1,14 @@
 //! Measures Larder against what the machine can do at best.
 
 pub mod measure;
+pub mod peer;
 pub mod placement;
+pub mod quic;
 pub mod session;
+pub mod side_by_side;
 pub mod store;
+pub mod tcp;
+pub mod transfer;
 pub mod yardsticks;
 
 use comfy_table::Table;
@@ -49,6 +54,12 @@ impl Measurement {
         Self::new(name, yardstick, "ns", [seconds, yardstick_seconds].map(|seconds| seconds * 1e9))
     }
 
+    /// CPU seconds for 10^9 bytes.
+    #[must_use]
+    pub fn cpu(name: &str, yardstick: &str, values: [f64; 2]) -> Self {
+        Self::new(name, yardstick, "CPU-s/GB", values)
+    }
+
     fn new(name: &str, yardstick: &str, unit: &str, [value, yardstick_value]: [f64; 2]) -> Self {
         Self {
             name: name.into(),
@@ -66,7 +77,10 @@ impl Measurement {
 pub fn table(measurements: &[Measurement]) -> Table {
     let mut table = output::table(&["what", "value", "yardstick", "value", "unit", "ratio"]);
     for m in measurements {
-        let [value, yardstick_value] = [m.value, m.yardstick_value].map(|value| format!("{value:.1}"));
+        let [value, yardstick_value] = [m.value, m.yardstick_value].map(|value| {
+            // A tenth of a GB/s would be a tenth of it.
+            if value < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
+        });
         let ratio = format!("{:.2}", m.ratio);
         table.add_row([&m.name, &value, &m.yardstick, &yardstick_value, &m.unit, &ratio]);
     }

@@ -12,6 +12,15 @@ pub(crate) fn now() -> Instant {
 
 /// CPU time that this thread has used, in seconds: the same however busy the machine is.
 pub(crate) fn thread_seconds() -> f64 {
-    let used = clock_gettime(ClockId::ThreadCPUTime);
+    seconds(ClockId::ThreadCPUTime)
+}
+
+/// The same of all threads of this process.
+pub(crate) fn process_seconds() -> f64 {
+    seconds(ClockId::ProcessCPUTime)
+}
+
+fn seconds(clock: ClockId) -> f64 {
+    let used = clock_gettime(clock);
     used.tv_sec as f64 + used.tv_nsec as f64 / 1e9
 }

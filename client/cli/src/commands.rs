@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub(crate) mod bench;
+pub(crate) mod ca;
 pub(crate) mod completions;
 pub(crate) mod coordinator;
 pub(crate) mod dev;

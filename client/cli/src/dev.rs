@@ -8,10 +8,13 @@ mod child;
 mod files;
 mod runtime_dir;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, select_all, try_join_all};
+use larder_coordinator::Status;
+use larder_protocol::identity::Role;
 
 pub use arena::DEFAULT_ARENA_BYTES;
 pub(crate) use child::ReadyLine;
@@ -20,10 +23,11 @@ pub use files::Announcement;
 pub use options::{DevOptions, Policy};
 pub use runtime_dir::{RuntimeDirError, runtime_dir};
 
-use self::child::Child;
+use self::child::{Child, Spec};
 use self::files::{Files, NodeFile};
 use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};
+use crate::http;
 
 /// A running development cluster.
 ///
@@ -63,6 +67,31 @@ impl DevCluster {
         Ok(Self { addresses, children, announcement, ready_after: now() - started, files })
     }
 
+    /// Waits until the coordinator knows all nodes.
+    ///
+    /// # Errors
+    /// [`DevError::NotJoined`] where they take longer than [`JOIN_TIMEOUT`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn joined(&self) -> Result<(), DevError> {
+        let Some(coordinator) = self.addresses.coordinator else { return Ok(()) };
+        let (start, nodes) = (now(), self.addresses.nodes.len());
+        loop {
+            let status =
+                tokio::task::spawn_blocking(move || http::get_json::<Status>(coordinator, "/status"));
+            // An error: it does not answer yet, or never will, and then the time runs out.
+            let members = status.await.ok().and_then(Result::ok).map_or(0, |status| status.nodes.len());
+            if members >= nodes {
+                return Ok(());
+            }
+            if now() - start > JOIN_TIMEOUT {
+                return Err(DevError::NotJoined { members, nodes, after: JOIN_TIMEOUT });
+            }
+            tokio::time::sleep(JOIN_POLL).await;
+        }
+    }
+
     /// Where its processes can be reached.
     #[must_use]
     pub fn addresses(&self) -> &Addresses {
@@ -86,13 +115,29 @@ impl DevCluster {
         self.children.iter().map(Child::log)
     }
 
-    /// Ready when one of the processes ends, which none does by itself.
+    /// Starts again what dies, as long as that helps. Ready when it does not.
     ///
     /// # Cancel safety
-    /// Safe.
-    pub async fn died(&mut self) -> Died {
-        let (died, ..) = select_all(self.children.iter_mut().map(|child| Box::pin(child.died()))).await;
-        died
+    /// Dropped while a process is being started again, it leaves that process out.
+    pub async fn supervise(&mut self) -> Died {
+        let mut recent = Restarts::default();
+        loop {
+            let ended = self.children.iter_mut().map(|child| Box::pin(child.died()));
+            let (died, number, _) = select_all(ended).await;
+            let Some(pause) = recent.next(now()) else { return died };
+            tracing::warn!("{died}: it is started again");
+            tokio::time::sleep(pause).await;
+            if let Err(error) = self.children[number].restart().await {
+                tracing::warn!(%error, "it does not start again");
+                return died;
+            }
+        }
+    }
+
+    /// Its processes' names and numbers.
+    #[must_use]
+    pub fn pids(&self) -> Vec<(String, Option<u32>)> {
+        self.children.iter().map(|child| (child.name().to_owned(), child.pid())).collect()
     }
 
     /// Tells all processes to stop, waits for them, and kills those that take longer than [`STOP_GRACE`].
@@ -115,28 +160,53 @@ impl DevCluster {
 /// How long a process may take to stop.
 pub const STOP_GRACE: Duration = Duration::from_secs(5);
 
+/// Restarts of late.
+#[derive(Debug, Default)]
+struct Restarts(VecDeque<Instant>);
+
+impl Restarts {
+    /// How long to wait before the next one; `None` where there were too many.
+    fn next(&mut self, now: Instant) -> Option<Duration> {
+        while self.0.front().is_some_and(|&then| now - then > RESTART_MEMORY) {
+            self.0.pop_front();
+        }
+        let lately = u32::try_from(self.0.len()).ok().filter(|&lately| lately < MAX_RESTARTS)?;
+        self.0.push_back(now);
+        Some(if lately == 0 { Duration::ZERO } else { RESTART_PAUSE * 2_u32.pow(lately - 1) })
+    }
+}
+
 async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Addresses, Vec<Child>), DevError> {
+    let authority = files.create_authority()?;
+    let spec = |server, name: &str, config| Spec {
+        program: options.program.clone(),
+        server,
+        name: name.to_owned(),
+        config,
+        log: files.log(name),
+    };
+    let credentials = files.issue(&authority, Role::Coordinator, COORDINATOR)?;
+    let config = files.write_config(COORDINATOR, &files.coordinator(credentials.clone(), None))?;
+    let (coordinator, ready) = Child::start(spec(COORDINATOR, COORDINATOR, config)).await?;
+    files.write_config(COORDINATOR, &files.coordinator(credentials, Some(&ready)))?;
+    let peer = ready.peer.ok_or(DevError::NoPeerAddress)?;
     let starting = (0..options.nodes).map(async |number| {
         let name = format!("node-{number}");
         let socket = files.socket(&name)?;
-        let config = files.write_config(&name, &NodeFile::new(&name, options, socket))?;
-        Child::start(options, "node", &name, &config, files.log(&name)).await
+        let credentials = files.issue(&authority, Role::Node, &name)?;
+        let file = |http| NodeFile::new(&name, options, socket.clone(), peer, credentials.clone(), http);
+        let config = files.write_config(&name, &file(None))?;
+        let (child, ready) = Child::start(spec("node", &name, config)).await?;
+        files.write_config(&name, &file(Some(ready.http)))?;
+        Ok::<_, DevError>((child, ready))
     });
-    let mut children = Vec::new();
-    let mut addresses = Addresses::default();
+    let mut children = vec![coordinator];
+    let mut addresses = Addresses { coordinator: Some(ready.http), nodes: Vec::new() };
     for (child, ready) in try_join_all(starting).await? {
-        addresses.nodes.push(NodeAddress {
-            name: child.name().to_owned(),
-            http: ready.http,
-            sockets: ready.sockets,
-        });
+        let name = child.name().to_owned();
+        addresses.nodes.push(NodeAddress { name, http: ready.http, sockets: ready.sockets });
         children.push(child);
     }
-    let config = files.write_config(COORDINATOR, &files::coordinator_config(&addresses))?;
-    let (coordinator, ready) =
-        Child::start(options, COORDINATOR, COORDINATOR, &config, files.log(COORDINATOR)).await?;
-    addresses.coordinator = Some(ready.http);
-    children.push(coordinator);
     Ok((addresses, children))
 }
 
@@ -147,6 +217,15 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
 pub fn newest() -> Result<Addresses, DevError> {
     Announcement::read(&runtime_dir()?)
 }
+
+/// How long nodes may take to become members.
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
+const JOIN_POLL: Duration = Duration::from_millis(10);
+
+/// Restarts within [`RESTART_MEMORY`] after which a death is for good.
+const MAX_RESTARTS: u32 = 5;
+const RESTART_MEMORY: Duration = Duration::from_secs(60);
+const RESTART_PAUSE: Duration = Duration::from_millis(250);
 
 const COORDINATOR: &str = "coordinator";
 

@@ -20,8 +20,11 @@ pub use tally::Tally;
 /// by a fifth.
 pub const REQUESTS_IN_FLIGHT: u16 = 4;
 
-/// The most requests of a replay that may be under way at a time. What holds them all is sized for so many.
-pub const MAX_REQUESTS_IN_FLIGHT: u16 = 16;
+/// The most requests of a replay that may be under way at a time.
+pub const MAX_REQUESTS_IN_FLIGHT: u16 = 256;
+
+/// Requests under way that a development cluster is sized for where nobody says otherwise.
+pub const USUAL_REQUESTS_IN_FLIGHT: u16 = 16;
 
 /// Bytes of one chunk's block where nobody asks for another size.
 pub const DEFAULT_BLOCK_BYTES: u64 = 64 << 10;
@@ -30,10 +33,11 @@ pub const DEFAULT_BLOCK_BYTES: u64 = 64 << 10;
 pub const DEFAULT_CHUNKS_PER_NODE: u64 = 3_000;
 
 /// Chunks that are reserved, written and committed together: [`MAX_PART_CHUNKS`], or fewer where their blocks are so
-/// large that [`STAGING_BYTES`] would not hold those of all requests in flight; at least one.
+/// large, or so many requests under way, that [`STAGING_BYTES`] would not hold those of all of them; at least one.
 #[must_use]
-pub fn part_chunks(block_bytes: u64) -> u64 {
-    (STAGING_BYTES / u64::from(MAX_REQUESTS_IN_FLIGHT) / block_bytes.max(1)).clamp(1, MAX_PART_CHUNKS)
+pub fn part_chunks(block_bytes: u64, in_flight: u16) -> u64 {
+    let of_each = STAGING_BYTES / u64::from(in_flight.max(USUAL_REQUESTS_IN_FLIGHT));
+    (of_each / block_bytes.max(1)).clamp(1, MAX_PART_CHUNKS)
 }
 
 /// The most chunks that are reserved, written and committed together.
@@ -48,7 +52,8 @@ mod tests {
 
     #[test]
     fn large_blocks_are_written_in_smaller_parts() {
-        let parts = [1, 4_096, 256 << 10, 1 << 20, 4 << 20, 1 << 30].map(part_chunks);
+        let parts = [1, 4_096, 256 << 10, 1 << 20, 4 << 20, 1 << 30].map(|bytes| part_chunks(bytes, 4));
         assert_eq!(parts, [64, 64, 16, 4, 1, 1]);
+        assert_eq!((part_chunks(4_096, 256), part_chunks(64 << 10, 256)), (64, 4));
     }
 }

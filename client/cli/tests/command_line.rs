@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
+use larder_client::quic::{CredentialFiles, Credentials};
+use larder_protocol::identity::Identity;
 use rustix::process::{Pid, Signal, kill_process};
 
 fn larder(args: &[&str]) -> Output {
@@ -30,10 +33,25 @@ fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), signal).unwrap();
 }
 
-fn coordinator_config() -> tempfile::NamedTempFile {
-    let config = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(config.path(), "[http]\nlisten = \"127.0.0.1:0\"\n").unwrap();
-    config
+/// A directory with a coordinator's config, certificate and state.
+fn coordinator_dir() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let larder = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        assert!(
+            command.args(args).arg("--dir").arg(dir.path()).output().unwrap().status.success(),
+            "{args:?}"
+        );
+    };
+    larder(&["ca", "init"]);
+    larder(&["ca", "issue", "coordinator", "c"]);
+    let path = dir.path().display();
+    let config = format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n[peer]\nlisten = \"127.0.0.1:0\"\nca = \"{path}/ca.pem\"\n\
+         certificate = \"{path}/c.pem\"\nkey = \"{path}/c.key\"\n[state]\npath = \"{path}/c.redb\"\n"
+    );
+    std::fs::write(dir.path().join("c.toml"), config).unwrap();
+    dir
 }
 
 #[test]
@@ -57,9 +75,9 @@ fn what_makes_no_sense_ends_with_status_2_and_says_what_would() {
     assert_eq!(status, Some(2));
     assert!(text.contains("line 1: 600 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1"), "{text}");
 
-    let (status, text) = refusal(&["replay", "--dev", "2"]);
+    let (status, text) = refusal(&["replay", "--in-flight", "1000"]);
     assert_eq!(status, Some(2));
-    assert!(text.contains("does not share chunks between nodes") && text.contains("--no-share"), "{text}");
+    assert!(text.contains("1..=256"), "{text}");
 
     let (status, text) = refusal(&["replay", "--coordinator", "127.0.0.1:1", "--chunks-per-node", "5"]);
     assert_eq!(status, Some(2));
@@ -114,9 +132,12 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn a_coordinator_says_when_it_is_ready_and_ends_well_on_a_signal() {
     for signal in [Signal::TERM, Signal::INT] {
-        let config = coordinator_config();
+        let dir = coordinator_dir();
         let (mut child, _stdout, line) = start(
-            Command::new(env!("CARGO_BIN_EXE_larder")).arg("coordinator").arg("--config").arg(config.path()),
+            Command::new(env!("CARGO_BIN_EXE_larder"))
+                .arg("coordinator")
+                .arg("--config")
+                .arg(dir.path().join("c.toml")),
         );
         assert!(line.starts_with(r#"{"ready":true,"http":"127.0.0.1:"#), "{line}");
         send(&child, signal);
@@ -126,19 +147,87 @@ fn a_coordinator_says_when_it_is_ready_and_ends_well_on_a_signal() {
 
 #[test]
 fn a_coordinator_dies_with_the_process_that_started_it() {
-    let config = coordinator_config();
+    let dir = coordinator_dir();
     let (mut parent, mut stdout, line) = start(
         Command::new("sh")
             .arg("-c")
             .arg(r#""$0" coordinator --config "$1" --parent $$ & wait"#)
             .arg(env!("CARGO_BIN_EXE_larder"))
-            .arg(config.path()),
+            .arg(dir.path().join("c.toml")),
     );
-    assert!(line.contains("ready"), "{line}");
+    assert!(line.contains("ready") && line.contains("peer"), "{line}");
     send(&parent, Signal::KILL);
     parent.wait().unwrap();
     // The coordinator alone holds the pipe now: it ends when the coordinator does.
     assert_eq!(stdout.read_to_end(&mut Vec::new()).unwrap(), 0);
+}
+
+#[test]
+fn an_authority_issues_what_processes_connect_with_and_only_its_owner_reads_the_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ca, out) = (dir.path().join("ca"), dir.path().join("out"));
+    let (ca, out) = (ca.to_str().unwrap(), out.to_str().unwrap());
+    assert!(larder(&["ca", "init", "--dir", ca]).status.success());
+    let issue = ["ca", "issue", "engine", "vllm-0", "--tenant", "red", "--days", "1", "--dir", ca];
+    let output = larder(&[&issue[..], &["--out", out]].concat());
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("larder://engine/red/vllm-0 for 1 day"));
+
+    let files = CredentialFiles {
+        ca: format!("{ca}/ca.pem").into(),
+        certificate: format!("{out}/vllm-0.pem").into(),
+        key: format!("{out}/vllm-0.key").into(),
+    };
+    let credentials = Credentials::load(&files).unwrap();
+    assert_eq!(*credentials.identity(), Identity::engine("red", "vllm-0"));
+    for key in [format!("{ca}/ca.key"), format!("{out}/vllm-0.key")] {
+        let mode = std::fs::metadata(&key).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{key}");
+    }
+}
+
+#[test]
+fn an_authority_replaces_no_file_and_leaves_no_half_of_a_pair() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = dir.path().to_str().unwrap();
+    let issue = ["ca", "issue", "node", "a", "--dir", ca];
+    assert!(larder(&["ca", "init", "--dir", ca]).status.success());
+    assert!(larder(&issue).status.success());
+    let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    let before = ["ca.pem", "ca.key", "a.pem", "a.key"].map(read);
+    for again in [&["ca", "init", "--dir", ca][..], &issue] {
+        let (status, text) = refusal(again);
+        assert!(status == Some(2) && text.contains("nothing is replaced"), "{text}");
+    }
+    assert_eq!(["ca.pem", "ca.key", "a.pem", "a.key"].map(read), before);
+
+    std::fs::write(dir.path().join("b.pem"), "mine").unwrap();
+    let (status, text) = refusal(&["ca", "issue", "node", "b", "--dir", ca]);
+    assert!(status == Some(2) && text.contains("b.pem is there already"), "{text}");
+    assert!(!dir.path().join("b.key").exists());
+}
+
+#[test]
+fn certificates_that_make_no_sense_are_refused_with_what_would() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = dir.path().to_str().unwrap();
+    let issue = |rest: &[&str]| refusal(&[&["ca", "issue", "--dir", ca], rest].concat());
+    let (status, text) = issue(&["node", "a"]);
+    assert!(status == Some(2) && text.contains("`larder ca init` makes it"), "{text}");
+    std::fs::write(dir.path().join("ca.pem"), "garbage").unwrap();
+    std::fs::write(dir.path().join("ca.key"), "garbage").unwrap();
+    for (rest, expected) in [
+        (&["node", "a"][..], "no certificate of an authority"),
+        (&["king", "a"], "possible values: node, coordinator, admin, engine"),
+        (&["engine", "a"], "--tenant <TENANT>"),
+        (&["node", "a", "--tenant", "red"], "only an engine has"),
+        (&["node", "../a"], "A-Z a-z 0-9 . _ -"),
+        (&["node", "ca"], "the authority's"),
+        (&["node", "a", "--days", "0"], "1..=36500"),
+    ] {
+        let (status, text) = issue(rest);
+        assert!(status == Some(2) && text.contains(expected), "{rest:?}: {text}");
+    }
 }
 
 #[test]

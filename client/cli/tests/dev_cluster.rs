@@ -3,8 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use larder_cli::dev::{DevCluster, DevError, DevOptions};
 use tempfile::TempDir;
@@ -45,17 +46,16 @@ async fn a_cluster_is_found_while_it_runs_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn the_coordinator_is_told_of_the_nodes() {
+async fn every_process_has_a_certificate_that_only_its_owner_reads() {
     let runtime_dir = tempfile::tempdir().unwrap();
-    let options = in_dir(&runtime_dir, "");
-    symlink(env!("CARGO_BIN_EXE_larder"), options.dir.as_ref().unwrap().join("larder")).unwrap();
-    let cluster = DevCluster::start(options).await.unwrap();
-    let url = format!("http://{}/status", cluster.addresses().coordinator.unwrap());
-    let status = ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap();
-    assert!(
-        status.contains(r#""nodes":[{"name":"node-0","http":"127.0.0.1:9"},{"name":"node-1""#),
-        "{status}"
-    );
+    let cluster = DevCluster::start(in_dir(&runtime_dir, "")).await.unwrap();
+    for name in ["coordinator", "node-0", "node-1"] {
+        let [certificate, key] = ["pem", "key"].map(|kind| cluster.dir().join(name).with_extension(kind));
+        assert!(fs::read_to_string(certificate).unwrap().contains("BEGIN CERTIFICATE"));
+        assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o777, 0o600);
+        let config = fs::read_to_string(cluster.dir().join(name).with_extension("toml")).unwrap();
+        assert!(config.contains(&format!("{name}.key")), "{config}");
+    }
     cluster.stop().await.unwrap();
 }
 
@@ -81,11 +81,36 @@ async fn a_node_that_dies_while_starting_is_told_with_the_end_of_its_log() {
 }
 
 #[tokio::test]
-async fn a_node_that_dies_later_is_told_with_the_end_of_its_log() {
+async fn a_node_that_dies_is_started_again_on_its_old_address() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let options = in_dir(&runtime_dir, "die-once");
+    let does = options.dir.as_ref().unwrap().join("node-0.does");
+    let mut cluster = DevCluster::start(options).await.unwrap();
+    let again = async {
+        while does.exists() || cluster_log(&does).lines().count() < 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        died = cluster.supervise() => panic!("{died}"),
+        () = again => {}
+    }
+    let config = fs::read_to_string(does.with_file_name("node-0.toml")).unwrap();
+    assert!(config.contains("[http]\nlisten = \"127.0.0.1:9\""), "{config}");
+    cluster.stop().await.unwrap();
+}
+
+fn cluster_log(does: &Path) -> String {
+    fs::read_to_string(does.with_extension("log")).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_node_that_dies_again_and_again_is_told_with_the_end_of_its_log() {
     let runtime_dir = tempfile::tempdir().unwrap();
     let mut cluster = DevCluster::start(in_dir(&runtime_dir, "die-later")).await.unwrap();
-    let died = cluster.died().await;
-    assert_eq!((died.name.as_str(), died.log.lines.as_str()), ("node-0", "a slot is lost"));
+    let died = cluster.supervise().await;
+    assert_eq!(died.name, "node-0");
+    assert!(died.log.lines.ends_with("a slot is lost\na slot is lost"), "{died}");
     cluster.stop().await.unwrap();
 }
 

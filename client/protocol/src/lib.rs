@@ -1,4 +1,5 @@
-//! What every part of Larder agrees on: keys, namespaces, session messages, limits. No IO.
+//! What every part of Larder agrees on: keys, namespaces, session, peer and membership messages, the
+//! partition table, limits. No IO.
 
 pub mod chain;
 pub mod checksum;
@@ -6,10 +7,14 @@ pub mod chunk;
 pub mod frame;
 pub mod geometry;
 pub mod hashing;
+pub mod identity;
 pub mod limits;
+pub mod membership;
 pub mod namespace;
+pub mod peer;
 pub mod run;
 pub mod session;
+pub mod table;
 
 pub use chain::{Chain, ChainError};
 pub use chunk::{ChunkHash, ChunkRef};

@@ -1,4 +1,4 @@
-//! Every bound of the session protocol, in one place.
+//! Every bound of the protocols, in one place.
 
 /// Version of the session protocol. A node refuses any other.
 pub const SESSION_VERSION: u16 = 1;
@@ -41,3 +41,18 @@ pub const MAX_SESSION_NAMESPACES: usize = 16;
 
 /// Requests that one session has outstanding; a client waits, a node closes the session.
 pub const MAX_OUTSTANDING_REQUESTS: usize = 64;
+
+/// Bytes of one message between nodes, or with the coordinator.
+pub const MAX_PEER_MESSAGE_BYTES: usize = 1 << 20;
+
+/// Chunks that one question to the directory names: a quarter of a message.
+pub const MAX_FIND_ROWS: usize = MAX_CHAIN_CHUNKS;
+
+/// Changes in one announcement: a quarter of a message.
+pub const MAX_ANNOUNCE_CHANGES: usize = 8_192;
+
+/// Chunks that one fetch names.
+pub const MAX_FETCH_CHUNKS: usize = 256;
+
+/// Nodes of one cluster.
+pub const MAX_MEMBERS: usize = 4_096;

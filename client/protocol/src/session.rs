@@ -28,7 +28,8 @@ pub enum Request {
     ///
     /// Names the reservation.
     Abort(u64),
-    /// Asks to read the longest prefix that is here; answered [`Response::Leased`] or [`Response::Busy`].
+    /// Asks to read the longest prefix that is here or can be fetched from other nodes in time; answered
+    /// [`Response::Leased`] or [`Response::Busy`].
     Lease(Lease),
     /// Ends a lease. No answer. Send it only when every load from the leased slots has completed.
     ///
@@ -188,8 +189,8 @@ pub struct Registered {
 pub struct Found {
     /// Tokens of the contiguous prefix that can be used, counted from the chain's first chunk.
     pub tokens: u64,
-    /// The chunks found. In a linked namespace one contiguous run of the chain from its first chunk; in a flat one
-    /// every run of keys that are here.
+    /// The chunks found, ascending, one span a stretch in one tier. In a linked namespace they follow one another without a
+    /// gap from the chain's first chunk; in a flat one they are every run of keys that can be had.
     pub spans: Vec<Span>,
     /// The pin, where one was asked for and something was found.
     pub pin: Option<u64>,
@@ -211,6 +212,8 @@ pub struct Span {
 pub enum Tier {
     /// The host arena.
     Host,
+    /// Another node's: a lease brings it here first.
+    Peer,
 }
 
 /// There is room.

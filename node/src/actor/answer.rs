@@ -1,14 +1,32 @@
 //! How the store's results read on the wire.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Request, Response};
 
-use super::{Answer, GpuActor};
+use super::{Answer, GpuActor, ReplyTo};
 use crate::metrics::Outcome;
 use crate::store::Refused;
 
+/// A request under way.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    pub(super) request: &'static str,
+    pub(super) reply_to: ReplyTo,
+    pub(super) started: Duration,
+}
+
 impl GpuActor {
+    /// Answers a request. A session that ended needs no answer: its end gives back whatever the answer speaks of.
+    pub(super) fn reply(&mut self, asked: Asked, answer: Answer) {
+        let Asked { request, reply_to: ReplyTo { number, answers }, started } = asked;
+        self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
+        if answers.send((number, answer)).is_err() {
+            tracing::debug!(request, "the session ended before its answer");
+        }
+    }
+
     /// What a session needs to map extents that it sees for the first time.
     pub(super) fn show(&self, extents: &[u32]) -> (Vec<Extent>, Vec<OwnedFd>) {
         let shown = extents.iter().filter_map(|&extent| {

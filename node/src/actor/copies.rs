@@ -1,17 +1,17 @@
 //! Commits: their bytes are copied and summed before anybody sees them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix::prelude::*;
-use larder_protocol::session::{Busy, Commit, Response, Scarce};
+use larder_protocol::session::{Commit, Response, Scarce};
 
-use super::{Answer, GpuActor};
 use tokio::sync::oneshot::error::RecvError;
 
+use super::answer::Asked;
+use super::{Answer, GpuActor, Reply};
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
-use crate::metrics::{Movement, Outcome};
+use crate::metrics::Movement;
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::{BlockMove, Checksums, CommitOrder, Refused};
 
@@ -21,8 +21,9 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         commit: &Commit,
-        started: Duration,
-    ) -> Result<ActorResponse<Self, Answer>, Refused> {
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) -> Result<Reply, Refused> {
         let CommitOrder { order, moves } =
             self.store.begin_commit(session, commit.reservation, &commit.chunks, &commit.sources)?;
         let window = self.windows.get(&session).map(Arc::clone);
@@ -37,21 +38,22 @@ impl GpuActor {
         let bytes = copies.bytes();
         if copies.is_small() {
             let checksums = copies.perform();
-            return Ok(ActorResponse::reply(self.committed(order, bytes, Some(checksums), started)));
+            return Ok(Reply::Now(self.committed(order, bytes, Some(checksums))));
         }
         let Ok(copied) = self.lane.submit(copies) else {
             self.store.postpone_commit(order);
-            let busy = Busy { what: Scarce::Memory, retry_after_ms: LANE_RETRY_MS };
-            self.metrics.requested("commit", Outcome::Busy, (self.clock.elapsed() - started).as_secs_f64());
-            return Ok(ActorResponse::reply(Answer::from(Response::Busy(busy))));
+            return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: LANE_RETRY_MS });
         };
-        let finish = copied.into_actor(self).map(move |copied, actor, _| {
+        let finish = copied.into_actor(self).map(move |copied, actor, ctx| {
             if copied.is_err() {
                 tracing::error!(?order, "the copy lane failed: the blocks are dropped");
             }
-            actor.committed(order, bytes, copied.ok(), started)
+            let answer = actor.committed(order, bytes, copied.ok());
+            actor.reply(asked, answer);
+            actor.tell_changes(ctx);
         });
-        Ok(ActorResponse::r#async(finish))
+        ctx.spawn(finish);
+        Ok(Reply::Later)
     }
 
     /// Orders new memory for extents that change tenant. What the copy lane has no room for waits for the next time.
@@ -85,13 +87,7 @@ impl GpuActor {
         }
     }
 
-    fn committed(
-        &mut self,
-        order: OrderId,
-        bytes: u64,
-        checksums: Option<Vec<BlockChecksums>>,
-        started: Duration,
-    ) -> Answer {
+    fn committed(&mut self, order: OrderId, bytes: u64, checksums: Option<Vec<BlockChecksums>>) -> Answer {
         let copied = checksums.is_some();
         let kept = self
             .store
@@ -99,7 +95,6 @@ impl GpuActor {
         if copied {
             self.metrics.moved(Movement::Committed, bytes);
         }
-        self.metrics.requested("commit", Outcome::Done, (self.clock.elapsed() - started).as_secs_f64());
         Answer::from(Response::Committed(kept))
     }
 

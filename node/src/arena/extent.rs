@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use larder_protocol::checksum::RangeChecksum;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 use super::mapping::{Access, Mapping};
 use super::{MemoryError, OutOfBounds, numa};
 use crate::config::HugePages;
+use crate::exchange::PeerLease;
 use crate::limits::ArenaLimits;
 use crate::window::Window;
 
@@ -162,6 +164,30 @@ impl ExtentMemory {
         self.mapping.copy_from(window.mapping(), source, offset, bytes)
     }
 
+    /// Copies `bytes` to `offset`. The caller has that place to itself.
+    ///
+    /// # Errors
+    /// Where the place is not within the extent: nothing is copied.
+    pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.mapping.write(offset, bytes)
+    }
+
+    /// The bytes at a place, without a copy, for as long as anybody keeps them; `lease` is what keeps the place from being
+    /// written meanwhile, and is dropped with the last of them. Empty where the place is not within the extent.
+    ///
+    /// Where engines can write the extent, they are copied.
+    #[must_use]
+    pub fn share(self: &Arc<Self>, offset: u64, bytes: u64, lease: Arc<PeerLease>) -> Bytes {
+        if self.check(offset, bytes).is_err() {
+            return Bytes::new();
+        }
+        if self.is_writable_by_engines() {
+            let mut copied = vec![0; bytes as usize];
+            return if self.copy_out(offset, &mut copied).is_ok() { copied.into() } else { Bytes::new() };
+        }
+        Bytes::from_owner(Shared { memory: Arc::clone(self), offset, bytes, _lease: lease })
+    }
+
     /// Copies the bytes from `offset` on into `out`.
     ///
     /// # Errors
@@ -208,6 +234,23 @@ impl ExtentMemory {
 
     pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+}
+
+/// A leased place, as bytes.
+struct Shared {
+    memory: Arc<ExtentMemory>,
+    offset: u64,
+    bytes: u64,
+    _lease: Arc<PeerLease>,
+}
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the lease keeps the place from reuse, so nobody writes it as long as this value lives; `share` made it only
+        // for an extent that no engine can write.
+        let bytes = unsafe { self.memory.bytes_at(self.offset, self.bytes) };
+        bytes.ok().flatten().unwrap_or_default()
     }
 }
 

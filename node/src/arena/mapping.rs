@@ -94,6 +94,15 @@ impl Mapping {
         Ok(())
     }
 
+    /// Copies `bytes`, which are this process's own, to `offset`.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        assert_eq!(self.access, Access::Write, "only memory that the node maps writable is written");
+        let to = self.place(offset, bytes.len() as u64)?;
+        // SAFETY: within a mapping that stays as long as it is borrowed; `bytes` is private memory, so the two do not overlap.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
     /// Copies the bytes from `offset` on into `out`.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.place(offset, out.len() as u64)?;
@@ -155,14 +164,6 @@ const PAGE_BYTES: usize = 4096;
 
 #[cfg(test)]
 impl Mapping {
-    /// What an engine does: writes bytes into memory that it shares with the node.
-    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
-        assert_eq!(self.access, Access::Write);
-        let to = self.place(offset, bytes.len() as u64).unwrap();
-        // SAFETY: within a writable mapping; `bytes` is private memory.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
-    }
-
     /// Tries to make a read-only mapping writable.
     pub(crate) fn make_writable(&self) -> Result<(), Errno> {
         use rustix::mm::{MprotectFlags, mprotect};

@@ -24,7 +24,7 @@ fn filled_window(bytes: usize) -> (Arc<Window>, Vec<u8>) {
     println!("seed {seed}");
     let mut content = vec![0; bytes];
     fastrand::Rng::with_seed(seed).fill(&mut content);
-    Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap().write(0, &content);
+    Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap().write(0, &content).unwrap();
     (Arc::new(window), content)
 }
 
@@ -77,7 +77,10 @@ fn a_small_order_does_the_same_on_the_callers_thread() {
 fn what_a_trusted_engine_wrote_into_the_arena_is_read_once_for_its_checksums() {
     let arena = trusted_arena(2);
     let content: Vec<u8> = (0..400_000_u32).map(|i| (i / 3) as u8).collect();
-    Mapping::new(arena.descriptor(1), arena.extent_bytes(), Access::Write).unwrap().write(77, &content);
+    Mapping::new(arena.descriptor(1), arena.extent_bytes(), Access::Write)
+        .unwrap()
+        .write(77, &content)
+        .unwrap();
     let order = CopyOrder::new(None, vec![block(&arena, 0, 77, 400_000, 300_000)]).unwrap();
     let done = lane(1).submit(order).unwrap().blocking_recv().unwrap();
     assert_eq!(done, [checksums_of(&content, 300_000)]);

@@ -2,19 +2,21 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
+use larder_client::quic::CredentialFiles;
 use larder_protocol::limits::MAX_NAME_BYTES;
 
 use super::error::MemoryOf;
 use super::{
-    ActorLimits, ArenaLimits, COPY_QUEUE_ORDERS, ConfigError, CopyLimits, Limits, MAX_ACTORS,
-    MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES,
-    MIN_EXTENTS, PAGE_BYTES, RESERVED_SHARE, SessionLimits, TenantLimits,
+    ActorLimits, ArenaLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits, Limits, MAX_ACTORS,
+    MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
+    MIN_EXTENT_BYTES, MIN_EXTENTS, PAGE_BYTES, PASSING_SHARE, RESERVED_SHARE, SessionLimits, TenantLimits,
 };
-use crate::config::{Config, GpuConfig, HostConfig, RecordConfig, TenantConfig};
+use crate::config::{ClusterConfig, Config, GpuConfig, HostConfig, RecordConfig, TenantConfig};
 use crate::host::{HostFacts, PciAddress};
 use crate::record::RecordLimits;
-use crate::store::StoreLimits;
+use crate::store::{PeerStoreLimits, StoreLimits};
 
 impl Config {
     /// Makes the numbers that the node works with on the machine that `host` describes.
@@ -43,6 +45,7 @@ impl Config {
             tenants: self.tenants.iter().map(tenant_limits).collect(),
             session,
             record: self.record_limits()?,
+            cluster: self.cluster.as_ref().map(cluster_limits).transpose()?,
         };
         check_memory(&limits.actors, self.host.arena_bytes.0, host)?;
         Ok(limits)
@@ -134,6 +137,10 @@ impl Config {
             max_pinned_bytes: fraction(bytes, self.session.max_pinned_fraction),
             max_leased_blocks: self.session.max_leased_blocks,
             trust_engines: self.trust_engines,
+            peers: self.cluster.as_ref().filter(|cluster| cluster.share).map(|cluster| PeerStoreLimits {
+                passing_bytes: cluster.staging_bytes.0.min(bytes / PASSING_SHARE),
+                max_granted_chunks: MAX_GRANTED_CHUNKS,
+            }),
             max_reserved_bytes: bytes / RESERVED_SHARE,
             tenant_bytes: self
                 .tenants
@@ -244,6 +251,26 @@ fn tenant_limits(tenant: &TenantConfig) -> TenantLimits {
     TenantLimits { name, socket, max_bytes: max_bytes.map(|bytes| bytes.0) }
 }
 
+fn cluster_limits(cluster: &ClusterConfig) -> Result<ClusterLimits, ConfigError> {
+    nonzero("cluster.staging_bytes", cluster.staging_bytes.0)?;
+    nonzero("cluster.fetch_deadline_ms", cluster.fetch_deadline_ms)?;
+    nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
+    Ok(ClusterLimits {
+        coordinator: cluster.coordinator.clone(),
+        listen: cluster.listen,
+        advertise: cluster.advertise,
+        credentials: CredentialFiles {
+            ca: cluster.ca.clone(),
+            certificate: cluster.certificate.clone(),
+            key: cluster.key.clone(),
+        },
+        share: cluster.share,
+        fetch_deadline: Duration::from_millis(cluster.fetch_deadline_ms),
+        find_deadline: Duration::from_millis(cluster.find_deadline_ms),
+        max_datagram_bytes: cluster.max_datagram_bytes.clamp(MIN_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES),
+    })
+}
+
 fn nonzero(key: &'static str, number: u64) -> Result<(), ConfigError> {
     if number == 0 { Err(ConfigError::Zero { key }) } else { Ok(()) }
 }
@@ -256,6 +283,12 @@ fn share(whole: u64, i: u64, parts: u64) -> u64 {
 fn fraction(bytes: u64, fraction: f64) -> u64 {
     (bytes as f64 * fraction) as u64
 }
+
+/// QUIC needs datagrams of this size on every path.
+const MIN_DATAGRAM_BYTES: u16 = 1_200;
+
+/// The largest payload of a UDP datagram over IPv4.
+const MAX_DATAGRAM_BYTES: u16 = 65_507;
 
 /// Extents in which an actor's arena is divided where the configuration does not say.
 const DEFAULT_EXTENTS: u64 = 32;

@@ -7,19 +7,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use actix::Addr;
-use futures_util::StreamExt;
-use futures_util::future::LocalBoxFuture;
-use futures_util::stream::FuturesUnordered;
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{RefusalCode, Request, decode_request};
 use rustix::thread::sched_yield;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::hello::refusal;
-use crate::actor::{Answer, Ask, Close, GpuActor};
+use crate::actor::{Answer, Ask, Close, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::metrics::SharedMetrics;
 use crate::processes::Membership;
@@ -45,8 +43,11 @@ struct Session {
     id: SessionId,
     address: Addr<GpuActor>,
     clock: Clock,
-    /// Commits whose bytes are being copied.
-    copying: FuturesUnordered<LocalBoxFuture<'static, (u64, Answer)>>,
+    /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
+    waiting: usize,
+    /// Where their answers go, and come. There are never more than requests that wait.
+    answers_here: UnboundedSender<(u64, Answer)>,
+    answers: UnboundedReceiver<(u64, Answer)>,
 }
 
 /// Why a session ends.
@@ -72,6 +73,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let address = address.clone();
+                let (answers_here, answers) = unbounded_channel();
                 let mut session = Session {
                     socket,
                     reader,
@@ -79,7 +81,9 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     id: session,
                     address,
                     clock: Clock::start(),
-                    copying: FuturesUnordered::new(),
+                    waiting: 0,
+                    answers_here,
+                    answers,
                 };
                 let end = tokio::select! {
                     end = session.run() => end,
@@ -141,20 +145,18 @@ impl Session {
     }
 
     async fn handle(&mut self, number: u64, request: Request) -> Result<(), End> {
-        let is_commit = matches!(request, Request::Commit(_));
-        let asked = self.address.send(Ask { session: self.id, request });
-        if !is_commit {
-            let answer = asked.await.map_err(|_| End::Stopping)?;
-            return self.push(number, answer);
-        }
-        if self.copying.len() >= MAX_OUTSTANDING_REQUESTS {
-            let what = format!("more than {MAX_OUTSTANDING_REQUESTS} commits at a time");
+        if self.waiting >= MAX_OUTSTANDING_REQUESTS {
+            let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
             return Err(End::Protocol { number, what });
         }
-        self.copying.push(Box::pin(async move {
-            let stopping = |_| Answer::from(refusal(RefusalCode::Stopping, "the node is stopping"));
-            (number, asked.await.unwrap_or_else(stopping))
-        }));
+        let reply_to = ReplyTo { number, answers: self.answers_here.clone() };
+        let taken = self.address.send(Ask { session: self.id, request, reply_to });
+        self.waiting += 1;
+        taken.await.map_err(|_| End::Stopping)?;
+        while let Ok((number, answer)) = self.answers.try_recv() {
+            self.waiting -= 1;
+            self.push(number, answer)?;
+        }
         Ok(())
     }
 
@@ -171,7 +173,7 @@ impl Session {
     /// again at once, and a sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None`
     /// where nothing came, or there is something else to wait for.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
-        if !self.copying.is_empty() || self.writer.pending_bytes() > 0 {
+        if self.waiting > 0 || self.writer.pending_bytes() > 0 {
             return None;
         }
         let until = self.clock.elapsed() + SPIN;
@@ -206,7 +208,8 @@ impl Session {
     async fn wait(&mut self) -> Result<(), End> {
         let unsent = self.writer.pending_bytes();
         tokio::select! {
-            Some((number, answer)) = self.copying.next(), if !self.copying.is_empty() => {
+            Some((number, answer)) = self.answers.recv(), if self.waiting > 0 => {
+                self.waiting -= 1;
                 return self.push(number, answer);
             }
             ready = self.socket.readable(), if unsent < MOST_UNSENT_BYTES => {
@@ -244,7 +247,12 @@ impl Session {
                 tracing::debug!(%error, session = self.id.0, "the engine did not hear why its session ended");
             }
         }
-        let copies = async { while self.copying.next().await.is_some() {} };
+        let copies = async {
+            while self.waiting > 0 {
+                self.answers.recv().await;
+                self.waiting -= 1;
+            }
+        };
         if tokio::time::timeout(COPY_DEADLINE, copies).await.is_err() {
             tracing::error!(session = self.id.0, "copies of an ended session are still under way");
         }

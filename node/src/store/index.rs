@@ -44,8 +44,21 @@ pub(crate) struct Chunk {
     /// Blocks that can be read.
     pub(crate) ready: u16,
     pub(crate) priority: i8,
+    /// How often it was read, up to a bound.
+    pub(crate) reads: u8,
+    pub(crate) standing: Standing,
     /// By slice, then pool.
     pub(crate) blocks: SmallVec<[Block; 1]>,
+}
+
+/// Whether a chunk counts as cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Standing {
+    /// It stays until it is evicted.
+    #[default]
+    Kept,
+    /// It came from another node and stays only as long as somebody claims it.
+    Passing,
 }
 
 /// One block of a chunk.
@@ -75,9 +88,14 @@ impl Chunk {
         usize::from(self.ready) == self.blocks.len()
     }
 
-    /// Whether some block can be read: then it counts as cached.
+    /// Whether some block can be read and is to stay: then it counts as cached.
     pub(crate) fn is_cached(&self) -> bool {
-        self.ready > 0
+        self.ready > 0 && self.standing == Standing::Kept
+    }
+
+    /// Counts that it was read.
+    pub(crate) fn count_read(&mut self) {
+        self.reads = self.reads.saturating_add(1);
     }
 
     /// Whether eviction may take it.
@@ -173,6 +191,8 @@ impl Index {
             pins: 0,
             ready: 0,
             priority: 0,
+            reads: 0,
+            standing: Standing::Kept,
             blocks: smallvec::smallvec![Block::Absent; blocks],
         };
         let id = self.vacant.pop().unwrap_or_else(|| {
@@ -239,6 +259,15 @@ impl Index {
         }
         found.reverse();
         found
+    }
+
+    /// Every chunk from a place on, with its place.
+    pub(crate) fn iter_from(&self, from: usize) -> impl Iterator<Item = (usize, &Chunk)> {
+        let entries = self.entries.iter().enumerate().skip(from);
+        entries.filter_map(|(place, entry)| match entry {
+            Entry::Chunk(chunk) => Some((place, chunk)),
+            Entry::Vacant => None,
+        })
     }
 
     /// Chunks here, those being written included.

@@ -15,6 +15,8 @@ pub use larder_protocol::session::Place;
 /// What a lookup may say besides its chain.
 #[derive(Debug, Clone, Copy)]
 pub struct LookupOptions<'a> {
+    /// By position in the chain, whether another node has the chunk; empty where nobody was asked.
+    pub peers: &'a [bool],
     /// Tokens of the whole prompt; at least one is left to compute.
     pub prompt_tokens: u64,
     /// The caller cannot use a hit.
@@ -52,8 +54,8 @@ pub struct Leased {
 }
 
 impl Store {
-    /// How much of a prompt can be served: the longest contiguous prefix, or in a flat namespace every key that is
-    /// here. Touches nothing: a lease is what counts as use.
+    /// How much of a prompt can be served, from here or from other nodes: the longest contiguous prefix, or in a flat
+    /// namespace every key. Touches nothing: a lease is what counts as use. Only chunks that are here are pinned.
     ///
     /// # Errors
     /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
@@ -70,28 +72,50 @@ impl Store {
         let found = self.walk(number, chain)?;
         let known = self.namespaces.get(number);
         let chunk_tokens = u64::from(known.chunk_tokens);
-        let nothing = Found { tokens: 0, spans: Vec::new(), pin: None };
-        if options.skip_read || !(options.tiers.is_empty() || options.tiers.contains(&Tier::Host)) {
-            return Ok(nothing);
+        let asks = |tier| options.tiers.is_empty() || options.tiers.contains(&tier);
+        let (here, there) = (asks(Tier::Host), asks(Tier::Peer));
+        let place = |position: usize| match found[position] {
+            Some(_) if here => Some(Tier::Host),
+            _ if there && options.peers.get(position) == Some(&true) => Some(Tier::Peer),
+            _ => None,
+        };
+        if options.skip_read {
+            return Ok(Found { tokens: 0, spans: Vec::new(), pin: None });
         }
         if known.flat {
-            let spans = flat_spans(&found);
-            let chunks: u64 = spans.iter().map(|span| u64::from(span.to - span.from)).sum();
+            let (spans, chunks) = spans((0..chain.len()).map(place));
             return Ok(Found { tokens: chunks * chunk_tokens, spans, pin: None });
         }
-        let usable = usable_chunks(options.prompt_tokens, known.chunk_tokens, chain);
-        let prefix = found.iter().map_while(|chunk| *chunk).take(usable).count();
-        if prefix == 0 {
-            return Ok(nothing);
-        }
-        let pin = match options.pin_ms {
-            Some(duration_ms) => {
-                Some(self.pin(session, namespace, &chain.part(0, prefix), duration_ms, now)?.pin)
+        let usable = usable_chunks(options.prompt_tokens, known.chunk_tokens, chain).min(chain.len());
+        let (spans, chunks) = spans((0..usable).map(place).take_while(Option::is_some));
+        let pin = match (options.pin_ms, spans.first()) {
+            (Some(duration_ms), Some(&Span { to, tier: Tier::Host, .. })) => {
+                let part = chain.part(0, to as usize);
+                Some(self.pin(session, namespace, &part, duration_ms, now)?.pin)
             }
-            None => None,
+            _ => None,
         };
-        let spans = vec![Span { from: 0, to: prefix as u32, tier: Tier::Host }];
-        Ok(Found { tokens: prefix as u64 * chunk_tokens, spans, pin })
+        Ok(Found { tokens: chunks * chunk_tokens, spans, pin })
+    }
+
+    /// Positions of a chain's first `most` chunks that are not here.
+    ///
+    /// # Errors
+    /// As [`Store::lookup`].
+    pub fn absent(
+        &self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        most: usize,
+    ) -> Result<Vec<u32>, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        let found = self.walk(number, chain)?;
+        Ok((0..)
+            .zip(found.iter().take(most))
+            .filter(|(_, chunk)| chunk.is_none())
+            .map(|(at, _)| at)
+            .collect())
     }
 
     /// How many chunks of a chain a prompt could use at most, a token left to compute; `None` for a namespace that nobody
@@ -133,10 +157,7 @@ impl Store {
         if chunks.is_empty() {
             return Ok(leased);
         }
-        for &chunk in chunks.iter().rev() {
-            self.policy.touch(chunk);
-            self.change(chunk, |chunk| chunk.claims += 1);
-        }
+        self.use_chunks(&chunks);
         leased.lease = self.next_number();
         leased.chunks = chunks.len() as u32;
         let blocks = (chunks.len() * blocks) as u64;
@@ -186,10 +207,24 @@ impl Store {
         Ok(found)
     }
 
+    /// Claims chunks that can be read, from last to first, and counts that they were.
+    pub(super) fn use_chunks(&mut self, chunks: &[ChunkId]) {
+        for &id in chunks.iter().rev() {
+            if self.index.get(id).is_cached() {
+                self.policy.touch(id);
+            }
+            self.change(id, |chunk| {
+                chunk.claims += 1;
+                chunk.count_read();
+            });
+        }
+    }
+
     /// Ends one claim on each chunk, from last to first.
     pub(super) fn unclaim(&mut self, chunks: &[ChunkId]) {
         for &chunk in chunks.iter().rev() {
             self.change(chunk, |chunk| chunk.claims -= 1);
+            self.let_pass(chunk);
         }
     }
 
@@ -212,7 +247,7 @@ impl Store {
     }
 
     /// Adds a chunk's places to a lease; whether the extents that the session has not seen still fit into one message.
-    fn place_blocks(
+    pub(super) fn place_blocks(
         &mut self,
         session: SessionId,
         number: NamespaceId,
@@ -245,7 +280,7 @@ impl Store {
 }
 
 /// How long a session that holds too much should wait.
-const CLAIMS_RETRY_MS: u64 = 10;
+pub(super) const CLAIMS_RETRY_MS: u64 = 10;
 
 /// How many chunks of a chain a prompt may use, so that at least one of its tokens is left to compute.
 fn usable_chunks(prompt_tokens: u64, chunk_tokens: u32, chain: &Chain) -> usize {
@@ -254,15 +289,18 @@ fn usable_chunks(prompt_tokens: u64, chunk_tokens: u32, chain: &Chain) -> usize 
     usize::try_from(of_prompt.saturating_sub(before)).unwrap_or(usize::MAX)
 }
 
-fn flat_spans(found: &[Option<ChunkId>]) -> Vec<Span> {
-    let mut spans: Vec<Span> = Vec::new();
-    for (position, _) in (0..).zip(found).filter(|(_, chunk)| chunk.is_some()) {
+/// The runs of positions that lie in one tier, and how many positions there are in them.
+fn spans(tiers: impl Iterator<Item = Option<Tier>>) -> (Vec<Span>, u64) {
+    let (mut spans, mut chunks) = (Vec::<Span>::new(), 0);
+    for (position, tier) in (0..).zip(tiers) {
+        let Some(tier) = tier else { continue };
+        chunks += 1;
         match spans.last_mut() {
-            Some(span) if span.to == position => span.to += 1,
-            _ => spans.push(Span { from: position, to: position + 1, tier: Tier::Host }),
+            Some(span) if span.to == position && span.tier == tier => span.to += 1,
+            _ => spans.push(Span { from: position, to: position + 1, tier }),
         }
     }
-    spans
+    (spans, chunks)
 }
 
 /// Refuses a list in which one of these positions has the same hash as another. Each comes with a hash of its hash, under

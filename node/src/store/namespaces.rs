@@ -89,6 +89,11 @@ impl Namespaces {
         Some(number)
     }
 
+    /// The namespace of this fingerprint.
+    pub(crate) fn of(&self, fingerprint: &Fingerprint) -> Option<NamespaceId> {
+        self.numbers.get(fingerprint).copied()
+    }
+
     /// A namespace that a session registered or a chunk belongs to.
     pub(crate) fn get(&self, number: NamespaceId) -> &Namespace {
         &self.known[number.0 as usize]

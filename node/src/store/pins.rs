@@ -8,6 +8,7 @@ use larder_protocol::session::{Pinned, Scarce};
 use super::ids::{ChunkId, SessionId, TenantId};
 use super::{Refused, Store};
 use crate::clock::Millis;
+use crate::directory::ChangeKind;
 
 /// Every pin. A pin outlives its session: it belongs to the tenant.
 #[derive(Debug, Default)]
@@ -62,6 +63,7 @@ impl Store {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
         }
         for &chunk in chunks.iter().rev() {
+            self.admit(chunk, ChangeKind::Gained);
             self.change(chunk, |chunk| chunk.pins += 1);
         }
         let (pin, deadline) = (self.next_number(), now + duration_ms);

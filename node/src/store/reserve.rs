@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Place, Scarce};
-use larder_protocol::{Chain, ChunkHash};
+use larder_protocol::{Chain, ChunkHash, ChunkRef};
 
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
 use super::index::{Block, Checksums};
@@ -17,6 +17,7 @@ use super::policy::Facts;
 use super::sessions::{Item, ItemState, Reservation};
 use super::{Refused, Store};
 use crate::clock::Millis;
+use crate::directory::ChangeKind;
 
 /// Room for chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +110,7 @@ impl Store {
         }
         let items = self.enter(number, chain, &wanted, priority);
         if !items.iter().all(|item| self.take_slots(number, item.chunk, &slices)) {
-            self.give_up(&items, number, &slices);
+            self.undo(&items, number, &slices);
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
         }
         let places: Vec<Place> =
@@ -117,7 +118,7 @@ impl Store {
         let new_extents =
             if self.limits.trust_engines { self.unseen_extents(session, &places) } else { Vec::new() };
         if new_extents.len() > MAX_FRAME_DESCRIPTORS {
-            self.give_up(&items, number, &slices);
+            self.undo(&items, number, &slices);
             return Err(Refused::TooLarge { blocks, bytes, most });
         }
         let deadline = now + self.limits.reservation_ttl_ms;
@@ -262,27 +263,12 @@ impl Store {
 
     /// Enters chunks into the index, claimed and without slots, so that their parents stay while slots are found.
     fn enter(&mut self, number: NamespaceId, chain: &Chain, wanted: &[u32], priority: i8) -> Vec<Item> {
-        let namespace = self.namespaces.get(number);
-        let (flat, blocks) = (namespace.flat, namespace.blocks());
         let mut items = Vec::with_capacity(wanted.len());
         for &position in wanted {
             let name = chain.chunk(position as usize);
             let chunk = match self.index.find(number, &name.hash) {
                 Some(chunk) => chunk,
-                None => {
-                    let parent = if flat { None } else { self.index.find(number, &name.parent) };
-                    let parent_was_free = parent.is_some_and(|parent| self.index.get(parent).may_go());
-                    let chunk = self.index.insert(number, name, flat, blocks);
-                    self.namespaces.get_mut(number).chunks += 1;
-                    if let Some(parent) = parent
-                        && name.index > 0
-                        && parent_was_free
-                        && self.index.get(parent).is_cached()
-                    {
-                        self.policy.block(parent);
-                    }
-                    chunk
-                }
+                None => self.insert(number, name),
             };
             self.change(chunk, |chunk| {
                 chunk.claims += 1;
@@ -293,8 +279,26 @@ impl Store {
         items
     }
 
+    /// Adds a chunk that is not here to the index, without a slot or claim.
+    pub(super) fn insert(&mut self, number: NamespaceId, name: ChunkRef) -> ChunkId {
+        let namespace = self.namespaces.get(number);
+        let (flat, blocks) = (namespace.flat, namespace.blocks());
+        let parent = if flat { None } else { self.index.find(number, &name.parent) };
+        let parent_was_free = parent.is_some_and(|parent| self.index.get(parent).may_go());
+        let chunk = self.index.insert(number, name, flat, blocks);
+        self.namespaces.get_mut(number).chunks += 1;
+        if let Some(parent) = parent
+            && name.index > 0
+            && parent_was_free
+            && self.index.get(parent).is_cached()
+        {
+            self.policy.block(parent);
+        }
+        chunk
+    }
+
     /// Finds a slot for each block of a chunk in these slices; whether there was room.
-    fn take_slots(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
+    pub(super) fn take_slots(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
         for &slice in slices {
             for pool in 0..self.namespaces.get(number).pools.len() {
                 let namespace = self.namespaces.get(number);
@@ -308,7 +312,7 @@ impl Store {
     }
 
     /// Undoes a reservation that found no room.
-    fn give_up(&mut self, items: &[Item], number: NamespaceId, slices: &[u16]) {
+    fn undo(&mut self, items: &[Item], number: NamespaceId, slices: &[u16]) {
         for item in items.iter().rev() {
             self.drop_written(number, item.chunk, slices);
         }
@@ -329,14 +333,19 @@ impl Store {
     }
 
     /// Frees the slots of a chunk that are being written in these slices, and ends the claim.
-    fn drop_written(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) {
+    pub(super) fn drop_written(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) {
         for slot in self.take_written_slots(number, id, slices) {
             self.slab.free(slot);
         }
         self.unwrite(id);
     }
 
-    fn take_written_slots(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> Vec<Slot> {
+    pub(super) fn take_written_slots(
+        &mut self,
+        number: NamespaceId,
+        id: ChunkId,
+        slices: &[u16],
+    ) -> Vec<Slot> {
         let namespace = self.namespaces.get(number);
         let chunk = self.index.get_mut(id);
         let mut slots = Vec::new();
@@ -385,6 +394,7 @@ impl Store {
             }
         }
         for &id in chunks.iter().rev() {
+            self.journal.note(&self.index, namespace.fingerprint, id, ChangeKind::Gained);
             let chunk = self.index.get_mut(id);
             chunk.claims -= 1;
             let is_first = usize::from(chunk.ready) == slices.len() * namespace.pools.len();
@@ -417,7 +427,7 @@ impl Store {
         }
     }
 
-    fn block_moves(
+    pub(super) fn block_moves(
         &self,
         number: NamespaceId,
         id: ChunkId,
@@ -503,7 +513,7 @@ impl Store {
         moves.into_iter().map(|block| block.place).collect()
     }
 
-    fn chunk_bytes(&self, number: NamespaceId, slices: usize) -> u64 {
+    pub(super) fn chunk_bytes(&self, number: NamespaceId, slices: usize) -> u64 {
         let pools = &self.namespaces.get(number).pools;
         pools.iter().map(|pool| self.slab.slot_bytes(pool.class)).sum::<u64>() * slices as u64
     }

@@ -7,6 +7,7 @@ use super::index::{Block, Chunk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::slab::ClassId;
 use super::{Store, StoreLimits};
+use crate::directory::ChangeKind;
 
 /// Why chunks were evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -109,6 +110,8 @@ impl Store {
     }
 
     fn take_out(&mut self, id: ChunkId) {
+        let fingerprint = self.namespaces.get(self.index.get(id).namespace).fingerprint;
+        self.journal.note(&self.index, fingerprint, id, ChangeKind::Lost);
         let parent = self.index.parent(id);
         let chunk = self.index.remove(id);
         self.namespaces.get_mut(chunk.namespace).chunks -= 1;
@@ -131,14 +134,7 @@ impl Store {
     fn evict(&mut self, id: ChunkId, reason: EvictionReason) {
         let chunk = self.index.get(id);
         debug_assert!(chunk.may_go() && chunk.is_cached(), "only what may go is evicted");
-        self.cached_chunks -= 1;
-        let namespace = self.namespaces.get(chunk.namespace);
-        for (block, _) in
-            chunk.blocks.iter().enumerate().filter(|(_, block)| matches!(block, Block::Ready(..)))
-        {
-            let pool = &namespace.pools[block % namespace.pools.len()];
-            self.cached_bytes -= self.slab.slot_bytes(pool.class);
-        }
+        self.uncount(id);
         match reason {
             EvictionReason::Watermark => self.evictions.watermark += 1,
             EvictionReason::Need => self.evictions.need += 1,
@@ -149,6 +145,18 @@ impl Store {
         self.take_out(id);
         if reason != EvictionReason::Watermark {
             self.index.settle();
+        }
+    }
+
+    /// A chunk that was cached is so no longer.
+    pub(super) fn uncount(&mut self, id: ChunkId) {
+        self.cached_chunks -= 1;
+        let chunk = self.index.get(id);
+        let pools = &self.namespaces.get(chunk.namespace).pools;
+        for (block, _) in
+            chunk.blocks.iter().enumerate().filter(|(_, block)| matches!(block, Block::Ready(..)))
+        {
+            self.cached_bytes -= self.slab.slot_bytes(pools[block % pools.len()].class);
         }
     }
 
@@ -191,6 +199,6 @@ impl Store {
 /// How many chunks of other classes the search for a victim passes over before an extent is cleared instead.
 const MOST_SKIPPED: u32 = 64;
 
-fn facts(chunk: &Chunk) -> Facts {
+pub(super) fn facts(chunk: &Chunk) -> Facts {
     Facts { short_hash: chunk.name.hash.short(), index: chunk.name.index, priority: chunk.priority }
 }

@@ -1,6 +1,7 @@
 //! Behaviours of the store, and random histories against a model.
 
 mod behaviour;
+mod gathers;
 mod histories;
 mod model;
 mod policies;
@@ -33,6 +34,7 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
         max_pinned_bytes: 1_000 * BLOCK,
         reservation_ttl_ms: 1_000,
         max_pin_ms: 10_000,
+        peers: None,
     }
 }
 
@@ -69,6 +71,7 @@ impl Fixture {
 
     fn with_spec(limits: StoreLimits, spec: &NamespaceSpec) -> Self {
         let mut store = Store::new(limits);
+        store.keep_journal();
         let session = store.open_session(TenantId(0), ProcessId(0), 1 << 20);
         let bytes: Vec<u64> = spec.pools.iter().map(PoolSpec::block_bytes).collect();
         let registered = store.register(session, "a", spec, &[0], &bytes).unwrap();
@@ -104,7 +107,8 @@ impl Fixture {
 
     fn found(&mut self, word: &str) -> u64 {
         let chain = self.chain(word);
-        let options = LookupOptions { prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+        let options =
+            LookupOptions { peers: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
         let found = self.store.lookup(self.session, self.namespace, &chain, options, NOW).unwrap();
         found.tokens / 16
     }

@@ -11,6 +11,14 @@ pub struct Usage {
     pub cached_chunks: u64,
     /// Bytes of their slots.
     pub cached_bytes: u64,
+    /// Bytes of slots whose blocks come from other nodes, and are not to stay.
+    pub passing_bytes: u64,
+    /// Chunks that are being fetched from other nodes.
+    pub fetches: u64,
+    /// Chunks that other nodes are being sent.
+    pub grants: u64,
+    /// Chunks that moved to other nodes so far.
+    pub given_up: u64,
     /// Chunks that may be cached, where that is limited.
     pub capacity_chunks: Option<u64>,
     /// Pins in force.
@@ -42,6 +50,10 @@ impl Store {
             bytes: self.slab.bytes(),
             cached_chunks: self.cached_chunks,
             cached_bytes: self.cached_bytes,
+            passing_bytes: self.gathers.passing_bytes(),
+            fetches: self.gathers.fetches(),
+            grants: self.grants.len(),
+            given_up: self.grants.given_up,
             capacity_chunks: self.limits.capacity_chunks,
             pins: self.pins.len() as u64,
             pinned_bytes: self.pins.bytes(),

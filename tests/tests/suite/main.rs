@@ -2,9 +2,13 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and say what it measured")]
 
 mod architecture;
+mod cluster;
 mod devices;
+mod events;
+mod faults;
 mod hostile;
 mod lifecycle;
+mod peers;
 mod replay;
 mod tenants;
 

@@ -1,13 +1,13 @@
 //! Replays of whole traces, held against a model that is computed here.
 
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use larder_cli::generator::Generator;
+use larder_tests::cluster::Cluster;
 use larder_tests::flip::flip_a_bit_in_every_page;
 use larder_tests::model::leaf_lru;
-use larder_tests::node::{NodeProcess, ONE_TENANT};
 use serde_json::Value;
 
 use super::LARDER;
@@ -77,7 +77,7 @@ fn generated(folder: &Path, count: usize) -> PathBuf {
 }
 
 /// A trace beside the project, where there is one.
-fn shared(name: &str) -> Option<PathBuf> {
+pub(super) fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces").join(name);
     let found = path.exists();
     if !found {
@@ -110,55 +110,20 @@ fn the_synthetic_trace_hits_what_the_model_says() {
     }
 }
 
-/// A coordinator that was told of one node; killed when dropped.
-struct Coordinator(Child, String);
-
-impl Coordinator {
-    fn of(node: &NodeProcess) -> Self {
-        let config = node.dir().join("coordinator.toml");
-        let text = format!(
-            "[http]\nlisten = \"127.0.0.1:0\"\n[[nodes]]\nname = \"test\"\nhttp = \"{}\"\n",
-            node.http()
-        );
-        std::fs::write(&config, text).unwrap();
-        let mut child = Command::new(LARDER)
-            .args(["coordinator", "--config"])
-            .arg(config)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let ready: Value = serde_json::from_str(&line).unwrap();
-        let http = ready["http"].as_str().unwrap().to_owned();
-        Self(child, http)
-    }
-}
-
-impl Drop for Coordinator {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
 #[test]
 fn a_flipped_bit_in_the_arena_fails_the_replay_and_names_the_key() {
     let folder = tempfile::tempdir().unwrap();
     let trace = generated(folder.path(), 200);
     let path = trace.to_str().unwrap();
-    let host = "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"64MiB\"\n";
-    let node = NodeProcess::start(LARDER, &format!("{host}{ONE_TENANT}")).unwrap();
-    let coordinator = Coordinator::of(&node);
-    let arguments = [path, "--coordinator", &coordinator.1, "--block-bytes", "4096"];
+    let cluster = Cluster::start(LARDER, 1).unwrap();
+    let arguments = [path, "--coordinator", cluster.coordinator_http(), "--block-bytes", "4096"];
     let (first, output) = replay(&arguments);
     assert_eq!((output.status.code(), &first["wrong_bytes"]), (Some(0), &Value::from(0)), "{first}");
     let (second, output) = replay(&arguments);
     assert_eq!((output.status.code(), &second["wrong_bytes"]), (Some(0), &Value::from(0)), "{second}");
     assert!(second["token_hit_rate"].as_f64() > first["token_hit_rate"].as_f64());
 
-    let pages = flip_a_bit_in_every_page(node.pid()).unwrap();
+    let pages = flip_a_bit_in_every_page(cluster.node(0).pid()).unwrap();
     assert_eq!(pages, (64 << 20) / 4_096);
     let (third, output) = replay(&arguments);
     assert_eq!(output.status.code(), Some(1), "{third}");

@@ -4,11 +4,14 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use larder_client::quic::TransportSettings;
 
 use crate::bench::measure::{medians, timed};
 use crate::bench::placement::Placement;
 use crate::bench::session::SessionBench;
+use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
 use crate::bench::store::StoreBench;
+use crate::bench::transfer::{Transfer, peer_get_beside_both, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
 use crate::bench::{Measurement, table};
 use crate::dev::{DevCluster, DevOptions, TENANT};
@@ -25,6 +28,7 @@ use crate::{content, output};
 Examples:
   larder bench                  A table
   larder bench --filter store   What has `store` in its name
+  larder bench --csv            Rows to put beside those of other stores
   larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
 
 What is measured:
@@ -36,6 +40,10 @@ What is measured:
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
   store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
   store_evict         an eviction, a million chunks                    / one hash-map probe
+  peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC, as nodes talk, with nothing else done  / raw TCP
+  peer_get_256KiB, _4MiB, _32MiB   leases of blocks that another node has, four at a time  / raw TCP
+  ..._of_quic         the same                                         / bare QUIC
+  ..._cpu             CPU seconds of both ends for each GB             / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
 pub(crate) struct Args {
     /// Measure only what has this in its name
@@ -49,11 +57,19 @@ pub(crate) struct Args {
     /// Print JSON: one array
     #[arg(long)]
     json: bool,
+
+    /// Print comma-separated rows of gets from another node, one for each block size and number of gets at a time, in the
+    /// columns in which stores are compared
+    #[arg(long, conflicts_with_all = ["json", "filter"])]
+    csv: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
     let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    if args.csv {
+        return side_by_side(args.quick);
+    }
     let mut measurements = Vec::new();
     if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -79,6 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             &mut measurements,
         )?;
     }
+    peer_benches(rounds, &wanted, &mut measurements)?;
     if wanted(CONTENT_BENCH) {
         measurements.push(content_fill(rounds)?);
     }
@@ -89,6 +106,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print_json(&measurements)?;
     } else {
         output::print(&table(&measurements).to_string())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One row after the other, as they are measured.
+fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
+    let placement = Placement::choose()?;
+    output::print(COLUMNS)?;
+    for transfer in transfers() {
+        output::print(&peer_get(transfer, if quick { 1 } else { CSV_REPETITIONS }, &placement)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -112,6 +139,26 @@ fn store_benches(
         measurements.push(full.evict(&mut roomy, rounds)?);
     }
     Ok(())
+}
+
+/// Both ends are in this process, on a CPU each.
+fn peer_benches(
+    rounds: usize,
+    wanted: &impl Fn(&str) -> bool,
+    measurements: &mut Vec<Measurement>,
+) -> anyhow::Result<()> {
+    let placement = Placement::choose()?;
+    placement.be_engine()?;
+    for (name, block_bytes) in PEER_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+        let settings = TransportSettings::default();
+        let rows = quinn_beside_tcp(name, Transfer::of(block_bytes), &settings, rounds, &placement);
+        measurements.extend(rows.with_context(|| format!("cannot measure {name}"))?);
+    }
+    for (name, block_bytes) in PEER_GET_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+        let rows = peer_get_beside_both(name, Transfer::of(block_bytes), rounds / 4, &placement);
+        measurements.extend(rows.with_context(|| format!("cannot measure {name}"))?);
+    }
+    Ok(placement.be_anywhere()?)
 }
 
 /// How fast a replay makes the bytes of its chunks: it must not be what a replay measures.
@@ -159,11 +206,19 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 8] = [
     ("put_4MiB", |session| session.put("put_4MiB", 4 << 20)),
 ];
 
+const PEER_BENCHES: [(&str, usize); 3] =
+    [("peer_quic_256KiB", 256 << 10), ("peer_quic_4MiB", 4 << 20), ("peer_quic_32MiB", 32 << 20)];
+
+const PEER_GET_BENCHES: [(&str, usize); 3] =
+    [("peer_get_256KiB", 256 << 10), ("peer_get_4MiB", 4 << 20), ("peer_get_32MiB", 32 << 20)];
+
 const STORE_BENCHES: [&str; 3] = ["store_lookup_100", "store_hit", "store_evict"];
 
 const CONTENT_BENCH: &str = "replay_content";
 
 const ROUNDS: usize = 101;
+
+const CSV_REPETITIONS: usize = 5;
 
 const QUICK_ROUNDS: usize = 11;
 

@@ -13,7 +13,7 @@ use crate::{output, parent, signals};
 
 /// Run a coordinator until Ctrl-C or SIGTERM
 ///
-/// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT"}.
+/// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","peer":"ADDRESS:PORT"}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -23,9 +23,16 @@ Example:
     [http]
     listen = \"127.0.0.1:7600\"
 
-    [[nodes]]
-    name = \"node-0\"
-    http = \"127.0.0.1:7601\"")]
+    [peer]
+    listen = \"0.0.0.0:7601\"
+    ca = \"/etc/larder/ca.pem\"
+    certificate = \"/etc/larder/coordinator.pem\"
+    key = \"/etc/larder/coordinator.key\"
+
+    [state]
+    path = \"/var/lib/larder/coordinator.redb\"
+
+Certificates: `larder ca init`, then `larder ca issue coordinator NAME`.")]
 pub(crate) struct Args {
     /// The config file; all defaults where there is none
     #[arg(long, value_name = "FILE")]
@@ -50,7 +57,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn announce(ready: Ready) {
-    let line = ReadyLine { ready: true, http: ready.http, sockets: BTreeMap::new() };
+    let line = ReadyLine { ready: true, http: ready.http, peer: Some(ready.peer), sockets: BTreeMap::new() };
     if let Err(error) = output::print_json(&line) {
         tracing::warn!(%error, "cannot say that it serves");
     }

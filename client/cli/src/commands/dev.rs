@@ -13,7 +13,8 @@ use crate::{args, output, signals};
 /// Run a development cluster on this machine until Ctrl-C or SIGTERM
 ///
 /// Starts a coordinator and nodes as processes of their own, on free ports of the loopback interface, and prints where
-/// they are. `larder status` and `larder lookup` find the newest such cluster by themselves. The processes end with this
+/// they are. They know each other by certificates of the cluster's own and share what they hold. `larder status` and
+/// `larder lookup` find the newest such cluster by themselves. A process that dies is started again; all end with this
 /// one, however it ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -42,6 +43,10 @@ pub(crate) struct Args {
     /// Who is evicted first
     #[arg(long, value_enum, default_value_t)]
     policy: Policy,
+
+    /// Each node serves only what was put there itself
+    #[arg(long)]
+    no_share: bool,
 
     /// Where config files, sockets and logs go [default: a directory of its own, removed at the end]
     #[arg(long, value_name = "DIR")]
@@ -76,10 +81,14 @@ async fn serve(options: DevOptions, json: bool) -> anyhow::Result<ExitCode> {
         started = DevCluster::start(options) => started.map_err(explain)?,
         () = &mut stop => return Ok(ExitCode::SUCCESS),
     };
+    tokio::select! {
+        joined = cluster.joined() => joined?,
+        () = &mut stop => return Ok(ExitCode::SUCCESS),
+    }
     announce(&cluster, json)?;
     let died = tokio::select! {
         () = stop => None,
-        died = cluster.died() => Some(died),
+        died = cluster.supervise() => Some(died),
     };
     let stopped = cluster.stop().await;
     if let Some(died) = died {
@@ -129,6 +138,7 @@ impl Args {
             chunks_per_node: self.chunks_per_node,
             block_bytes: self.block_bytes,
             policy: self.policy,
+            share: !self.no_share,
             dir: self.dir,
             ..DevOptions::new()?
         })

@@ -66,7 +66,7 @@ fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits
 }
 
 fn announce(ready: Ready) {
-    let line = ReadyLine { ready: true, http: ready.http, sockets: ready.sockets };
+    let line = ReadyLine { ready: true, http: ready.http, peer: None, sockets: ready.sockets };
     if let Err(error) = output::print_json(&line) {
         tracing::warn!(%error, "cannot say that it serves");
     }

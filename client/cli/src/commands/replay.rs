@@ -8,20 +8,20 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use tokio::time::timeout;
-
 use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};
 use crate::dev::{DevCluster, DevOptions, Policy};
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
+use crate::replay::link::LinkSettings;
 use crate::replay::progress::Progress;
 use crate::replay::{
     DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT, Report,
+    USUAL_REQUESTS_IN_FLIGHT,
 };
 use crate::trace::{Request, TraceReader};
 use crate::{args, output, signals};
+use anyhow::{Context as _, bail};
 
 /// Play a trace through real engine sessions and check every byte that comes back
 ///
@@ -33,15 +33,16 @@ use crate::{args, output, signals};
 Examples:
   larder replay                                   A generated trace, through a node started for it
   larder replay trace.jsonl --chunks-per-node 10000 --block-bytes 4096 --policy lru
+  larder replay trace.jsonl --dev 4               Through four nodes that share what they hold
   larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
   larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 
-Several nodes: this release does not share chunks between nodes, and `--dev N` above 1 needs
-`--no-share`. Each request then goes to the node that recomputed least lately (half-life 30 s of
-trace time).")]
+Several nodes: each request goes to the node that recomputed least lately (half-life 30 s of trace
+time). What that node lacks and another holds comes from there; with --no-share it is computed. A
+node that dies is started again; what it would have served meanwhile is computed and counted.")]
 pub(crate) struct Args {
     /// The trace, `-` for standard input; without one, a trace is generated
     file: Option<PathBuf>,
@@ -69,13 +70,17 @@ pub(crate) struct Args {
     policy: Policy,
 
     /// Each node serves only what it computed itself
-    #[arg(long)]
+    #[arg(long, conflicts_with = "coordinator")]
     no_share: bool,
 
     /// Requests that are played at a time, at most
     #[arg(long, value_name = "N", default_value_t = REQUESTS_IN_FLIGHT,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
+
+    /// How long a node may take to answer before its requests are computed instead
+    #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
+    node_deadline_ms: u64,
 
     /// Play only the first N requests
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -100,9 +105,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if args.coordinator.is_none() {
-        args.check_sharing(usize::from(args.dev))?;
-    }
     let requests = args.trace()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(replay(args, &requests))
@@ -118,31 +120,31 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     };
     let (mut cluster, nodes) = started?;
     args.say_what_is_played(requests.len(), nodes.len());
-    let played = play(args, requests, &nodes, stop).await;
-    let is_well = played.as_ref().is_ok_and(|played| played.report.passed());
-    let died = match &mut cluster {
-        // The run may have failed because a node ended, of which the system tells a moment later.
-        Some(cluster) if !is_well => timeout(OBITUARY, cluster.died()).await.ok(),
-        _ => None,
+    let (played, died) = match &mut cluster {
+        Some(cluster) => {
+            let playing = play(args, requests, &nodes, stop);
+            tokio::pin!(playing);
+            tokio::select! {
+                played = &mut playing => (Some(played?), None),
+                died = cluster.supervise() => (None, Some(died)),
+            }
+        }
+        None => (Some(play(args, requests, &nodes, stop).await?), None),
     };
     let stopped = match cluster {
         Some(cluster) => cluster.stop().await,
         None => Ok(()),
     };
-    let played = match (played, died.clone()) {
-        (Err(_), Some(died)) => return Err(died.into()),
-        (played, _) => played?,
-    };
-    played.print(args.json)?;
-    match (died, stopped) {
-        (Some(died), _) => Err(died.into()),
-        (None, Err(error)) => Err(error.into()),
-        _ if played.interrupted => {
-            bail!("interrupted after {} of {} requests", played.report.requests, requests.len())
-        }
-        _ if !is_well => Ok(ExitCode::from(FAILED)),
-        _ => Ok(ExitCode::SUCCESS),
+    if let Some(died) = died {
+        return Err(died.into());
     }
+    let Some(played) = played else { bail!("the replay ended without a result") };
+    played.print(args.json)?;
+    stopped?;
+    if played.interrupted {
+        bail!("interrupted after {} of {} requests", played.report.requests, requests.len());
+    }
+    Ok(if played.report.passed() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 /// What came of it, however it ended.
@@ -157,14 +159,19 @@ async fn play(
     nodes: &[NodeAddress],
     mut stop: Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<Played> {
+    let settings = LinkSettings {
+        block_bytes: args.block_bytes,
+        in_flight: args.in_flight,
+        deadline: Duration::from_millis(args.node_deadline_ms),
+    };
     let driver = tokio::select! {
-        driver = Driver::connect(nodes, args.block_bytes) => driver?,
+        driver = Driver::connect(nodes, settings) => driver?,
         () = &mut stop => bail!("interrupted before the first request"),
     };
     let progress = Progress::new(requests.len() as u64, args.quiet);
     let start = now();
     let interrupted = tokio::select! {
-        () = driver.play(requests, args.in_flight, &progress) => false,
+        () = driver.play(requests, &progress) => false,
         () = stop => true,
     };
     let took = now() - start;
@@ -177,9 +184,6 @@ impl Played {
         if json { output::print_json(&self.report) } else { output::print(&self.report.table()) }
     }
 }
-
-/// How long a failed replay waits to hear that a node of its own has ended.
-const OBITUARY: Duration = Duration::from_millis(500);
 
 impl Args {
     fn trace(&self) -> anyhow::Result<Vec<Request>> {
@@ -203,10 +207,10 @@ impl Args {
             if nodes.is_empty() {
                 bail!("the coordinator at {coordinator} knows no nodes");
             }
-            self.check_sharing(nodes.len())?;
             return Ok((None, nodes));
         }
         let cluster = DevCluster::start(self.cluster()?).await?;
+        cluster.joined().await?;
         let nodes = cluster.addresses().nodes.clone();
         Ok((Some(cluster), nodes))
     }
@@ -235,19 +239,10 @@ impl Args {
             chunks_per_node: Some(self.chunks_per_node),
             block_bytes: Some(self.block_bytes),
             policy: self.policy,
+            share: !self.no_share,
+            requests_in_flight: self.in_flight.max(USUAL_REQUESTS_IN_FLIGHT),
             ..DevOptions::new()?
         })
-    }
-
-    fn check_sharing(&self, nodes: usize) -> anyhow::Result<()> {
-        if nodes > 1 && !self.no_share {
-            return Err(Usage(format!(
-                "this release does not share chunks between nodes, and there are {nodes}: add --no-share to replay \
-                 through caches that know nothing of each other"
-            ))
-            .into());
-        }
-        Ok(())
     }
 }
 

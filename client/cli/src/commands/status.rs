@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use larder_coordinator::Status as CoordinatorStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Addresses;
@@ -30,11 +29,46 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--json` prints: each server's own words.
+/// What `--json` prints: each server's own words. A node that does not answer has `name`, `http` and `error` instead.
 #[derive(Debug, Serialize)]
 struct ClusterStatus {
     coordinator: Option<serde_json::Value>,
     nodes: Vec<serde_json::Value>,
+}
+
+/// What the tables show of a coordinator. Others of its fields are let pass: it may be newer.
+#[derive(Debug, Deserialize)]
+struct CoordinatorStatus {
+    version: String,
+    uptime_seconds: f64,
+    #[serde(default)]
+    epoch: String,
+    nodes: Vec<MemberStatus>,
+}
+
+/// What the table shows of a member.
+#[derive(Debug, Deserialize)]
+struct MemberStatus {
+    name: String,
+    http: SocketAddr,
+    #[serde(default)]
+    number: u16,
+    #[serde(default)]
+    state: String,
+    #[serde(default)]
+    peer: Option<SocketAddr>,
+    #[serde(default)]
+    partitions: usize,
+    #[serde(default)]
+    silent_seconds: f64,
+}
+
+/// A node that does not answer.
+#[derive(Debug, Serialize, Deserialize)]
+struct SilentNode {
+    name: String,
+    http: SocketAddr,
+    error: String,
 }
 
 /// What the table shows of a node. Others of its fields are let pass: it may be newer.
@@ -73,34 +107,34 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn ask(args: &Args) -> anyhow::Result<ClusterStatus> {
-    let (coordinator, nodes) = match args.coordinator {
-        _ if !args.nodes.is_empty() => (None, args.nodes.clone()),
-        Some(coordinator) => {
-            let known: CoordinatorStatus = http::get_json(coordinator, "/status")?;
-            (Some(coordinator), known.nodes.iter().map(|node| node.http).collect())
+    let dev = if args.coordinator.is_none() && args.nodes.is_empty() { Some(dev::newest()?) } else { None };
+    let coordinator = args.coordinator.or_else(|| dev.as_ref()?.coordinator);
+    let coordinator: Option<serde_json::Value> =
+        coordinator.map(|address| http::get_json(address, "/status")).transpose()?;
+    let nodes: Vec<(String, SocketAddr)> = match (&coordinator, dev) {
+        (Some(known), _) => {
+            let known = CoordinatorStatus::deserialize(known)?;
+            known.nodes.into_iter().map(|node| (node.name, node.http)).collect()
         }
-        None => {
-            let Addresses { coordinator, nodes } = dev::newest()?;
-            (coordinator, nodes.iter().map(|node| node.http).collect())
+        (None, Some(Addresses { nodes, .. })) => {
+            nodes.into_iter().map(|node| (node.name, node.http)).collect()
         }
+        (None, None) => args.nodes.iter().map(|&address| (address.to_string(), address)).collect(),
     };
-    let get = |address| http::get_json(address, "/status");
-    Ok(ClusterStatus {
-        coordinator: coordinator.map(get).transpose()?,
-        nodes: nodes.into_iter().map(get).collect::<anyhow::Result<_>>()?,
-    })
+    let get = |(name, http): (String, SocketAddr)| match http::get_json(http, "/status") {
+        Ok(status) => Ok(status),
+        Err(error) if args.nodes.is_empty() => {
+            Ok(serde_json::to_value(SilentNode { name, http, error: format!("{error:#}") })?)
+        }
+        Err(error) => Err(error),
+    };
+    Ok(ClusterStatus { coordinator, nodes: nodes.into_iter().map(get).collect::<anyhow::Result<_>>()? })
 }
 
 fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
     let mut text = String::new();
     if let Some(coordinator) = &status.coordinator {
-        let CoordinatorStatus { version, uptime_seconds, nodes, .. } =
-            serde_json::from_value(coordinator.clone())?;
-        text += &format!(
-            "coordinator: version {version}, up {}, {}\n",
-            duration(uptime_seconds),
-            output::counted(nodes.len(), "node")
-        );
+        text += &members(CoordinatorStatus::deserialize(coordinator)?);
     }
     let mut table = output::table(&[
         "node",
@@ -115,7 +149,11 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
         "token hit rate",
     ]);
     for node in &status.nodes {
-        let NodeStatus { name, ready, uptime_seconds, actors } = serde_json::from_value(node.clone())?;
+        if let Ok(SilentNode { name, error, .. }) = SilentNode::deserialize(node) {
+            table.add_row([name, format!("does not answer: {error}")]);
+            continue;
+        }
+        let NodeStatus { name, ready, uptime_seconds, actors } = NodeStatus::deserialize(node)?;
         let up = if ready { duration(uptime_seconds) } else { "not ready".into() };
         for actor in actors {
             let cells = [name.clone(), up.clone()].into_iter().chain(actor.cells());
@@ -123,6 +161,27 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
         }
     }
     Ok(format!("{text}{table}"))
+}
+
+/// What the coordinator says of the members.
+fn members(coordinator: CoordinatorStatus) -> String {
+    let CoordinatorStatus { version, uptime_seconds, epoch, nodes } = coordinator;
+    let mut table = output::table(&["member", "number", "state", "peer address", "partitions", "heard of"]);
+    for node in &nodes {
+        table.add_row([
+            node.name.clone(),
+            node.number.to_string(),
+            node.state.clone(),
+            node.peer.map_or_else(String::new, |peer| peer.to_string()),
+            output::count(node.partitions as u64),
+            format!("{:.1} s ago", node.silent_seconds),
+        ]);
+    }
+    let nodes = output::counted(nodes.len(), "node");
+    format!(
+        "coordinator: version {version}, up {}, {nodes}, epoch {epoch}\n{table}\n",
+        duration(uptime_seconds)
+    )
 }
 
 impl ActorStatus {
@@ -164,7 +223,11 @@ mod tests {
     fn the_tables_show_each_actor_and_let_unknown_fields_pass() {
         let status = ClusterStatus {
             coordinator: Some(json!({
-                "role": "coordinator", "version": "9.9.9", "uptime_seconds": 200.0, "nodes": [], "later": 1
+                "role": "coordinator", "version": "9.9.9", "uptime_seconds": 200.0, "epoch": "3.14", "later": 1,
+                "nodes": [{
+                    "name": "node-0", "http": "127.0.0.1:1", "number": 7, "state": "suspect",
+                    "peer": "127.0.0.1:2", "partitions": 4096, "silent_seconds": 3.21, "later": 1
+                }]
             })),
             nodes: vec![json!({
                 "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {}, "actors": [{
@@ -175,8 +238,26 @@ mod tests {
             })],
         };
         let text = tables(&status).unwrap();
-        for part in ["version 9.9.9, up 3 min", "node-0", "12 of 3000", "1.0 MiB of 1.0 GiB", "51.2 %"] {
+        let parts = [
+            "version 9.9.9, up 3 min",
+            "epoch 3.14",
+            "suspect",
+            "4,096",
+            "3.2 s ago",
+            "node-0",
+            "12 of 3000",
+            "1.0 MiB of 1.0 GiB",
+            "51.2 %",
+        ];
+        for part in parts {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_is_shown_as_such() {
+        let silent = json!({"name": "node-1", "http": "127.0.0.1:1", "error": "connection refused"});
+        let text = tables(&ClusterStatus { coordinator: None, nodes: vec![silent] }).unwrap();
+        assert!(text.contains("node-1") && text.contains("does not answer: connection refused"), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 use larder_node::limits::{MIN_EXTENT_BYTES, PAGE_BYTES, RESERVED_SHARE};
 
 use super::options::DevOptions;
-use crate::replay::{MAX_REQUESTS_IN_FLIGHT, part_chunks};
+use crate::replay::part_chunks;
 
 /// Bytes of a node's arena where nothing says otherwise.
 pub const DEFAULT_ARENA_BYTES: u64 = 256 << 20;
@@ -16,14 +16,15 @@ pub(super) struct ArenaSize {
     pub(super) extent_bytes: Option<u64>,
     /// Low and high, as fractions of the arena; `None`: the node's own.
     pub(super) watermarks: Option<(f64, f64)>,
+    /// Bytes for blocks of other nodes that only pass through; `None`: the node's own.
+    pub(super) staging_bytes: Option<u64>,
 }
 
 impl ArenaSize {
     /// The arena as asked, or one that holds exactly the chunks asked for.
     ///
     /// Then it has a slot for each chunk, for so much that what a replay's requests write at a time is what one session may
-    /// reserve, and [`SPARE_EXTENTS`] more
-    /// extents; extents hold whole slots, so that nothing is lost at their ends; and the watermarks are at the top, so
+    /// reserve, for what passes through from other nodes, and [`SPARE_EXTENTS`] more extents; extents hold whole slots, so that nothing is lost at their ends; and the watermarks are at the top, so
     /// that the number of chunks alone decides what is evicted.
     pub(super) fn of(options: &DevOptions) -> Self {
         let slot_bytes = options
@@ -35,21 +36,24 @@ impl ArenaSize {
         };
         match (options.arena_bytes, options.chunks_per_node, options.block_bytes, slot_bytes) {
             (None, Some(chunks), Some(block_bytes), Some(slot_bytes)) => {
-                let written = u64::from(MAX_REQUESTS_IN_FLIGHT) * part_chunks(block_bytes) * RESERVED_SHARE;
-                let slots = chunks.saturating_add(written);
+                let in_flight = options.requests_in_flight;
+                let written = u64::from(in_flight) * part_chunks(block_bytes, in_flight) * RESERVED_SHARE;
+                let passing = u64::from(in_flight) * part_chunks(block_bytes, in_flight);
+                let slots = chunks.saturating_add(written).saturating_add(passing);
                 let extent_bytes = fitting(slot_bytes, slots);
                 let extents = slots.div_ceil(extent_bytes / slot_bytes).saturating_add(SPARE_EXTENTS);
                 Self {
                     arena_bytes: extents.saturating_mul(extent_bytes),
                     extent_bytes: Some(extent_bytes),
                     watermarks: Some((0.99, 1.0)),
+                    staging_bytes: Some(passing.saturating_mul(slot_bytes)),
                 }
             }
             (asked, ..) => {
                 let arena_bytes = asked.unwrap_or(DEFAULT_ARENA_BYTES);
                 let of_blocks = slot_bytes.map(|slot_bytes| fitting(slot_bytes, arena_bytes / slot_bytes));
                 let extent_bytes = options.extent_bytes.or(of_blocks);
-                Self { arena_bytes, extent_bytes, watermarks: None }
+                Self { arena_bytes, extent_bytes, watermarks: None, staging_bytes: None }
             }
         }
     }
@@ -79,7 +83,9 @@ mod tests {
         let options = DevOptions::new().unwrap();
         assert_eq!(ArenaSize::of(&options).arena_bytes, DEFAULT_ARENA_BYTES);
         let asked = DevOptions { arena_bytes: Some(7), chunks_per_node: Some(3), ..options };
-        assert_eq!(ArenaSize::of(&asked), ArenaSize { arena_bytes: 7, extent_bytes: None, watermarks: None });
+        let as_asked =
+            ArenaSize { arena_bytes: 7, extent_bytes: None, watermarks: None, staging_bytes: None };
+        assert_eq!(ArenaSize::of(&asked), as_asked);
         assert_eq!(size(u64::MAX, 1 << 20).arena_bytes, u64::MAX, "the node says that this is too much");
     }
 
@@ -94,7 +100,7 @@ mod tests {
             assert!(extent_bytes >= 2 << 20 && extent_bytes.is_multiple_of(slot_bytes), "{size:?}");
             assert!(size.arena_bytes.is_multiple_of(extent_bytes));
             let slots = size.arena_bytes / slot_bytes;
-            assert!(slots >= chunks + 16 * part_chunks(block_bytes), "{size:?}");
+            assert!(slots >= chunks + 2 * 16 * part_chunks(block_bytes, 16), "{size:?}");
             assert!(size.arena_bytes / extent_bytes <= EXTENTS + 1 + SPARE_EXTENTS, "{size:?}");
         }
     }
@@ -102,7 +108,7 @@ mod tests {
     #[test]
     fn a_session_may_reserve_what_all_requests_write() {
         let small = size(1, 4_096);
-        let written = u64::from(MAX_REQUESTS_IN_FLIGHT) * part_chunks(4_096) * 4_096;
+        let written = 16 * part_chunks(4_096, 16) * 4_096;
         assert!(written <= small.arena_bytes / RESERVED_SHARE);
     }
 }

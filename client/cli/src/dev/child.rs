@@ -16,7 +16,6 @@ use tokio::time::timeout;
 
 use super::STOP_GRACE;
 use super::error::{DevError, Died, LogTail};
-use super::options::DevOptions;
 
 /// The one line that a server prints on standard output, when it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +24,9 @@ pub(crate) struct ReadyLine {
     pub(crate) ready: bool,
     /// Where it serves HTTP.
     pub(crate) http: SocketAddr,
+    /// Where nodes find the coordinator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) peer: Option<SocketAddr>,
     /// Its session sockets, by tenant; the coordinator has none.
     #[serde(default)]
     pub(crate) sockets: BTreeMap<String, PathBuf>,
@@ -33,32 +35,38 @@ pub(crate) struct ReadyLine {
 /// A process that was ready once.
 #[derive(Debug)]
 pub(super) struct Child {
-    name: String,
-    log: PathBuf,
+    spec: Spec,
     process: tokio::process::Child,
     /// Kept open: a process that prints more must not die of it.
     stdout: BufReader<ChildStdout>,
 }
 
+/// How a process is started, again and again.
+#[derive(Debug, Clone)]
+pub(super) struct Spec {
+    /// The program.
+    pub(super) program: PathBuf,
+    /// `node` or `coordinator`.
+    pub(super) server: &'static str,
+    pub(super) name: String,
+    pub(super) config: PathBuf,
+    pub(super) log: PathBuf,
+}
+
 impl Child {
     /// Starts `PROGRAM SERVER --config CONFIG` and waits until it is ready.
-    pub(super) async fn start(
-        options: &DevOptions,
-        server: &str,
-        name: &str,
-        config: &Path,
-        log: PathBuf,
-    ) -> Result<(Self, ReadyLine), DevError> {
-        let spawn_error = |source| DevError::Spawn { name: name.to_owned(), source };
-        let mut process = Command::new(&options.program)
-            .arg(server)
+    pub(super) async fn start(spec: Spec) -> Result<(Self, ReadyLine), DevError> {
+        let spawn_error = |source| DevError::Spawn { name: spec.name.clone(), source };
+        let log = File::options().create(true).append(true).open(&spec.log).map_err(spawn_error)?;
+        let mut process = Command::new(&spec.program)
+            .arg(spec.server)
             .arg("--config")
-            .arg(config)
+            .arg(&spec.config)
             .arg("--parent")
             .arg(std::process::id().to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(File::create(&log).map_err(spawn_error)?)
+            .stderr(log)
             // Ctrl-C at a terminal goes to this process alone, which then stops its children in order.
             .process_group(0)
             .kill_on_drop(true)
@@ -66,27 +74,39 @@ impl Child {
             .map_err(spawn_error)?;
         let stdout =
             process.stdout.take().ok_or_else(|| spawn_error(std::io::ErrorKind::BrokenPipe.into()))?;
-        let mut child = Self { name: name.to_owned(), log, process, stdout: BufReader::new(stdout) };
+        let mut child = Self { spec, process, stdout: BufReader::new(stdout) };
         match timeout(READY_TIMEOUT, child.ready_line()).await {
             Ok(ready) => Ok((child, ready?)),
             Err(_) => {
-                Err(DevError::NotReady { name: child.name, after: READY_TIMEOUT, log: tail(&child.log) })
+                let log = tail(&child.spec.log);
+                Err(DevError::NotReady { name: child.spec.name, after: READY_TIMEOUT, log })
             }
         }
     }
 
+    /// Starts it again, now that it has ended.
+    pub(super) async fn restart(&mut self) -> Result<(), DevError> {
+        *self = Self::start(self.spec.clone()).await?.0;
+        Ok(())
+    }
+
     pub(super) fn name(&self) -> &str {
-        &self.name
+        &self.spec.name
+    }
+
+    /// Its number, while it runs.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.id()
     }
 
     pub(super) fn log(&self) -> &Path {
-        &self.log
+        &self.spec.log
     }
 
     /// Ready when the process has ended.
     pub(super) async fn died(&mut self) -> Died {
         let status = self.process.wait().await.ok();
-        Died { name: self.name.clone(), status, log: tail(&self.log) }
+        Died { name: self.spec.name.clone(), status, log: tail(&self.spec.log) }
     }
 
     /// Sends SIGTERM.
@@ -94,7 +114,7 @@ impl Child {
         let pid = self.process.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
         // `None`, or an error: it has ended already, and `stopped` will see that.
         if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
-            tracing::debug!(name = self.name, %error, "no signal sent");
+            tracing::debug!(name = self.spec.name, %error, "no signal sent");
         }
     }
 
@@ -105,7 +125,7 @@ impl Child {
         }
         // An error here: it has ended in this very moment.
         let _ = self.process.kill().await;
-        Err(DevError::Killed { name: self.name.clone(), after: STOP_GRACE, log: tail(&self.log) })
+        Err(DevError::Killed { name: self.spec.name.clone(), after: STOP_GRACE, log: tail(&self.spec.log) })
     }
 
     async fn ready_line(&mut self) -> Result<ReadyLine, DevError> {
@@ -113,12 +133,15 @@ impl Child {
         let mut limited = (&mut self.stdout).take(MAX_READY_LINE_BYTES);
         let read = limited.read_line(&mut line).await;
         if line.is_empty() {
-            tracing::debug!(name = self.name, ?read, "it closed its standard output");
+            tracing::debug!(name = self.spec.name, ?read, "it closed its standard output");
             return Err(self.died().await.into());
         }
         match serde_json::from_str(&line) {
             Ok(ready @ ReadyLine { ready: true, .. }) => Ok(ready),
-            _ => Err(DevError::NotAReadyLine { name: self.name.clone(), line: line.trim_end().to_owned() }),
+            _ => Err(DevError::NotAReadyLine {
+                name: self.spec.name.clone(),
+                line: line.trim_end().to_owned(),
+            }),
         }
     }
 }

@@ -46,6 +46,27 @@ pub enum DevError {
     /// No development cluster is running, or none that says where it is.
     #[error("no development cluster is running: start one with `larder dev`, or say where to ask")]
     NotRunning,
+    /// No certificate can be made.
+    #[error("cannot make the cluster's certificates")]
+    Certificate {
+        /// Why.
+        source: larder_client::quic::ca::AuthorityError,
+    },
+    /// The coordinator does not say where nodes find it.
+    #[error("the coordinator does not say where nodes find it")]
+    NoPeerAddress,
+    /// The nodes do not become members.
+    #[error(
+        "only {members} of {nodes} nodes are members after {after:?}; their logs say more: use --dir to keep them"
+    )]
+    NotJoined {
+        /// Members.
+        members: usize,
+        /// Nodes.
+        nodes: usize,
+        /// How long they had.
+        after: Duration,
+    },
     /// A process did not start.
     #[error("cannot start {name}")]
     Spawn {

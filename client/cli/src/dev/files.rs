@@ -1,12 +1,14 @@
 //! The files of a development cluster: configs, logs, sockets, and the one that names the newest cluster.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use larder_coordinator::{Config as CoordinatorConfig, HttpConfig, NodeConfig};
+use larder_client::quic::CredentialFiles;
+use larder_client::quic::ca::{Authority, Validity};
+use larder_protocol::identity::{Identity, Role};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -14,6 +16,7 @@ use tempfile::TempDir;
 
 use super::TENANT;
 use super::arena::ArenaSize;
+use super::child::ReadyLine;
 use super::error::{DevError, MAX_SOCKET_PATH_BYTES};
 use super::options::{DevOptions, Policy};
 use crate::cluster::Addresses;
@@ -31,14 +34,59 @@ pub(super) struct Files {
 #[derive(Debug, Serialize)]
 pub(super) struct NodeFile {
     name: String,
-    http: NodeHttp,
+    http: Listen,
     host: NodeHost,
     session: NodeSession,
     tenants: Vec<NodeTenant>,
+    cluster: NodeCluster,
+}
+
+/// The config file of a coordinator.
+#[derive(Debug, Serialize)]
+pub(super) struct CoordinatorFile {
+    http: Listen,
+    peer: CoordinatorPeer,
+    state: CoordinatorState,
+    membership: CoordinatorMembership,
 }
 
 #[derive(Debug, Serialize)]
-struct NodeHttp {
+struct CoordinatorPeer {
+    listen: SocketAddr,
+    #[serde(flatten)]
+    credentials: CredentialPaths,
+}
+
+#[derive(Debug, Serialize)]
+struct CoordinatorState {
+    path: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct CoordinatorMembership {
+    grace_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct CredentialPaths {
+    ca: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeCluster {
+    coordinator: String,
+    listen: SocketAddr,
+    #[serde(flatten)]
+    credentials: CredentialPaths,
+    share: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    staging_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Listen {
     listen: SocketAddr,
 }
 
@@ -109,6 +157,49 @@ impl Files {
         }
     }
 
+    /// Makes an authority for the cluster; its certificate stands in the directory, its key nowhere.
+    pub(super) fn create_authority(&self) -> Result<Authority, DevError> {
+        let path = self.dir.join("ca.pem");
+        let made = Authority::create(Validity::days(CERTIFICATE_DAYS));
+        let (authority, files) = made.map_err(|source| DevError::Certificate { source })?;
+        fs::write(&path, files.certificate_pem).map_err(|source| DevError::File { path, source })?;
+        Ok(authority)
+    }
+
+    /// Makes a process's certificate and key.
+    pub(super) fn issue(
+        &self,
+        authority: &Authority,
+        role: Role,
+        name: &str,
+    ) -> Result<CredentialFiles, DevError> {
+        let issued = authority.issue(&Identity::new(role, name), Validity::days(CERTIFICATE_DAYS));
+        let issued = issued.map_err(|source| DevError::Certificate { source })?;
+        let [certificate, key] = ["pem", "key"].map(|kind| self.dir.join(name).with_extension(kind));
+        for (path, pem) in [(&certificate, issued.certificate_pem), (&key, issued.key_pem)] {
+            let mut file = fs::OpenOptions::new();
+            let file = file.write(true).create(true).truncate(true).mode(0o600).open(path);
+            file.and_then(|mut file| file.write_all(pem.as_bytes()))
+                .map_err(|source| DevError::File { path: path.clone(), source })?;
+        }
+        Ok(CredentialFiles { ca: self.dir.join("ca.pem"), certificate, key })
+    }
+
+    /// The config of the coordinator, which keeps its addresses when it is started again.
+    pub(super) fn coordinator(
+        &self,
+        credentials: CredentialFiles,
+        addresses: Option<&ReadyLine>,
+    ) -> CoordinatorFile {
+        let peer = addresses.and_then(|ready| ready.peer).unwrap_or_else(any_port);
+        CoordinatorFile {
+            http: Listen { listen: addresses.map_or_else(any_port, |ready| ready.http) },
+            peer: CoordinatorPeer { listen: peer, credentials: credentials.into() },
+            state: CoordinatorState { path: self.dir.join("coordinator.redb") },
+            membership: CoordinatorMembership { grace_ms: GRACE_MS },
+        }
+    }
+
     pub(super) fn write_config(&self, name: &str, config: &impl Serialize) -> Result<PathBuf, DevError> {
         let path = self.dir.join(name).with_extension("toml");
         let failed = |source| DevError::File { path: path.clone(), source };
@@ -119,12 +210,21 @@ impl Files {
 }
 
 impl NodeFile {
-    pub(super) fn new(name: &str, options: &DevOptions, socket: PathBuf) -> Self {
-        let ArenaSize { arena_bytes, extent_bytes, watermarks } = ArenaSize::of(options);
+    /// The config of a node of the cluster whose coordinator is at `coordinator`. It keeps its HTTP address when it is
+    /// started again.
+    pub(super) fn new(
+        name: &str,
+        options: &DevOptions,
+        socket: PathBuf,
+        coordinator: SocketAddr,
+        credentials: CredentialFiles,
+        http: Option<SocketAddr>,
+    ) -> Self {
+        let ArenaSize { arena_bytes, extent_bytes, watermarks, staging_bytes } = ArenaSize::of(options);
         let (low_watermark, high_watermark) = watermarks.unzip();
         Self {
             name: name.to_owned(),
-            http: NodeHttp { listen: any_port() },
+            http: Listen { listen: http.unwrap_or_else(any_port) },
             host: NodeHost {
                 arena_bytes,
                 capacity_chunks: options.chunks_per_node,
@@ -136,16 +236,20 @@ impl NodeFile {
             // A window holds at least one block.
             session: NodeSession { max_window_bytes: options.block_bytes.unwrap_or(0).max(STAGING_BYTES) },
             tenants: vec![NodeTenant { name: TENANT.to_owned(), socket }],
+            cluster: NodeCluster {
+                coordinator: coordinator.to_string(),
+                listen: any_port(),
+                credentials: credentials.into(),
+                share: options.share,
+                staging_bytes,
+            },
         }
     }
 }
 
-/// The config of a coordinator that knows these nodes.
-pub(super) fn coordinator_config(addresses: &Addresses) -> CoordinatorConfig {
-    let node = |node: &crate::cluster::NodeAddress| NodeConfig { name: node.name.clone(), http: node.http };
-    CoordinatorConfig {
-        http: HttpConfig { listen: any_port() },
-        nodes: addresses.nodes.iter().map(node).collect(),
+impl From<CredentialFiles> for CredentialPaths {
+    fn from(CredentialFiles { ca, certificate, key }: CredentialFiles) -> Self {
+        Self { ca, certificate, key }
     }
 }
 
@@ -236,6 +340,12 @@ fn remove_left_behind(runtime_dir: &Path) {
     }
 }
 
+/// How long certificates of a development cluster are good.
+const CERTIFICATE_DAYS: u32 = 30;
+
+/// How long a coordinator that was started again waits for its nodes: they find it within a second.
+const GRACE_MS: u64 = 1_000;
+
 /// How the names of directories begin that clusters make for themselves.
 const OWN_PREFIX: &str = "dev-";
 
@@ -306,9 +416,19 @@ mod tests {
     #[test]
     fn a_node_gets_a_socket_for_the_one_tenant_and_a_free_port() {
         let options = DevOptions { chunks_per_node: Some(3_000), ..DevOptions::new().unwrap() };
-        let file = toml::to_string(&NodeFile::new("node-0", &options, "/run/node-0.sock".into())).unwrap();
+        let path = |name: &str| PathBuf::from(name);
+        let credentials =
+            CredentialFiles { ca: path("ca.pem"), certificate: path("a.pem"), key: path("a.key") };
+        let coordinator = ([127, 0, 0, 1], 7_601).into();
+        let file =
+            NodeFile::new("node-0", &options, path("/run/node-0.sock"), coordinator, credentials, None);
+        let file = toml::to_string(&file).unwrap();
         assert!(file.contains("listen = \"127.0.0.1:0\""), "{file}");
         assert!(file.contains("[[tenants]]\nname = \"default\"\nsocket = \"/run/node-0.sock\""), "{file}");
         assert!(file.contains("capacity_chunks = 3000\npolicy = \"adaptive\""), "{file}");
+        assert!(
+            file.contains("coordinator = \"127.0.0.1:7601\"") && file.contains("key = \"a.key\""),
+            "{file}"
+        );
     }
 }

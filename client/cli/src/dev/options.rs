@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DevError;
 use super::this_program;
+use crate::replay::USUAL_REQUESTS_IN_FLIGHT;
 
 /// What a development cluster is to be like.
 #[derive(Debug, Clone)]
@@ -26,6 +27,10 @@ pub struct DevOptions {
     pub extent_bytes: Option<u64>,
     /// Who is evicted first.
     pub policy: Policy,
+    /// Whether nodes share what they have.
+    pub share: bool,
+    /// Requests of a replay that it is sized for.
+    pub requests_in_flight: u16,
     /// Where config files, sockets and logs go; `None`: a directory of its own, removed when the cluster ends.
     pub dir: Option<PathBuf>,
     /// Where the cluster is announced; `None`: the user's runtime directory.
@@ -84,6 +89,8 @@ impl DevOptions {
             block_bytes: None,
             extent_bytes: None,
             policy: Policy::default(),
+            share: true,
+            requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,
             dir: None,
             runtime_dir: None,
         })

@@ -1,4 +1,4 @@
-//! Chooses the node of each request where caches are node-local: the one that recomputed least lately.
+//! Chooses the node of each request: the one that recomputed least lately.
 
 /// How long it takes, in trace time, until recomputed tokens count half.
 pub const HALF_LIFE_MS: u64 = 30_000;
@@ -28,9 +28,15 @@ impl LeastRecomputed {
     /// Where there are no nodes.
     #[must_use]
     pub fn choose(&self, now_ms: u64) -> usize {
+        self.choose_among(now_ms, |_| true).expect("a replay has at least one node")
+    }
+
+    /// The same, among those that `may_serve`; `None` where none may.
+    #[must_use]
+    pub fn choose_among(&self, now_ms: u64, may_serve: impl Fn(usize) -> bool) -> Option<usize> {
         (0..self.nodes.len())
+            .filter(|&node| may_serve(node))
             .min_by(|&a, &b| self.nodes[a].tokens_at(now_ms).total_cmp(&self.nodes[b].tokens_at(now_ms)))
-            .expect("a replay has at least one node")
     }
 
     /// Tokens that `node` recomputed, as they count at `now_ms`.
@@ -71,6 +77,8 @@ mod tests {
         assert_eq!(nodes.choose(0), 2);
         nodes.recomputed(2, 0, 60);
         assert_eq!(nodes.choose(0), 1);
+        assert_eq!(nodes.choose_among(0, |node| node != 1), Some(2), "one that is gone gets none");
+        assert_eq!(nodes.choose_among(0, |_| false), None);
     }
 
     #[test]

@@ -11,12 +11,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use larder_client::{LookupOptions, Reservation, SessionError};
 use larder_protocol::Chain;
-use larder_protocol::session::Found;
+use larder_protocol::session::{Found, Tier};
 
 use super::assignment::LeastRecomputed;
 use super::infinite::InfiniteCache;
-use super::link::{Link, LinkError, RequestError};
+use super::link::{Link, LinkError, LinkSettings, Open, RequestError};
 use super::progress::Progress;
+use super::tally::Transport;
 use super::{Report, Tally, part_chunks};
 use crate::clock::now;
 use crate::cluster::NodeAddress;
@@ -28,6 +29,8 @@ use crate::trace::{CHUNK_TOKENS, Request};
 pub struct Driver {
     nodes: Vec<Link>,
     part_chunks: usize,
+    in_flight: u16,
+    deadline: Duration,
     /// Never borrowed across an await.
     state: RefCell<State>,
 }
@@ -42,32 +45,34 @@ struct State {
 }
 
 impl Driver {
-    /// Opens a session with each node, for blocks of `block_bytes`. Needs a tokio runtime with IO and time.
+    /// Opens a session with each node. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
     /// [`LinkError`] names the node that cannot be used.
-    pub async fn connect(nodes: &[NodeAddress], block_bytes: u64) -> Result<Self, LinkError> {
+    pub async fn connect(nodes: &[NodeAddress], settings: LinkSettings) -> Result<Self, LinkError> {
         let mut links = Vec::new();
         for node in nodes {
-            links.push(Link::connect(node, block_bytes).await?);
+            links.push(Link::connect(node, settings).await?);
         }
+        let LinkSettings { block_bytes, in_flight, deadline } = settings;
         let state = State {
             tally: Tally::new(),
             infinite: InfiniteCache::default(),
             loads: LeastRecomputed::new(links.len()),
             block: vec![0; block_bytes as usize],
         };
-        let part_chunks = part_chunks(block_bytes) as usize;
-        Ok(Self { nodes: links, part_chunks, state: RefCell::new(state) })
+        let part_chunks = part_chunks(block_bytes, in_flight) as usize;
+        Ok(Self { nodes: links, part_chunks, in_flight, deadline, state: RefCell::new(state) })
     }
 
-    /// Plays the requests, at most `in_flight` at a time. One that fails is counted, and the others go on.
+    /// Plays the requests, as many at a time as the links are set for. One that fails is counted, and the others go on. What
+    /// a node that is gone does not serve is computed, and the next requests go to the others until it is back.
     ///
     /// # Cancel safety
     /// Dropped, it leaves the requests in flight uncounted; [`Self::report`] has the others.
-    pub async fn play(&self, requests: &[Request], in_flight: u16, progress: &Progress) {
+    pub async fn play(&self, requests: &[Request], progress: &Progress) {
         let playing = requests.iter().map(|request| self.play_one(request));
-        let mut playing = stream::iter(playing).buffer_unordered(in_flight.into());
+        let mut playing = stream::iter(playing).buffer_unordered(self.in_flight.into());
         while playing.next().await.is_some() {
             progress.advance(self.state.borrow().tally.hit_rate());
         }
@@ -76,46 +81,69 @@ impl Driver {
     /// What was found so far, `took` after the start.
     #[must_use]
     pub fn report(&self, took: Duration) -> Report {
-        let bytes_moved = self.nodes.iter().map(Link::bytes_moved).sum();
+        let transport = Transport {
+            bytes_moved: self.nodes.iter().map(Link::bytes_moved).sum(),
+            sessions_reconnected: self.nodes.iter().map(Link::reconnected).sum(),
+        };
         let state = self.state.borrow();
-        state.tally.clone().finish(bytes_moved, state.infinite.hit_rate(), took)
+        state.tally.clone().finish(transport, state.infinite.hit_rate(), took)
     }
 
     async fn play_one(&self, request: &Request) {
         let node = {
             let state = &mut *self.state.borrow_mut();
             state.infinite.ask(request);
-            state.loads.choose(request.timestamp_ms)
+            state.loads.choose_among(request.timestamp_ms, |node| self.nodes[node].may_serve())
         };
-        let served = self.serve(&self.nodes[node], request).await;
+        let mut hit = 0;
+        let served = match node {
+            Some(node) => self.serve(&self.nodes[node], request, &mut hit).await.err(),
+            None => {
+                self.wait_for_a_node().await;
+                Some(RequestError::Lost { node: "every node".to_owned() })
+            }
+        };
         let state = &mut *self.state.borrow_mut();
         state.tally.asked(request.input_tokens);
-        let hit = served.unwrap_or_else(|error| {
-            state.tally.failed(&error);
-            0
-        });
-        state.loads.recomputed(node, request.timestamp_ms, request.input_tokens - hit);
+        let recomputed = request.input_tokens - hit;
+        match served {
+            None => {}
+            Some(RequestError::Lost { .. }) => state.tally.recomputed_after_failure(recomputed),
+            Some(error) => state.tally.failed(&error),
+        }
+        if let Some(node) = node {
+            state.loads.recomputed(node, request.timestamp_ms, recomputed);
+        }
     }
 
-    /// Plays one request; the answer is how many of its tokens were served.
-    async fn serve(&self, link: &Link, request: &Request) -> Result<u64, RequestError> {
-        link.check()?;
+    /// Waits until some node may serve again, or so long as computing the request may take.
+    async fn wait_for_a_node(&self) {
+        let start = now();
+        while now() - start < self.deadline && !self.nodes.iter().any(Link::may_serve) {
+            tokio::time::sleep(NODE_POLL).await;
+        }
+    }
+
+    /// Plays one request; `hit` becomes how many of its tokens were served.
+    async fn serve(&self, link: &Link, request: &Request, hit: &mut u64) -> Result<(), RequestError> {
+        let open = &link.open().await?;
         let hashes = request.full_chunks().iter().map(|&id| content::chunk_hash(id)).collect();
-        let chain = link.namespace.chain(hashes);
-        let failed = |error| link.failed(error);
-        let found = self.look_up(link, &chain, request.input_tokens).await.map_err(failed)?;
-        let chunks = self.fetch(link, &chain, &found).await.map_err(failed)?;
+        let chain = open.namespace.chain(hashes);
+        let failed = |error| link.failed(open, error);
+        let found = self.look_up(open, &chain, request.input_tokens).await.map_err(failed)?;
+        let chunks = self.fetch(open, &chain, &found).await.map_err(failed)?;
+        *hit = chunks as u64 * CHUNK_TOKENS;
         for from in (chunks..chain.len()).step_by(self.part_chunks) {
             let part = chain.part(from, chain.len().min(from + self.part_chunks));
-            if !self.save(link, &part).await.map_err(failed)? {
+            if !self.save(open, &part).await.map_err(failed)? {
                 self.state.borrow_mut().tally.save_shed();
                 break;
             }
         }
-        Ok(chunks as u64 * CHUNK_TOKENS)
+        Ok(())
     }
 
-    async fn look_up(&self, link: &Link, chain: &Chain, prompt_tokens: u64) -> Result<Found, SessionError> {
+    async fn look_up(&self, link: &Open, chain: &Chain, prompt_tokens: u64) -> Result<Found, SessionError> {
         let start = now();
         let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
         let found = link.session.lookup(&link.namespace, chain, options).await?;
@@ -125,7 +153,7 @@ impl Driver {
 
     /// Leases what was found, copies it out and compares it. A node that grants less than it found, or stays busy, leaves
     /// the rest to be computed. The answer is how many chunks were served.
-    async fn fetch(&self, link: &Link, chain: &Chain, found: &Found) -> Result<usize, SessionError> {
+    async fn fetch(&self, link: &Open, chain: &Chain, found: &Found) -> Result<usize, SessionError> {
         let chunks = (found.tokens / CHUNK_TOKENS) as usize;
         if chunks == 0 {
             return Ok(0);
@@ -142,7 +170,8 @@ impl Driver {
             took += now() - start;
             tally.check(hash, block);
         }
-        tally.fetched(took);
+        tally.fetched(took, found.spans.iter().any(|span| span.tier == Tier::Peer));
+        tally.lease_fell_short((chunks - lease.chunks()) as u64);
         for span in &found.spans {
             let served = (span.to as usize).min(lease.chunks()).saturating_sub(span.from as usize);
             tally.hit(span.tier, served as u64 * CHUNK_TOKENS);
@@ -151,7 +180,7 @@ impl Driver {
     }
 
     /// Writes those chunks of a part of a chain that the node lacks; whether it had room.
-    async fn save(&self, link: &Link, part: &Chain) -> Result<bool, SessionError> {
+    async fn save(&self, link: &Open, part: &Chain) -> Result<bool, SessionError> {
         let reserving = self.patiently(async || link.session.reserve(&link.namespace, part, 0).await).await?;
         let Some(reservation) = reserving else { return Ok(false) };
         if reservation.chunks().is_empty() {
@@ -164,7 +193,7 @@ impl Driver {
     /// "Computes" the chunks of a reservation into the write window and commits them; how many the node keeps.
     async fn write(
         &self,
-        link: &Link,
+        link: &Open,
         part: &Chain,
         reservation: &Reservation,
     ) -> Result<usize, SessionError> {
@@ -195,6 +224,9 @@ impl Driver {
         Ok(None)
     }
 }
+
+/// How often it is looked whether a node serves again, when none does.
+const NODE_POLL: Duration = Duration::from_millis(20);
 
 /// How often a busy node is asked; at its usual 5 ms, for a second.
 const MAX_TRIES: u32 = 200;

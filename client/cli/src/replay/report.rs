@@ -32,16 +32,30 @@ pub struct Report {
     pub busy_answers: u64,
     /// Requests whose chunks were not all saved, because a node had no room for them however often it was asked.
     pub saves_shed: u64,
+    /// Tokens computed because a node was gone or did not answer.
+    pub recomputed_after_failure: u64,
+    /// Sessions that were opened again.
+    pub sessions_reconnected: u64,
+    /// Chunks that a lookup found and the lease after it could not get.
+    pub lease_shortfalls: u64,
+    /// Chunks that came from another node than the one that was asked, for each request.
+    pub peer_chunks_per_request: f64,
     /// Bytes of blocks read and written, from the transport's counters.
     pub bytes_moved: u64,
     /// Median time of a lookup, in microseconds.
     pub lookup_p50_us: f64,
     /// 99th percentile of the same.
     pub lookup_p99_us: f64,
-    /// Median time to lease and copy out what a request hit, in microseconds.
+    /// Median time to lease and copy out what a request hit, all of it in the node that was asked, in microseconds.
     pub fetch_p50_us: f64,
     /// 99th percentile of the same.
     pub fetch_p99_us: f64,
+    /// Median time of those that had chunks of other nodes.
+    pub peer_fetch_p50_us: f64,
+    /// 99th percentile of the same.
+    pub peer_fetch_p99_us: f64,
+    /// The longest of both.
+    pub longest_fetch_us: f64,
     /// How long the replay took.
     pub seconds: f64,
     /// The first block with a wrong byte.
@@ -107,6 +121,15 @@ impl Report {
         if self.busy_answers > 0 || self.saves_shed > 0 {
             row("busy answers / saves shed", format!("{} / {}", self.busy_answers, self.saves_shed));
         }
+        if self.recomputed_after_failure > 0 || self.sessions_reconnected > 0 {
+            let tokens = output::count(self.recomputed_after_failure);
+            row("tokens recomputed after a failure", tokens);
+            row("sessions opened again", output::count(self.sessions_reconnected));
+        }
+        if self.peer_chunks_per_request > 0.0 {
+            row("chunks from peers a request", format!("{:.2}", self.peer_chunks_per_request));
+            row("fetch with peers p50 / p99", pair(self.peer_fetch_p50_us, self.peer_fetch_p99_us));
+        }
         row("bytes moved", output::bytes(self.bytes_moved));
         row("lookup p50 / p99", pair(self.lookup_p50_us, self.lookup_p99_us));
         row("fetch p50 / p99", pair(self.fetch_p50_us, self.fetch_p99_us));
@@ -131,10 +154,11 @@ mod tests {
 
     use crate::content;
     use crate::replay::Tally;
+    use crate::replay::tally::Transport;
 
     #[test]
     fn the_json_object_has_every_promised_field() {
-        let report = Tally::new().finish(0, 0.25, Duration::from_secs(2));
+        let report = Tally::new().finish(Transport::default(), 0.25, Duration::from_secs(2));
         let json = serde_json::to_value(&report).unwrap();
         let fields = [
             "requests",
@@ -152,18 +176,21 @@ mod tests {
             "fetch_p99_us",
             "seconds",
             "tokens_computed",
+            "recomputed_after_failure",
+            "peer_chunks_per_request",
         ];
         for field in fields {
             assert!(json.get(field).is_some(), "{field} is missing");
         }
-        assert_eq!(json["tokens_hit_by_tier"], serde_json::json!({"host": 0}));
+        assert_eq!(json["tokens_hit_by_tier"], serde_json::json!({"host": 0, "peer": 0}));
     }
 
     #[test]
     fn the_table_names_the_first_wrong_key() {
         let mut tally = Tally::new();
         tally.check(&content::chunk_hash(5), &[0; 64]);
-        let text = tally.finish(1 << 30, 0.5, Duration::from_secs(2)).table();
+        let moved = Transport { bytes_moved: 1 << 30, ..Transport::default() };
+        let text = tally.finish(moved, 0.5, Duration::from_secs(2)).table();
         assert!(text.contains(&content::chunk_hash(5).to_string()), "{text}");
         assert!(text.contains("1.0 GiB") && text.contains("50.00 %"), "{text}");
     }

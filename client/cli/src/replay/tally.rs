@@ -10,6 +10,7 @@ use larder_protocol::session::Tier;
 
 use super::report::{Report, WrongBlock};
 use crate::content;
+use crate::trace::CHUNK_TOKENS;
 
 /// Running counts of one replay.
 #[derive(Debug, Clone)]
@@ -23,8 +24,21 @@ pub struct Tally {
     first_wrong: Option<WrongBlock>,
     busy_answers: u64,
     saves_shed: u64,
+    recomputed_after_failure: u64,
+    lease_shortfalls: u64,
     lookups: Histogram<u64>,
     fetches: Histogram<u64>,
+    /// Those of the fetches that had chunks of other nodes.
+    peer_fetches: Histogram<u64>,
+}
+
+/// What only the transport knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Transport {
+    /// Bytes of blocks read and written.
+    pub bytes_moved: u64,
+    /// Sessions that were opened again after their node had gone.
+    pub sessions_reconnected: u64,
 }
 
 impl Tally {
@@ -36,13 +50,16 @@ impl Tally {
             failed_requests: 0,
             first_failure: None,
             tokens_asked: 0,
-            tokens_hit: BTreeMap::from([(tier_name(Tier::Host), 0)]),
+            tokens_hit: [Tier::Host, Tier::Peer].into_iter().map(|tier| (tier_name(tier), 0)).collect(),
             wrong_bytes: 0,
             first_wrong: None,
             busy_answers: 0,
             saves_shed: 0,
+            recomputed_after_failure: 0,
+            lease_shortfalls: 0,
             lookups: latencies(),
             fetches: latencies(),
+            peer_fetches: latencies(),
         }
     }
 
@@ -61,6 +78,16 @@ impl Tally {
     pub fn failed(&mut self, error: &(dyn std::error::Error + 'static)) {
         self.failed_requests += 1;
         self.first_failure.get_or_insert_with(|| with_causes(error));
+    }
+
+    /// So many tokens of a prompt were computed because its node was gone.
+    pub fn recomputed_after_failure(&mut self, tokens: u64) {
+        self.recomputed_after_failure += tokens;
+    }
+
+    /// So many chunks that were found could not be leased.
+    pub fn lease_fell_short(&mut self, chunks: u64) {
+        self.lease_shortfalls += chunks;
     }
 
     /// Compares a block that was served under `chunk` with what its key implies; whether it is right.
@@ -92,9 +119,10 @@ impl Tally {
         self.lookups.saturating_record(took.as_nanos() as u64);
     }
 
-    /// The blocks that hit were leased and copied out.
-    pub fn fetched(&mut self, took: Duration) {
-        self.fetches.saturating_record(took.as_nanos() as u64);
+    /// The blocks that hit were leased and copied out; some of them came from other nodes, or none did.
+    pub fn fetched(&mut self, took: Duration, from_peers: bool) {
+        let fetches = if from_peers { &mut self.peer_fetches } else { &mut self.fetches };
+        fetches.saturating_record(took.as_nanos() as u64);
     }
 
     /// Tokens hit of tokens asked until now; 0 where none was asked.
@@ -105,8 +133,9 @@ impl Tally {
 
     /// The results, with what only others know: the transport's bytes, the bound, the time it took.
     #[must_use]
-    pub fn finish(self, bytes_moved: u64, token_hit_rate_infinite: f64, took: Duration) -> Report {
+    pub fn finish(self, transport: Transport, token_hit_rate_infinite: f64, took: Duration) -> Report {
         let tokens_hit = self.tokens_hit_total();
+        let from_peers = self.tokens_hit.get(tier_name(Tier::Peer)).copied().unwrap_or_default();
         Report {
             requests: self.requests,
             failed_requests: self.failed_requests,
@@ -123,11 +152,18 @@ impl Tally {
             wrong_bytes: self.wrong_bytes,
             busy_answers: self.busy_answers,
             saves_shed: self.saves_shed,
-            bytes_moved,
+            recomputed_after_failure: self.recomputed_after_failure,
+            sessions_reconnected: transport.sessions_reconnected,
+            lease_shortfalls: self.lease_shortfalls,
+            peer_chunks_per_request: (from_peers / CHUNK_TOKENS) as f64 / self.requests.max(1) as f64,
+            bytes_moved: transport.bytes_moved,
             lookup_p50_us: quantile_us(&self.lookups, 0.5),
             lookup_p99_us: quantile_us(&self.lookups, 0.99),
             fetch_p50_us: quantile_us(&self.fetches, 0.5),
             fetch_p99_us: quantile_us(&self.fetches, 0.99),
+            peer_fetch_p50_us: quantile_us(&self.peer_fetches, 0.5),
+            peer_fetch_p99_us: quantile_us(&self.peer_fetches, 0.99),
+            longest_fetch_us: quantile_us(&self.fetches, 1.0).max(quantile_us(&self.peer_fetches, 1.0)),
             seconds: took.as_secs_f64(),
             first_wrong: self.first_wrong,
             first_failure: self.first_failure,
@@ -175,7 +211,7 @@ mod tests {
         tally.asked(1_048);
         tally.looked_up(Duration::from_micros(100));
         tally.looked_up(Duration::from_micros(300));
-        let report = tally.finish(4_096, 0.5, Duration::from_millis(1_500));
+        let report = tally.finish(Transport::default(), 0.5, Duration::from_millis(1_500));
         assert_eq!((report.requests, report.tokens_computed), (2, 1_536));
         assert!((report.token_hit_rate - 0.25).abs() < 1e-12);
         assert!((report.lookup_p50_us - 100.0).abs() < 1.0 && (report.lookup_p99_us - 300.0).abs() < 1.0);
@@ -194,7 +230,7 @@ mod tests {
             block[99] ^= 1;
             assert!(!tally.check(&content::chunk_hash(id), &block));
         }
-        let report = tally.finish(0, 0.0, Duration::ZERO);
+        let report = tally.finish(Transport::default(), 0.0, Duration::ZERO);
         assert_eq!(report.wrong_bytes, 4);
         let first = report.first_wrong.as_ref().unwrap();
         assert_eq!((first.chunk.as_str(), first.offset), (content::chunk_hash(1).to_string().as_str(), 77));
@@ -206,7 +242,7 @@ mod tests {
         let mut tally = Tally::new();
         tally.failed(&std::io::Error::other("the node is gone"));
         tally.failed(&std::io::Error::other("later"));
-        let report = tally.finish(0, 0.0, Duration::ZERO);
+        let report = tally.finish(Transport::default(), 0.0, Duration::ZERO);
         assert_eq!(report.failed_requests, 2);
         assert_eq!(report.first_failure.as_deref(), Some("the node is gone"));
         assert!(!report.passed());

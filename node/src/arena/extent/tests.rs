@@ -30,7 +30,7 @@ fn reopened(extent: &ExtentMemory, write: bool) -> std::io::Result<File> {
 
 fn window_with(bytes: &[u8]) -> Window {
     let window = Window::create(bytes.len() as u64, None).unwrap();
-    Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap().write(0, bytes);
+    Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap().write(0, bytes).unwrap();
     window
 }
 
@@ -81,7 +81,7 @@ fn a_descriptor_does_not_outlive_an_exec() {
 #[test]
 fn a_trusted_engine_writes_and_the_node_reads_copies_only() {
     let extent = TRUSTED.create().unwrap();
-    mapped(&extent, Access::Write).unwrap().write(9, b"block");
+    mapped(&extent, Access::Write).unwrap().write(9, b"block").unwrap();
     let mut seen = [0; 5];
     extent.copy_out(9, &mut seen).unwrap();
     assert_eq!(&seen, b"block");

@@ -81,5 +81,6 @@ fn limits(policy: PolicyName, capacity_chunks: u64, longest: u64) -> StoreLimits
         max_pinned_bytes: 0,
         reservation_ttl_ms: u64::MAX,
         max_pin_ms: 0,
+        peers: None,
     }
 }

@@ -1,0 +1,229 @@
+//! Blocks that one engine put at one node, and another gets at another node.
+
+use std::cell::RefCell;
+use std::fs::{read_dir, read_to_string};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::future::try_join_all;
+use larder_client::{LookupOptions, Namespace, Session, SessionOptions};
+use larder_protocol::Chain;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::LocalSet;
+
+use super::measure::timed;
+use super::transfer::Transfer;
+use crate::clock::{now, process_seconds};
+use crate::content::chunk_hash;
+use crate::dev::{DevCluster, DevOptions, TENANT};
+use crate::replay::namespace::replay_namespace;
+
+/// A cluster of two nodes, and an engine at each. Every pass reads blocks that were never read before: the node that reads
+/// them fetches them from the other, and keeps them.
+pub struct PeerBench {
+    runtime: Runtime,
+    cluster: DevCluster,
+    writer: End,
+    reader: End,
+    transfer: Transfer,
+    next_id: u64,
+    /// How long each get took, over all passes.
+    latencies: Vec<Duration>,
+    bytes: usize,
+    /// CPU time of the gets.
+    spent_seconds: f64,
+    /// The nodes.
+    pids: Vec<u32>,
+}
+
+struct End {
+    session: Session,
+    namespace: Namespace,
+}
+
+impl PeerBench {
+    /// Starts the cluster and connects.
+    ///
+    /// # Errors
+    /// The cluster does not start, or lets nobody in.
+    pub fn start(transfer: Transfer) -> anyhow::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let options = DevOptions {
+            nodes: 2,
+            arena_bytes: Some(ARENA_BYTES),
+            extent_bytes: Some(EXTENT_BYTES),
+            ..DevOptions::new()?
+        };
+        let (cluster, writer, reader) = runtime.block_on(async {
+            let cluster = DevCluster::start(options).await?;
+            cluster.joined().await?;
+            let connect = async |node: usize| {
+                let sockets = &cluster.addresses().nodes[node].sockets;
+                End::connect(sockets.get(TENANT).context("the node has a socket")?, transfer).await
+            };
+            let ends = (connect(0).await?, connect(1).await?);
+            anyhow::Ok((cluster, ends.0, ends.1))
+        })?;
+        let pids = cluster.pids().into_iter().skip(1).filter_map(|(_, pid)| pid).collect();
+        Ok(Self {
+            runtime,
+            cluster,
+            writer,
+            reader,
+            transfer,
+            next_id: 0,
+            latencies: Vec::new(),
+            bytes: 0,
+            spent_seconds: 0.0,
+            pids,
+        })
+    }
+
+    /// Puts new blocks at one node, waits until the other knows of them, and gets them there; only the last is timed. A get
+    /// is a lease, which the engine reads in place.
+    ///
+    /// # Errors
+    /// A session ended, or a block did not come.
+    pub fn pass(&mut self) -> anyhow::Result<Duration> {
+        let first = self.next_id;
+        self.next_id += self.transfer.blocks() as u64;
+        let Self { runtime, writer, reader, transfer, .. } = &*self;
+        let chains: Vec<Chain> =
+            (first..self.next_id).map(|id| reader.namespace.chain(vec![chunk_hash(id)])).collect();
+        let (tasks, latencies) = (LocalSet::new(), RefCell::default());
+        tasks.block_on(runtime, async {
+            writer.put(&chains, &vec![1; transfer.block_bytes]).await?;
+            reader.wait_for(&chains).await
+        })?;
+        let before = self.cpu_seconds()?;
+        let took =
+            timed(|| tasks.block_on(runtime, reader.get_all(&chains, transfer.in_flight, &latencies)))?;
+        self.spent_seconds += self.cpu_seconds()? - before;
+        self.bytes += self.transfer.bytes();
+        self.latencies.extend(latencies.take());
+        Ok(took)
+    }
+
+    /// CPU time that the nodes and this process have used since they started.
+    ///
+    /// # Errors
+    /// A node is gone.
+    pub fn cpu_seconds(&self) -> io::Result<f64> {
+        let nodes = self.pids.iter().map(|&pid| seconds_of(pid));
+        Ok(process_seconds() + nodes.sum::<io::Result<f64>>()?)
+    }
+
+    /// CPU seconds of the nodes and of this process for 10^9 bytes, over all passes.
+    #[must_use]
+    pub fn cpu_s_per_gigabyte(&self) -> f64 {
+        self.spent_seconds / self.bytes as f64 * 1e9
+    }
+
+    /// How long the gets took, over all passes, ascending.
+    #[must_use]
+    pub fn latencies(&self) -> Vec<Duration> {
+        let mut latencies = self.latencies.clone();
+        latencies.sort_unstable();
+        latencies
+    }
+
+    /// Ends the cluster.
+    ///
+    /// # Errors
+    /// A process had to be killed.
+    pub fn stop(self) -> anyhow::Result<()> {
+        drop((self.writer, self.reader));
+        Ok(self.runtime.block_on(self.cluster.stop())?)
+    }
+}
+
+impl End {
+    async fn connect(socket: &Path, transfer: Transfer) -> anyhow::Result<Self> {
+        let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
+        let options = SessionOptions { client, ..SessionOptions::default() };
+        let session = Session::connect(socket, options).await?;
+        let block_bytes = transfer.block_bytes as u64;
+        let namespace = session.register(&replay_namespace(block_bytes), &[0], &[block_bytes]).await?;
+        Ok(Self { session, namespace })
+    }
+
+    async fn put(&self, chains: &[Chain], block: &[u8]) -> anyhow::Result<()> {
+        for chain in chains {
+            let reservation = self.session.reserve(&self.namespace, chain, 0).await?;
+            let mut staged = self.session.stage(&reservation, 0).await?;
+            staged.copy_from(0, 0, block);
+            self.session.commit(&reservation, vec![staged]).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the directory knows of all of them.
+    async fn wait_for(&self, chains: &[Chain]) -> anyhow::Result<()> {
+        let start = now();
+        for chain in chains {
+            let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
+            while self.session.lookup(&self.namespace, chain, options.clone()).await?.tokens == 0 {
+                anyhow::ensure!(now() - start < PATIENCE, "a block that was put is not found elsewhere");
+                tokio::time::sleep(POLL).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gets all of them, so many at a time.
+    async fn get_all(
+        &self,
+        chains: &[Chain],
+        in_flight: usize,
+        latencies: &RefCell<Vec<Duration>>,
+    ) -> anyhow::Result<()> {
+        let waiting = RefCell::new(chains.iter());
+        try_join_all((0..in_flight).map(async |_| {
+            loop {
+                let Some(chain) = waiting.borrow_mut().next() else { return Ok(()) };
+                let start = now();
+                let lease = self.session.lease(&self.namespace, chain).await?;
+                anyhow::ensure!(lease.chunks() == 1, "a block that was found did not come");
+                latencies.borrow_mut().push(now() - start);
+            }
+        }))
+        .await?;
+        Ok(())
+    }
+}
+
+/// CPU time of the threads of a process, as the scheduler has counted it.
+fn seconds_of(pid: u32) -> io::Result<f64> {
+    let mut nanoseconds = 0;
+    for task in read_dir(format!("/proc/{pid}/task"))? {
+        // A thread that has just ended.
+        let Ok(text) = read_to_string(task?.path().join("schedstat")) else { continue };
+        nanoseconds += text.split(' ').next().and_then(|on_cpu| on_cpu.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(nanoseconds as f64 / 1e9)
+}
+
+/// Room for some passes at each node.
+const ARENA_BYTES: u64 = 768 << 20;
+
+const EXTENT_BYTES: u64 = 64 << 20;
+
+/// Far more than an announcement takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const POLL: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_process_is_that_of_its_threads() {
+        let start = process_seconds();
+        while process_seconds() - start < 0.02 {}
+        let seen = seconds_of(std::process::id()).unwrap();
+        assert!(seen >= 0.02 && seen < process_seconds() + 1.0, "{seen}");
+    }
+}

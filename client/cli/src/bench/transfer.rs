@@ -1,0 +1,234 @@
+//! What transfers of blocks between two ends are measured by: how fast, and at what CPU time.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use larder_client::quic::TransportSettings;
+
+use super::measure::{Pass, timed};
+use super::peer::PeerBench;
+use super::placement::Placement;
+use super::quic::BareQuinn;
+use super::tcp::RawTcp;
+use super::yardsticks::WORKING_SET_BYTES;
+use super::{Measurement, measure};
+use crate::clock::process_seconds;
+
+/// Blocks that one end asks the other for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transfer {
+    /// Bytes of each.
+    pub block_bytes: usize,
+    /// How many are asked for before the first has come.
+    pub in_flight: usize,
+}
+
+/// How fast blocks come, and what that takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// Payload, in 10^9 bytes a second.
+    pub gigabytes_per_s: f64,
+    /// CPU seconds of both ends for 10^9 bytes.
+    pub cpu_s_per_gigabyte: f64,
+}
+
+/// Counts the CPU time of passes whose ends are both in this process.
+#[derive(Debug, Default)]
+pub(super) struct CpuMeter {
+    bytes: usize,
+    seconds: f64,
+}
+
+impl Transfer {
+    /// Blocks of this size, as many asked for at a time as one connection carries best.
+    #[must_use]
+    pub fn of(block_bytes: usize) -> Self {
+        Self { block_bytes, in_flight: IN_FLIGHT }
+    }
+
+    /// Blocks of one pass: enough that no cache holds them, and that all places in flight are taken.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        (WORKING_SET_BYTES / self.block_bytes).max(self.in_flight)
+    }
+
+    /// Bytes of one pass.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.blocks() * self.block_bytes
+    }
+
+    /// What is sent: block after block, so many that no cache holds them.
+    pub(super) fn source(&self) -> Source {
+        let blocks = (WORKING_SET_BYTES / self.block_bytes).max(1);
+        let bytes: Vec<u8> = (0..blocks * self.block_bytes).map(byte).collect();
+        Source { bytes: bytes.into(), block_bytes: self.block_bytes, next: 0 }
+    }
+
+    /// Where the blocks in flight go, touched already.
+    pub(super) fn targets(&self) -> Vec<Vec<u8>> {
+        vec![vec![1; self.block_bytes]; self.in_flight]
+    }
+}
+
+/// The blocks that an end sends, in a ring.
+#[derive(Debug)]
+pub(super) struct Source {
+    bytes: Bytes,
+    block_bytes: usize,
+    next: usize,
+}
+
+impl Source {
+    /// The next block.
+    pub(super) fn block(&mut self) -> Bytes {
+        let at = self.next;
+        self.next = (at + self.block_bytes) % self.bytes.len();
+        self.bytes.slice(at..at + self.block_bytes)
+    }
+}
+
+impl CpuMeter {
+    /// Times all of `work`, which moves so many bytes.
+    pub(super) fn timed(
+        &mut self,
+        bytes: usize,
+        work: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Duration> {
+        let start = process_seconds();
+        let took = timed(work)?;
+        self.seconds += process_seconds() - start;
+        self.bytes += bytes;
+        Ok(took)
+    }
+
+    /// CPU seconds for 10^9 bytes so far.
+    pub(super) fn per_gigabyte(&self) -> f64 {
+        self.seconds / self.bytes as f64 * 1e9
+    }
+}
+
+/// Raw TCP over loopback, where the calling thread is the one that asks: the other end is a thread of its own.
+///
+/// # Errors
+/// The system gives no socket or no thread.
+pub fn raw_tcp(transfer: Transfer, rounds: usize, placement: &Placement) -> anyhow::Result<Rate> {
+    let mut tcp = RawTcp::start(transfer, placement)?;
+    let [seconds] = measure::medians(rounds, [&mut || tcp.pass()])?;
+    Ok(Rate::new(transfer, seconds, tcp.cpu_s_per_gigabyte()))
+}
+
+/// QUIC with mutual TLS over loopback as the processes of a cluster use it, with nothing else done.
+///
+/// # Errors
+/// The system gives no socket or no thread.
+pub fn bare_quinn(
+    transfer: Transfer,
+    settings: &TransportSettings,
+    rounds: usize,
+    placement: &Placement,
+) -> anyhow::Result<Rate> {
+    let mut quinn = BareQuinn::start(transfer, settings, placement)?;
+    let [seconds] = measure::medians(rounds, [&mut || quinn.pass()])?;
+    Ok(Rate::new(transfer, seconds, quinn.cpu_s_per_gigabyte()))
+}
+
+/// QUIC beside raw TCP, in turns: throughput, then CPU time.
+///
+/// # Errors
+/// The system gives no socket or no thread.
+pub fn quinn_beside_tcp(
+    name: &str,
+    transfer: Transfer,
+    settings: &TransportSettings,
+    rounds: usize,
+    placement: &Placement,
+) -> anyhow::Result<[Measurement; 2]> {
+    let mut quinn = BareQuinn::start(transfer, settings, placement)?;
+    let mut tcp = RawTcp::start(transfer, placement)?;
+    let [subject, yardstick] = measure::medians(rounds, [&mut || quinn.pass(), &mut || tcp.pass()])?;
+    let bytes = transfer.bytes() as u64;
+    let cpu = [quinn.cpu_s_per_gigabyte(), tcp.cpu_s_per_gigabyte()];
+    Ok([
+        Measurement::throughput(name, "raw TCP", bytes, subject, yardstick),
+        Measurement::cpu(&format!("{name}_cpu"), "raw TCP", cpu),
+    ])
+}
+
+/// Gets through two nodes beside raw TCP and beside bare QUIC, in turns: throughput against either, then CPU time.
+///
+/// # Errors
+/// The system gives no socket or no thread, or the cluster does not start.
+pub fn peer_get_beside_both(
+    name: &str,
+    transfer: Transfer,
+    rounds: usize,
+    placement: &Placement,
+) -> anyhow::Result<[Measurement; 3]> {
+    placement.be_anywhere()?;
+    let mut peer = PeerBench::start(transfer)?;
+    placement.be_engine()?;
+    let mut quinn = BareQuinn::start(transfer, &TransportSettings::default(), placement)?;
+    let mut tcp = RawTcp::start(transfer, placement)?;
+    let passes: [Pass<'_>; 3] = [
+        &mut || {
+            placement.be_anywhere()?;
+            let took = peer.pass();
+            placement.be_engine()?;
+            took
+        },
+        &mut || tcp.pass(),
+        &mut || quinn.pass(),
+    ];
+    let [subject, raw, bare] = measure::medians(rounds, passes)?;
+    let bytes = transfer.bytes() as u64;
+    let cpu = [peer.cpu_s_per_gigabyte(), tcp.cpu_s_per_gigabyte()];
+    peer.stop()?;
+    Ok([
+        Measurement::throughput(name, "raw TCP", bytes, subject, raw),
+        Measurement::throughput(&format!("{name}_of_quic"), "bare QUIC", bytes, subject, bare),
+        Measurement::cpu(&format!("{name}_cpu"), "raw TCP", cpu),
+    ])
+}
+
+impl Rate {
+    fn new(transfer: Transfer, seconds: f64, cpu_s_per_gigabyte: f64) -> Self {
+        Self { gigabytes_per_s: transfer.bytes() as f64 / seconds / 1e9, cpu_s_per_gigabyte }
+    }
+}
+
+fn byte(at: usize) -> u8 {
+    (at / 4_099) as u8
+}
+
+/// More bulk streams at a time than this on a connection bring nothing, and make the slowest much slower.
+const IN_FLIGHT: usize = 4;
+
+/// Bytes of a request: about those of a real one.
+pub(super) const REQUEST_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_fills_its_places_in_flight_and_the_source_comes_round() {
+        let large = Transfer { block_bytes: 48 << 20, in_flight: 3 };
+        assert_eq!((large.blocks(), large.bytes()), (3, 144 << 20));
+        let mut source = Transfer::of(16 << 20).source();
+        let blocks: Vec<_> = (0..5).map(|_| source.block()).collect();
+        assert!(blocks[0] == blocks[4] && blocks[0] != blocks[1]);
+    }
+
+    #[test]
+    fn both_yardsticks_move_blocks_and_say_what_it_took() {
+        let placement = Placement::choose().unwrap();
+        let transfer = Transfer::of(1 << 20);
+        let settings = TransportSettings::default();
+        let tcp = raw_tcp(transfer, 1, &placement).unwrap();
+        let quinn = bare_quinn(transfer, &settings, 1, &placement).unwrap();
+        for rate in [tcp, quinn] {
+            assert!(rate.gigabytes_per_s > 0.0 && rate.cpu_s_per_gigabyte > 0.0, "{rate:?}");
+        }
+    }
+}

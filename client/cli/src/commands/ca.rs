@@ -1,0 +1,206 @@
+//! `larder ca`: a small certificate authority for a cluster.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use larder_client::quic::ca::{Authority, Issued, Validity};
+use larder_protocol::identity::{Identity, Role};
+
+use crate::failure::Usage;
+use crate::output;
+
+/// Make the certificates with which the processes of a cluster know each other
+///
+/// Nodes, coordinators, engines and admins talk over QUIC with mutual TLS: each shows a certificate that says what it is
+/// and who, and trusts those of one authority. Certificates of another authority do as well, provided that their subject
+/// alternative names are the URI larder://ROLE/NAME (for an engine larder://engine/TENANT/NAME) and the DNS name
+/// ROLE.larder.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder ca init --dir ca                              Once a cluster: ca/ca.pem and ca/ca.key
+  larder ca issue node node-0 --dir ca                 For each node: ca/node-0.pem and ca/node-0.key
+  larder ca issue coordinator main --dir ca --out /etc/larder
+  larder ca issue engine vllm-0 --tenant red --dir ca --days 30
+
+Every process gets ca.pem, its own certificate and its own key. ca.key goes nowhere: whoever has it can be anybody.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Init(Init),
+    Issue(Issue),
+}
+
+/// Make an authority: its certificate ca.pem and its key ca.key
+///
+/// Replaces nothing: with another key, every certificate would have to be issued again.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder ca init --dir ca               ca/ca.pem for everybody, ca/ca.key for nobody
+  larder ca init --dir ca --days 365    For a year")]
+struct Init {
+    /// Where the files go; made where it is missing, for its owner alone
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+
+    /// Days until it expires
+    #[arg(long, value_name = "N", default_value_t = 3_650, value_parser = days())]
+    days: u32,
+}
+
+/// Issue a certificate and its key: NAME.pem and NAME.key
+///
+/// Replaces nothing. To renew one before it expires, issue it into another directory and move both files over the old
+/// ones.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder ca issue node node-0 --dir ca                            ca/node-0.pem and ca/node-0.key
+  larder ca issue coordinator main --dir ca --out /etc/larder     Elsewhere than the authority's own
+  larder ca issue engine vllm-0 --tenant red --dir ca --days 30   An engine that sees the blocks of `red`")]
+struct Issue {
+    /// What the process may do
+    #[arg(value_parser = roles())]
+    role: Role,
+
+    /// Its name: a node has the one in its config
+    name: String,
+
+    /// The tenant whose blocks an engine reads and writes; only an engine has one
+    #[arg(long, value_name = "TENANT", required_if_eq("role", "engine"))]
+    tenant: Option<String>,
+
+    /// Days until it expires
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = days())]
+    days: u32,
+
+    /// Where the authority's files are
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+
+    /// Where the new files go; made where it is missing, for its owner alone [default: beside the authority's]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Command::Init(init) => init.run()?,
+        Command::Issue(issue) => issue.run()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Init {
+    fn run(&self) -> anyhow::Result<()> {
+        let (_, files) = Authority::create(Validity::days(self.days))?;
+        let (certificate, key) = write(&self.dir, AUTHORITY, &files)?;
+        let (certificate, key) = (certificate.display(), key.display());
+        Ok(output::print(&format!("{certificate} is for every process, {key} for nobody else."))?)
+    }
+}
+
+impl Issue {
+    fn run(&self) -> anyhow::Result<()> {
+        let identity = self.identity()?;
+        let issued = self.authority()?.issue(&identity, Validity::days(self.days))?;
+        let (certificate, key) = write(self.out.as_ref().unwrap_or(&self.dir), &self.name, &issued)?;
+        let (certificate, key, days) = (certificate.display(), key.display(), self.days);
+        let lasts = output::counted(days as usize, "day");
+        Ok(output::print(&format!("{certificate} and {key} make a process {identity} for {lasts}."))?)
+    }
+
+    fn identity(&self) -> anyhow::Result<Identity> {
+        if self.tenant.is_some() && self.role != Role::Engine {
+            return Err(Usage(format!("--tenant: a {} has no tenant, only an engine has", self.role)).into());
+        }
+        if self.name == AUTHORITY {
+            return Err(Usage(format!("the name {AUTHORITY} is taken: its files are the authority's")).into());
+        }
+        let identity = Identity { role: self.role, tenant: self.tenant.clone(), name: self.name.clone() };
+        let read_back = identity.to_string().parse::<Identity>();
+        read_back
+            .context(Usage("names and tenants have 1 to 256 characters out of A-Z a-z 0-9 . _ -".to_owned()))
+    }
+
+    fn authority(&self) -> anyhow::Result<Authority> {
+        let read = |path: PathBuf| {
+            let hint = || Usage(format!("cannot read {}: `larder ca init` makes it", path.display()));
+            fs::read_to_string(&path).with_context(hint)
+        };
+        let [certificate, key] = paths(&self.dir, AUTHORITY);
+        let (certificate, key) = (read(certificate)?, read(key)?);
+        let wrong = || Usage(format!("cannot use the authority in {}", self.dir.display()));
+        Authority::load(&certificate, &key).with_context(wrong)
+    }
+}
+
+/// Writes NAME.pem and NAME.key, neither of which may be there.
+fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(|| Usage(format!("cannot make the directory {}", dir.display())))?;
+    let [certificate, key] = paths(dir, name);
+    let refused = |path: &Path, error: io::Error| {
+        let text = match error.kind() {
+            ErrorKind::AlreadyExists => {
+                format!("{} is there already, and nothing is replaced", path.display())
+            }
+            _ => format!("cannot write {}", path.display()),
+        };
+        anyhow::Error::new(error).context(Usage(text))
+    };
+    create(&key, 0o600, &files.key_pem).map_err(|error| refused(&key, error))?;
+    if let Err(error) = create(&certificate, 0o644, &files.certificate_pem) {
+        // A key without a certificate is of no use, and in the way of the next try.
+        let _ = fs::remove_file(&key);
+        return Err(refused(&certificate, error));
+    }
+    Ok((certificate, key))
+}
+
+/// Writes a file that is not there yet, or leaves none.
+fn create(path: &Path, mode: u32, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    file.write_all(text.as_bytes()).inspect_err(|_| {
+        let _ = fs::remove_file(path);
+    })
+}
+
+fn paths(dir: &Path, name: &str) -> [PathBuf; 2] {
+    ["pem", "key"].map(|ending| dir.join(format!("{name}.{ending}")))
+}
+
+fn roles() -> impl TypedValueParser<Value = Role> {
+    let names = Role::ALL.map(|role| PossibleValue::new(role.name()).help(duty(role)));
+    PossibleValuesParser::new(names)
+        .try_map(|name| Role::ALL.into_iter().find(|role| role.name() == name).ok_or("no role"))
+}
+
+fn duty(role: Role) -> &'static str {
+    match role {
+        Role::Node => "Holds blocks and directory rows",
+        Role::Coordinator => "Keeps the members and the partition table",
+        Role::Admin => "Asks and orders anything: people and their tools",
+        Role::Engine => "Reads and writes the blocks of its tenant",
+    }
+}
+
+fn days() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=MAX_DAYS)
+}
+
+/// Name of the authority's own files.
+const AUTHORITY: &str = "ca";
+
+/// A hundred years: far below where dates end.
+const MAX_DAYS: i64 = 36_500;

@@ -1,0 +1,75 @@
+//! The messages between the coordinator and those who follow it.
+//!
+//! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed
+//! as in [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; whoever only wants tables (engines,
+//! admins) with `Watch`.
+
+use std::net::SocketAddr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::table::{Epoch, NodeNumber, Table};
+
+/// What a follower says.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum FollowerMessage {
+    /// A node wants to be a member; its name stands in its certificate.
+    Join(Join),
+    /// The node lives.
+    Heartbeat(Heartbeat),
+    /// The node goes, in order.
+    Leave,
+    /// Somebody wants to know tables.
+    Watch,
+}
+
+/// A node wants to be a member.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// Which life of the node this is (see [`crate::table::Member::incarnation`]).
+    pub incarnation: u64,
+    /// The latest table it knows: a coordinator that lost its state learns from it.
+    pub epoch: Epoch,
+    /// Where peers reach it.
+    pub peer: SocketAddr,
+    /// Where it serves HTTP.
+    pub http: SocketAddr,
+    /// GPU actors it has.
+    pub devices: u16,
+    /// Its share of the partitions.
+    pub weight: u64,
+}
+
+/// A node lives.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// The latest table it knows.
+    pub epoch: Epoch,
+    /// Members that do not answer it.
+    pub silent: Vec<NodeNumber>,
+}
+
+/// What the coordinator says.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum CoordinatorMessage {
+    /// The node is a member, or will be with the next table.
+    Joined(Joined),
+    /// The node is not a member: another life of it is newer. Where that cannot be (a clock that was set back), it joins
+    /// again as this incarnation.
+    Outdated(u64),
+    /// The node is no member any more, after long silence: it joins again.
+    Removed,
+    /// The table that counts from now on.
+    Table(Table),
+    /// A heartbeat was heard.
+    Heard,
+}
+
+/// The node is a member.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Its number from now on.
+    pub number: NodeNumber,
+    /// How often to send a heartbeat.
+    pub heartbeat_ms: u64,
+}

@@ -1,0 +1,230 @@
+//! The messages between nodes.
+//!
+//! Every request is a bidirectional QUIC stream of its own: the asker writes one message ([`PeerRequest`]) and ends its
+//! half; the other side answers with one message ([`PeerResponse`]) and, to a fetch, the bytes behind it. A message on a
+//! stream is
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 0..4 | `u32` bytes of the message, little-endian, at most [`MAX_PEER_MESSAGE_BYTES`](crate::limits::MAX_PEER_MESSAGE_BYTES) |
+//! | 4..8 | zero |
+//! | 8.. | the message in rkyv |
+
+use rkyv::util::AlignedVec;
+use rkyv::{Archive, Deserialize, Serialize, rancor};
+
+use crate::chunk::ChunkHash;
+use crate::membership::{CoordinatorMessage, FollowerMessage};
+use crate::namespace::Fingerprint;
+use crate::table::{Epoch, Holder, RowKey};
+
+/// What a node asks of a node.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum PeerRequest {
+    /// Asks the home who holds chunks; answered [`PeerResponse::Rows`].
+    Find(Find),
+    /// Tells the home what a holder has and has not; answered [`PeerResponse::Announced`].
+    Announce(Announce),
+    /// Tells the home that a holder did not have what its rows say; answered [`PeerResponse::Done`].
+    Repair(Repair),
+    /// Asks a holder for blocks; answered [`PeerResponse::Fetched`], and the bytes behind it.
+    Fetch(Fetch),
+    /// Tells a holder that the asker keeps these chunks from now on, and the directory knows: the holder gives up its own
+    /// copies if nobody uses them. Answered [`PeerResponse::Done`].
+    Moved(Chunks),
+    /// Asks whether anybody is there; answered [`PeerResponse::Done`].
+    Ping,
+}
+
+/// Asks the home who holds chunks.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Find {
+    /// The asker's table.
+    pub epoch: Epoch,
+    /// The chunks; at most [`MAX_FIND_ROWS`](crate::limits::MAX_FIND_ROWS).
+    pub rows: Vec<RowKey>,
+}
+
+/// A piece of the ordered stream of what one holder gained and lost, for one home.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Announce {
+    /// Who has them.
+    pub holder: Holder,
+    /// Which life of the holder this is.
+    pub incarnation: u64,
+    /// The holder's table.
+    pub epoch: Epoch,
+    /// Number of the stream. It grows whenever the holder starts anew, so that a late copy of an old batch voids nothing.
+    pub stream: u64,
+    /// Number of the batch in its stream. 0 starts anew: whatever the home knew of this holder is void. Else one more
+    /// than the last.
+    pub sequence: u64,
+    /// The sum, modulo 2^64, of [`RowKey::digest`] over all that the holder has of this home's partitions, where the
+    /// home knows all of it with this batch. A home with the same table that comes to another sum has it start anew.
+    pub digest: Option<u64>,
+    /// In the order in which it happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES).
+    pub changes: Vec<RowChange>,
+}
+
+/// Tells the home that a holder did not have what its rows say.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// Who does not have them.
+    pub holder: Holder,
+    /// What it does not have; at most [`MAX_FIND_ROWS`](crate::limits::MAX_FIND_ROWS).
+    pub rows: Vec<RowKey>,
+}
+
+/// One chunk gained or lost.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowChange {
+    /// The chunk.
+    pub row: RowKey,
+    /// Whether the holder has it now.
+    pub is_held: bool,
+}
+
+/// Chunks of one holder.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Chunks {
+    /// The actor that has them.
+    pub device: u16,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
+    /// Their hashes.
+    pub hashes: Vec<ChunkHash>,
+}
+
+/// Asks a holder for blocks: all slices and pools of each chunk.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS).
+    pub chunks: Chunks,
+    /// Bytes of the blocks of one chunk, by slice, then pool, as the asker has it.
+    pub block_bytes: Vec<u64>,
+}
+
+/// What a node answers a node.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum PeerResponse {
+    /// Who holds the chunks, in the order of the request. A chunk that nobody holds has no holder.
+    Rows(Rows),
+    /// How an announcement ended.
+    Announced(Announced),
+    /// What follows, one a chunk of the request.
+    Fetched(Vec<FetchedChunk>),
+    /// It is done.
+    Done,
+    /// Too much to do; ask again later.
+    Busy(RetryAfter),
+    /// The request is impossible, or not for this node or this asker.
+    Refused(String),
+}
+
+/// Who holds chunks, as spans over the chunks of the request.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The home's table; a newer one than the asker's tells it to look again.
+    pub epoch: Epoch,
+    /// Ascending, and several over one chunk where several hold it.
+    pub spans: Vec<RowSpan>,
+}
+
+/// A stretch of a request's chunks that one holder has.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowSpan {
+    /// Position of the first.
+    pub from: u32,
+    /// Position after the last.
+    pub to: u32,
+    /// Who has them.
+    pub holder: Holder,
+}
+
+/// How an announcement ended.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Announced {
+    /// The home knows, up to this sequence number.
+    Known(u64),
+    /// Something before is missing, or the home starts anew: begin again at sequence 0 with all that is held.
+    StartAnew,
+    /// The home has an older table than the holder, and took nothing: the same batch again, a little later.
+    Later,
+    /// The home does not know this incarnation, or knows a later one; the epoch of its table comes along.
+    OtherIncarnation(Epoch),
+}
+
+/// What comes of one chunk of a fetch.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum FetchedChunk {
+    /// Its blocks follow, in the order of slices, then pools, after those of the chunks before it.
+    Held(HeldChunk),
+    /// It is not here (any more): the directory was wrong.
+    NotHeld,
+    /// Too much is being sent; ask again later.
+    Busy(RetryAfter),
+}
+
+/// When asking again may help.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryAfter {
+    /// Counted from the answer.
+    pub retry_after_ms: u64,
+}
+
+/// What a holder says of a chunk that it sends.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct HeldChunk {
+    /// How often it was read, this time included: see placement.
+    pub reads: u32,
+    /// By slice, then pool.
+    pub blocks: Vec<HeldBlock>,
+}
+
+/// What a holder says of a block that it sends.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct HeldBlock {
+    /// Its size.
+    pub bytes: u64,
+    /// The block's checksum, over its ranges' checksums and its key (see [`crate::checksum`]).
+    pub checksum: u64,
+}
+
+/// A message that came as bytes and is not one.
+#[derive(Debug, thiserror::Error)]
+#[error("malformed message: {source}")]
+pub struct MalformedMessage {
+    #[from]
+    source: rancor::Error,
+}
+
+/// A message of this module or of [`crate::membership`].
+pub trait Message: Sized {
+    /// Encodes it.
+    ///
+    /// # Panics
+    /// Never: encoding cannot fail.
+    fn encode(&self) -> AlignedVec;
+
+    /// Checks and reads it. `bytes` must start at a multiple of 16.
+    ///
+    /// # Errors
+    /// Where the bytes are no such message.
+    fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage>;
+}
+
+macro_rules! message {
+    ($($name:ty),*) => {$(
+        impl Message for $name {
+            fn encode(&self) -> AlignedVec {
+                rkyv::to_bytes::<rancor::Error>(self).expect("a message can always be encoded")
+            }
+
+            fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage> {
+                Ok(rkyv::from_bytes::<Self, rancor::Error>(bytes)?)
+            }
+        }
+    )*};
+}
+
+message!(PeerRequest, PeerResponse, FollowerMessage, CoordinatorMessage);

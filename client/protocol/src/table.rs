@@ -1,0 +1,201 @@
+//! The partition table: which node is home to which part of the chunk-hash space.
+//!
+//! The coordinator makes it, and numbers every version with an epoch; nodes and clients only look into it.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use crate::chunk::{ChunkHash, ChunkRef};
+use crate::namespace::Fingerprint;
+
+/// Partitions of the chunk-hash space.
+pub const PARTITIONS: u16 = 4_096;
+
+/// The version of a table. A later term beats every number of an earlier one.
+#[derive(
+    Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
+pub struct Epoch {
+    /// Grows with each start of a coordinator.
+    pub term: u64,
+    /// Grows with each table of a term.
+    pub number: u64,
+}
+
+/// A node's number: the coordinator gives it out by name, once, and never to another name. 0 names none.
+#[derive(
+    Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
+pub struct NodeNumber(pub u16);
+
+/// One actor of one node: who holds blocks.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Holder {
+    /// The node.
+    pub node: NodeNumber,
+    /// The actor in it.
+    pub device: u16,
+}
+
+/// What the cluster knows of one node.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub number: NodeNumber,
+    /// Its name, as in its certificate.
+    pub name: String,
+    /// Which life of it this is: microseconds since 1970 at its start, or more. What an earlier life claimed is void.
+    pub incarnation: u64,
+    /// Where peers reach it (QUIC).
+    pub peer: SocketAddr,
+    /// Where it serves HTTP.
+    pub http: SocketAddr,
+    /// GPU actors it has.
+    pub devices: u16,
+    /// Its share of the partitions, relative to the others': usually its capacity in bytes. At least 1.
+    pub weight: u64,
+    /// How it does.
+    pub state: MemberState,
+}
+
+/// How a member does.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemberState {
+    /// It is heard of.
+    Alive,
+    /// It has been silent for some time: ask others first.
+    Suspect,
+}
+
+/// Members and homes.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Its version.
+    pub epoch: Epoch,
+    /// By number, ascending.
+    pub members: Vec<Member>,
+    /// The home of each partition: [`PARTITIONS`] numbers of members, or none at all where there is no member.
+    pub homes: Vec<NodeNumber>,
+}
+
+/// A run of chunks in the directory: a digest of its namespace and anchor. The directory is a hint, so that 128 bits,
+/// not made for defence, do: two runs of one key cost a round trip, never wrong bytes.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunKey(pub u128);
+
+/// A chunk in the directory: its run, and eight bytes that tell it from the others of the run.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowKey {
+    /// The run.
+    pub run: RunKey,
+    /// The chunk in it.
+    pub chunk: u64,
+}
+
+impl Table {
+    /// The home of a partition; `None` where the cluster has no member.
+    #[must_use]
+    pub fn home(&self, partition: u16) -> Option<NodeNumber> {
+        self.homes.get(usize::from(partition)).copied()
+    }
+
+    /// A member by number.
+    #[must_use]
+    pub fn member(&self, number: NodeNumber) -> Option<&Member> {
+        let at = self.members.binary_search_by_key(&number, |member| member.number).ok()?;
+        Some(&self.members[at])
+    }
+
+    /// Whether the table is whole: members ascending, every home a member, all partitions or none.
+    #[must_use]
+    pub fn is_consistent(&self) -> bool {
+        let ascending = self.members.windows(2).all(|pair| pair[0].number < pair[1].number);
+        let homes = if self.members.is_empty() { 0 } else { usize::from(PARTITIONS) };
+        ascending && self.homes.len() == homes && self.homes.iter().all(|&home| self.member(home).is_some())
+    }
+}
+
+impl RunKey {
+    /// The run of `anchor`.
+    #[must_use]
+    pub fn new(fingerprint: &Fingerprint, anchor: &ChunkHash) -> Self {
+        let mut name = [0; 64];
+        name[..32].copy_from_slice(&fingerprint.0);
+        name[32..].copy_from_slice(&anchor.0);
+        Self(xxh3_128(&name))
+    }
+
+    /// The partition that the run belongs to: its first 12 bits.
+    #[must_use]
+    pub fn partition(self) -> u16 {
+        (self.0 >> (128 - 12)) as u16
+    }
+}
+
+impl RowKey {
+    /// The row of a chunk.
+    #[must_use]
+    pub fn new(fingerprint: &Fingerprint, chunk: &ChunkRef) -> Self {
+        Self { run: RunKey::new(fingerprint, &chunk.anchor), chunk: chunk.hash.short() }
+    }
+
+    /// Eight bytes that stand for the row, the same on every node: by sums of them a home and a holder find out whether
+    /// they know the same rows.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut name = [0; 24];
+        name[..16].copy_from_slice(&self.run.0.to_le_bytes());
+        name[16..].copy_from_slice(&self.chunk.to_le_bytes());
+        xxh3_64(&name)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.term, self.number)
+    }
+}
+
+impl fmt::Display for NodeNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.node, self.device)
+    }
+}
+
+impl fmt::Debug for RunKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_keys_and_partitions_are_what_they_always_were() {
+        let run = RunKey::new(&Fingerprint([1; 32]), &ChunkHash([2; 32]));
+        assert_eq!(format!("{run:?}"), GOLDEN_RUN);
+        assert_eq!(format!("{:03x}", run.partition()), GOLDEN_RUN[..3]);
+        assert!((0..=255).all(|byte| {
+            RunKey::new(&Fingerprint([byte; 32]), &ChunkHash([byte; 32])).partition() < PARTITIONS
+        }));
+    }
+
+    #[test]
+    fn digests_of_rows_are_what_they_always_were() {
+        let row = RowKey { run: RunKey(1 << 100 | 7), chunk: 42 };
+        assert_eq!(row.digest(), 3_384_703_983_843_301_248);
+    }
+
+    const GOLDEN_RUN: &str = "cd001d484db7b3923e83182b03cdbc51";
+}

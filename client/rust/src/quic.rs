@@ -1,0 +1,13 @@
+//! QUIC between the processes of a cluster: mutual TLS, one set of transport settings, messages on streams.
+
+pub mod ca;
+mod credentials;
+mod endpoint;
+mod messages;
+mod settings;
+mod socket;
+
+pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
+pub use endpoint::{BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, Rejected};
+pub use messages::{MessageError, read_message, write_message};
+pub use settings::{MAX_STREAMS, TransportSettings};

@@ -1,0 +1,190 @@
+//! Who a process is, and whom it trusts: certificates, and what TLS makes of them.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use larder_protocol::identity::Identity;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring::{cipher_suite::TLS13_AES_128_GCM_SHA256, default_provider};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use super::endpoint::{IdentityError, identity_of};
+
+/// Where a process's certificate is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CredentialFiles {
+    /// Certificates of the authorities that are trusted (PEM).
+    pub ca: PathBuf,
+    /// The process's own certificate chain (PEM).
+    pub certificate: PathBuf,
+    /// Its private key (PEM).
+    pub key: PathBuf,
+}
+
+/// Who a process is, and whom it trusts.
+#[derive(Clone)]
+pub struct Credentials {
+    identity: Identity,
+    client: Arc<QuicClientConfig>,
+    server: Arc<QuicServerConfig>,
+}
+
+/// One of the three things that credentials are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The authorities' certificates.
+    Ca,
+    /// The own certificate chain.
+    Certificate,
+    /// The private key.
+    Key,
+}
+
+/// Why credentials cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CredentialsError {
+    /// A file cannot be read.
+    #[error("cannot read {}: `larder ca init` and `larder ca issue` make such files", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A text has nothing of what it should have.
+    #[error("there is no {part} in it: PEM is expected")]
+    Empty {
+        /// What is missing.
+        part: Part,
+    },
+    /// The certificate does not say who this is.
+    #[error("the certificate names no Larder identity")]
+    Identity(#[source] IdentityError),
+    /// TLS cannot use them, as where the key is not the certificate's.
+    #[error("certificate, key and authorities do not fit together")]
+    Tls(#[source] rustls::Error),
+    /// No authority is trusted.
+    #[error("the authorities' certificates cannot be used")]
+    Authorities(#[source] rustls::server::VerifierBuilderError),
+}
+
+impl Credentials {
+    /// Reads PEM files.
+    ///
+    /// # Errors
+    /// [`CredentialsError`] says which part is wrong.
+    pub fn load(files: &CredentialFiles) -> Result<Self, CredentialsError> {
+        let read = |path: &PathBuf| {
+            std::fs::read(path).map_err(|source| CredentialsError::Read { path: path.clone(), source })
+        };
+        Self::from_pem(&read(&files.ca)?, &read(&files.certificate)?, &read(&files.key)?)
+    }
+
+    /// The same, from the files' contents.
+    ///
+    /// # Errors
+    /// [`CredentialsError`] says which part is wrong.
+    pub fn from_pem(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, CredentialsError> {
+        let mut roots = RootCertStore::empty();
+        for authority in certificates(ca, Part::Ca)? {
+            roots.add(authority).map_err(CredentialsError::Tls)?;
+        }
+        let roots = Arc::new(roots);
+        let chain = certificates(certificate, Part::Certificate)?;
+        let identity = identity_of(&chain).map_err(CredentialsError::Identity)?;
+        let key =
+            PrivateKeyDer::from_pem_slice(key).map_err(|_| CredentialsError::Empty { part: Part::Key })?;
+        let client = client_config(Arc::clone(&roots), chain.clone(), key.clone_key())?;
+        let server = server_config(roots, chain, key)?;
+        let tls = |_| CredentialsError::Tls(rustls::Error::General("the cipher is not for QUIC".into()));
+        Ok(Self {
+            identity,
+            client: Arc::new(QuicClientConfig::try_from(client).map_err(tls)?),
+            server: Arc::new(QuicServerConfig::try_from(server).map_err(tls)?),
+        })
+    }
+
+    /// Who the certificate says this process is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    pub(super) fn client(&self) -> Arc<QuicClientConfig> {
+        Arc::clone(&self.client)
+    }
+
+    pub(super) fn server(&self) -> Arc<QuicServerConfig> {
+        Arc::clone(&self.server)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ca => "certificate of an authority",
+            Self::Certificate => "certificate",
+            Self::Key => "private key",
+        })
+    }
+}
+
+fn certificates(pem: &[u8], part: Part) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    found.ok().filter(|found| !found.is_empty()).ok_or(CredentialsError::Empty { part })
+}
+
+fn client_config(
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ClientConfig, CredentialsError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(CredentialsError::Tls)?
+        .with_root_certificates(roots);
+    let mut config = builder.with_client_auth_cert(chain, key).map_err(CredentialsError::Tls)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    // Each connection shows its certificate: one that has expired opens no more.
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+fn server_config(
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ServerConfig, CredentialsError> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(CredentialsError::Tls)?
+        .with_client_cert_verifier(verifier.map_err(CredentialsError::Authorities)?);
+    let mut config = builder.with_single_cert(chain, key).map_err(CredentialsError::Tls)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+/// AES-128 alone: see the measurements in `settings`.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(CryptoProvider { cipher_suites: vec![TLS13_AES_128_GCM_SHA256], ..default_provider() })
+}
+
+/// The protocol's name in the handshake.
+const ALPN: &[u8] = b"larder/1";

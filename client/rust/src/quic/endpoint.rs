@@ -1,0 +1,282 @@
+//! Endpoints and connections whose other side is known.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use larder_protocol::identity::{Identity, ParseIdentityError, Role};
+use quinn::{
+    ClientConfig, ConnectionError, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+};
+use rustls::pki_types::CertificateDer;
+use webpki::EndEntityCert;
+
+use super::credentials::Credentials;
+use super::settings::TransportSettings;
+use super::socket::BatchedSocket;
+
+/// A UDP socket that connects and accepts connections. It lives on the runtime in which it was made, best a current-thread
+/// one of its own.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    endpoint: quinn::Endpoint,
+    transport: Arc<TransportConfig>,
+    client: Arc<Mutex<ClientConfig>>,
+    local: SocketAddr,
+}
+
+/// A connection whose other side has shown who it is.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    quic: quinn::Connection,
+    peer: Arc<Identity>,
+}
+
+/// A connection that came in and has not shown who it is.
+#[derive(Debug)]
+pub struct Incoming {
+    incoming: quinn::Incoming,
+}
+
+/// Why an address cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot use the UDP address {listen}: is another process there?")]
+pub struct BindError {
+    /// The address.
+    pub listen: SocketAddr,
+    /// What the system says.
+    pub source: std::io::Error,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The address cannot be dialled, or the endpoint is closed.
+    #[error("cannot dial")]
+    Dial(#[from] quinn::ConnectError),
+    /// Nobody answers, or the other side's certificate is not trusted, or it does not trust ours.
+    #[error(
+        "no connection: it must be reachable by UDP, and both certificates valid and of an authority that the other trusts"
+    )]
+    Handshake(#[from] ConnectionError),
+    /// It is not known who the other side is.
+    #[error("the other side's certificate is of no use")]
+    Identity(#[from] IdentityError),
+    /// The other side is somebody else.
+    #[error("at this address is {found}, not {}", expected(*.role, .name.as_deref()))]
+    SomebodyElse {
+        /// Who is there.
+        found: Identity,
+        /// The role that was expected.
+        role: Role,
+        /// The name that was expected.
+        name: Option<String>,
+    },
+}
+
+/// Why a certificate does not say who somebody is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IdentityError {
+    /// There is none, or it cannot be read.
+    #[error("there is no readable certificate")]
+    Unreadable,
+    /// No identity, or several.
+    #[error("it has {found} larder:// URIs among its names, not one")]
+    NotOne {
+        /// How many there are.
+        found: usize,
+    },
+    /// Something that is none.
+    #[error(transparent)]
+    Malformed(#[from] ParseIdentityError),
+}
+
+/// Why a connection that came in was turned away.
+#[derive(Debug, thiserror::Error)]
+#[error("turned away: {reason}")]
+pub struct Rejected {
+    /// For metrics: `certificate` (not trusted, or expired), `identity` (it does not say who it is) or `handshake`
+    /// (anything else).
+    pub reason: &'static str,
+    /// What exactly.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl Endpoint {
+    /// Binds a socket. Needs a tokio runtime with IO and time.
+    ///
+    /// # Errors
+    /// [`BindError`] where the address is in use, or is not this machine's.
+    pub fn bind(
+        listen: SocketAddr,
+        credentials: &Credentials,
+        settings: &TransportSettings,
+    ) -> Result<Self, BindError> {
+        let failed = |source| BindError { listen, source };
+        let socket = BatchedSocket::bind(listen, settings).map_err(failed)?;
+        let transport = settings.transport();
+        let mut config = EndpointConfig::default();
+        let payload = config.max_udp_payload_size(MAX_DATAGRAM_BYTES);
+        payload.map_err(|error| failed(std::io::Error::other(error)))?;
+        let server = server_config(credentials, &transport);
+        let runtime = Arc::new(TokioRuntime);
+        let endpoint = quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime);
+        let endpoint = endpoint.map_err(failed)?;
+        let local = endpoint.local_addr().map_err(failed)?;
+        let client = Arc::new(Mutex::new(client_config(credentials, &transport)));
+        Ok(Self { endpoint, transport, client, local })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Connects, and checks that the other side has this role and, where one is given, this name.
+    ///
+    /// The other side judges our certificate a moment later: if it turns us away, the first stream says so.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: nobody there, not trusted, or somebody else.
+    ///
+    /// # Cancel safety
+    /// Dropped, it gives up the attempt.
+    pub async fn connect(
+        &self,
+        address: SocketAddr,
+        role: Role,
+        name: Option<&str>,
+    ) -> Result<Connection, ConnectError> {
+        let config = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let quic = self.endpoint.connect_with(config, address, role.server_name())?.await?;
+        let peer = identified(&quic)?;
+        if peer.role == role && name.is_none_or(|name| peer.name == name) {
+            return Ok(Connection { quic, peer: Arc::new(peer) });
+        }
+        quic.close(CLOSED_FOR_IDENTITY, b"somebody else was expected here");
+        Err(ConnectError::SomebodyElse { found: peer, role, name: name.map(str::to_owned) })
+    }
+
+    /// The next connection that comes in; `None` once the endpoint is closed.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn accept(&self) -> Option<Incoming> {
+        self.endpoint.accept().await.map(|incoming| Incoming { incoming })
+    }
+
+    /// Uses other credentials for connections from now on.
+    pub fn renew(&self, credentials: &Credentials) {
+        self.endpoint.set_server_config(Some(server_config(credentials, &self.transport)));
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) =
+            client_config(credentials, &self.transport);
+    }
+
+    /// Closes every connection and waits a moment until the others know.
+    ///
+    /// # Cancel safety
+    /// Dropped, the others may find out only by their idle timeout.
+    pub async fn close(&self) {
+        self.endpoint.close(CLOSED, b"the process stops");
+        // Past this, whoever does not hear of it will find out by itself.
+        let _ = tokio::time::timeout(CLOSE_GRACE, self.endpoint.wait_idle()).await;
+    }
+}
+
+impl Incoming {
+    /// Where it comes from.
+    #[must_use]
+    pub fn remote(&self) -> SocketAddr {
+        self.incoming.remote_address()
+    }
+
+    /// Ends the handshake.
+    ///
+    /// # Errors
+    /// [`Rejected`]: the connection is closed.
+    ///
+    /// # Cancel safety
+    /// Dropped, the connection is closed.
+    pub async fn accept(self) -> Result<Connection, Rejected> {
+        let failed = |error: ConnectionError| {
+            // TLS alerts have codes of their own (RFC 9001, section 4.8), whoever of the two raised them.
+            let code = match &error {
+                ConnectionError::TransportError(error) => u64::from(error.code),
+                ConnectionError::ConnectionClosed(close) => u64::from(close.error_code),
+                _ => 0,
+            };
+            let reason = if (0x100..0x200).contains(&code) { "certificate" } else { "handshake" };
+            Rejected { reason, source: Box::new(error) }
+        };
+        let quic = self.incoming.accept().map_err(failed)?.await.map_err(failed)?;
+        match identified(&quic) {
+            Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer) }),
+            Err(error) => {
+                quic.close(CLOSED_FOR_IDENTITY, error.to_string().as_bytes());
+                Err(Rejected { reason: "identity", source: Box::new(error) })
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Who the other side is.
+    #[must_use]
+    pub fn peer(&self) -> &Identity {
+        &self.peer
+    }
+
+    /// The connection, for streams.
+    #[must_use]
+    pub fn quic(&self) -> &quinn::Connection {
+        &self.quic
+    }
+}
+
+/// Who a certificate chain says somebody is.
+pub(super) fn identity_of(chain: &[CertificateDer<'_>]) -> Result<Identity, IdentityError> {
+    let own = chain.first().ok_or(IdentityError::Unreadable)?;
+    let own = EndEntityCert::try_from(own).map_err(|_| IdentityError::Unreadable)?;
+    let uris: Vec<&str> = own.valid_uri_names().filter(|uri| uri.starts_with("larder://")).collect();
+    match uris[..] {
+        [uri] => Ok(uri.parse()?),
+        _ => Err(IdentityError::NotOne { found: uris.len() }),
+    }
+}
+
+fn identified(quic: &quinn::Connection) -> Result<Identity, IdentityError> {
+    let shown = quic.peer_identity().ok_or(IdentityError::Unreadable)?;
+    let chain = shown.downcast::<Vec<CertificateDer<'static>>>().map_err(|_| IdentityError::Unreadable)?;
+    identity_of(&chain)
+}
+
+fn client_config(credentials: &Credentials, transport: &Arc<TransportConfig>) -> ClientConfig {
+    let mut config = ClientConfig::new(credentials.client());
+    config.transport_config(Arc::clone(transport));
+    config
+}
+
+fn server_config(credentials: &Credentials, transport: &Arc<TransportConfig>) -> ServerConfig {
+    let mut config = ServerConfig::with_crypto(credentials.server());
+    config.transport_config(Arc::clone(transport)).max_incoming(MAX_INCOMING);
+    config
+}
+
+fn expected(role: Role, name: Option<&str>) -> String {
+    name.map_or_else(|| format!("a {role}"), |name| format!("the {role} {name}"))
+}
+
+/// Handshakes under way at a time; more are refused.
+const MAX_INCOMING: usize = 1_024;
+
+/// What is received may be as large as UDP allows: what is sent is the other side's setting.
+const MAX_DATAGRAM_BYTES: u16 = 65_507;
+
+/// How long closing waits for the others to hear of it.
+const CLOSE_GRACE: Duration = Duration::from_millis(200);
+
+const CLOSED: VarInt = VarInt::from_u32(0);
+const CLOSED_FOR_IDENTITY: VarInt = VarInt::from_u32(1);

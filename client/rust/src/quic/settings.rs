@@ -1,0 +1,101 @@
+//! How QUIC is set, and why: every knob is here.
+//!
+//! Figures are of one core each side, 4 MiB blocks over loopback, quinn 0.11, on small shared machines.
+//!
+//! - **One endpoint on a current-thread runtime of its own**: 1.9 GB/s, against 1.25 on a multi-threaded runtime. More cores
+//!   are used by more endpoints, not by threads inside one.
+//! - **AES-128-GCM alone**: 1.8 GB/s, against 1.2 with AES-256 and 0.9 with ChaCha20; no encryption at all brings 2.0.
+//! - **Datagrams as large as the path takes**: 0.7 GB/s at 1,452 bytes, 1.8 at 8,900, no more beyond.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+
+/// What may differ between networks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransportSettings {
+    /// The largest datagram that path discovery tries, in bytes of UDP payload. What the path does not carry is never
+    /// used: a connection starts at 1,200 bytes and probes upwards.
+    pub max_datagram_bytes: u16,
+    /// Bytes that may be under way in a connection, in each direction. On loopback 4-8 MiB are enough, and much more lets
+    /// the congestion window grow without bound; on a real link about twice bandwidth times delay.
+    pub window_bytes: u32,
+    /// Bytes of the socket's buffers, both ways. The system's defaults lose thousands of packets a second.
+    pub socket_buffer_bytes: usize,
+    /// When a silent connection counts as dead.
+    pub idle_timeout: Duration,
+}
+
+impl Default for TransportSettings {
+    fn default() -> Self {
+        Self {
+            max_datagram_bytes: 8_900,
+            window_bytes: 8 << 20,
+            socket_buffer_bytes: 4 << 20,
+            idle_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl TransportSettings {
+    /// Datagrams that may be handed to the kernel in one call.
+    ///
+    /// The kernel refuses a batch of more than 65,507 bytes, which is what a UDP datagram may have; the sender then takes
+    /// the path for one that carries small datagrams only (0.04-0.3 GB/s).
+    #[must_use]
+    pub fn max_segments(&self) -> usize {
+        (MAX_BATCH_BYTES / usize::from(self.max_datagram_bytes.max(1))).max(1)
+    }
+
+    pub(super) fn transport(&self) -> Arc<TransportConfig> {
+        let mut transport = TransportConfig::default();
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(self.max_datagram_bytes.max(MIN_DATAGRAM_BYTES));
+        let mut acknowledgements = AckFrequencyConfig::default();
+        acknowledgements.ack_eliciting_threshold(VarInt::from_u32(ACK_THRESHOLD));
+        let idle = u32::try_from(self.idle_timeout.as_millis()).unwrap_or(u32::MAX);
+        transport
+            .mtu_discovery_config(Some(discovery))
+            .ack_frequency_config(Some(acknowledgements))
+            .stream_receive_window(VarInt::from_u32(self.window_bytes))
+            .receive_window(VarInt::from_u32(self.window_bytes))
+            .send_window(self.window_bytes.into())
+            .max_concurrent_bidi_streams(VarInt::from_u32(MAX_STREAMS))
+            .max_concurrent_uni_streams(VarInt::from_u32(0))
+            .datagram_receive_buffer_size(None)
+            .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(idle))))
+            .keep_alive_interval(Some(self.idle_timeout / KEEP_ALIVES));
+        Arc::new(transport)
+    }
+}
+
+/// Streams that the other side may have open at a time: what it wants beyond waits there.
+pub const MAX_STREAMS: u32 = 256;
+
+/// The largest payload of a UDP datagram over IPv4, and so of a batch.
+const MAX_BATCH_BYTES: usize = 65_507;
+
+/// Every path of QUIC carries these (RFC 9000, section 14).
+const MIN_DATAGRAM_BYTES: u16 = 1_200;
+
+/// Packets that one acknowledgement may wait for: between 10 and 50 the best 99th percentile was measured.
+const ACK_THRESHOLD: u32 = 10;
+
+/// Signs of life within an idle timeout.
+const KEEP_ALIVES: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_never_larger_than_a_datagram_may_be() {
+        for max_datagram_bytes in [1_200, 1_452, 4_000, 6_550, 6_551, 8_900, 16_000, 65_000] {
+            let settings = TransportSettings { max_datagram_bytes, ..TransportSettings::default() };
+            let segments = settings.max_segments();
+            assert!(segments >= 1 && segments * usize::from(max_datagram_bytes) <= MAX_BATCH_BYTES);
+            assert!((segments + 1) * usize::from(max_datagram_bytes) > MAX_BATCH_BYTES, "and no smaller");
+        }
+    }
+}

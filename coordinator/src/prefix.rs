@@ -1,0 +1,137 @@
+//! How much of a prefix each node holds, for routers that route by cache.
+//!
+//! The coordinator holds no rows: it asks the homes, as a node does.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use larder_client::quic::{Connection, Endpoint, read_message, write_message};
+use larder_protocol::identity::Role;
+use larder_protocol::peer::{Find, PeerRequest, PeerResponse};
+use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
+use larder_protocol::{Chain, Fingerprint};
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+/// A question, and where its answer goes.
+pub(crate) struct Question {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) chain: Chain,
+    pub(crate) answer: oneshot::Sender<Holdings>,
+}
+
+/// How much of a prefix is held.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Holdings {
+    /// Chunks of the longest prefix of which each chunk is held by somebody.
+    pub(crate) cluster_chunks: usize,
+    /// Chunks of the longest prefix that each member holds alone, by name.
+    pub(crate) chunks: BTreeMap<String, usize>,
+    /// Homes that did not answer: what they know is missing above.
+    pub(crate) silent_homes: Vec<String>,
+}
+
+/// Answers questions, one after the other's homes were asked together. Lives on the endpoint's thread.
+pub(crate) async fn answer(
+    endpoint: Endpoint,
+    tables: watch::Receiver<Arc<Table>>,
+    mut questions: mpsc::Receiver<Question>,
+) {
+    let asker = std::rc::Rc::new(Asker { endpoint, connections: RefCell::default() });
+    while let Some(Question { fingerprint, chain, answer }) = questions.recv().await {
+        let (asker, table) = (std::rc::Rc::clone(&asker), Arc::clone(&tables.borrow()));
+        actix_rt::spawn(async move {
+            let holdings = asker.holdings(&table, &fingerprint, &chain).await;
+            // An error: the router went away.
+            let _ = answer.send(holdings);
+        });
+    }
+}
+
+struct Asker {
+    endpoint: Endpoint,
+    connections: RefCell<BTreeMap<NodeNumber, (u64, Connection)>>,
+}
+
+impl Asker {
+    async fn holdings(&self, table: &Table, fingerprint: &Fingerprint, chain: &Chain) -> Holdings {
+        let rows: Vec<RowKey> = chain.chunks().map(|chunk| RowKey::new(fingerprint, &chunk)).collect();
+        let mut by_home = BTreeMap::<NodeNumber, Vec<u32>>::new();
+        for (position, row) in (0..).zip(&rows) {
+            if let Some(home) = table.home(row.run.partition()) {
+                by_home.entry(home).or_default().push(position);
+            }
+        }
+        let asked = by_home.iter().map(|(&home, positions)| {
+            let rows = positions.iter().map(|&position| rows[position as usize]).collect();
+            async move { (home, positions, timeout(HOME_DEADLINE, self.ask(table, home, rows)).await) }
+        });
+        let mut holders: Vec<Vec<Holder>> = vec![Vec::new(); rows.len()];
+        let mut silent_homes = Vec::new();
+        for (home, positions, answer) in join_all(asked).await {
+            let Ok(Some(spans)) = answer else {
+                self.connections.borrow_mut().remove(&home);
+                silent_homes.extend(table.member(home).map(|member| member.name.clone()));
+                continue;
+            };
+            for span in spans {
+                let within = span.from as usize..(span.to as usize).min(positions.len());
+                positions.get(within).unwrap_or_default().iter().for_each(|&position| {
+                    holders[position as usize].push(span.holder);
+                });
+            }
+        }
+        fold(table, &holders, silent_homes)
+    }
+
+    async fn ask(
+        &self,
+        table: &Table,
+        home: NodeNumber,
+        rows: Vec<RowKey>,
+    ) -> Option<Vec<larder_protocol::peer::RowSpan>> {
+        let connection = self.connection(table, home).await?;
+        let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
+        write_message(&mut send, &PeerRequest::Find(Find { epoch: table.epoch, rows })).await.ok()?;
+        send.finish().ok()?;
+        match read_message(&mut receive).await.ok()?? {
+            PeerResponse::Rows(rows) => Some(rows.spans),
+            _ => None,
+        }
+    }
+
+    async fn connection(&self, table: &Table, node: NodeNumber) -> Option<Connection> {
+        let member = table.member(node)?;
+        let known = self.connections.borrow().get(&node).cloned();
+        if let Some((incarnation, connection)) = known
+            && incarnation == member.incarnation
+            && connection.quic().close_reason().is_none()
+        {
+            return Some(connection);
+        }
+        let connection = self.endpoint.connect(member.peer, Role::Node, Some(&member.name)).await.ok()?;
+        self.connections.borrow_mut().insert(node, (member.incarnation, connection.clone()));
+        Some(connection)
+    }
+}
+
+/// What holders of single chunks come to, as prefixes.
+fn fold(table: &Table, holders: &[Vec<Holder>], silent_homes: Vec<String>) -> Holdings {
+    let prefix = |holds: &dyn Fn(&Vec<Holder>) -> bool| holders.iter().take_while(|held| holds(held)).count();
+    let of_member = |member: &larder_protocol::table::Member| {
+        let chunks = prefix(&|held| held.iter().any(|holder| holder.node == member.number));
+        (member.name.clone(), chunks)
+    };
+    Holdings {
+        cluster_chunks: prefix(&|held| !held.is_empty()),
+        chunks: table.members.iter().map(of_member).collect(),
+        silent_homes,
+    }
+}
+
+/// How long a home may take.
+const HOME_DEADLINE: Duration = Duration::from_millis(200);

@@ -1,0 +1,131 @@
+//! What the coordinator keeps on disk: its state, in one embedded store.
+
+use std::path::{Path, PathBuf};
+
+use redb::{Database, ReadableDatabase as _, TableDefinition};
+use rkyv::rancor;
+
+use crate::membership::State;
+
+/// The store.
+#[derive(Debug)]
+pub struct StateFile {
+    database: Database,
+    path: PathBuf,
+}
+
+/// Why the state is not kept.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// The file cannot be opened.
+    #[error(
+        "cannot open the state {}: is another coordinator running with it, and is it this program's file? Moved away, a new one is made, and the nodes tell it what it needs",
+        path.display()
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the store says.
+        source: Box<redb::Error>,
+    },
+    /// The file has something else in it.
+    #[error("the state {} is damaged: move it away, and the nodes tell a new one what it needs", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It cannot be written.
+    #[error("cannot write the state {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the store says.
+        source: Box<redb::Error>,
+    },
+}
+
+impl StateFile {
+    /// Opens the file, or makes it, and reads what it holds.
+    ///
+    /// # Errors
+    /// [`StateError`]
+    pub fn open(path: &Path) -> Result<(Self, State), StateError> {
+        let open = || -> Result<(Database, Option<Vec<u8>>), redb::Error> {
+            let database = Database::create(path)?;
+            let write = database.begin_write()?;
+            write.open_table(TABLE)?;
+            write.commit()?;
+            let read = database.begin_read()?;
+            let bytes = read.open_table(TABLE)?.get(KEY)?.map(|value| value.value().to_vec());
+            Ok((database, bytes))
+        };
+        let (database, bytes) =
+            open().map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
+        let damaged = || StateError::Damaged { path: path.to_owned() };
+        let state = match bytes {
+            None => State::default(),
+            Some(bytes) => {
+                let mut aligned = rkyv::util::AlignedVec::<16>::with_capacity(bytes.len());
+                aligned.extend_from_slice(&bytes);
+                rkyv::from_bytes::<State, rancor::Error>(&aligned).map_err(|_| damaged())?
+            }
+        };
+        if !state.table.is_consistent() {
+            return Err(damaged());
+        }
+        Ok((Self { database, path: path.to_owned() }, state))
+    }
+
+    /// Writes the state; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// [`StateError::Write`]
+    pub fn write(&self, state: &State) -> Result<(), StateError> {
+        let bytes = rkyv::to_bytes::<rancor::Error>(state)
+            .map_err(|_| StateError::Damaged { path: self.path.clone() })?;
+        let write = || -> Result<(), redb::Error> {
+            let write = self.database.begin_write()?;
+            write.open_table(TABLE)?.insert(KEY, bytes.as_slice())?;
+            write.commit()?;
+            Ok(())
+        };
+        write().map_err(|source| StateError::Write { path: self.path.clone(), source: Box::new(source) })
+    }
+}
+
+const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
+const KEY: &str = "state";
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::table::{Epoch, NodeNumber, Table};
+
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_by_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        let (file, empty) = StateFile::open(&path).unwrap();
+        assert_eq!(empty, State::default());
+        let table = Table { epoch: Epoch { term: 3, number: 9 }, ..Table::default() };
+        let state = State { table, numbers: vec![("a".into(), NodeNumber(4))] };
+        file.write(&state).unwrap();
+        drop(file);
+        assert_eq!(StateFile::open(&path).unwrap().1, state);
+    }
+
+    #[test]
+    fn two_coordinators_do_not_share_a_state_and_another_file_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        let first = StateFile::open(&path).unwrap();
+        let error = StateFile::open(&path).unwrap_err();
+        assert!(error.to_string().contains("another coordinator"), "{error}");
+        drop(first);
+        let other = dir.path().join("other");
+        std::fs::write(&other, "anything but a state ".repeat(1_000)).unwrap();
+        assert!(matches!(StateFile::open(&other), Err(StateError::Open { .. })));
+    }
+}

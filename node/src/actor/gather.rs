@@ -1,0 +1,303 @@
+//! Lookups and leases that need other nodes: ask the directory, fetch, answer.
+//!
+//! The directory says who has what is not here. A lookup adds that to its answer; a lease has it fetched into slots of its
+//! own, and placement decides for each chunk whether it stays. A session that asks does not wait for this: its answer
+//! comes later, and its other requests go on.
+
+use std::time::Duration;
+
+use super::answer::Asked;
+use super::{Answer, GpuActor, Reply};
+use crate::copy::BlockChecksums;
+use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
+use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
+use crate::metrics::Placed;
+use crate::placement::{Placement, place};
+use crate::store::ids::SessionId;
+use crate::store::{Checksums, FetchId, LookupOptions, Refused, Wanted};
+use actix::prelude::*;
+use larder_protocol::Fingerprint;
+use larder_protocol::session::{Lease, Lookup, Response, Tier};
+use larder_protocol::table::Holder;
+
+/// A chunk that is being fetched.
+pub(super) struct Fetch {
+    wanted: Wanted,
+    fingerprint: Fingerprint,
+    /// Nodes that have it and were not asked yet, the next last.
+    candidates: Holders,
+    /// Nodes that had it when the directory was asked.
+    copies: usize,
+    /// Whether the directory was asked a second time, since chunks move to their readers.
+    is_asked_again: bool,
+    deadline: Duration,
+}
+
+impl GpuActor {
+    /// Answers a lookup, at once where other nodes need not be asked.
+    pub(super) fn lookup(
+        &mut self,
+        session: SessionId,
+        ask: Lookup,
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) -> Result<Reply, Refused> {
+        let absent = self.worth_asking(session, &ask)?;
+        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
+            let answer = self.look_up(session, &ask, &[])?;
+            return Ok(Reply::Now(answer));
+        };
+        let finish = asking.into_actor(self).map(move |holders, actor, _| {
+            let peers = held_by_peers(ask.chain.len(), &absent, &holders.unwrap_or_default());
+            let answer = actor.look_up(session, &ask, &peers).unwrap_or_else(Answer::from);
+            actor.reply(asked, answer);
+        });
+        ctx.spawn(finish);
+        Ok(Reply::Later)
+    }
+
+    /// Answers a lease, at once where all of it is here or nobody else has the rest.
+    pub(super) fn lease(
+        &mut self,
+        session: SessionId,
+        ask: Lease,
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) -> Result<Reply, Refused> {
+        let absent = match &self.peers {
+            Some(_) => self.store.absent(session, ask.namespace, &ask.chain, ask.chain.len())?,
+            None => Vec::new(),
+        };
+        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
+            return self.lease_here(session, &ask).map(Reply::Now);
+        };
+        let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
+            actor.gather(session, &ask, &absent, &holders.unwrap_or_default(), asked, ctx);
+        });
+        ctx.spawn(finish);
+        Ok(Reply::Later)
+    }
+
+    /// Positions that a lookup could use, that are not here, and that other nodes may be asked for.
+    fn worth_asking(&self, session: SessionId, ask: &Lookup) -> Result<Vec<u32>, Refused> {
+        let may_ask = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Peer);
+        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
+        match usable {
+            Some(usable) if self.peers.is_some() && may_ask && !ask.skip_read => {
+                self.store.absent(session, ask.namespace, &ask.chain, usable.chunks)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn ask_holders(
+        &self,
+        namespace: u32,
+        chain: &larder_protocol::Chain,
+        absent: &[u32],
+    ) -> Option<impl Future<Output = Result<Vec<Holders>, MailboxError>> + use<>> {
+        let peers = self.peers.as_ref().filter(|_| !absent.is_empty())?;
+        let fingerprint = self.store.fingerprint(namespace)?;
+        let chunks = absent.iter().map(|&position| chain.chunk(position as usize)).collect();
+        Some(peers.holders.send(AskHolders { fingerprint, chunks }))
+    }
+
+    fn look_up(&mut self, session: SessionId, ask: &Lookup, peers: &[bool]) -> Result<Answer, Refused> {
+        let &Lookup { prompt_tokens, skip_read, pin_ms, ref tiers, .. } = ask;
+        let options = LookupOptions { peers, prompt_tokens, skip_read, tiers, pin_ms };
+        let found = self.store.lookup(session, ask.namespace, &ask.chain, options, self.clock.now())?;
+        self.looked_up(ask, &found);
+        Ok(Answer::from(Response::Found(found)))
+    }
+
+    /// Starts to fetch what a lease needs.
+    fn gather(
+        &mut self,
+        session: SessionId,
+        ask: &Lease,
+        absent: &[u32],
+        holders: &[Holders],
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) {
+        let peers = held_by_peers(ask.chain.len(), absent, holders);
+        let gathered = match self.store.gather(session, ask.namespace, &ask.chain, &peers) {
+            Ok(gathered) => gathered,
+            Err(refused) => {
+                return self.reply(asked, Answer::from(refused));
+            }
+        };
+        let deadline = asked.started + self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        self.waiting.insert(gathered.gather, asked);
+        let fingerprint = self.store.fingerprint(ask.namespace).unwrap_or(Fingerprint([0; 32]));
+        let mut ids = Vec::with_capacity(gathered.wanted.len());
+        for wanted in gathered.wanted {
+            let at = absent.binary_search(&wanted.position).ok();
+            let mut candidates = at.and_then(|at| holders.get(at)).cloned().unwrap_or_default();
+            let copies = candidates.len();
+            candidates.reverse();
+            ids.push(wanted.fetch);
+            let is_asked_again = false;
+            let fetch = Fetch { wanted, fingerprint, candidates, copies, is_asked_again, deadline };
+            self.fetching.insert(fetch.wanted.fetch, fetch);
+        }
+        if gathered.is_ready {
+            self.finish_gathers(vec![gathered.gather]);
+        }
+        self.order_fetches(ids, ctx);
+        self.renew_extents(ctx);
+    }
+
+    /// Asks the directory again for chunks whose holders did not have them.
+    fn ask_again(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
+        let Some(first) = ids.first().and_then(|id| self.fetching.get(id)) else { return };
+        let fingerprint = first.fingerprint;
+        let mut chunks = Vec::with_capacity(ids.len());
+        for id in &ids {
+            if let Some(fetch) = self.fetching.get_mut(id) {
+                fetch.is_asked_again = true;
+                chunks.push(fetch.wanted.chunk);
+            }
+        }
+        let Some(peers) = &self.peers else { return };
+        let asking = peers.holders.send(AskHolders { fingerprint, chunks });
+        let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
+            for (id, holders) in ids.iter().zip(holders.unwrap_or_default()) {
+                let Some(fetch) = actor.fetching.get_mut(id) else { continue };
+                fetch.copies = holders.len();
+                fetch.candidates = holders;
+            }
+            actor.order_fetches(ids, ctx);
+        });
+        ctx.spawn(finish);
+    }
+
+    /// Asks the next candidate of each chunk; one that has none left does not come.
+    fn order_fetches(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
+        let now = self.clock.elapsed();
+        let mut by_holder = std::collections::BTreeMap::<Holder, Vec<FetchId>>::new();
+        let mut last = None;
+        for id in ids {
+            let Some(fetch) = self.fetching.get_mut(&id) else { continue };
+            let next = if now < fetch.deadline { next_candidate(&mut fetch.candidates, last) } else { None };
+            match next {
+                Some(holder) => by_holder.entry(holder).or_default().push(id),
+                None => self.did_not_come(id),
+            }
+            last = next.or(last);
+        }
+        for (holder, ids) in by_holder {
+            self.order_fetch(holder, ids, now, ctx);
+        }
+    }
+
+    fn order_fetch(&mut self, holder: Holder, ids: Vec<FetchId>, now: Duration, ctx: &mut Context<Self>) {
+        let fetches: Vec<&Fetch> = ids.iter().filter_map(|id| self.fetching.get(id)).collect();
+        let Some(first) = fetches.first() else { return };
+        let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(now));
+        let chunks = fetches.iter().map(|fetch| self.fetch_chunk(&fetch.wanted)).collect();
+        let order = FetchOrder { holder, fingerprint, chunks, deadline };
+        let Some(peers) = &self.peers else { return };
+        let Ok(coming) = (peers.fetch)(order) else {
+            // Too many fetches are under way: asking another node would meet the same queue.
+            ids.into_iter().for_each(|id| self.did_not_come(id));
+            return;
+        };
+        let finish = coming.into_actor(self).map(move |came, actor, ctx| {
+            let came = came.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+            actor.fetched(holder, ids.into_iter().zip(came).collect(), ctx);
+        });
+        ctx.spawn(finish);
+    }
+
+    fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
+        let blocks = wanted.blocks.iter().map(|block| Destination {
+            memory: std::sync::Arc::clone(self.arena.extent(block.place.extent)),
+            offset: block.place.offset,
+            bytes: block.bytes,
+            range_bytes: block.range_bytes,
+            key: block.key,
+        });
+        FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() }
+    }
+
+    /// What a holder sent is here, or not.
+    fn fetched(&mut self, holder: Holder, came: Vec<(FetchId, Option<Fetched>)>, ctx: &mut Context<Self>) {
+        let (mut again, mut stale) = (Vec::new(), Vec::new());
+        for (id, came) in came {
+            match came {
+                Some(Fetched::Here { checksums, reads }) => self.came(id, holder, checksums, reads),
+                Some(Fetched::NotHeld) => {
+                    stale.extend(self.fetching.get(&id).map(|fetch| (fetch.fingerprint, fetch.wanted.chunk)));
+                    again.push(id);
+                }
+                Some(Fetched::Busy { .. } | Fetched::Failed(_)) | None => again.push(id),
+            }
+        }
+        if let (Some(peers), Some(&(fingerprint, _))) = (&self.peers, stale.first()) {
+            let chunks = stale.iter().map(|&(_, chunk)| chunk).collect();
+            if peers.stale.try_send(Stale { holder, fingerprint, chunks }).is_err() {
+                tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
+            }
+        }
+        let is_lost = |id: &FetchId| {
+            self.fetching.get(id).is_some_and(|fetch| fetch.candidates.is_empty() && !fetch.is_asked_again)
+        };
+        let (lost, again): (Vec<FetchId>, Vec<FetchId>) = again.into_iter().partition(is_lost);
+        self.order_fetches(again, ctx);
+        self.ask_again(lost, ctx);
+        self.tell_changes(ctx);
+    }
+
+    fn came(&mut self, id: FetchId, holder: Holder, checksums: Vec<BlockChecksums>, reads: u32) {
+        let Some(fetch) = self.fetching.remove(&id) else { return };
+        let placement = place(fetch.copies, reads);
+        let kept = match placement {
+            Placement::Migrate => Some(ChangeKind::MovedFrom(holder)),
+            Placement::Replicate => Some(ChangeKind::Gained),
+            Placement::Pass => None,
+        };
+        self.metrics.placed_fetched(match placement {
+            Placement::Migrate => Placed::Migrated,
+            Placement::Replicate => Placed::Replicated,
+            Placement::Pass => Placed::Passed,
+        });
+        let checksums = checksums.into_iter().map(Checksums::from).collect();
+        let ready = self.store.fetched(id, Some((checksums, reads)), kept);
+        self.finish_gathers(ready);
+    }
+
+    fn did_not_come(&mut self, id: FetchId) {
+        self.fetching.remove(&id);
+        self.metrics.placed_fetched(Placed::Missed);
+        let ready = self.store.fetched(id, None, None);
+        self.finish_gathers(ready);
+    }
+
+    fn finish_gathers(&mut self, ready: Vec<u64>) {
+        for gather in ready {
+            let leased = self.store.finish_gather(gather);
+            let Some(asked) = self.waiting.remove(&gather) else { continue };
+            let answer = leased.map_or_else(Answer::from, |leased| self.show_lease(leased));
+            self.reply(asked, answer);
+        }
+    }
+}
+
+/// By position in a chain of `chunks`, whether another node has the chunk.
+fn held_by_peers(chunks: usize, absent: &[u32], holders: &[Holders]) -> Vec<bool> {
+    let mut held = vec![false; chunks];
+    for (&position, holders) in absent.iter().zip(holders) {
+        held[position as usize] = !holders.is_empty();
+    }
+    held
+}
+
+/// The next node to ask: the one that is asked for the chunk before, if it may be, else a random one.
+fn next_candidate(candidates: &mut Holders, last: Option<Holder>) -> Option<Holder> {
+    let same = candidates.iter().position(|&holder| Some(holder) == last);
+    match same {
+        Some(at) => Some(candidates.remove(at)),
+        None => candidates.pop(),
+    }
+}

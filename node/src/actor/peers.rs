@@ -1,0 +1,154 @@
+//! What an actor does for others than its sessions: it tells what it holds, sends what peers ask for, gives up what
+//! moved.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
+
+use super::GpuActor;
+use crate::directory::{AskHolders, Change, Changed, Changes, Stale};
+use crate::events::{AskPage, PAGE_CHUNKS, Page};
+use crate::exchange::{AskBlocks, FetchOrder, Fetched, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease};
+use crate::store::Granted;
+
+/// How an actor reaches other nodes.
+pub struct Peers {
+    /// The actor's number.
+    pub device: u16,
+    /// Says who has what.
+    pub holders: Recipient<AskHolders>,
+    /// Hears what this actor gained and lost.
+    pub changed: Recipient<Changed>,
+    /// Hears who did not have what it should.
+    pub stale: Recipient<Stale>,
+    /// Fetches.
+    pub fetch: Fetcher,
+    /// How long a lease waits for other nodes.
+    pub deadline: Duration,
+}
+
+/// Hands an order to the exchange; it comes back where the exchange has too many.
+pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Fetched>>, FetchOrder> + Send>;
+
+/// What the directory was not told yet.
+#[derive(Default)]
+pub(super) struct Untold {
+    changes: Vec<Change>,
+    /// How many of them the followers of events were told.
+    told_followers: usize,
+    /// Number of the next event.
+    sequence: u64,
+    /// So much was lost that only all of it will do.
+    is_lost: bool,
+    is_scheduled: bool,
+}
+
+/// Leases of peers that have ended.
+pub(super) struct EndedGrants {
+    pub(super) sender: UnboundedSender<u64>,
+    pub(super) receiver: Option<UnboundedReceiver<u64>>,
+}
+
+impl GpuActor {
+    /// Sees to it that others hear soon of what was gained and lost: a few milliseconds make one message of many.
+    pub(super) fn tell_changes(&mut self, ctx: &mut Context<Self>) {
+        self.untold.changes.extend(self.store.take_changes());
+        if !self.untold.is_scheduled && (self.untold.is_lost || !self.untold.changes.is_empty()) {
+            self.untold.is_scheduled = true;
+            ctx.run_later(TELL_AFTER, |actor, ctx| {
+                actor.untold.is_scheduled = false;
+                actor.tell_now();
+                actor.tell_changes(ctx);
+            });
+        }
+    }
+
+    fn tell_now(&mut self) {
+        let Untold { changes, told_followers, sequence, is_lost, .. } = &mut self.untold;
+        let news = &changes[*told_followers..];
+        self.feed.tell(*sequence, news);
+        *sequence += news.len() as u64;
+        *told_followers = changes.len();
+        let Some(peers) = &self.peers else {
+            (*changes, *told_followers) = (Vec::new(), 0);
+            return;
+        };
+        if changes.len() > MAX_UNTOLD_CHANGES {
+            *is_lost = true;
+        }
+        let taken = std::mem::take(changes);
+        *told_followers = 0;
+        let told = if *is_lost { Changes::All(self.store.held().collect()) } else { Changes::Since(taken) };
+        match peers.changed.try_send(Changed { device: peers.device, changes: told }) {
+            Ok(()) => *is_lost = false,
+            Err(SendError::Full(Changed { changes: Changes::Since(untold), .. })) => {
+                *told_followers = untold.len();
+                *changes = untold;
+            }
+            Err(_) => *is_lost = true,
+        }
+    }
+}
+
+impl Handler<AskBlocks> for GpuActor {
+    type Result = MessageResult<AskBlocks>;
+
+    fn handle(&mut self, ask: AskBlocks, _: &mut Self::Context) -> Self::Result {
+        let grants =
+            ask.hashes.iter().map(|hash| match self.store.grant(&ask.fingerprint, hash, &ask.block_bytes) {
+                Granted::Held { grant, reads, blocks } => {
+                    let blocks = blocks.into_iter().map(|block| GrantedBlock {
+                        memory: Arc::clone(self.arena.extent(block.place.extent)),
+                        offset: block.place.offset,
+                        bytes: block.bytes,
+                        checksum: block.checksum,
+                    });
+                    let lease = PeerLease { number: grant, ended: self.ended_grants.sender.clone() };
+                    Grant::Held(GrantedChunk { reads, blocks: blocks.collect(), lease: Arc::new(lease) })
+                }
+                Granted::NotHeld => Grant::NotHeld,
+                Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
+            });
+        MessageResult(grants.collect())
+    }
+}
+
+impl Handler<AskPage> for GpuActor {
+    type Result = Page;
+
+    fn handle(&mut self, ask: AskPage, _: &mut Self::Context) -> Page {
+        let (chunks, next) = self.store.held_from(ask.from, PAGE_CHUNKS);
+        Page { chunks, next }
+    }
+}
+
+impl Handler<GiveUp> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, moved: GiveUp, ctx: &mut Self::Context) {
+        self.store.give_up(&moved.fingerprint, &moved.hashes);
+        self.tell_changes(ctx);
+    }
+}
+
+impl StreamHandler<u64> for GpuActor {
+    fn handle(&mut self, grant: u64, ctx: &mut Self::Context) {
+        self.store.end_grant(grant);
+        self.tell_changes(ctx);
+    }
+
+    /// The actor holds a sender itself: the stream ends only with the actor.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+/// How long changes wait for others.
+const TELL_AFTER: Duration = Duration::from_millis(3);
+
+/// Changes kept for a directory that does not take them; beyond these it is told everything anew.
+const MAX_UNTOLD_CHANGES: usize = 65_536;
+
+/// How long a peer waits when too much is being sent.
+const GRANT_RETRY_MS: u64 = 5;

@@ -1,0 +1,281 @@
+//! The node in its cluster: the peer thread, and what runs there.
+//!
+//! One arbiter with a current-thread runtime has the QUIC endpoint, the exchange, the directory and the follower of the
+//! coordinator. They start in the order in which they need each other: the asking half, the directory, the GPU actors
+//! (elsewhere), then the serving half.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actix::prelude::*;
+use actix_rt::Arbiter;
+use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
+use larder_client::quic::{BindError, Credentials, CredentialsError, Endpoint, TransportSettings};
+use larder_protocol::identity::{Identity, Role};
+use larder_protocol::table::{MemberState, NodeNumber};
+use prometheus::Registry;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{oneshot, watch};
+
+use crate::actor::{GpuActor, Peers};
+use crate::clock::Clock;
+use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics, NewTable};
+use crate::exchange::{
+    ExchangeHandle, ExchangeLimits, ExchangeMetrics, PeerActor, Serve, Services, SilentPeers,
+};
+use crate::limits::ClusterLimits;
+use crate::threads;
+
+/// The node in its cluster.
+pub(crate) struct Cluster {
+    limits: ClusterLimits,
+    arbiter: Arbiter,
+    endpoint: Endpoint,
+    sharing: Option<Sharing>,
+    silent: SilentPeers,
+    known: watch::Sender<Known>,
+    stop: Option<oneshot::Sender<()>>,
+    left: Option<oneshot::Receiver<()>>,
+}
+
+/// What a node that shares its chunks has.
+struct Sharing {
+    handle: ExchangeHandle,
+    peer: Addr<PeerActor>,
+    directory: Addr<DirectoryActor>,
+}
+
+/// Why a node cannot be a member.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// Its certificate cannot be used.
+    #[error("cannot use the node's certificate ([cluster] ca, certificate, key)")]
+    Credentials(#[from] CredentialsError),
+    /// The certificate is somebody else's.
+    #[error(
+        "the certificate is that of {found}, not of the node `{name}`: `larder ca issue node {name}` makes one, or set the node's name"
+    )]
+    SomebodyElse {
+        /// Whose it is.
+        found: Identity,
+        /// The node's name.
+        name: String,
+    },
+    /// The UDP address cannot be used.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The metrics contradict each other.
+    #[error("cannot register the metrics")]
+    Metrics(#[from] prometheus::Error),
+    /// The peer thread ended at once.
+    #[error("the peer thread did not start")]
+    Thread,
+}
+
+/// What a node knows of its cluster, in `GET /status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// The node's number; 0 before it is a member.
+    pub number: u16,
+    /// Which life of it this is.
+    pub incarnation: u64,
+    /// The epoch of its table, `TERM.NUMBER`.
+    pub epoch: String,
+    /// Members of the cluster.
+    pub members: usize,
+    /// Members that are suspect.
+    pub suspects: usize,
+    /// Members that do not answer this node.
+    pub silent: Vec<String>,
+    /// Whether it shares chunks.
+    pub shares: bool,
+}
+
+impl Cluster {
+    /// Starts the peer thread; nobody is served yet.
+    pub(crate) async fn start(
+        limits: &ClusterLimits,
+        name: &str,
+        registry: &Registry,
+        clock: Clock,
+    ) -> Result<Self, ClusterError> {
+        let credentials = Credentials::load(&limits.credentials)?;
+        let found = credentials.identity();
+        if found.role != Role::Node || found.name != name {
+            return Err(ClusterError::SomebodyElse { found: found.clone(), name: name.to_owned() });
+        }
+        let arbiter = Arbiter::with_tokio_rt(|| {
+            threads::name("larder-peer");
+            // Made here, on the thread itself; without it there is no peer thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap_or_else(|error| panic!("no runtime for the peer thread: {error}"))
+        });
+        let settings = TransportSettings {
+            max_datagram_bytes: limits.max_datagram_bytes,
+            ..TransportSettings::default()
+        };
+        let (bound, binding) = oneshot::channel();
+        let listen = limits.listen;
+        arbiter.spawn(async move {
+            // An error: nobody waits for it any more.
+            let _ = bound.send(Endpoint::bind(listen, &credentials, &settings));
+        });
+        let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
+        let silent = SilentPeers::default();
+        let sharing = if limits.share {
+            Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, &silent)?)
+        } else {
+            None
+        };
+        let known = watch::Sender::default();
+        Ok(Self { limits: limits.clone(), arbiter, endpoint, sharing, silent, known, stop: None, left: None })
+    }
+
+    /// How the actor of a device reaches other nodes; `None` where chunks are not shared.
+    pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
+        let Sharing { handle, directory, .. } = self.sharing.as_ref()?;
+        let handle = handle.clone();
+        Some(Peers {
+            device,
+            holders: directory.clone().recipient(),
+            changed: directory.clone().recipient(),
+            stale: directory.clone().recipient(),
+            fetch: Box::new(move |order| handle.fetch(order)),
+            deadline: self.limits.fetch_deadline,
+        })
+    }
+
+    /// Serves peers from these actors, and joins the cluster.
+    pub(crate) async fn join(&mut self, actors: &[Addr<GpuActor>], http: SocketAddr, weight: u64) {
+        if let Some(Sharing { peer, directory, .. }) = &self.sharing {
+            let services = Services {
+                blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                find: directory.clone().recipient(),
+                announce: directory.clone().recipient(),
+                repair: directory.clone().recipient(),
+            };
+            if peer.send(Serve(services)).await.is_err() {
+                tracing::error!("the peer thread ended before it served");
+            }
+        }
+        let port = self.endpoint.local_address().port();
+        let peer = self.limits.advertise.unwrap_or_else(|| SocketAddr::new(self.limits.listen.ip(), port));
+        let silent = self.silent.clone();
+        let facts = NodeFacts {
+            incarnation: now_us(),
+            peer,
+            http,
+            devices: actors.len() as u16,
+            weight,
+            silent: Box::new(move || silent.get().into_iter().collect()),
+        };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (left, leaving) = oneshot::channel();
+        let (endpoint, coordinator) = (self.endpoint.clone(), self.limits.coordinator.clone());
+        let known = self.known.clone();
+        self.arbiter.spawn_fn(move || {
+            actix_rt::spawn(async move {
+                let stop = async { drop(stopped.await) };
+                follow(endpoint.clone(), coordinator, FollowAs::Node(facts), known, stop).await;
+                endpoint.close().await;
+                // An error: nobody waits for it any more.
+                let _ = left.send(());
+            });
+        });
+        (self.stop, self.left) = (Some(stop), Some(leaving));
+        if let Some(Sharing { peer, directory, .. }) = &self.sharing {
+            let (peer, directory) = (peer.clone(), directory.clone());
+            self.arbiter.spawn(spread_tables(self.known.subscribe(), peer, directory));
+        }
+    }
+
+    /// What a node knows of its cluster, for others to ask at any time.
+    pub(crate) fn reporter(&self) -> impl Fn() -> ClusterStatus + Send + Sync + use<> {
+        let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
+        move || {
+            let Known { table, own, incarnation } = known.borrow().clone();
+            let name = |number: &NodeNumber| table.member(*number).map(|member| member.name.clone());
+            let suspects = table.members.iter().filter(|member| member.state == MemberState::Suspect);
+            ClusterStatus {
+                number: own.0,
+                incarnation,
+                epoch: table.epoch.to_string(),
+                members: table.members.len(),
+                suspects: suspects.count(),
+                silent: silent.get().iter().filter_map(name).collect(),
+                shares,
+            }
+        }
+    }
+
+    /// Leaves the cluster in order.
+    pub(crate) async fn leave(mut self) {
+        drop(self.stop.take());
+        if let Some(left) = self.left.take() {
+            // An error: the thread has ended already.
+            let _ = left.await;
+        }
+        let Self { arbiter, sharing, .. } = self;
+        drop(sharing);
+        arbiter.stop();
+        if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
+            tracing::error!("the peer thread ended in a panic");
+        }
+    }
+}
+
+impl Sharing {
+    fn start(
+        limits: &ClusterLimits,
+        arbiter: &Arbiter,
+        endpoint: &Endpoint,
+        registry: &Registry,
+        clock: Clock,
+        silent: &SilentPeers,
+    ) -> Result<Self, ClusterError> {
+        let exchange_limits = ExchangeLimits::default();
+        let (handle, orders) = ExchangeHandle::new(&exchange_limits);
+        let metrics = ExchangeMetrics::new(registry)?;
+        let (endpoint, known_silent) = (endpoint.clone(), silent.clone());
+        let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
+            PeerActor::new(endpoint, exchange_limits, metrics, clock, known_silent, orders)
+        });
+        let directory_limits =
+            DirectoryLimits { find_deadline: limits.find_deadline, ..DirectoryLimits::default() };
+        let metrics = DirectoryMetrics::new(registry)?;
+        let asks = peer.clone().recipient();
+        let directory = DirectoryActor::start_in_arbiter(&arbiter.handle(), move |_| {
+            DirectoryActor::new(asks, directory_limits, metrics, clock)
+        });
+        Ok(Self { handle, peer, directory })
+    }
+}
+
+/// Tells every table that names this life of the node to those who go by it.
+async fn spread_tables(
+    mut known: watch::Receiver<Known>,
+    peer: Addr<PeerActor>,
+    directory: Addr<DirectoryActor>,
+) {
+    while known.changed().await.is_ok() {
+        let Known { table, own, incarnation } = known.borrow_and_update().clone();
+        if table.member(own).is_none_or(|member| member.incarnation != incarnation) {
+            continue;
+        }
+        let new = NewTable { table: Arc::clone(&table), own };
+        // The exchange first: the directory asks through it at once.
+        if peer.send(new.clone()).await.is_err() || directory.send(new).await.is_err() {
+            return;
+        }
+        tracing::info!(epoch = %table.epoch, members = table.members.len(), "a new table");
+    }
+}
+
+/// Microseconds since 1970.
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

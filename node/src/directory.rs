@@ -1,0 +1,122 @@
+//! The directory: which node holds which chunk.
+//!
+//! It is sharded over the nodes: the partition table says which node is home to a run of chunks. What a node holds it
+//! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
+
+mod actor;
+pub mod cache;
+mod held;
+mod holders;
+pub mod lookup;
+mod metrics;
+mod outbox;
+mod shard;
+mod stream;
+
+use std::sync::Arc;
+
+use actix::Message;
+use larder_protocol::peer::{Announce, Announced, Find, Repair, Rows};
+use larder_protocol::table::{Holder, NodeNumber, Table};
+use larder_protocol::{ChunkRef, Fingerprint};
+use smallvec::SmallVec;
+
+pub use actor::{DirectoryActor, DirectoryLimits};
+pub use metrics::DirectoryMetrics;
+pub use outbox::{Answered, BatchId, Moved, Outbox, Outgoing};
+pub use shard::{MAX_FOUND_HOLDERS, MAX_ROW_HOLDERS, Shard, ShardCounts};
+
+/// Who holds a chunk.
+pub type Holders = SmallVec<[Holder; 2]>;
+
+/// Asks who else holds chunks. The answer has one item a chunk, in their order; this node is never in it. What cannot be
+/// found out soon has no holder.
+#[derive(Message, Debug)]
+#[rtype(result = "Vec<Holders>")]
+pub struct AskHolders {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub chunks: Vec<ChunkRef>,
+}
+
+/// Tells what an actor of this node gained and lost.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct Changed {
+    /// The actor.
+    pub device: u16,
+    /// What happened, in order.
+    pub changes: Changes,
+}
+
+/// What an actor gained and lost.
+#[derive(Debug)]
+pub enum Changes {
+    /// Since the last message.
+    Since(Vec<Change>),
+    /// Messages were lost: this is all that it holds.
+    All(Vec<(Fingerprint, ChunkRef)>),
+}
+
+/// One chunk gained or lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunk.
+    pub chunk: ChunkRef,
+    /// What happened.
+    pub kind: ChangeKind,
+}
+
+/// What happened to a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It was computed or copied here.
+    Gained,
+    /// It moved here: once the home knows, this holder may give up its copy ([`larder_protocol::peer::PeerRequest::Moved`]).
+    MovedFrom(Holder),
+    /// It was evicted, or given up.
+    Lost,
+}
+
+/// Tells that a holder did not have what the directory said.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct Stale {
+    /// Who.
+    pub holder: Holder,
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// What it does not have.
+    pub chunks: Vec<ChunkRef>,
+}
+
+/// A new table, or this node's first.
+#[derive(Message, Debug, Clone)]
+#[rtype(result = "()")]
+pub struct NewTable {
+    /// The table.
+    pub table: Arc<Table>,
+    /// This node in it. Its incarnation stands in the table.
+    pub own: NodeNumber,
+}
+
+/// A peer asks this home who holds chunks.
+#[derive(Message, Debug)]
+#[rtype(result = "Rows")]
+pub struct ServeFind(pub Find);
+
+/// A peer tells this home what it gained and lost. That it speaks for itself was checked.
+#[derive(Message, Debug)]
+#[rtype(result = "Announced")]
+pub struct ServeAnnounce(pub Announce);
+
+/// A peer tells this home that a holder did not have what its rows say.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct ServeRepair(pub Repair);
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,147 @@
+//! The holders that announce to a home: how far each stream has come.
+
+use std::collections::HashMap;
+
+use larder_protocol::table::{Holder, Table};
+
+/// The number of a holder in its home's rows.
+pub(super) type Slot = u16;
+
+/// The holders that announce to this home.
+#[derive(Debug, Default)]
+pub(super) struct KnownHolders {
+    slots: Vec<Option<HolderState>>,
+    by_holder: HashMap<Holder, Slot>,
+    free: Vec<Slot>,
+}
+
+/// One holder.
+#[derive(Debug)]
+pub(super) struct HolderState {
+    /// Who.
+    pub(super) holder: Holder,
+    incarnation: u64,
+    stream: u64,
+    /// Number of the batch that comes next; `None` where the stream must start anew.
+    next: Option<u64>,
+    /// The sum of the digests of all it announced.
+    pub(super) digest: u64,
+    /// Rows it has.
+    pub(super) rows: u64,
+}
+
+/// What a batch is to its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The one that comes next.
+    Takes,
+    /// The first of a new stream.
+    Anew,
+    /// Known already; so is all up to this number.
+    Known(u64),
+    /// Something before it is missing.
+    Missing,
+}
+
+impl KnownHolders {
+    /// How many.
+    pub(super) fn len(&self) -> usize {
+        self.by_holder.len()
+    }
+
+    /// The slot of a holder that is known.
+    pub(super) fn find(&self, holder: Holder) -> Option<Slot> {
+        self.by_holder.get(&holder).copied()
+    }
+
+    /// The slot of a holder, a fresh one if need be; `None` where there are too many.
+    pub(super) fn slot(&mut self, holder: Holder, incarnation: u64) -> Option<Slot> {
+        if let Some(slot) = self.find(holder) {
+            return Some(slot);
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < MAX_HOLDERS => {
+                self.slots.push(None);
+                (self.slots.len() - 1) as Slot
+            }
+            None => return None,
+        };
+        let state = HolderState { holder, incarnation, stream: 0, next: None, digest: 0, rows: 0 };
+        self.slots[usize::from(slot)] = Some(state);
+        self.by_holder.insert(holder, slot);
+        Some(slot)
+    }
+
+    pub(super) fn get(&self, slot: Slot) -> &HolderState {
+        self.slots[usize::from(slot)].as_ref().expect("a row's holder has a slot as long as the row")
+    }
+
+    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut HolderState {
+        self.slots[usize::from(slot)].as_mut().expect("a row's holder has a slot as long as the row")
+    }
+
+    /// The holders that are no members any more, or were another life of one.
+    pub(super) fn gone(&self, table: &Table) -> Vec<Slot> {
+        let is_gone = |state: &HolderState| {
+            table.member(state.holder.node).is_none_or(|member| member.incarnation != state.incarnation)
+        };
+        let slots = (0..).zip(&self.slots);
+        slots.filter(|(_, state)| state.as_ref().is_some_and(is_gone)).map(|(slot, _)| slot).collect()
+    }
+
+    /// Frees slots that have no rows.
+    pub(super) fn remove(&mut self, slots: &[Slot]) {
+        for &slot in slots {
+            if let Some(state) = self.slots[usize::from(slot)].take() {
+                debug_assert_eq!(state.rows, 0, "a slot outlives its rows");
+                self.by_holder.remove(&state.holder);
+                self.free.push(slot);
+            }
+        }
+    }
+
+    /// Which slots are among these.
+    pub(super) fn mask(&self, slots: &[Slot]) -> Vec<bool> {
+        let mut mask = vec![false; self.slots.len()];
+        slots.iter().for_each(|&slot| mask[usize::from(slot)] = true);
+        mask
+    }
+}
+
+impl HolderState {
+    /// What a batch is to the stream; one that comes next counts as taken.
+    pub(super) fn next(&mut self, stream: u64, sequence: u64) -> Next {
+        if stream > self.stream && sequence == 0 {
+            (self.stream, self.next) = (stream, Some(1));
+            return Next::Anew;
+        }
+        match self.next {
+            Some(next) if stream == self.stream && sequence < next => Next::Known(next - 1),
+            Some(next) if stream == self.stream && sequence == next => {
+                self.next = Some(next + 1);
+                Next::Takes
+            }
+            _ => Next::Missing,
+        }
+    }
+
+    /// Takes nothing more of the stream.
+    pub(super) fn distrust(&mut self) {
+        self.next = None;
+    }
+
+    /// A row is gone because its partition left.
+    pub(super) fn forget(&mut self, digest: u64) {
+        self.digest = self.digest.wrapping_sub(digest);
+        self.rows -= 1;
+    }
+
+    /// All rows are gone.
+    pub(super) fn forget_all(&mut self) {
+        (self.digest, self.rows) = (0, 0);
+    }
+}
+
+/// Holders of one home: every node of the largest cluster with 16 actors each.
+const MAX_HOLDERS: usize = 1 << 16;

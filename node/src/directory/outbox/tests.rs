@@ -1,0 +1,149 @@
+//! What the homes are told, when, and what becomes of their answers.
+
+use super::super::Shard;
+use super::super::stream::FLUSH_MS;
+use super::super::tests::{changes, key, table, table_of_one_home};
+use super::*;
+
+/// A node with all partitions of the directory at node 1.
+fn outbox() -> Outbox {
+    let mut outbox = Outbox::default();
+    outbox.new_table(&table_of_one_home(1, &[(1, 10), (2, 20)]), NodeNumber(2), Millis(0));
+    outbox
+}
+
+/// The one batch that is due; its answer, `Known`, unless a test has another.
+fn take(outbox: &mut Outbox, now: Millis) -> Outgoing {
+    let mut due = outbox.due(now);
+    assert_eq!(due.len(), 1, "{due:?}");
+    due.remove(0)
+}
+
+fn known(outgoing: &Outgoing) -> Option<Announced> {
+    Some(Announced::Known(outgoing.announce.sequence))
+}
+
+fn told(outgoing: &Outgoing) -> Vec<(u64, bool)> {
+    let number = |row| (0..5_000).find(|&number| key(number) == row).expect("one of the test's chunks");
+    let mut told: Vec<_> =
+        outgoing.announce.changes.iter().map(|change| (number(change.row), change.is_held)).collect();
+    told.sort_unstable();
+    told
+}
+
+/// An actor's first chunks, which the home knows.
+fn settled(chunks: std::ops::Range<u64>) -> (Outbox, Millis) {
+    let mut outbox = outbox();
+    outbox.changed(0, &changes(ChangeKind::Gained, chunks), Millis(0));
+    let now = Millis(100);
+    let first = take(&mut outbox, now);
+    assert!(matches!(outbox.answered(&first.id(), known(&first), now), Answered::Known { .. }));
+    (outbox, now)
+}
+
+#[test]
+fn changes_wait_a_moment_for_others_and_go_as_one_batch() {
+    let (mut outbox, now) = settled(0..3);
+    outbox.changed(0, &changes(ChangeKind::Gained, 3..5), now);
+    outbox.changed(0, &changes(ChangeKind::Lost, [0]), now);
+    assert_eq!(outbox.due(now), []);
+    let batch = take(&mut outbox, now + FLUSH_MS);
+    assert_eq!(told(&batch), [(0, false), (3, true), (4, true)]);
+    assert_eq!(batch.announce.sequence, 1);
+    assert_eq!(outbox.due(now + FLUSH_MS), [], "one batch at a time");
+    let answered = outbox.answered(&batch.id(), known(&batch), now + 7);
+    assert_eq!(answered, Answered::Known { changes: 3, lag_ms: 7, moved: Vec::new() });
+}
+
+#[test]
+fn many_changes_wait_for_nothing_and_fill_several_batches() {
+    let (mut outbox, now) = settled(0..3);
+    let many = 100 + MAX_ANNOUNCE_CHANGES as u64;
+    outbox.changed(0, &changes(ChangeKind::Gained, 10..10 + many), now);
+    let first = take(&mut outbox, now);
+    assert_eq!(first.announce.changes.len(), MAX_ANNOUNCE_CHANGES);
+    assert_eq!(first.announce.digest, None, "the home does not know all with this one");
+    outbox.answered(&first.id(), known(&first), now);
+    let second = take(&mut outbox, now + FLUSH_MS);
+    assert_eq!(second.announce.changes.len(), 100);
+    assert!(second.announce.digest.is_some());
+}
+
+#[test]
+fn what_was_gained_and_lost_in_between_is_not_told() {
+    let (mut outbox, now) = settled(0..3);
+    outbox.changed(0, &changes(ChangeKind::Gained, [7]), now);
+    outbox.changed(0, &changes(ChangeKind::Lost, [7]), now);
+    assert_eq!(outbox.waiting(), 0);
+    outbox.changed(0, &changes(ChangeKind::Gained, [8]), now);
+    assert_eq!(told(&take(&mut outbox, now + FLUSH_MS)), [(8, true)]);
+}
+
+#[test]
+fn a_batch_without_an_answer_is_sent_again_as_it_was_and_later_each_time() {
+    let (mut outbox, now) = settled(0..3);
+    outbox.changed(0, &changes(ChangeKind::Gained, [3]), now);
+    let batch = take(&mut outbox, now + FLUSH_MS);
+    outbox.changed(0, &changes(ChangeKind::Gained, [4]), now + FLUSH_MS);
+    let (mut at, mut pauses) = (now + FLUSH_MS, Vec::new());
+    for _ in 0..4 {
+        assert_eq!(outbox.answered(&batch.id(), None, at), Answered::Again);
+        let failed = at;
+        let again = loop {
+            match outbox.due(at).pop() {
+                Some(again) => break again,
+                None => at = at + 1,
+            }
+        };
+        assert_eq!(again, batch);
+        pauses.push(at.since(failed));
+    }
+    assert!(pauses.is_sorted() && pauses[3] > pauses[0], "{pauses:?}");
+    outbox.answered(&batch.id(), known(&batch), at);
+    assert_eq!(told(&take(&mut outbox, at + FLUSH_MS)), [(4, true)]);
+}
+
+#[test]
+fn a_home_that_is_in_doubt_hears_all_in_a_new_stream() {
+    let (mut outbox, now) = settled(0..3);
+    outbox.changed(0, &changes(ChangeKind::Lost, [1]), now);
+    let batch = take(&mut outbox, now + FLUSH_MS);
+    assert_eq!(outbox.answered(&batch.id(), Some(Announced::StartAnew), now + FLUSH_MS), Answered::Restarted);
+    assert_eq!(outbox.answered(&batch.id(), known(&batch), now + FLUSH_MS), Answered::Late);
+    let anew = take(&mut outbox, now + 1_000);
+    assert!(anew.announce.stream > batch.announce.stream && anew.announce.sequence == 0);
+    assert_eq!(told(&anew), [(0, true), (2, true)]);
+}
+
+#[test]
+fn a_new_home_hears_what_is_held_of_its_partitions_and_one_that_started_again_everything() {
+    let (mut outbox, now) = settled(0..40);
+    let both = table(2, &[(1, 10), (2, 20), (3, 30)].into());
+    outbox.new_table(&both, NodeNumber(2), now);
+    let mut shard = Shard::new(100);
+    shard.new_table(&both, NodeNumber(3));
+    let at = now + FLUSH_MS;
+    let batches = outbox.due(at);
+    let for_new = batches.iter().find(|batch| batch.home == NodeNumber(3)).expect("it has partitions");
+    shard.announce(&for_new.announce);
+    let expected = (0..40).filter(|&number| both.home(key(number).run.partition()) == Some(NodeNumber(3)));
+    assert_eq!(shard.len(), expected.count() as u64);
+    outbox.answered(&for_new.id(), known(for_new), at);
+
+    outbox.new_table(&table(3, &[(1, 10), (2, 20), (3, 31)].into()), NodeNumber(2), at);
+    let again = outbox.due(at + FLUSH_MS);
+    let again = again.iter().find(|batch| batch.home == NodeNumber(3)).expect("it knows nothing now");
+    assert_eq!((again.announce.sequence, told(again)), (0, told(for_new)));
+}
+
+#[test]
+fn a_holder_gives_up_its_copy_when_the_home_knows_of_the_new_one() {
+    let (mut outbox, now) = settled(0..3);
+    let from = Holder { node: NodeNumber(1), device: 3 };
+    outbox.changed(0, &changes(ChangeKind::MovedFrom(from), [9]), now);
+    let batch = take(&mut outbox, now + FLUSH_MS);
+    let Answered::Known { moved, .. } = outbox.answered(&batch.id(), known(&batch), now + FLUSH_MS) else {
+        panic!("the home knows");
+    };
+    assert_eq!((moved.len(), moved[0].holder, moved[0].hashes.len()), (1, from, 1));
+}

@@ -1,0 +1,188 @@
+//! Events: the ordered stream of what a node's actors gained and lost, for whoever routes requests by it.
+//!
+//! A follower first gets what is held (the snapshot), page by page, then what changes. Changes that happen while the
+//! snapshot is read come after it, in order: a follower that applies everything in the order in which it comes knows what
+//! is held, since gaining a chunk twice, or losing one that was not there, changes nothing.
+//!
+//! Served as server-sent events (WHATWG HTML, section 9.2). The id of an event is `DEVICE:SEQUENCE`; sequence numbers of a
+//! device have no gaps. A follower that is too slow gets `lagged` as its last event, and starts again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use actix::{Addr, Message};
+use bytes::Bytes;
+use futures_util::stream::{self, Stream};
+use larder_protocol::{ChunkRef, Fingerprint};
+use serde::Serialize;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, Receiver, Sender};
+
+use crate::actor::GpuActor;
+use crate::directory::{Change, ChangeKind};
+
+/// Where an actor tells what happened; nobody need listen.
+#[derive(Debug, Clone)]
+pub struct Feed {
+    device: u16,
+    sender: Sender<Arc<Batch>>,
+}
+
+/// What happened at a time.
+#[derive(Debug)]
+struct Batch {
+    /// Number of the first change.
+    sequence: u64,
+    changes: Vec<Change>,
+}
+
+/// Asks an actor for a page of what it holds.
+#[derive(Message, Debug)]
+#[rtype(result = "Page")]
+pub struct AskPage {
+    /// Where the page begins: 0, or what the page before said.
+    pub from: usize,
+}
+
+/// A page of what an actor holds.
+#[derive(Debug, actix::MessageResponse)]
+pub struct Page {
+    /// Some chunks.
+    pub chunks: Vec<(Fingerprint, ChunkRef)>,
+    /// Where the next page begins; `None` where this was the last.
+    pub next: Option<usize>,
+}
+
+/// The data of an event.
+#[derive(Debug, Serialize)]
+struct Data<'a> {
+    device: u16,
+    namespace: &'a str,
+    hash: String,
+    parent: String,
+    index: u32,
+}
+
+/// What a follower was sent so far.
+struct Follower {
+    actors: VecDeque<(Feed, Addr<GpuActor>, usize)>,
+    live: Vec<(Feed, Receiver<Arc<Batch>>)>,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Snapshot,
+    Live,
+    Ended,
+}
+
+impl Feed {
+    /// The feed of an actor.
+    #[must_use]
+    pub fn new(device: u16) -> Self {
+        Self { device, sender: broadcast::channel(WAITING_BATCHES).0 }
+    }
+
+    /// Tells what happened; `sequence` is the number of the first change.
+    pub fn tell(&self, sequence: u64, changes: &[Change]) {
+        if self.sender.receiver_count() > 0 && !changes.is_empty() {
+            // An error: the last follower has just left.
+            let _ = self.sender.send(Arc::new(Batch { sequence, changes: changes.to_vec() }));
+        }
+    }
+}
+
+/// The events of these actors, from a snapshot on, as the body of an answer.
+pub fn follow(actors: Vec<(Feed, Addr<GpuActor>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+    let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
+    let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
+    let follower = Follower { actors, live, state: State::Snapshot };
+    stream::unfold(follower, |mut follower| async move {
+        let text = follower.next().await?;
+        Some((Ok(Bytes::from(text)), follower))
+    })
+}
+
+impl Follower {
+    /// The next piece of text; `None` at the end.
+    async fn next(&mut self) -> Option<String> {
+        match self.state {
+            State::Snapshot => Some(self.next_page().await),
+            State::Live => Some(self.next_batch().await),
+            State::Ended => None,
+        }
+    }
+
+    async fn next_page(&mut self) -> String {
+        let Some((feed, actor, from)) = self.actors.front_mut() else {
+            self.state = State::Live;
+            return "event: live\ndata: {}\n\n".to_owned();
+        };
+        let Ok(page) = actor.send(AskPage { from: *from }).await else { return self.end() };
+        let mut text = String::new();
+        for (fingerprint, chunk) in &page.chunks {
+            write_event(&mut text, "held", None, feed.device, fingerprint, chunk);
+        }
+        match page.next {
+            Some(next) => *from = next,
+            None => _ = self.actors.pop_front(),
+        }
+        // An empty comment keeps the stream alive where a page holds nothing.
+        if text.is_empty() { ":\n\n".to_owned() } else { text }
+    }
+
+    async fn next_batch(&mut self) -> String {
+        let waiting = self.live.iter_mut().map(|(feed, receiver)| {
+            let device = feed.device;
+            Box::pin(async move { (device, receiver.recv().await) })
+        });
+        let (device, batch) = futures_util::future::select_all(waiting).await.0;
+        match batch {
+            Ok(batch) => {
+                let mut text = String::new();
+                for (sequence, change) in (batch.sequence..).zip(&batch.changes) {
+                    let event = if change.kind == ChangeKind::Lost { "evict" } else { "admit" };
+                    write_event(&mut text, event, Some(sequence), device, &change.fingerprint, &change.chunk);
+                }
+                text
+            }
+            Err(RecvError::Lagged(_) | RecvError::Closed) => self.end(),
+        }
+    }
+
+    fn end(&mut self) -> String {
+        self.state = State::Ended;
+        "event: lagged\ndata: {}\n\n".to_owned()
+    }
+}
+
+fn write_event(
+    text: &mut String,
+    event: &str,
+    sequence: Option<u64>,
+    device: u16,
+    fingerprint: &Fingerprint,
+    chunk: &ChunkRef,
+) {
+    use std::fmt::Write as _;
+    let namespace: String = fingerprint.0.iter().fold(String::with_capacity(64), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    let (hash, parent) = (chunk.hash.to_string(), chunk.parent.to_string());
+    let data = Data { device, namespace: &namespace, hash, parent, index: chunk.index };
+    let data = serde_json::to_string(&data).unwrap_or_default();
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "event: {event}");
+    if let Some(sequence) = sequence {
+        let _ = writeln!(text, "id: {device}:{sequence}");
+    }
+    let _ = write!(text, "data: {data}\n\n");
+}
+
+/// Batches that a slow follower may leave unread: at a batch each 3 ms, some 12 s.
+const WAITING_BATCHES: usize = 4_096;
+
+/// Chunks of one page: an actor makes one in well under a millisecond.
+pub const PAGE_CHUNKS: usize = 1_024;

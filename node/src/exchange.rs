@@ -1,0 +1,346 @@
+//! The exchange: blocks that travel between nodes.
+//!
+//! A node that wants blocks opens a stream to a holder and asks; the holder's actor leases them, and they are sent from
+//! the arena without a copy. What comes is written straight into the slots that the asking actor reserved, and handed
+//! over only when its length, key and checksum are right.
+
+mod fetch;
+mod metrics;
+mod peers;
+mod serve;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use larder_client::quic::Endpoint;
+use larder_protocol::checksum::BlockKey;
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::{ChunkHash, Fingerprint};
+use tokio::sync::{mpsc, oneshot};
+
+pub use self::metrics::ExchangeMetrics;
+use self::peers::Peers;
+pub use self::peers::SilentPeers;
+pub use self::serve::Services;
+use crate::arena::ExtentMemory;
+use crate::clock::Clock;
+use crate::copy::BlockChecksums;
+use crate::directory::NewTable;
+
+/// What bounds the exchange.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExchangeLimits {
+    /// Streams of blocks at a time from one peer: with more, the slowest wait much longer.
+    pub streams_per_peer: usize,
+    /// Bytes of blocks that are asked of one peer and have not come.
+    pub credit_bytes: u64,
+    /// Bytes of blocks that are being sent, to all peers; beyond them they are told to ask again.
+    pub sending_bytes: u64,
+    /// Bytes of blocks on one stream, where one chunk is not more.
+    pub batch_bytes: u64,
+    /// Orders that wait for the peer thread.
+    pub queue_orders: usize,
+}
+
+impl Default for ExchangeLimits {
+    fn default() -> Self {
+        Self {
+            streams_per_peer: 4,
+            credit_bytes: 64 << 20,
+            sending_bytes: 256 << 20,
+            batch_bytes: 4 << 20,
+            queue_orders: 4_096,
+        }
+    }
+}
+
+/// The asking half: an actor on the peer thread, which is an arbiter with a current-thread runtime.
+pub struct PeerActor {
+    peers: Peers,
+    endpoint: Endpoint,
+    orders: Option<mpsc::Receiver<Order>>,
+}
+
+/// Hands orders to the peer thread from any other. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct ExchangeHandle(mpsc::Sender<Order>);
+
+#[derive(Debug)]
+struct Order {
+    order: FetchOrder,
+    done: oneshot::Sender<Vec<Fetched>>,
+}
+
+/// Starts the serving half, once there is somebody to serve.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Serve(pub Services);
+
+impl PeerActor {
+    /// The actor and its handle. `endpoint` must live on the peer thread's runtime.
+    #[must_use]
+    pub fn new(
+        endpoint: Endpoint,
+        limits: ExchangeLimits,
+        metrics: ExchangeMetrics,
+        clock: Clock,
+        silent: SilentPeers,
+        orders: ExchangeOrders,
+    ) -> Self {
+        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, silent);
+        Self { peers, endpoint, orders: Some(orders.0) }
+    }
+}
+
+/// Where orders come out on the peer thread.
+#[derive(Debug)]
+pub struct ExchangeOrders(mpsc::Receiver<Order>);
+
+impl ExchangeHandle {
+    /// A handle, and where its orders come out.
+    #[must_use]
+    pub fn new(limits: &ExchangeLimits) -> (Self, ExchangeOrders) {
+        let (sender, receiver) = mpsc::channel(limits.queue_orders);
+        (Self(sender), ExchangeOrders(receiver))
+    }
+
+    /// Hands an order over. What comes of it is told once, whatever happens; an error of the channel means that the peer
+    /// thread stopped, and nothing writes to the slots any more.
+    ///
+    /// # Errors
+    /// The order, where too many wait.
+    pub fn fetch(&self, order: FetchOrder) -> Result<oneshot::Receiver<Vec<Fetched>>, FetchOrder> {
+        let (done, came) = oneshot::channel();
+        match self.0.try_send(Order { order, done }) {
+            Ok(()) => Ok(came),
+            Err(mpsc::error::TrySendError::Full(waiting) | mpsc::error::TrySendError::Closed(waiting)) => {
+                Err(waiting.order)
+            }
+        }
+    }
+}
+
+impl Actor for PeerActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+        let Some(mut orders) = self.orders.take() else { return };
+        let peers = self.peers.clone();
+        actix_rt::spawn(async move {
+            while let Some(Order { order, done }) = orders.recv().await {
+                actix_rt::spawn(fetch::carry_out(peers.clone(), order, done));
+            }
+        });
+    }
+}
+
+impl Handler<AskPeer> for PeerActor {
+    type Result = ResponseFuture<Result<PeerResponse, PeerUnavailable>>;
+
+    fn handle(&mut self, ask: AskPeer, _: &mut Self::Context) -> Self::Result {
+        let peers = self.peers.clone();
+        Box::pin(async move { peers.ask(ask.node, &ask.request, ask.deadline).await })
+    }
+}
+
+impl Handler<NewTable> for PeerActor {
+    type Result = ();
+
+    fn handle(&mut self, new: NewTable, _: &mut Self::Context) {
+        self.peers.set_table(new.table, new.own);
+    }
+}
+
+impl Handler<Serve> for PeerActor {
+    type Result = ();
+
+    fn handle(&mut self, Serve(services): Serve, _: &mut Self::Context) {
+        actix_rt::spawn(serve::serve(self.peers.clone(), self.endpoint.clone(), services));
+    }
+}
+
+/// Credits are counted in these.
+const CREDIT_UNIT_BYTES: u64 = 4 << 10;
+
+/// Messages that wait for the peer thread; senders wait for a place.
+const MAILBOX_MESSAGES: usize = 4_096;
+
+/// Asks an actor for blocks to send to a peer. The answer has one item a chunk, in their order.
+#[derive(Message, Debug)]
+#[rtype(result = "Vec<Grant>")]
+pub struct AskBlocks {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub hashes: Vec<ChunkHash>,
+    /// Bytes of the blocks of a chunk, by slice, then pool, as the peer has it; a chunk that is otherwise is not held.
+    pub block_bytes: Vec<u64>,
+}
+
+/// What an actor says of one chunk that a peer wants.
+#[derive(Debug)]
+pub enum Grant {
+    /// Its blocks may be read as long as the lease lives.
+    Held(GrantedChunk),
+    /// It is not here.
+    NotHeld,
+    /// Too much is being sent.
+    Busy {
+        /// When asking again may help.
+        retry_after_ms: u64,
+    },
+}
+
+/// A chunk that may be sent.
+#[derive(Debug)]
+pub struct GrantedChunk {
+    /// How often it was read, this time included.
+    pub reads: u32,
+    /// By slice, then pool.
+    pub blocks: Vec<GrantedBlock>,
+    /// Keeps the blocks from reuse; it must live until the last of their bytes was acknowledged.
+    pub lease: Arc<PeerLease>,
+}
+
+/// A block that may be sent.
+#[derive(Debug)]
+pub struct GrantedBlock {
+    /// Its memory.
+    pub memory: Arc<ExtentMemory>,
+    /// Where it stands there.
+    pub offset: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Its checksum.
+    pub checksum: u64,
+}
+
+/// Ends a lease when dropped, wherever that happens.
+#[derive(Debug)]
+pub struct PeerLease {
+    /// Its number.
+    pub number: u64,
+    /// Where the actor hears of its end. It has as many places as there are leases, which the actor bounds.
+    pub ended: mpsc::UnboundedSender<u64>,
+}
+
+impl Drop for PeerLease {
+    fn drop(&mut self) {
+        // An actor that is gone has no slots to reuse.
+        let _ = self.ended.send(self.number);
+    }
+}
+
+/// Tells an actor that a peer keeps these chunks from now on, and the directory knows: it gives up its own copies, if
+/// nobody uses them.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct GiveUp {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub hashes: Vec<ChunkHash>,
+}
+
+/// Chunks to fetch from one holder.
+#[derive(Debug)]
+pub struct FetchOrder {
+    /// Who has them.
+    pub holder: Holder,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
+    /// What to fetch, and where to.
+    pub chunks: Vec<FetchChunk>,
+    /// How long all of it may take.
+    pub deadline: Duration,
+}
+
+/// One chunk to fetch.
+#[derive(Debug)]
+pub struct FetchChunk {
+    /// Its name.
+    pub hash: ChunkHash,
+    /// Where its blocks go, by slice, then pool.
+    pub blocks: Vec<Destination>,
+}
+
+/// A slot that waits for a block. Nobody else reads or writes it until the fetch has ended.
+#[derive(Debug)]
+pub struct Destination {
+    /// Its memory.
+    pub memory: Arc<ExtentMemory>,
+    /// Where it stands there.
+    pub offset: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes that share one checksum: whole layers.
+    pub range_bytes: u64,
+    /// What the block is called.
+    pub key: BlockKey,
+}
+
+/// What came of one chunk of a [`FetchOrder`]. Nothing writes to its slots any more.
+#[derive(Debug)]
+pub enum Fetched {
+    /// Its blocks are in their slots, and right.
+    Here {
+        /// By slice, then pool.
+        checksums: Vec<BlockChecksums>,
+        /// How often it was read, this time included.
+        reads: u32,
+    },
+    /// The holder does not have it (any more).
+    NotHeld,
+    /// The holder has too much to do.
+    Busy {
+        /// When asking again may help.
+        retry_after_ms: u64,
+    },
+    /// It did not come.
+    Failed(FetchFailure),
+}
+
+/// Why a chunk did not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FetchFailure {
+    /// The holder is not reached, or has not answered lately.
+    Unreachable,
+    /// The deadline passed.
+    Deadline,
+    /// The connection or stream broke.
+    Broken,
+    /// The holder answered something else than was asked.
+    Malformed,
+    /// The bytes have another checksum than they should.
+    Checksum,
+    /// This node has too many fetches under way.
+    Full,
+}
+
+/// Asks another node something. The answer is an error where it does not come in time.
+#[derive(Message, Debug)]
+#[rtype(result = "Result<PeerResponse, PeerUnavailable>")]
+pub struct AskPeer {
+    /// Whom.
+    pub node: NodeNumber,
+    /// What.
+    pub request: PeerRequest,
+    /// How long it may take.
+    pub deadline: Duration,
+}
+
+/// A node does not answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} does not answer: {reason}")]
+pub struct PeerUnavailable {
+    /// Which.
+    pub node: NodeNumber,
+    /// Why.
+    pub reason: String,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+//! Fetching: blocks of a peer, straight into the slots that wait for them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use larder_client::quic::{Connection, read_message, write_message};
+use larder_protocol::checksum::{RangeChecksum, block_checksum};
+use larder_protocol::limits::MAX_FETCH_CHUNKS;
+use larder_protocol::peer::{Chunks, Fetch, FetchedChunk, HeldChunk, PeerRequest, PeerResponse, RetryAfter};
+use quinn::RecvStream;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::peers::{Link, NoLink, Peers};
+use super::{CREDIT_UNIT_BYTES, Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
+use crate::copy::BlockChecksums;
+
+/// Carries an order out, and tells what came of each chunk. Once it has told, nothing writes to the slots.
+pub(super) async fn carry_out(peers: Peers, order: FetchOrder, done: oneshot::Sender<Vec<Fetched>>) {
+    let mut done = done;
+    let chunks = order.chunks.len();
+    let metrics = peers.metrics().clone();
+    metrics.fetches_in_flight.add(chunks as i64);
+    let came: Rc<RefCell<Vec<Option<Fetched>>>> = Rc::new(RefCell::new((0..chunks).map(|_| None).collect()));
+    let link = peers.link(order.holder.node);
+    let left = match &link {
+        Err(_) => FetchFailure::Unreachable,
+        Ok(link) => {
+            let fetching = timeout(order.deadline, fetch_batches(&peers, link, &order, &came));
+            let in_time = tokio::select! {
+                in_time = fetching => in_time.is_ok(),
+                // Nobody waits any more.
+                () = done.closed() => true,
+            };
+            if !in_time {
+                peers.falls_silent(link);
+            }
+            FetchFailure::Deadline
+        }
+    };
+    metrics.fetches_in_flight.sub(chunks as i64);
+    let came = came.take().into_iter().map(|came| came.unwrap_or(Fetched::Failed(left)));
+    let came: Vec<Fetched> = came.inspect(|came| metrics.fetched(came)).collect();
+    // An error: the actor stopped, and its arena goes.
+    let _ = done.send(came);
+}
+
+/// Some of an order's chunks, which share a stream.
+struct Batch<'a> {
+    /// Position of the first in the order.
+    first: usize,
+    chunks: &'a [FetchChunk],
+    bytes: u64,
+}
+
+async fn fetch_batches(
+    peers: &Peers,
+    link: &Rc<Link>,
+    order: &FetchOrder,
+    came: &RefCell<Vec<Option<Fetched>>>,
+) {
+    let batches = batches(&order.chunks, peers.limits().batch_bytes);
+    join_all(batches.iter().map(|batch| fetch_batch(peers, link, order, batch, came))).await;
+}
+
+async fn fetch_batch(
+    peers: &Peers,
+    link: &Rc<Link>,
+    order: &FetchOrder,
+    batch: &Batch<'_>,
+    came: &RefCell<Vec<Option<Fetched>>>,
+) {
+    let most = peers.limits().credit_bytes / CREDIT_UNIT_BYTES;
+    let units = batch.bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, most) as u32;
+    // They are never closed.
+    let Ok(_stream) = link.streams.acquire().await else { return };
+    let Ok(_credit) = link.credits.acquire_many(units).await else { return };
+    let note = |at: usize, fetched: Fetched| came.borrow_mut()[batch.first + at] = Some(fetched);
+    let fill = |from: usize, with: &dyn Fn() -> Fetched| {
+        (from..batch.chunks.len()).for_each(|at| note(at, with()));
+    };
+    let connection = match peers.connection(link).await {
+        Ok(connection) => connection,
+        Err(NoLink::NotAMember | NoLink::Silent | NoLink::NoConnection) => {
+            peers.falls_silent(link);
+            return fill(0, &|| Fetched::Failed(FetchFailure::Unreachable));
+        }
+    };
+    let mut stream = match ask(&connection, order, batch).await {
+        Ok(Asked::Coming(stream, held)) => Coming { stream, held: held.into_iter() },
+        Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
+            return fill(0, &|| Fetched::Busy { retry_after_ms });
+        }
+        Err(failure) => return fill(0, &|| Fetched::Failed(failure)),
+    };
+    for (at, chunk) in batch.chunks.iter().enumerate() {
+        match stream.receive(chunk).await {
+            Ok(fetched) => {
+                if let Fetched::Here { .. } = &fetched {
+                    let bytes: u64 = chunk.blocks.iter().map(|block| block.bytes).sum();
+                    peers.metrics().received_bytes.inc_by(bytes);
+                }
+                note(at, fetched);
+            }
+            Err(failure) => {
+                if failure == FetchFailure::Malformed {
+                    tracing::warn!(holder = %order.holder, "a node answered a fetch with something else");
+                }
+                return fill(at, &|| Fetched::Failed(failure));
+            }
+        }
+    }
+}
+
+enum Asked {
+    Coming(RecvStream, Vec<FetchedChunk>),
+    Busy(RetryAfter),
+}
+
+async fn ask(connection: &Connection, order: &FetchOrder, batch: &Batch<'_>) -> Result<Asked, FetchFailure> {
+    let broken = |_| FetchFailure::Broken;
+    let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
+    let hashes = batch.chunks.iter().map(|chunk| chunk.hash).collect();
+    let request = PeerRequest::Fetch(Fetch {
+        chunks: Chunks { device: order.holder.device, fingerprint: order.fingerprint, hashes },
+        block_bytes: batch.chunks[0].blocks.iter().map(|block| block.bytes).collect(),
+    });
+    write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
+    send.finish().map_err(|_| FetchFailure::Broken)?;
+    match read_message(&mut receive).await {
+        Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.chunks.len() => {
+            Ok(Asked::Coming(receive, held))
+        }
+        Ok(Some(PeerResponse::Busy(busy))) => Ok(Asked::Busy(busy)),
+        Ok(Some(response)) => {
+            if let PeerResponse::Refused(reason) = response {
+                tracing::warn!(holder = %order.holder, reason, "a node refuses a fetch");
+            }
+            Err(FetchFailure::Malformed)
+        }
+        Err(
+            larder_client::quic::MessageError::Malformed(_) | larder_client::quic::MessageError::NotAFrame,
+        ) => Err(FetchFailure::Malformed),
+        Ok(None) | Err(_) => Err(FetchFailure::Broken),
+    }
+}
+
+/// A stream of blocks, and what was said of them.
+struct Coming {
+    stream: RecvStream,
+    held: std::vec::IntoIter<FetchedChunk>,
+}
+
+impl Coming {
+    /// The next chunk. After an error nothing on the stream can be trusted.
+    async fn receive(&mut self, chunk: &FetchChunk) -> Result<Fetched, FetchFailure> {
+        let HeldChunk { reads, blocks } = match self.held.next() {
+            Some(FetchedChunk::Held(held)) => held,
+            Some(FetchedChunk::NotHeld) => return Ok(Fetched::NotHeld),
+            Some(FetchedChunk::Busy(RetryAfter { retry_after_ms })) => {
+                return Ok(Fetched::Busy { retry_after_ms });
+            }
+            None => return Err(FetchFailure::Malformed),
+        };
+        let sizes =
+            |destinations: &[Destination]| destinations.iter().map(|block| block.bytes).collect::<Vec<_>>();
+        if blocks.iter().map(|block| block.bytes).ne(sizes(&chunk.blocks)) {
+            return Err(FetchFailure::Malformed);
+        }
+        let mut checksums = Vec::with_capacity(blocks.len());
+        let mut is_right = true;
+        for (destination, said) in chunk.blocks.iter().zip(&blocks) {
+            let sums = self.receive_block(destination).await?;
+            is_right &= sums.whole == said.checksum;
+            checksums.push(sums);
+        }
+        if is_right {
+            return Ok(Fetched::Here { checksums, reads });
+        }
+        tracing::error!(chunk = %chunk.hash, "a node sent other bytes than it has checksums for: they are dropped");
+        Ok(Fetched::Failed(FetchFailure::Checksum))
+    }
+
+    /// Writes the next block into its slot.
+    async fn receive_block(&mut self, to: &Destination) -> Result<BlockChecksums, FetchFailure> {
+        let mut sums = BlockChecksums { whole: 0, ranges: smallvec::SmallVec::new() };
+        let mut range = RangeChecksum::new();
+        let mut at = 0;
+        while at < to.bytes {
+            let end_of_range = (at / to.range_bytes + 1).saturating_mul(to.range_bytes).min(to.bytes);
+            let most = usize::try_from(end_of_range - at).unwrap_or(usize::MAX);
+            let piece = self.stream.read_chunk(most, true).await.map_err(|_| FetchFailure::Broken)?;
+            // The stream ended early: the holder said more than it sent.
+            let piece = piece.ok_or(FetchFailure::Malformed)?.bytes;
+            if to.memory.copy_in(to.offset + at, &piece).is_err() {
+                tracing::error!(
+                    offset = to.offset,
+                    bytes = to.bytes,
+                    "a slot does not lie within its extent"
+                );
+                return Err(FetchFailure::Full);
+            }
+            range.update(&piece);
+            at += piece.len() as u64;
+            if at == end_of_range {
+                sums.ranges.push(std::mem::take(&mut range).finish());
+            }
+        }
+        sums.whole = block_checksum(&to.key, &sums.ranges);
+        Ok(sums)
+    }
+}
+
+/// Splits an order into pieces of at most `most` bytes, at least a chunk each.
+fn batches(chunks: &[FetchChunk], most: u64) -> Vec<Batch<'_>> {
+    let bytes_of = |chunk: &FetchChunk| chunk.blocks.iter().map(|block| block.bytes).sum::<u64>();
+    let mut batches = Vec::new();
+    let mut first = 0;
+    while first < chunks.len() {
+        let mut bytes = bytes_of(&chunks[first]);
+        let mut end = first + 1;
+        while end < chunks.len() && end - first < MAX_FETCH_CHUNKS && bytes + bytes_of(&chunks[end]) <= most {
+            bytes += bytes_of(&chunks[end]);
+            end += 1;
+        }
+        batches.push(Batch { first, chunks: &chunks[first..end], bytes });
+        first = end;
+    }
+    batches
+}

@@ -1,0 +1,301 @@
+//! Connections to other nodes: dialled on need, kept, and left alone while nobody answers.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use larder_client::quic::{Connection, Endpoint, read_message, write_message};
+use larder_protocol::identity::Role;
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::table::{Member, NodeNumber, Table};
+use quinn::VarInt;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use super::{CREDIT_UNIT_BYTES, ExchangeLimits, ExchangeMetrics, PeerUnavailable};
+use crate::clock::Clock;
+
+/// The other nodes, as the peer thread sees them. Cloning shares.
+#[derive(Clone)]
+pub(crate) struct Peers(Rc<Shared>);
+
+struct Shared {
+    endpoint: Endpoint,
+    limits: ExchangeLimits,
+    metrics: ExchangeMetrics,
+    clock: Clock,
+    table: RefCell<Arc<Table>>,
+    own: Cell<NodeNumber>,
+    links: RefCell<BTreeMap<NodeNumber, Rc<Link>>>,
+    silent: SilentPeers,
+}
+
+/// Nodes that do not answer now; other threads look into it.
+#[derive(Debug, Clone, Default)]
+pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
+
+/// One other node, in one of its lives.
+pub(super) struct Link {
+    node: NodeNumber,
+    incarnation: u64,
+    connection: RefCell<Option<Connection>>,
+    /// One dials at a time.
+    dialling: tokio::sync::Mutex<()>,
+    is_silent: Cell<bool>,
+    /// Streams of blocks at a time.
+    pub(super) streams: Semaphore,
+    /// Bytes under way, in units of [`CREDIT_UNIT_BYTES`].
+    pub(super) credits: Semaphore,
+}
+
+/// Why a peer cannot be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoLink {
+    #[error("it is not a member")]
+    NotAMember,
+    #[error("it has not answered lately")]
+    Silent,
+    #[error("no connection can be made")]
+    NoConnection,
+}
+
+impl SilentPeers {
+    /// Which they are.
+    #[must_use]
+    pub fn get(&self) -> BTreeSet<NodeNumber> {
+        self.lock().clone()
+    }
+
+    /// Whether a node is among them.
+    #[must_use]
+    pub fn contains(&self, node: NodeNumber) -> bool {
+        self.lock().contains(&node)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<NodeNumber>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Peers {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        limits: ExchangeLimits,
+        metrics: ExchangeMetrics,
+        clock: Clock,
+        silent: SilentPeers,
+    ) -> Self {
+        Self(Rc::new(Shared {
+            endpoint,
+            limits,
+            metrics,
+            clock,
+            table: RefCell::default(),
+            own: Cell::default(),
+            links: RefCell::default(),
+            silent,
+        }))
+    }
+
+    pub(super) fn limits(&self) -> &ExchangeLimits {
+        &self.0.limits
+    }
+
+    pub(super) fn metrics(&self) -> &ExchangeMetrics {
+        &self.0.metrics
+    }
+
+    /// The table that counts.
+    pub(super) fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.0.table.borrow())
+    }
+
+    /// Follows a new table: who is gone, or came back as somebody else, is let go.
+    pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
+        self.0.links.borrow_mut().retain(|&node, link| {
+            let stays = table.member(node).is_some_and(|member| member.incarnation == link.incarnation);
+            if !stays {
+                link.close();
+                self.hears(link);
+            }
+            stays
+        });
+        self.0.own.set(own);
+        self.0.table.replace(table);
+    }
+
+    /// Asks a node something small.
+    ///
+    /// # Errors
+    /// [`PeerUnavailable`] where no answer comes in time; then it counts as silent until it answers again.
+    pub(crate) async fn ask(
+        &self,
+        node: NodeNumber,
+        request: &PeerRequest,
+        deadline: Duration,
+    ) -> Result<PeerResponse, PeerUnavailable> {
+        let unavailable =
+            |reason: &dyn std::fmt::Display| PeerUnavailable { node, reason: reason.to_string() };
+        let link = self.link(node).map_err(|error| unavailable(&error))?;
+        let started = self.0.clock.elapsed();
+        let asked = timeout(deadline, async {
+            let connection = self.connection(&link).await.map_err(|error| unavailable(&error))?;
+            converse(&connection, request).await.map_err(|error| unavailable(&error))
+        });
+        match asked.await {
+            Ok(Ok(response)) => {
+                let took = self.0.clock.elapsed() - started;
+                self.0.metrics.round_trip_seconds.observe(took.as_secs_f64());
+                Ok(response)
+            }
+            Ok(Err(error)) => {
+                self.falls_silent(&link);
+                Err(error)
+            }
+            Err(_) => {
+                self.falls_silent(&link);
+                Err(unavailable(&"no answer in time"))
+            }
+        }
+    }
+
+    /// The link to a member that is not known to be silent.
+    pub(super) fn link(&self, node: NodeNumber) -> Result<Rc<Link>, NoLink> {
+        let table = self.0.table.borrow();
+        let member = table.member(node).filter(|_| node != self.0.own.get()).ok_or(NoLink::NotAMember)?;
+        let mut links = self.0.links.borrow_mut();
+        let link = links.entry(node).or_insert_with(|| Rc::new(Link::new(member, &self.0.limits)));
+        if link.is_silent.get() { Err(NoLink::Silent) } else { Ok(Rc::clone(link)) }
+    }
+
+    /// The connection to a node, dialled where there is none.
+    pub(super) async fn connection(&self, link: &Rc<Link>) -> Result<Connection, NoLink> {
+        if let Some(connection) = link.open_connection() {
+            return Ok(connection);
+        }
+        let _dialling = link.dialling.lock().await;
+        if let Some(connection) = link.open_connection() {
+            return Ok(connection);
+        }
+        let (address, name) = {
+            let table = self.0.table.borrow();
+            let member = table.member(link.node).filter(|member| member.incarnation == link.incarnation);
+            let member = member.ok_or(NoLink::NotAMember)?;
+            (member.peer, member.name.clone())
+        };
+        let dial = self.0.endpoint.connect(address, Role::Node, Some(&name));
+        match timeout(DIAL_DEADLINE, dial).await {
+            Ok(Ok(connection)) => {
+                tracing::debug!(node = %link.node, name, %address, "connected");
+                link.connection.replace(Some(connection.clone()));
+                Ok(connection)
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(node = %link.node, name, %address, %error, "cannot connect to a node");
+                Err(NoLink::NoConnection)
+            }
+            Err(_) => Err(NoLink::NoConnection),
+        }
+    }
+
+    /// A node does not answer: nobody waits for it until it does again, which is tried from now on.
+    pub(super) fn falls_silent(&self, link: &Rc<Link>) {
+        if link.is_silent.replace(true) || !self.knows(link) {
+            return;
+        }
+        self.note_silent(|silent| _ = silent.insert(link.node));
+        tracing::warn!(node = %link.node, "a node does not answer: it is left out until it does");
+        let (peers, link) = (self.clone(), Rc::clone(link));
+        actix_rt::spawn(async move {
+            let mut pause = FIRST_PROBE_PAUSE;
+            while peers.knows(&link) {
+                if timeout(PROBE_DEADLINE, peers.probe(&link)).await == Ok(true) {
+                    tracing::info!(node = %link.node, "a node answers again");
+                    peers.hears(&link);
+                    return;
+                }
+                sleep(pause + pause.mul_f64(peers.jitter(&link))).await;
+                pause = (pause * 2).min(LAST_PROBE_PAUSE);
+            }
+        });
+    }
+
+    async fn probe(&self, link: &Rc<Link>) -> bool {
+        let Ok(connection) = self.connection(link).await else { return false };
+        matches!(converse(&connection, &PeerRequest::Ping).await, Ok(PeerResponse::Done))
+    }
+
+    fn hears(&self, link: &Link) {
+        if link.is_silent.replace(false) {
+            self.note_silent(|silent| _ = silent.remove(&link.node));
+        }
+    }
+
+    fn note_silent(&self, change: impl FnOnce(&mut BTreeSet<NodeNumber>)) {
+        let mut silent = self.0.silent.lock();
+        change(&mut silent);
+        self.0.metrics.silent.set(silent.len() as i64);
+    }
+
+    /// Whether this life of the node still counts.
+    fn knows(&self, link: &Rc<Link>) -> bool {
+        self.0.links.borrow().get(&link.node).is_some_and(|known| Rc::ptr_eq(known, link))
+    }
+
+    /// Between 0 and a half, different at each time and node: nodes do not probe in step.
+    fn jitter(&self, link: &Link) -> f64 {
+        let nanos = self.0.clock.elapsed().subsec_nanos() ^ (u32::from(link.node.0) << 16);
+        f64::from(nanos % 1_000) / 2_000.0
+    }
+}
+
+impl Link {
+    fn new(member: &Member, limits: &ExchangeLimits) -> Self {
+        Self {
+            node: member.number,
+            incarnation: member.incarnation,
+            connection: RefCell::default(),
+            dialling: tokio::sync::Mutex::default(),
+            is_silent: Cell::new(false),
+            streams: Semaphore::new(limits.streams_per_peer),
+            credits: Semaphore::new((limits.credit_bytes / CREDIT_UNIT_BYTES) as usize),
+        }
+    }
+
+    fn open_connection(&self) -> Option<Connection> {
+        self.connection.borrow().clone().filter(|connection| connection.quic().close_reason().is_none())
+    }
+
+    fn close(&self) {
+        if let Some(connection) = self.connection.take() {
+            connection.quic().close(VarInt::from_u32(0), b"not a member any more");
+        }
+    }
+}
+
+/// One request and its answer, on a stream of their own, ahead of blocks.
+async fn converse(
+    connection: &Connection,
+    request: &PeerRequest,
+) -> Result<PeerResponse, Box<dyn std::error::Error>> {
+    let (mut send, mut receive) = connection.quic().open_bi().await?;
+    send.set_priority(SMALL_FIRST)?;
+    write_message(&mut send, request).await?;
+    send.finish()?;
+    read_message(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
+}
+
+/// Small requests go before blocks, whose streams have priority 0.
+pub(super) const SMALL_FIRST: i32 = 1;
+
+/// How long a handshake may take.
+const DIAL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long a silent node may take to show that it lives.
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Pauses between such attempts.
+const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);

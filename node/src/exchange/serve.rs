@@ -1,0 +1,265 @@
+//! Serving: what other processes ask of this node.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::Recipient;
+use bytes::Bytes;
+use larder_client::quic::{
+    Connection, Endpoint, Incoming, MAX_STREAMS, MessageError, read_message, write_message,
+};
+use larder_protocol::identity::{Identity, Role};
+use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS};
+use larder_protocol::peer::{
+    Announce, Chunks, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
+};
+use quinn::{RecvStream, SendStream, VarInt};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::peers::{Peers, SMALL_FIRST};
+use super::{AskBlocks, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk};
+use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
+
+/// Whom requests go to.
+pub struct Services {
+    /// The actors that hold blocks, by device.
+    pub blocks: Vec<Recipient<AskBlocks>>,
+    /// The same actors.
+    pub give_up: Vec<Recipient<GiveUp>>,
+    /// The directory.
+    pub find: Recipient<ServeFind>,
+    /// The directory.
+    pub announce: Recipient<ServeAnnounce>,
+    /// The directory.
+    pub repair: Recipient<ServeRepair>,
+}
+
+struct Server {
+    peers: Peers,
+    services: Services,
+    /// Bytes that are being sent, in units of [`CREDIT_UNIT_BYTES`].
+    sending: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+}
+
+/// Serves until the endpoint is closed.
+pub(super) async fn serve(peers: Peers, endpoint: Endpoint, services: Services) {
+    let units = peers.limits().sending_bytes / CREDIT_UNIT_BYTES;
+    let server = Rc::new(Server {
+        peers,
+        services,
+        sending: Arc::new(Semaphore::new(units as usize)),
+        connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+    });
+    while let Some(incoming) = endpoint.accept().await {
+        let Ok(place) = Arc::clone(&server.connections).try_acquire_owned() else {
+            server.peers.metrics().rejected("connections");
+            continue;
+        };
+        let server = Rc::clone(&server);
+        actix_rt::spawn(async move {
+            server.serve_connection(incoming).await;
+            drop(place);
+        });
+    }
+}
+
+impl Server {
+    async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
+        let metrics = self.peers.metrics().clone();
+        let remote = incoming.remote();
+        let connection = match timeout(HANDSHAKE_DEADLINE, incoming.accept()).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(rejected)) => {
+                tracing::warn!(%remote, %rejected, source = %rejected.source, "a connection was turned away");
+                return metrics.rejected(rejected.reason);
+            }
+            Err(_) => return metrics.rejected("handshake"),
+        };
+        metrics.connections.inc();
+        let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
+        while let Ok((send, receive)) = connection.quic().accept_bi().await {
+            let Ok(place) = Arc::clone(&streams).acquire_owned().await else { break };
+            let (server, connection) = (Rc::clone(&self), connection.clone());
+            actix_rt::spawn(async move {
+                server.serve_stream(&connection, send, receive).await;
+                drop(place);
+            });
+        }
+        metrics.connections.dec();
+    }
+
+    async fn serve_stream(&self, connection: &Connection, mut send: SendStream, mut receive: RecvStream) {
+        let metrics = self.peers.metrics();
+        let request = match timeout(REQUEST_DEADLINE, read_message(&mut receive)).await {
+            Ok(Ok(Some(request))) => request,
+            Ok(Err(MessageError::Malformed(_) | MessageError::NotAFrame | MessageError::Cut)) => {
+                return metrics.rejected("malformed");
+            }
+            // It went away, or thinks too long.
+            Ok(Ok(None) | Err(_)) | Err(_) => return,
+        };
+        metrics.requested(name_of(&request));
+        let response = match self.check(connection.peer(), &request) {
+            Err(refused) => {
+                metrics.rejected("not_allowed");
+                tracing::warn!(peer = %connection.peer(), refused, "a request is refused");
+                PeerResponse::Refused(refused.to_owned())
+            }
+            Ok(()) => match request {
+                PeerRequest::Fetch(fetch) => return self.send_blocks(send, fetch).await,
+                request => self.answer(request).await,
+            },
+        };
+        // Errors here: the asker went away.
+        if send.set_priority(SMALL_FIRST).is_ok() && write_message(&mut send, &response).await.is_ok() {
+            let _ = send.finish();
+        }
+    }
+
+    /// Whether this process may ask this.
+    fn check(&self, peer: &Identity, request: &PeerRequest) -> Result<(), &'static str> {
+        let is_node = peer.role == Role::Node;
+        match request {
+            PeerRequest::Ping => Ok(()),
+            PeerRequest::Find(find) if find.rows.len() > MAX_FIND_ROWS => {
+                Err("too many rows in one question")
+            }
+            PeerRequest::Find(_) if peer.role != Role::Engine => Ok(()),
+            PeerRequest::Repair(repair) if repair.rows.len() > MAX_FIND_ROWS => {
+                Err("too many rows in one repair")
+            }
+            PeerRequest::Announce(announce) if announce.changes.len() > MAX_ANNOUNCE_CHANGES => {
+                Err("too many changes in one announcement")
+            }
+            PeerRequest::Announce(announce) if is_node => self.check_announcer(peer, announce),
+            PeerRequest::Fetch(fetch) if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
+                Err("too many chunks in one fetch")
+            }
+            PeerRequest::Fetch(_) | PeerRequest::Moved(_) | PeerRequest::Repair(_) if is_node => Ok(()),
+            _ => Err("this role may not ask this"),
+        }
+    }
+
+    /// A node speaks for itself alone.
+    fn check_announcer(&self, peer: &Identity, announce: &Announce) -> Result<(), &'static str> {
+        let table = self.peers.table();
+        match table.member(announce.holder.node) {
+            Some(member) if member.name != peer.name => Err("a node announces for itself alone"),
+            // The directory knows what to make of a node that is not a member yet.
+            _ => Ok(()),
+        }
+    }
+
+    async fn answer(&self, request: PeerRequest) -> PeerResponse {
+        let busy = PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
+        match request {
+            PeerRequest::Ping => PeerResponse::Done,
+            PeerRequest::Find(find) => {
+                let rows = self.services.find.send(ServeFind(find)).await;
+                rows.map_or(busy, PeerResponse::Rows)
+            }
+            PeerRequest::Announce(announce) => {
+                let announced = self.services.announce.send(ServeAnnounce(announce)).await;
+                announced.map_or(busy, PeerResponse::Announced)
+            }
+            PeerRequest::Repair(repair) => {
+                self.services.repair.send(ServeRepair(repair)).await.map_or(busy, |()| PeerResponse::Done)
+            }
+            PeerRequest::Moved(Chunks { device, fingerprint, hashes }) => {
+                let Some(actor) = self.services.give_up.get(usize::from(device)) else {
+                    return PeerResponse::Refused("there is no such device".to_owned());
+                };
+                let given_up = actor.send(GiveUp { fingerprint, hashes }).await;
+                given_up.map_or(busy, |()| PeerResponse::Done)
+            }
+            PeerRequest::Fetch(_) => PeerResponse::Refused("a fetch has a stream of its own".to_owned()),
+        }
+    }
+
+    /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
+    async fn send_blocks(&self, mut send: SendStream, fetch: Fetch) {
+        let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes } = fetch;
+        let granted = match self.services.blocks.get(usize::from(device)) {
+            Some(actor) => actor.send(AskBlocks { fingerprint, hashes, block_bytes }).await,
+            None => Ok(hashes.iter().map(|_| Grant::NotHeld).collect()),
+        };
+        // An error of the mailbox: the actor is stopping.
+        let granted = granted.unwrap_or_default();
+        let (mut said, mut blocks, mut places) = (Vec::with_capacity(granted.len()), Vec::new(), Vec::new());
+        for grant in granted {
+            said.push(match grant {
+                Grant::NotHeld => FetchedChunk::NotHeld,
+                Grant::Busy { retry_after_ms } => FetchedChunk::Busy(RetryAfter { retry_after_ms }),
+                Grant::Held(chunk) => match self.place(&chunk) {
+                    None => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
+                    Some(place) => {
+                        places.push(place);
+                        FetchedChunk::Held(describe(chunk, &mut blocks))
+                    }
+                },
+            });
+        }
+        let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
+        let sent = async {
+            write_message(&mut send, &PeerResponse::Fetched(said)).await.ok()?;
+            send.write_all_chunks(&mut blocks).await.ok()?;
+            send.finish().ok()?;
+            self.peers.metrics().sent_bytes.inc_by(bytes);
+            send.stopped().await.ok()
+        };
+        if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
+            return;
+        }
+        // The asker went away, or does not read: what is on its way is dropped, and with it the leases. An error: it was
+        // reset already.
+        let _ = send.reset(VarInt::from_u32(0));
+    }
+
+    /// A place among the bytes that are being sent.
+    fn place(&self, chunk: &GrantedChunk) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        let bytes: u64 = chunk.blocks.iter().map(|block| block.bytes).sum();
+        let most = self.peers.limits().sending_bytes / CREDIT_UNIT_BYTES;
+        let units = bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, most) as u32;
+        Arc::clone(&self.sending).try_acquire_many_owned(units).ok()
+    }
+}
+
+/// What is said of a chunk; its blocks' bytes are added to `blocks`.
+fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
+    let GrantedChunk { reads, blocks: granted, lease } = chunk;
+    let mut held = Vec::with_capacity(granted.len());
+    for block in granted {
+        held.push(HeldBlock { bytes: block.bytes, checksum: block.checksum });
+        blocks.push(block.memory.share(block.offset, block.bytes, Arc::clone(&lease)));
+    }
+    HeldChunk { reads, blocks: held }
+}
+
+fn name_of(request: &PeerRequest) -> &'static str {
+    match request {
+        PeerRequest::Find(_) => "find",
+        PeerRequest::Announce(_) => "announce",
+        PeerRequest::Repair(_) => "repair",
+        PeerRequest::Fetch(_) => "fetch",
+        PeerRequest::Moved(_) => "moved",
+        PeerRequest::Ping => "ping",
+    }
+}
+
+/// Connections at a time: every node of the largest cluster, and as many handshakes.
+const MAX_CONNECTIONS: usize = 8_192;
+
+/// How long a handshake may take.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a request may take to come once its stream is open.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long blocks may take to be read: far more than any fetch waits.
+const SEND_DEADLINE: Duration = Duration::from_secs(30);
+
+/// When a peer may ask again that was told that there is too much to do.
+const BUSY_RETRY_MS: u64 = 5;

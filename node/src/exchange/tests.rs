@@ -1,0 +1,324 @@
+//! What the asking half makes of a holder that is busy, slow, breaks off or is silent, and how much it asks of it.
+//!
+//! The holder is a real endpoint on loopback whose answers the test decides.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use larder_client::quic::ca::{Authority, Validity};
+use larder_client::quic::{Connection, Credentials, TransportSettings, read_message, write_message};
+use larder_protocol::checksum::{RangeChecksum, block_checksum};
+use larder_protocol::identity::{Identity, Role};
+use larder_protocol::peer::{FetchedChunk, HeldBlock, HeldChunk, RetryAfter};
+use larder_protocol::table::Table;
+use prometheus::Registry;
+use quinn::SendStream;
+use tokio::sync::Notify;
+
+use super::*;
+use crate::arena::tests::arena;
+use crate::directory::tests::table;
+
+const SPACE: Fingerprint = Fingerprint([7; 32]);
+const BLOCK_BYTES: u64 = 64 << 10;
+static CONTENT: [u8; BLOCK_BYTES as usize] = [0x5a; BLOCK_BYTES as usize];
+
+/// What the holder does with a fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Does {
+    Sends,
+    IsBusy,
+    ClosesTheConnection,
+    Nothing,
+    /// Sends when the test lets it.
+    Waits,
+}
+
+/// Node 2, which holds everything.
+struct Holder2 {
+    does: Cell<Does>,
+    fetches: Cell<usize>,
+    under_way: Cell<usize>,
+    most_under_way: Cell<usize>,
+    chunks_under_way: Cell<usize>,
+    most_chunks_under_way: Cell<usize>,
+    go_on: Notify,
+    connections: RefCell<Vec<Connection>>,
+}
+
+impl Holder2 {
+    fn serve(endpoint: Endpoint) -> Rc<Self> {
+        let holder = Rc::new(Self {
+            does: Cell::new(Does::Sends),
+            fetches: Cell::new(0),
+            under_way: Cell::new(0),
+            most_under_way: Cell::new(0),
+            chunks_under_way: Cell::new(0),
+            most_chunks_under_way: Cell::new(0),
+            go_on: Notify::new(),
+            connections: RefCell::default(),
+        });
+        let served = Rc::clone(&holder);
+        actix_rt::spawn(async move {
+            while let Some(incoming) = endpoint.accept().await {
+                let connection = incoming.accept().await.unwrap();
+                served.connections.borrow_mut().push(connection.clone());
+                let served = Rc::clone(&served);
+                actix_rt::spawn(async move {
+                    while let Ok((send, mut receive)) = connection.quic().accept_bi().await {
+                        let (served, connection) = (Rc::clone(&served), connection.clone());
+                        actix_rt::spawn(async move {
+                            let request = read_message(&mut receive).await.unwrap().unwrap();
+                            served.answer(request, send, &connection).await;
+                        });
+                    }
+                });
+            }
+        });
+        holder
+    }
+
+    async fn answer(&self, request: PeerRequest, mut send: SendStream, connection: &Connection) {
+        let PeerRequest::Fetch(fetch) = request else {
+            if self.does.get() != Does::Nothing {
+                write_message(&mut send, &PeerResponse::Done).await.unwrap();
+            }
+            return send.finish().unwrap();
+        };
+        let hashes = fetch.chunks.hashes;
+        self.fetches.set(self.fetches.get() + 1);
+        self.under_way.set(self.under_way.get() + 1);
+        self.most_under_way.set(self.most_under_way.get().max(self.under_way.get()));
+        self.chunks_under_way.set(self.chunks_under_way.get() + hashes.len());
+        self.most_chunks_under_way.set(self.most_chunks_under_way.get().max(self.chunks_under_way.get()));
+        match self.does.get() {
+            Does::IsBusy => {
+                let busy = PeerResponse::Busy(RetryAfter { retry_after_ms: 77 });
+                write_message(&mut send, &busy).await.unwrap();
+            }
+            Does::ClosesTheConnection => connection.quic().close(0_u32.into(), b"enough"),
+            // The asker ends it.
+            Does::Nothing => _ = send.stopped().await,
+            Does::Sends => send_all(&mut send, &hashes).await,
+            Does::Waits => {
+                self.go_on.notified().await;
+                self.under_way.set(self.under_way.get() - 1);
+                self.chunks_under_way.set(self.chunks_under_way.get() - hashes.len());
+                send_all(&mut send, &hashes).await;
+            }
+        }
+    }
+}
+
+async fn send_all(send: &mut SendStream, hashes: &[ChunkHash]) {
+    let held = hashes.iter().map(|hash| {
+        let block = HeldBlock { bytes: BLOCK_BYTES, checksum: checksum(hash) };
+        FetchedChunk::Held(HeldChunk { reads: 1, blocks: vec![block] })
+    });
+    write_message(send, &PeerResponse::Fetched(held.collect())).await.unwrap();
+    for _ in hashes {
+        send.write_all(&CONTENT).await.unwrap();
+    }
+    send.finish().unwrap();
+}
+
+fn key(hash: &ChunkHash) -> BlockKey {
+    BlockKey { fingerprint: SPACE, hash: *hash, slice: 0, pool: 0 }
+}
+
+fn checksum(hash: &ChunkHash) -> u64 {
+    let mut range = RangeChecksum::new();
+    range.update(&CONTENT);
+    block_checksum(&key(hash), &[range.finish()])
+}
+
+/// Node 1, which asks node 2.
+struct Asker {
+    handle: ExchangeHandle,
+    memory: Arc<ExtentMemory>,
+    next: Cell<u64>,
+}
+
+impl Asker {
+    fn new(endpoint: Endpoint, limits: &ExchangeLimits, table: Table) -> Self {
+        let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
+        let (handle, orders) = ExchangeHandle::new(limits);
+        let silent = SilentPeers::default();
+        let actor = PeerActor::new(endpoint, limits.clone(), metrics, Clock::start(), silent, orders);
+        actor.peers.set_table(Arc::new(table), NodeNumber(1));
+        actor.start();
+        Self { handle, memory: Arc::clone(arena(2).extent(1)), next: Cell::new(0) }
+    }
+
+    /// Orders so many chunks, and waits for what comes of them.
+    async fn fetch(&self, chunks: u64, deadline: Duration) -> Vec<Fetched> {
+        let first = self.next.replace(self.next.get() + chunks);
+        let chunk = |number: u64| {
+            let mut hash = ChunkHash([0; 32]);
+            hash.0[..8].copy_from_slice(&number.to_le_bytes());
+            let block = Destination {
+                memory: Arc::clone(&self.memory),
+                offset: number % 16 * BLOCK_BYTES,
+                bytes: BLOCK_BYTES,
+                range_bytes: BLOCK_BYTES,
+                key: key(&hash),
+            };
+            FetchChunk { hash, blocks: vec![block] }
+        };
+        let holder = Holder { node: NodeNumber(2), device: 0 };
+        let chunks = (first..first + chunks).map(chunk).collect();
+        let order = FetchOrder { holder, fingerprint: SPACE, chunks, deadline };
+        self.handle.fetch(order).unwrap().await.unwrap()
+    }
+}
+
+/// Runs a test between the two nodes.
+fn between(limits: ExchangeLimits, test: impl AsyncFnOnce(Asker, Rc<Holder2>)) {
+    System::new().block_on(async {
+        let (authority, files) = Authority::create(Validity::days(1)).unwrap();
+        let endpoint = |name: &str| {
+            let issued = authority.issue(&Identity::new(Role::Node, name), Validity::days(1)).unwrap();
+            let [ca, certificate, key] =
+                [&files.certificate_pem, &issued.certificate_pem, &issued.key_pem].map(String::as_bytes);
+            let credentials = Credentials::from_pem(ca, certificate, key).unwrap();
+            let any_port: SocketAddr = ([127, 0, 0, 1], 0).into();
+            Endpoint::bind(any_port, &credentials, &TransportSettings::default()).unwrap()
+        };
+        let (asker, holder) = (endpoint("node-1"), endpoint("node-2"));
+        let mut table = Table::clone(&table(1, &BTreeMap::from([(1, 10), (2, 20)])));
+        table.members[1].peer = holder.local_address();
+        test(Asker::new(asker, &limits, table), Holder2::serve(holder)).await;
+    });
+}
+
+fn is_here(fetched: &[Fetched]) -> bool {
+    fetched.iter().all(|fetched| matches!(fetched, Fetched::Here { reads: 1, .. }))
+}
+
+/// Far more than anything takes on a busy machine.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Limits with small batches: a stream a chunk.
+fn a_stream_a_chunk() -> ExchangeLimits {
+    ExchangeLimits { batch_bytes: BLOCK_BYTES, ..ExchangeLimits::default() }
+}
+
+/// Waits for something that other tasks bring about.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LONG, wait).await.expect(what);
+}
+
+#[test]
+fn blocks_come_into_their_slots() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        let came = asker.fetch(10, LONG).await;
+        assert!(came.len() == 10 && is_here(&came), "{came:?}");
+        assert_eq!(holder.fetches.get(), 1, "one stream carries what fits");
+        let mut bytes = vec![0; 10 * BLOCK_BYTES as usize];
+        asker.memory.copy_out(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == CONTENT[0]));
+    });
+}
+
+#[test]
+fn one_peer_is_asked_on_so_many_streams_at_a_time() {
+    let limits = ExchangeLimits { streams_per_peer: 3, ..a_stream_a_chunk() };
+    between(limits, async |asker, holder| {
+        holder.does.set(Does::Waits);
+        let (came, ()) = tokio::join!(asker.fetch(12, LONG), async {
+            for served in 1..=12 {
+                let expected = 3.min(13 - served);
+                until("three are under way", || holder.under_way.get() == expected).await;
+                holder.go_on.notify_one();
+                until("one is served", || holder.fetches.get() >= (served + 3).min(12)).await;
+            }
+        });
+        assert!(is_here(&came), "{came:?}");
+        assert_eq!((holder.fetches.get(), holder.most_under_way.get()), (12, 3));
+    });
+}
+
+#[test]
+fn credits_bound_the_bytes_that_are_asked_for() {
+    let limits = ExchangeLimits { streams_per_peer: 8, credit_bytes: 2 * BLOCK_BYTES, ..a_stream_a_chunk() };
+    between(limits, async |asker, holder| {
+        holder.does.set(Does::Waits);
+        let (came, ()) = tokio::join!(asker.fetch(6, LONG), async {
+            for served in 1..=6 {
+                until("two are under way", || holder.chunks_under_way.get() == 2.min(7 - served)).await;
+                holder.go_on.notify_one();
+                until("one is served", || holder.fetches.get() >= (served + 2).min(6)).await;
+            }
+        });
+        assert!(is_here(&came), "{came:?}");
+        assert_eq!(holder.most_chunks_under_way.get(), 2);
+    });
+}
+
+#[test]
+fn a_busy_holder_says_when_to_come_again() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        holder.does.set(Does::IsBusy);
+        let came = asker.fetch(2, LONG).await;
+        assert!(came.iter().all(|came| matches!(came, Fetched::Busy { retry_after_ms: 77 })), "{came:?}");
+        holder.does.set(Does::Sends);
+        assert!(is_here(&asker.fetch(2, LONG).await), "it is no reason to leave it alone");
+    });
+}
+
+#[test]
+fn a_connection_that_breaks_fails_its_fetches_and_the_next_makes_a_new_one() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        holder.does.set(Does::ClosesTheConnection);
+        let came = asker.fetch(2, LONG).await;
+        assert!(came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Broken))), "{came:?}");
+        holder.does.set(Does::Sends);
+        assert!(is_here(&asker.fetch(2, LONG).await));
+        assert_eq!(holder.connections.borrow().len(), 2);
+    });
+}
+
+#[test]
+fn a_silent_holder_costs_one_deadline_and_then_nothing_until_it_answers_again() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        holder.does.set(Does::Nothing);
+        let deadline = Duration::from_millis(100);
+        let came = asker.fetch(2, deadline).await;
+        assert!(came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Deadline))), "{came:?}");
+        let came = asker.fetch(2, LONG).await;
+        assert!(
+            came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Unreachable))),
+            "nobody waits for it: {came:?}"
+        );
+        assert_eq!(holder.fetches.get(), 1);
+
+        holder.does.set(Does::Sends);
+        let comes_back = async {
+            while !is_here(&asker.fetch(1, LONG).await) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, comes_back).await.expect("it is asked again once it has answered a probe");
+    });
+}
+
+#[test]
+fn a_node_that_is_no_member_is_asked_for_nothing() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        let order = FetchOrder {
+            holder: Holder { node: NodeNumber(9), device: 0 },
+            fingerprint: SPACE,
+            chunks: Vec::new(),
+            deadline: LONG,
+        };
+        assert!(asker.handle.fetch(order).unwrap().await.unwrap().is_empty());
+        assert_eq!((holder.fetches.get(), holder.connections.borrow().len()), (0, 0));
+    });
+}

@@ -1,0 +1,107 @@
+//! Grants: chunks that another node reads here, and chunks that moved to it.
+
+use std::collections::HashMap;
+
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use super::Store;
+use super::ids::ChunkId;
+use super::index::Block;
+use super::lookup::Place;
+use super::policy::Removal;
+
+/// Chunks that other nodes are being sent.
+#[derive(Debug, Default)]
+pub(super) struct Grants {
+    open: HashMap<u64, ChunkId>,
+    /// Chunks that moved to other nodes so far.
+    pub(super) given_up: u64,
+}
+
+/// What comes of one chunk that another node wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Granted {
+    /// Its blocks may be read until [`Store::end_grant`].
+    Held {
+        /// The grant.
+        grant: u64,
+        /// How often the chunk was read, this time included.
+        reads: u32,
+        /// By slice, then pool.
+        blocks: Vec<GrantedBlock>,
+    },
+    /// It is not here, or not in this form.
+    NotHeld,
+    /// Too much is being sent.
+    Busy,
+}
+
+/// One block that another node may read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GrantedBlock {
+    /// Where it stands.
+    pub place: Place,
+    /// Its size.
+    pub bytes: u64,
+    /// Its checksum.
+    pub checksum: u64,
+}
+
+impl Grants {
+    pub(super) fn len(&self) -> u64 {
+        self.open.len() as u64
+    }
+}
+
+impl Store {
+    /// Keeps a complete chunk from reuse, for another node that has blocks of these sizes for it. This is a use of it.
+    pub fn grant(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash, block_bytes: &[u64]) -> Granted {
+        let Some(id) = self.named(fingerprint, hash) else { return Granted::NotHeld };
+        if self.limits.peers.as_ref().is_none_or(|peers| self.grants.len() >= peers.max_granted_chunks) {
+            return Granted::Busy;
+        }
+        let chunk = self.index.get(id);
+        let pools = &self.namespaces.get(chunk.namespace).pools;
+        let mut blocks = Vec::with_capacity(chunk.blocks.len());
+        for (block, pool) in chunk.blocks.iter().zip(pools.iter().cycle()) {
+            let Block::Ready(slot, checksums) = block else { return Granted::NotHeld };
+            let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
+            blocks.push(GrantedBlock { place, bytes: pool.spec.block_bytes(), checksum: checksums.whole });
+        }
+        if !blocks.iter().map(|block| block.bytes).eq(block_bytes.iter().copied()) {
+            return Granted::NotHeld;
+        }
+        self.use_chunks(&[id]);
+        let reads = self.index.get(id).reads.into();
+        let grant = self.next_number();
+        self.grants.open.insert(grant, id);
+        Granted::Held { grant, reads, blocks }
+    }
+
+    /// Ends a grant. Where there is none of this number, nothing happens.
+    pub fn end_grant(&mut self, grant: u64) {
+        if let Some(id) = self.grants.open.remove(&grant) {
+            self.unclaim(&[id]);
+            self.evict_above_watermark();
+        }
+    }
+
+    /// Drops chunks that another node keeps from now on, but for those that somebody uses here. Children stay.
+    pub fn give_up(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) {
+        for hash in hashes {
+            let Some(id) = self.named(fingerprint, hash) else { continue };
+            let chunk = self.index.get(id);
+            if chunk.claims > 0 || chunk.pins > 0 || !chunk.is_cached() {
+                continue;
+            }
+            self.uncount(id);
+            self.policy.remove(id, Removal::Dropped);
+            self.forget(id);
+            self.grants.given_up += 1;
+        }
+    }
+
+    fn named(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<ChunkId> {
+        self.index.find(self.namespaces.of(fingerprint)?, hash)
+    }
+}

@@ -1,0 +1,223 @@
+//! A cluster whose authority, config files and processes are all in the test's hand.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use larder_client::quic::Credentials;
+use larder_client::quic::ca::{Authority, Issued, Validity};
+use larder_protocol::identity::{Identity, Role};
+use larder_protocol::table::{Member, Table};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::server::Server;
+use crate::visitor::Visitor;
+use crate::wait;
+
+/// A coordinator and nodes. Nobody starts again what dies; dropping it kills what still runs.
+pub struct Cluster {
+    program: String,
+    authority: Authority,
+    /// Where the coordinator serves HTTP and peers, in this and every later life.
+    coordinator_http: String,
+    coordinator_peer: String,
+    coordinator: Option<Server>,
+    nodes: Vec<Server>,
+    visitor: Visitor,
+    // Last: the directory goes when nobody writes there any more.
+    dir: TempDir,
+}
+
+impl Cluster {
+    /// Starts a coordinator and so many nodes, `node-0` and so on, and waits until all of them are members.
+    ///
+    /// # Errors
+    /// Where they do not come up.
+    pub fn start(program: &str, nodes: usize) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let (authority, _) = Authority::create(Validity::days(1))?;
+        fs::write(dir.path().join("ca.pem"), authority.certificate_pem())?;
+        let config = dir.path().join("coordinator.toml");
+        issue(&authority, dir.path(), &Identity::new(Role::Coordinator, "coordinator"))?;
+        fs::write(&config, coordinator_config(dir.path(), ANY_PORT, ANY_PORT))?;
+        let coordinator = Server::start(program, "coordinator", &config)?;
+        let (http, peer) = (coordinator.http().to_owned(), coordinator.ready("peer").to_owned());
+        fs::write(&config, coordinator_config(dir.path(), &http, &peer))?;
+        let admin = authority.issue(&Identity::new(Role::Admin, "test"), Validity::days(1))?;
+        let mut cluster = Self {
+            program: program.to_owned(),
+            visitor: Visitor::new(&credentials(authority.certificate_pem(), &admin)?)?,
+            authority,
+            coordinator_http: http,
+            coordinator_peer: peer,
+            coordinator: Some(coordinator),
+            nodes: Vec::new(),
+            dir,
+        };
+        for number in 0..nodes {
+            let name = format!("node-{number}");
+            issue(&cluster.authority, cluster.dir.path(), &Identity::new(Role::Node, &name))?;
+            let config = cluster.dir.path().join(&name).with_extension("toml");
+            fs::write(&config, node_config(cluster.dir.path(), &name, &cluster.coordinator_peer))?;
+            cluster.nodes.push(Server::start(program, "node", &config)?);
+        }
+        wait::until("all nodes are members", || (cluster.members().len() == nodes).then_some(()));
+        Ok(cluster)
+    }
+
+    /// A node, by the order in which they were started.
+    #[must_use]
+    pub fn node(&self, number: usize) -> &Server {
+        &self.nodes[number]
+    }
+
+    /// Ends a node with SIGKILL and starts it again with the files that it had.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn restart_node(&mut self, number: usize) -> anyhow::Result<()> {
+        self.nodes[number].kill()?;
+        let config = self.dir.path().join(format!("node-{number}.toml"));
+        self.nodes[number] = Server::start(&self.program, "node", &config)?;
+        Ok(())
+    }
+
+    /// The session socket of a node.
+    #[must_use]
+    pub fn socket(&self, number: usize) -> PathBuf {
+        self.dir.path().join(format!("node-{number}.sock"))
+    }
+
+    /// Where the coordinator serves HTTP, also while it is down.
+    #[must_use]
+    pub fn coordinator_http(&self) -> &str {
+        &self.coordinator_http
+    }
+
+    /// Where nodes find the coordinator.
+    #[must_use]
+    pub fn coordinator_peer(&self) -> &str {
+        &self.coordinator_peer
+    }
+
+    /// The coordinator.
+    ///
+    /// # Panics
+    /// Where it was killed.
+    #[must_use]
+    pub fn coordinator(&self) -> &Server {
+        self.coordinator.as_ref().expect("the coordinator runs")
+    }
+
+    /// Ends the coordinator with SIGKILL.
+    pub fn kill_coordinator(&mut self) {
+        self.coordinator = None;
+    }
+
+    /// Starts the coordinator again with the files and addresses that it had.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn start_coordinator(&mut self) -> anyhow::Result<()> {
+        let config = self.dir.path().join("coordinator.toml");
+        self.coordinator = Some(Server::start(&self.program, "coordinator", &config)?);
+        Ok(())
+    }
+
+    /// The members, as the coordinator's status has them; none while it does not answer.
+    #[must_use]
+    pub fn members(&self) -> Vec<Value> {
+        members(&self.coordinator_http)
+    }
+
+    /// The table that counts now, as the coordinator gives it to those who watch.
+    ///
+    /// # Errors
+    /// Where it gives none.
+    pub fn table(&self) -> anyhow::Result<Table> {
+        self.visitor.watch(self.coordinator_peer.parse()?)
+    }
+
+    /// What the table says of a member.
+    ///
+    /// # Panics
+    /// Where it does not become a member.
+    #[must_use]
+    pub fn member(&self, name: &str) -> Member {
+        let find = || self.table().ok()?.members.into_iter().find(|member| member.name == name);
+        wait::until(&format!("{name} is in the table"), find)
+    }
+
+    /// Credentials for somebody, of the cluster's own authority.
+    ///
+    /// # Errors
+    /// Where none can be made.
+    pub fn credentials(&self, identity: &Identity, validity: Validity) -> anyhow::Result<Credentials> {
+        let issued = self.authority.issue(identity, validity)?;
+        credentials(self.authority.certificate_pem(), &issued)
+    }
+
+    /// Credentials of a stranger who trusts this cluster but is not of it.
+    ///
+    /// # Errors
+    /// Where none can be made.
+    pub fn strange_credentials(&self, identity: &Identity) -> anyhow::Result<Credentials> {
+        let (other, _) = Authority::create(Validity::days(1))?;
+        credentials(self.authority.certificate_pem(), &other.issue(identity, Validity::days(1))?)
+    }
+}
+
+/// The members of a cluster, as its coordinator's status has them; none while that does not answer.
+#[must_use]
+pub fn members(coordinator_http: &str) -> Vec<Value> {
+    let status = crate::server::get(coordinator_http, "/status").ok();
+    let status = status.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+    status.and_then(|mut status| Some(status["nodes"].as_array_mut()?.split_off(0))).unwrap_or_default()
+}
+
+fn credentials(ca_pem: &str, issued: &Issued) -> anyhow::Result<Credentials> {
+    let (certificate, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
+    Credentials::from_pem(ca_pem.as_bytes(), certificate, key).context("credentials of the test's own")
+}
+
+/// Writes the certificate and key of a process.
+fn issue(authority: &Authority, dir: &Path, identity: &Identity) -> anyhow::Result<()> {
+    let issued = authority.issue(identity, Validity::days(1))?;
+    fs::write(dir.join(format!("{}.pem", identity.name)), issued.certificate_pem)?;
+    fs::write(dir.join(format!("{}.key", identity.name)), issued.key_pem)?;
+    Ok(())
+}
+
+fn credential_files(dir: &Path, name: &str) -> String {
+    let dir = dir.display();
+    format!("ca = \"{dir}/ca.pem\"\ncertificate = \"{dir}/{name}.pem\"\nkey = \"{dir}/{name}.key\"\n")
+}
+
+fn coordinator_config(dir: &Path, http: &str, peer: &str) -> String {
+    let files = credential_files(dir, "coordinator");
+    let state = dir.join("coordinator.redb");
+    format!(
+        "[http]\nlisten = \"{http}\"\n[peer]\nlisten = \"{peer}\"\n{files}\
+         [state]\npath = \"{}\"\n[membership]\ngrace_ms = 500\n",
+        state.display()
+    )
+}
+
+/// A node with room for 3,000 chunks of 4 KiB, and what is written and passes through beside them.
+fn node_config(dir: &Path, name: &str, coordinator: &str) -> String {
+    let files = credential_files(dir, name);
+    format!(
+        "name = \"{name}\"\n[http]\nlisten = \"{ANY_PORT}\"\n\
+         [host]\narena_bytes = \"64MiB\"\nextent_bytes = \"2MiB\"\ncapacity_chunks = 3000\npolicy = \"lru\"\n\
+         [[tenants]]\nname = \"default\"\nsocket = \"{}/{name}.sock\"\n\
+         [cluster]\ncoordinator = \"{coordinator}\"\nlisten = \"{ANY_PORT}\"\nstaging_bytes = \"8MiB\"\n\
+         fetch_deadline_ms = {FETCH_DEADLINE_MS}\n{files}",
+        dir.display()
+    )
+}
+
+/// How long a lease of these nodes waits for blocks from peers.
+pub const FETCH_DEADLINE_MS: u64 = 1_000;
+
+const ANY_PORT: &str = "127.0.0.1:0";

@@ -1,0 +1,111 @@
+//! `larder replay` as a process, and the cluster that it starts for itself.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::wait;
+
+/// A replay under way. Dropping it kills it, and with it what it started.
+pub struct Replay {
+    child: Option<Child>,
+    // Last: its cluster's files are here, and what it says.
+    dir: TempDir,
+}
+
+/// A server that a replay started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Started {
+    /// `coordinator`, `node-0` and so on.
+    pub name: String,
+    /// Its number in the system.
+    pub pid: u32,
+}
+
+impl Replay {
+    /// Starts `program replay --json` with these arguments.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn start(program: &str, arguments: &[&str]) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let child = Command::new(program)
+            .args(["replay", "--json", "--quiet"])
+            .args(arguments)
+            // Its cluster announces itself here, and its sockets' paths are short.
+            .env("XDG_RUNTIME_DIR", dir.path())
+            .stdin(Stdio::null())
+            .stdout(File::create(dir.path().join("report.json"))?)
+            .stderr(File::create(dir.path().join("log"))?)
+            .spawn()?;
+        Ok(Self { child: Some(child), dir })
+    }
+
+    /// Waits until its cluster is up; where that serves HTTP: the coordinator, then the nodes by number.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<String> {
+        let announced = self.dir.path().join("larder/dev.json");
+        let file: Value = wait::until("the replay's cluster is announced", || {
+            serde_json::from_slice(&std::fs::read(&announced).ok()?).ok()
+        });
+        let nodes = file["nodes"].as_array().into_iter().flatten().map(|node| &node["http"]);
+        std::iter::once(&file["coordinator"])
+            .chain(nodes)
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// The server of this name in its present life; `None` while it is not there.
+    #[must_use]
+    pub fn server(&self, name: &str) -> Option<Started> {
+        let parent = self.child.as_ref()?.id().to_string();
+        let processes = std::fs::read_dir("/proc").ok()?.flatten();
+        let started = processes.filter_map(|process| {
+            let pid = process.file_name().to_str()?.parse().ok()?;
+            let line = std::fs::read_to_string(process.path().join("cmdline")).ok()?;
+            let words: Vec<&str> = line.split('\0').collect();
+            let after = |flag| words.iter().skip_while(|&&word| word != flag).nth(1);
+            let config = PathBuf::from(after("--config")?);
+            let ours = after("--parent").is_some_and(|&found| found == parent);
+            ours.then_some(Started { name: config.file_stem()?.to_str()?.to_owned(), pid })
+        });
+        started.into_iter().find(|started| started.name == name)
+    }
+
+    /// Whether it still plays.
+    ///
+    /// # Errors
+    /// Where the system does not say.
+    pub fn is_under_way(&mut self) -> anyhow::Result<bool> {
+        let child = self.child.as_mut().context("it was not waited for")?;
+        Ok(child.try_wait()?.is_none())
+    }
+
+    /// Waits for its end: its report and how it ended.
+    ///
+    /// # Errors
+    /// Where it printed no report.
+    pub fn finish(mut self) -> anyhow::Result<(Value, Option<i32>)> {
+        let child = self.child.take().context("it was not waited for")?;
+        let Output { status, .. } = child.wait_with_output()?;
+        let said = std::fs::read_to_string(self.dir.path().join("log"))?;
+        let report = std::fs::read(self.dir.path().join("report.json"))?;
+        let report = serde_json::from_slice(&report).with_context(|| format!("no report: {said}"))?;
+        Ok((report, status.code()))
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Both fail only where it has ended already.
+            _ = child.kill();
+            _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A node or a coordinator as a process of its own.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A running server. Dropping it kills it.
+pub struct Server {
+    child: Child,
+    log: PathBuf,
+    ready: Value,
+}
+
+impl Server {
+    /// Starts `program kind --config config`, where `kind` is `node` or `coordinator`, and waits until it serves. Its log
+    /// grows beside its config file.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn start(program: &str, kind: &str, config: &Path) -> anyhow::Result<Self> {
+        let log = config.with_extension("log");
+        let mut child = Command::new(program)
+            .args([kind, "--config"])
+            .arg(config)
+            .args(["--parent", &std::process::id().to_string()])
+            .stdout(Stdio::piped())
+            .stderr(File::options().create(true).append(true).open(&log)?)
+            .spawn()?;
+        let stdout = child.stdout.take().context("it has a standard output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let ready = serde_json::from_str(&line);
+        let mut started = Self { child, log, ready: Value::Null };
+        started.ready = ready.with_context(|| format!("no ready line: {}", started.log()))?;
+        Ok(started)
+    }
+
+    /// Its number in the system.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its log so far, that of earlier processes with the same config file included.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// A text of the line that said that it is ready.
+    ///
+    /// # Panics
+    /// Where that had no such field.
+    #[must_use]
+    pub fn ready(&self, field: &str) -> &str {
+        self.ready[field].as_str().unwrap_or_else(|| panic!("no `{field}` in {}", self.ready))
+    }
+
+    /// Where it serves HTTP.
+    ///
+    /// # Panics
+    /// Where it did not say.
+    #[must_use]
+    pub fn http(&self) -> &str {
+        self.ready("http")
+    }
+
+    /// The body at an HTTP path.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub fn get(&self, path: &str) -> anyhow::Result<String> {
+        get(self.http(), path)
+    }
+
+    /// Its metrics now: the sum of all samples whose line begins so.
+    ///
+    /// # Panics
+    /// Where it does not answer.
+    #[must_use]
+    pub fn metric(&self, beginning: &str) -> f64 {
+        sum(&self.get("/metrics").expect("the server answers"), beginning)
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// Where it has ended.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        self::signal(self.pid(), signal)
+    }
+
+    /// Ends it with SIGKILL and waits until it is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be killed.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Stops it as an operator would.
+    ///
+    /// # Errors
+    /// Where it cannot be signalled.
+    pub fn stop(mut self) -> anyhow::Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        Ok(self.child.wait()?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// Of metrics as text, the sum of all samples whose line begins so.
+#[must_use]
+pub fn sum(metrics: &str, beginning: &str) -> f64 {
+    let samples = metrics.lines().filter(|line| line.starts_with(beginning));
+    samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// The body at a path of an HTTP server.
+///
+/// # Errors
+/// Where it does not answer within a few seconds.
+pub fn get(http: &str, path: &str) -> anyhow::Result<String> {
+    let limited = ureq::get(format!("http://{http}{path}")).config().timeout_global(Some(ANSWER)).build();
+    Ok(limited.call()?.body_mut().read_to_string()?)
+}
+
+/// Sends a signal to a process by its number.
+///
+/// # Errors
+/// Where there is none.
+pub fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("it has a number")?;
+    Ok(kill_process(pid, signal)?)
+}
+
+const ANSWER: std::time::Duration = std::time::Duration::from_secs(5);

@@ -1,0 +1,129 @@
+//! Somebody who calls on the processes of a cluster over QUIC and says whatever it is told to.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use larder_client::quic::{
+    ConnectError, Connection, Credentials, Endpoint, TransportSettings, read_message, write_message,
+};
+use larder_protocol::identity::Role;
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::table::Table;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// An endpoint with credentials, and the runtime that it lives on. Its calls block.
+pub struct Visitor {
+    runtime: Runtime,
+    endpoint: Endpoint,
+}
+
+impl Visitor {
+    /// Somebody with these credentials, on a free port.
+    ///
+    /// # Errors
+    /// Where the system lets it not.
+    pub fn new(credentials: &Credentials) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let endpoint = runtime.block_on(async { bind(credentials) })?;
+        Ok(Self { runtime, endpoint })
+    }
+
+    /// Connects to whoever has this role there.
+    ///
+    /// # Errors
+    /// Where either side does not take the other. The other side may find out only after this side has.
+    pub fn dial(&self, address: SocketAddr, role: Role) -> Result<Connection, ConnectError> {
+        self.runtime.block_on(self.endpoint.connect(address, role, None))
+    }
+
+    /// Connects, and waits to be turned away; whether that happens.
+    #[must_use]
+    pub fn is_turned_away(&self, address: SocketAddr, role: Role) -> bool {
+        let call = async {
+            if let Ok(connection) = self.endpoint.connect(address, role, None).await {
+                connection.quic().closed().await;
+            }
+        };
+        self.runtime.block_on(async { timeout(PATIENCE, call).await.is_ok() })
+    }
+
+    /// Asks a node something on a stream of its own.
+    ///
+    /// # Errors
+    /// Where no answer comes.
+    pub fn ask(&self, node: &Connection, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
+        self.runtime.block_on(async { timeout(PATIENCE, ask(node, request)).await })?
+    }
+
+    /// Sends bytes on a stream of their own; how many bytes come back before the other side ends or breaks it.
+    ///
+    /// # Errors
+    /// Where the connection breaks, or nothing happens.
+    pub fn send_bytes(&self, to: &Connection, bytes: &[u8]) -> anyhow::Result<usize> {
+        let call = async {
+            let (mut send, mut receive) = to.quic().open_bi().await?;
+            send.write_all(bytes).await?;
+            send.finish()?;
+            anyhow::Ok(receive.read_to_end(MOST_BYTES).await.map_or(0, |answer| answer.len()))
+        };
+        self.runtime.block_on(async { timeout(PATIENCE, call).await })?
+    }
+
+    /// Says something to a coordinator; its first answer, or `None` where it ends the stream or the connection instead.
+    ///
+    /// # Errors
+    /// Where it does neither.
+    pub fn tell_coordinator(
+        &self,
+        coordinator: &Connection,
+        message: &FollowerMessage,
+    ) -> anyhow::Result<Option<CoordinatorMessage>> {
+        let call = async {
+            let (mut send, mut receive) = coordinator.quic().open_bi().await.ok()?;
+            write_message(&mut send, message).await.ok()?;
+            read_message(&mut receive).await.ok().flatten()
+        };
+        self.runtime.block_on(async { timeout(PATIENCE, call).await }).context("no answer")
+    }
+
+    /// The table that a coordinator gives to those who watch.
+    ///
+    /// # Errors
+    /// Where it gives none.
+    pub fn watch(&self, coordinator: SocketAddr) -> anyhow::Result<Table> {
+        let call = async {
+            let connection = self.endpoint.connect(coordinator, Role::Coordinator, None).await?;
+            let (mut send, mut receive) = connection.quic().open_bi().await?;
+            write_message(&mut send, &FollowerMessage::Watch).await?;
+            while let Some(message) = read_message(&mut receive).await? {
+                if let CoordinatorMessage::Table(table) = message {
+                    return Ok(table);
+                }
+            }
+            anyhow::bail!("the coordinator gives no table")
+        };
+        self.runtime.block_on(async { timeout(PATIENCE, call).await })?
+    }
+}
+
+/// An endpoint on a free port; needs a runtime.
+pub(crate) fn bind(credentials: &Credentials) -> anyhow::Result<Endpoint> {
+    Ok(Endpoint::bind(([127, 0, 0, 1], 0).into(), credentials, &TransportSettings::default())?)
+}
+
+/// One request and its answer on a stream of its own.
+pub(crate) async fn ask(node: &Connection, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
+    let (mut send, mut receive) = node.quic().open_bi().await?;
+    write_message(&mut send, request).await?;
+    send.finish()?;
+    read_message(&mut receive).await?.context("the node ended the stream without an answer")
+}
+
+/// Far more than any answer takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// More than anybody answers to garbage.
+const MOST_BYTES: usize = 1 << 20;

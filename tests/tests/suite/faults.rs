@@ -1,0 +1,181 @@
+//! Replays over clusters whose processes die, hang and come back.
+//!
+//! Each plays so many requests that the fault and its end lie well within the replay. `tests/run heavy` makes them longer.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder_tests::cluster::{Cluster, members};
+use larder_tests::replay::Replay;
+use larder_tests::server::{self, signal};
+use larder_tests::wait;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::LARDER;
+use super::cluster::{SMALL, number, play, well_ended};
+use super::replay::shared;
+
+/// How long a fault lasts: a little, or as long as it is to be endured.
+fn fault_seconds(usual: u64, heavy: u64) -> u64 {
+    if std::env::var_os("LARDER_HEAVY_TESTS").is_some() { heavy } else { usual }
+}
+
+/// A replay that lasts about so long on this machine.
+fn replay_lasting(seconds: u64, arguments: &[&str]) -> (Replay, u64) {
+    let trial = play(&[arguments, &["--requests", "2000"]].concat());
+    let requests = (seconds as f64 * 2_000.0 / number(&trial, "seconds")) as u64;
+    let replay = Replay::start(LARDER, &[arguments, &["--requests", &requests.to_string()]].concat());
+    (replay.unwrap(), requests)
+}
+
+/// Prompt tokens that a node was asked for in this life of it; `None` where it does not answer.
+fn tokens_asked(http: &str) -> Option<u64> {
+    let status: Value = serde_json::from_str(&server::get(http, "/status").ok()?).ok()?;
+    status["actors"][0]["tokens_asked"].as_u64()
+}
+
+/// Waits until a node is asked for more than before.
+fn wait_until_asked(http: &str) {
+    let before = tokens_asked(http).unwrap_or_default();
+    wait::until("the node is asked", || tokens_asked(http).filter(|&asked| asked > before));
+}
+
+/// Chunks that the nodes have asked each other for and that have not come.
+fn fetches_in_flight(nodes: &[String]) -> f64 {
+    let metrics = nodes.iter().filter_map(|node| server::get(node, "/metrics").ok());
+    metrics.map(|text| server::sum(&text, "larder_peer_fetches_in_flight")).sum()
+}
+
+fn incarnation(coordinator: &str, name: &str) -> Option<u64> {
+    let member = members(coordinator).into_iter().find(|member| member["name"] == name)?;
+    member["incarnation"].as_u64()
+}
+
+#[test]
+fn a_node_killed_in_the_middle_fails_no_request_and_serves_again() {
+    let (replay, requests) = replay_lasting(fault_seconds(8, 40), &IN_FLIGHT_128);
+    kill_in_the_middle(replay, 1.0, requests);
+}
+
+#[test]
+fn a_node_killed_with_a_hundred_fetches_under_way_fails_no_request_either() {
+    let Some(trace) = shared("conversation.jsonl") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, requests) = repeated(&trace, folder.path(), fault_seconds(4, 12));
+    let arguments = [&[trace.to_str().unwrap()], &IN_FLIGHT_128[..]].concat();
+    kill_in_the_middle(Replay::start(LARDER, &arguments).unwrap(), 100.0, requests);
+}
+
+const IN_FLIGHT_128: [&str; 10] =
+    ["--dev", "4", "--in-flight", "128", SMALL[0], SMALL[1], SMALL[2], SMALL[3], SMALL[4], SMALL[5]];
+
+/// The trace so many times, one after the other, each time with other prompts.
+fn repeated(trace: &Path, folder: &Path, times: u64) -> (PathBuf, u64) {
+    let lines = std::fs::read_to_string(trace).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lasts = lines.iter().filter_map(|line| line["timestamp"].as_u64()).max().unwrap() + 1;
+    let path = folder.join("repeated.jsonl");
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+    for (time, line) in (0..times).flat_map(|time| lines.iter().map(move |line| (time, line))) {
+        let mut line = line.clone();
+        line["timestamp"] = (line["timestamp"].as_u64().unwrap() + time * lasts).into();
+        for id in line["hash_ids"].as_array_mut().unwrap() {
+            *id = (id.as_u64().unwrap() + time * 10_000_000).into();
+        }
+        writeln!(file, "{line}").unwrap();
+    }
+    file.flush().unwrap();
+    (path, times * lines.len() as u64)
+}
+
+/// Kills a node of a replay's cluster while the nodes fetch so many chunks from each other, and holds that no request fails
+/// and the node is back before the end.
+fn kill_in_the_middle(mut replay: Replay, fetches: f64, requests: u64) {
+    let addresses = replay.addresses();
+    let [coordinator, nodes @ ..] = &addresses[..] else { panic!("{addresses:?}") };
+    nodes.iter().for_each(|node| wait_until_asked(node));
+    let before = incarnation(coordinator, "node-1").expect("it is a member");
+    let victim = replay.server("node-1").expect("it runs");
+    wait::until("so many fetches are under way", || (fetches_in_flight(nodes) >= fetches).then_some(()));
+
+    signal(victim.pid, Signal::KILL).unwrap();
+
+    wait::until("the node is started again", || {
+        replay.server("node-1").filter(|started| started.pid != victim.pid)
+    });
+    wait::until("it is a member in a new life", || {
+        incarnation(coordinator, "node-1").filter(|&now| now > before)
+    });
+    wait_until_asked(&nodes[1]);
+    assert!(replay.is_under_way().unwrap(), "the replay was over too early to show anything");
+    let report = well_ended(replay);
+    assert_eq!(report["requests"], requests, "every request came to its end");
+    assert!(number(&report, "recomputed_after_failure") > 0.0, "{report}");
+    assert!(number(&report, "sessions_reconnected") >= 1.0, "{report}");
+}
+
+#[test]
+fn requests_go_on_while_the_coordinator_is_down() {
+    let mut cluster = Cluster::start(LARDER, 3).unwrap();
+    let http = cluster.coordinator_http().to_owned();
+    let down = fault_seconds(3, 20);
+    let arguments = ["--coordinator", &http, "--block-bytes", "4096", "--in-flight", "32"];
+    let (mut replay, requests) = replay_lasting(3 * down, &arguments);
+    (0..3).for_each(|node| wait_until_asked(cluster.node(node).http()));
+    let (term, before) = (cluster.table().unwrap().epoch.term, lives(&cluster));
+
+    cluster.kill_coordinator();
+    wait::through(Duration::from_secs(down), || {
+        (0..3).for_each(|node| assert!(tokens_asked(cluster.node(node).http()).is_some()));
+    });
+    (0..3).for_each(|node| wait_until_asked(cluster.node(node).http()));
+    cluster.start_coordinator().unwrap();
+
+    wait::until("all nodes are members again", || (cluster.members().len() == 3).then_some(()));
+    wait::until("a table of a new term", || cluster.table().ok().filter(|table| table.epoch.term > term));
+    assert_eq!(lives(&cluster), before, "they are the same as before");
+    assert!(replay.is_under_way().unwrap(), "the replay was over too early to show anything");
+    let report = well_ended(replay);
+    assert_eq!(report["requests"], requests);
+    assert_eq!(report["recomputed_after_failure"], 0, "{report}");
+}
+
+/// Numbers and incarnations of the members.
+fn lives(cluster: &Cluster) -> Vec<(u16, u64)> {
+    let table = cluster.table().unwrap();
+    table.members.iter().map(|member| (member.number.0, member.incarnation)).collect()
+}
+
+#[test]
+fn nobody_waits_for_a_stopped_node_longer_than_a_fetch_may_take() {
+    let deadlines = ["--node-deadline-ms", "1000"];
+    let arguments = [&["--dev", "4", "--in-flight", "64"], &deadlines[..], &SMALL[..]].concat();
+    let stopped = fault_seconds(3, 10);
+    let (mut replay, requests) = replay_lasting(3 * stopped, &arguments);
+    let addresses = replay.addresses();
+    let [_, nodes @ ..] = &addresses[..] else { panic!("{addresses:?}") };
+    nodes.iter().for_each(|node| wait_until_asked(node));
+    let victim = replay.server("node-2").expect("it runs");
+
+    signal(victim.pid, Signal::STOP).unwrap();
+    wait::through(Duration::from_secs(stopped), || {
+        [0, 1, 3].iter().for_each(|&node| wait_until_asked(&nodes[node]));
+    });
+    signal(victim.pid, Signal::CONT).unwrap();
+
+    wait_until_asked(&nodes[2]);
+    assert!(replay.is_under_way().unwrap(), "the replay was over too early to show anything");
+    let report = well_ended(replay);
+    assert_eq!(report["requests"], requests);
+    assert!(number(&report, "recomputed_after_failure") > 0.0, "{report}");
+    let longest_ms = number(&report, "longest_fetch_us") / 1_000.0;
+    assert!(longest_ms < FETCH_DEADLINE_MS + SLACK_MS, "{longest_ms} ms: {report}");
+}
+
+/// How long a lease of a development cluster's node waits for blocks from peers.
+const FETCH_DEADLINE_MS: f64 = 2_000.0;
+
+/// What a busy machine adds.
+const SLACK_MS: f64 = 1_500.0;
