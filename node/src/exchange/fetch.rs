@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use bytes::Bytes;
 use futures_util::future::join_all;
 use larder_client::quic::{Connection, read_message, write_message};
 use larder_protocol::checksum::{RangeChecksum, block_checksum};
@@ -88,7 +89,7 @@ async fn fetch_batch(
         }
     };
     let mut stream = match ask(&connection, order, batch).await {
-        Ok(Asked::Coming(stream, held)) => Coming { stream, held: held.into_iter() },
+        Ok(Asked::Coming(stream, held)) => Coming::new(stream, held),
         Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
             return fill(0, &|| Fetched::Busy { retry_after_ms });
         }
@@ -150,9 +151,35 @@ async fn ask(connection: &Connection, order: &FetchOrder, batch: &Batch<'_>) -> 
 struct Coming {
     stream: RecvStream,
     held: std::vec::IntoIter<FetchedChunk>,
+    /// What has come and was not taken yet: packets are taken from the connection many at a time, since each time takes its
+    /// lock.
+    came: [Bytes; PACKETS],
+    taken: usize,
+    filled: usize,
 }
 
 impl Coming {
+    fn new(stream: RecvStream, held: Vec<FetchedChunk>) -> Self {
+        let came = [const { Bytes::new() }; PACKETS];
+        Self { stream, held: held.into_iter(), came, taken: 0, filled: 0 }
+    }
+
+    /// The next bytes, at most so many.
+    async fn piece(&mut self, most: usize) -> Result<Bytes, FetchFailure> {
+        while self.taken == self.filled {
+            (self.taken, self.filled) = (0, 0);
+            let filled = self.stream.read_chunks(&mut self.came).await;
+            // The stream ended early: the holder said more than it sent.
+            self.filled = filled.map_err(|_| FetchFailure::Broken)?.ok_or(FetchFailure::Malformed)?;
+        }
+        let front = &mut self.came[self.taken];
+        if front.len() > most {
+            return Ok(front.split_to(most));
+        }
+        self.taken += 1;
+        Ok(std::mem::take(front))
+    }
+
     /// The next chunk. After an error nothing on the stream can be trusted.
     async fn receive(&mut self, chunk: &FetchChunk) -> Result<Fetched, FetchFailure> {
         let HeldChunk { reads, blocks } = match self.held.next() {
@@ -190,9 +217,7 @@ impl Coming {
         while at < to.bytes {
             let end_of_range = (at / to.range_bytes + 1).saturating_mul(to.range_bytes).min(to.bytes);
             let most = usize::try_from(end_of_range - at).unwrap_or(usize::MAX);
-            let piece = self.stream.read_chunk(most, true).await.map_err(|_| FetchFailure::Broken)?;
-            // The stream ended early: the holder said more than it sent.
-            let piece = piece.ok_or(FetchFailure::Malformed)?.bytes;
+            let piece = self.piece(most).await?;
             if to.memory.copy_in(to.offset + at, &piece).is_err() {
                 tracing::error!(
                     offset = to.offset,
@@ -229,3 +254,6 @@ fn batches(chunks: &[FetchChunk], most: u64) -> Vec<Batch<'_>> {
     }
     batches
 }
+
+/// Packets that are taken from a connection at a time.
+const PACKETS: usize = 32;

@@ -9,11 +9,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures_util::future::try_join_all;
 use larder_client::{LookupOptions, Namespace, Session, SessionOptions};
-use larder_protocol::Chain;
+use larder_protocol::{Chain, ChunkHash};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
 
 use super::measure::timed;
+use super::placement::Placement;
 use super::transfer::Transfer;
 use crate::clock::{now, process_seconds};
 use crate::content::chunk_hash;
@@ -28,6 +29,7 @@ pub struct PeerBench {
     writer: End,
     reader: End,
     transfer: Transfer,
+    blocks_per_get: usize,
     next_id: u64,
     /// How long each get took, over all passes.
     latencies: Vec<Duration>,
@@ -44,11 +46,11 @@ struct End {
 }
 
 impl PeerBench {
-    /// Starts the cluster and connects.
+    /// Starts the cluster and connects. Each get is for so many blocks, of one prompt.
     ///
     /// # Errors
     /// The cluster does not start, or lets nobody in.
-    pub fn start(transfer: Transfer) -> anyhow::Result<Self> {
+    pub fn start(transfer: Transfer, blocks_per_get: usize) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let options = DevOptions {
             nodes: 2,
@@ -73,6 +75,7 @@ impl PeerBench {
             writer,
             reader,
             transfer,
+            blocks_per_get,
             next_id: 0,
             latencies: Vec::new(),
             bytes: 0,
@@ -90,8 +93,9 @@ impl PeerBench {
         let first = self.next_id;
         self.next_id += self.transfer.blocks() as u64;
         let Self { runtime, writer, reader, transfer, .. } = &*self;
-        let chains: Vec<Chain> =
-            (first..self.next_id).map(|id| reader.namespace.chain(vec![chunk_hash(id)])).collect();
+        let hashes: Vec<ChunkHash> = (first..self.next_id).map(chunk_hash).collect();
+        let prompts = hashes.chunks(self.blocks_per_get);
+        let chains: Vec<Chain> = prompts.map(|prompt| reader.namespace.chain(prompt.to_vec())).collect();
         let (tasks, latencies) = (LocalSet::new(), RefCell::default());
         tasks.block_on(runtime, async {
             writer.put(&chains, &vec![1; transfer.block_bytes]).await?;
@@ -129,6 +133,17 @@ impl PeerBench {
         latencies
     }
 
+    /// Puts the node that holds the blocks on a CPU of its own, as a host of its own would have, and the one that gets them
+    /// on another, with the engine.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn put_apart(&self, placement: &Placement) -> io::Result<()> {
+        let [holder, asker] = self.pids[..] else { return Ok(()) };
+        placement.put_with_answerer(holder)?;
+        placement.put_with_engine(asker)
+    }
+
     /// Ends the cluster.
     ///
     /// # Errors
@@ -152,9 +167,11 @@ impl End {
     async fn put(&self, chains: &[Chain], block: &[u8]) -> anyhow::Result<()> {
         for chain in chains {
             let reservation = self.session.reserve(&self.namespace, chain, 0).await?;
-            let mut staged = self.session.stage(&reservation, 0).await?;
-            staged.copy_from(0, 0, block);
-            self.session.commit(&reservation, vec![staged]).await?;
+            for &position in reservation.chunks() {
+                let mut staged = self.session.stage(&reservation, position).await?;
+                staged.copy_from(0, 0, block);
+                self.session.commit(&reservation, vec![staged]).await?;
+            }
         }
         Ok(())
     }
@@ -164,7 +181,11 @@ impl End {
         let start = now();
         for chain in chains {
             let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
-            while self.session.lookup(&self.namespace, chain, options.clone()).await?.tokens == 0 {
+            let found = async || {
+                let found = self.session.lookup(&self.namespace, chain, options.clone()).await?;
+                anyhow::Ok(found.spans.last().map_or(0, |span| span.to as usize))
+            };
+            while found().await? < chain.len() {
                 anyhow::ensure!(now() - start < PATIENCE, "a block that was put is not found elsewhere");
                 tokio::time::sleep(POLL).await;
             }
@@ -185,7 +206,7 @@ impl End {
                 let Some(chain) = waiting.borrow_mut().next() else { return Ok(()) };
                 let start = now();
                 let lease = self.session.lease(&self.namespace, chain).await?;
-                anyhow::ensure!(lease.chunks() == 1, "a block that was found did not come");
+                anyhow::ensure!(lease.chunks() == chain.len(), "a block that was found did not come");
                 latencies.borrow_mut().push(now() - start);
             }
         }))

@@ -3,6 +3,8 @@
 
 use std::io;
 
+use rustix::io::Errno;
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A CPU for the engine and one for who answers it, be that a node or a yardstick's thread.
@@ -43,6 +45,22 @@ impl Placement {
         Ok(sched_setaffinity(None, &self.answerer)?)
     }
 
+    /// Puts all threads of a process where the engine runs.
+    ///
+    /// # Errors
+    /// The system refuses, or there is no such process.
+    pub fn put_with_engine(&self, pid: u32) -> io::Result<()> {
+        put(pid, &self.engine)
+    }
+
+    /// Puts all threads of a process where the engine is answered.
+    ///
+    /// # Errors
+    /// The system refuses, or there is no such process.
+    pub fn put_with_answerer(&self, pid: u32) -> io::Result<()> {
+        put(pid, &self.answerer)
+    }
+
     /// Lets the calling thread run anywhere again.
     ///
     /// # Errors
@@ -50,6 +68,18 @@ impl Placement {
     pub fn be_anywhere(&self) -> io::Result<()> {
         Ok(sched_setaffinity(None, &self.all)?)
     }
+}
+
+fn put(pid: u32, cpus: &CpuSet) -> io::Result<()> {
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = task?.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        match sched_setaffinity(thread, cpus) {
+            // It has just ended.
+            Err(Errno::SRCH) => {}
+            put => put?,
+        }
+    }
+    Ok(())
 }
 
 fn only(cpu: usize) -> CpuSet {

@@ -21,7 +21,9 @@ pub const COLUMNS: &str = "system,op,value_bytes,concurrency,gbps,p50_us,p99_us,
 /// The cluster does not start, or a block does not come.
 pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &Placement) -> anyhow::Result<String> {
     placement.be_anywhere()?;
-    let mut peer = PeerBench::start(transfer)?;
+    let mut peer = PeerBench::start(transfer, 1)?;
+    peer.put_apart(placement)?;
+    placement.be_engine()?;
     let mut tcp = RawTcp::start(transfer, placement)?;
     let mut memcpy = Memcpy::new(transfer.block_bytes);
     // The first pass warms up.
@@ -40,6 +42,7 @@ pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &Placement) -
     }
     let (latencies, cpu) = (peer.latencies(), peer.cpu_s_per_gigabyte());
     peer.stop()?;
+    placement.be_anywhere()?;
     let quantile = |part: f64| {
         let at = (part * latencies.len() as f64) as usize;
         latencies.get(at.min(latencies.len() - 1)).map_or(0.0, |took| took.as_secs_f64() * 1e6)

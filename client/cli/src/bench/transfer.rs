@@ -155,7 +155,8 @@ pub fn quinn_beside_tcp(
     ])
 }
 
-/// Gets through two nodes beside raw TCP and beside bare QUIC, in turns: throughput against either, then CPU time.
+/// Gets through two nodes beside raw TCP and beside bare QUIC, in turns: throughput, then CPU time, against
+/// either. A get is a lease of a prompt of 4 MiB, or of one block where that is more.
 ///
 /// # Errors
 /// The system gives no socket or no thread, or the cluster does not start.
@@ -164,30 +165,24 @@ pub fn peer_get_beside_both(
     transfer: Transfer,
     rounds: usize,
     placement: &Placement,
-) -> anyhow::Result<[Measurement; 3]> {
+) -> anyhow::Result<[Measurement; 4]> {
     placement.be_anywhere()?;
-    let mut peer = PeerBench::start(transfer)?;
+    let mut peer = PeerBench::start(transfer, (PROMPT_BYTES / transfer.block_bytes).max(1))?;
+    peer.put_apart(placement)?;
     placement.be_engine()?;
     let mut quinn = BareQuinn::start(transfer, &TransportSettings::default(), placement)?;
     let mut tcp = RawTcp::start(transfer, placement)?;
-    let passes: [Pass<'_>; 3] = [
-        &mut || {
-            placement.be_anywhere()?;
-            let took = peer.pass();
-            placement.be_engine()?;
-            took
-        },
-        &mut || tcp.pass(),
-        &mut || quinn.pass(),
-    ];
+    let passes: [Pass<'_>; 3] = [&mut || peer.pass(), &mut || tcp.pass(), &mut || quinn.pass()];
     let [subject, raw, bare] = measure::medians(rounds, passes)?;
     let bytes = transfer.bytes() as u64;
     let cpu = [peer.cpu_s_per_gigabyte(), tcp.cpu_s_per_gigabyte()];
+    let bare_cpu = [cpu[0], quinn.cpu_s_per_gigabyte()];
     peer.stop()?;
     Ok([
         Measurement::throughput(name, "raw TCP", bytes, subject, raw),
         Measurement::throughput(&format!("{name}_of_quic"), "bare QUIC", bytes, subject, bare),
         Measurement::cpu(&format!("{name}_cpu"), "raw TCP", cpu),
+        Measurement::cpu(&format!("{name}_of_quic_cpu"), "bare QUIC", bare_cpu),
     ])
 }
 
@@ -203,6 +198,9 @@ fn byte(at: usize) -> u8 {
 
 /// More bulk streams at a time than this on a connection bring nothing, and make the slowest much slower.
 const IN_FLIGHT: usize = 4;
+
+/// Bytes of a prompt that is got at a time, where one block is not more.
+const PROMPT_BYTES: usize = 4 << 20;
 
 /// Bytes of a request: about those of a real one.
 pub(super) const REQUEST_BYTES: usize = 64;

@@ -41,7 +41,7 @@ What is measured:
   store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
   store_evict         an eviction, a million chunks                    / one hash-map probe
   peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC, as nodes talk, with nothing else done  / raw TCP
-  peer_get_256KiB, _4MiB, _32MiB   leases of blocks that another node has, four at a time  / raw TCP
+  peer_get_256KiB, _4MiB, _32MiB   leases of prompts of 4 MiB (or one block) from another node, four at a time  / raw TCP
   ..._of_quic         the same                                         / bare QUIC
   ..._cpu             CPU seconds of both ends for each GB             / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
