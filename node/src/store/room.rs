@@ -200,5 +200,5 @@ impl Store {
 const MOST_SKIPPED: u32 = 64;
 
 pub(super) fn facts(chunk: &Chunk) -> Facts {
-    Facts { short_hash: chunk.name.hash.short(), index: chunk.name.index, priority: chunk.priority }
+    Facts { short_hash: chunk.hash.short(), index: chunk.index, priority: chunk.priority }
 }
