@@ -34,7 +34,7 @@ pub struct Evictions {
 impl Store {
     /// Changes which chunk goes first, from now on; nothing that is cached is lost.
     pub fn set_policy(&mut self, name: PolicyName) {
-        let mut policy = name.build();
+        let mut policy = name.build(self.limits.recompute_doubles_at);
         for id in self.policy.order() {
             let chunk = self.index.get(id);
             policy.insert(id, facts(chunk));
