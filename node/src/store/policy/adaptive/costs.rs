@@ -45,7 +45,10 @@ mod tests {
     #[test]
     fn costs_grow_with_position_and_are_alike_where_nobody_asks() {
         let costs = Costs::new(NonZeroU32::new(100));
-        assert_eq!([0, 40, 42, 180, 184, 460, 470, 1_000_000].map(|i| costs.band(i)), [0, 0, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(
+            [0, 40, 42, 180, 184, 460, 470, 1_000_000].map(|i| costs.band(i)),
+            [0, 0, 1, 1, 2, 2, 3, 3]
+        );
         assert_eq!([0, 1_000_000].map(|index| Costs::default().band(index)), [0, 0]);
         assert_eq!([0, 3].map(Costs::of_band), [1.0, 8.0]);
     }
