@@ -1,4 +1,5 @@
-//! Least recently used goes first (as every operating system since Multics has it).
+//! Least recently used goes first (Denning, "The working set model for program behavior", CACM 1968, and with every child
+//! before its parent SGLang's radix cache).
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
