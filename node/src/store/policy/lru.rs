@@ -1,5 +1,5 @@
-//! Least recently used goes first (Denning, "The working set model for program behavior", CACM 1968, and with every child
-//! before its parent SGLang's radix cache).
+//! Least recently used goes first (Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM
+//! Systems Journal 1970; SGLang's radix cache has it leaf-first, as here).
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};

@@ -145,6 +145,25 @@ fn real_traces_give_what_they_must() {
     }
 }
 
+#[test]
+fn adaptive_is_never_a_point_below_lru_at_any_capacity() {
+    let mut traces: Vec<(String, Vec<TraceRequest>)> = ["conversation", "synthetic"]
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), trace(name)?)))
+        .collect();
+    traces.extend([20, 60, 500].map(|prompts| (format!("{prompts} in turn"), cycle(prompts, 4_000))));
+    for (name, requests) in traces {
+        for capacity in [100, 300, 600, 1_000, 2_000, 5_000, 7_000, 15_000, 20_000, 40_000, 70_000, 200_000] {
+            let [lru, adaptive] = [PolicyName::Lru, PolicyName::Adaptive].map(|policy| {
+                let replayed = replay(&requests, 512, capacity, policy, true);
+                100.0 * replayed.blocks_hit as f64 / replayed.blocks_asked as f64
+            });
+            println!("{name} {capacity}: lru {lru:.2}, adaptive {adaptive:.2}");
+            assert!(adaptive >= lru - 1.0, "{name} {capacity}: lru {lru:.2}, adaptive {adaptive:.2}");
+        }
+    }
+}
+
 /// A published trace, where this machine has it.
 fn trace(name: &str) -> Option<Vec<TraceRequest>> {
     #[derive(Deserialize)]
