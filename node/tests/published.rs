@@ -137,7 +137,7 @@ fn trace(name: &str) -> Option<Vec<Vec<u64>>> {
     }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
     let Ok(text) = std::fs::read_to_string(folder.join(name).with_extension("jsonl")) else {
-        println!("no trace `{name}` in {}: skipped", folder.display());
+        eprintln!("no trace `{name}` in {}: skipped", folder.display());
         return None;
     };
     Some(text.lines().map(|line| serde_json::from_str::<Line>(line).unwrap().hash_ids).collect())

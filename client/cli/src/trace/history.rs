@@ -4,7 +4,7 @@
 //! are hashes of 53 bits; a chunk of one namespace is never one of another.
 
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use larder_protocol::limits::MAX_CHUNK_TOKENS;
 
@@ -154,9 +154,9 @@ pub fn oldest_first(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
 }
 
 /// A file without the number that rotation gave it, and the number, 0 for the file that is being written.
-fn rotation(file: &PathBuf) -> (PathBuf, u32) {
+fn rotation(file: &Path) -> (PathBuf, u32) {
     let number = file.extension().and_then(|number| number.to_str()?.parse().ok());
-    number.map_or_else(|| (file.clone(), 0), |number| (file.with_extension(""), number))
+    number.map_or_else(|| (file.to_owned(), 0), |number| (file.with_extension(""), number))
 }
 
 /// Bits of a recorded id; those above tell namespaces apart.
