@@ -3,6 +3,8 @@
 //! `cargo bench -p larder-node --bench policies`. One iteration is [`OPERATIONS`] operations. Chunks are used with a
 //! popularity of about one over the rank, as in real traffic; one in [`PROMPT`] may go, as with prompts of so many.
 
+use std::num::NonZeroU32;
+
 use divan::Bencher;
 use larder_node::store::ids::ChunkId;
 use larder_node::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
@@ -14,7 +16,7 @@ fn main() {
 /// A cached chunk is leased and let go: blocked, used, unblocked.
 #[divan::bench(args = PolicyName::ALL, sample_count = 5, sample_size = 1)]
 fn touch(bencher: Bencher<'_, '_>, policy: PolicyName) {
-    let mut full = Full::new(policy);
+    let mut full = Full::new(policy.build(None));
     bencher.bench_local(|| {
         for _ in 0..OPERATIONS {
             let chunk = full.popular();
@@ -30,6 +32,16 @@ fn touch(bencher: Bencher<'_, '_>, policy: PolicyName) {
 /// A chunk is evicted, and another one comes in.
 #[divan::bench(args = PolicyName::ALL, sample_count = 5, sample_size = 1)]
 fn replace(bencher: Bencher<'_, '_>, policy: PolicyName) {
+    replace_in(bencher, policy.build(None));
+}
+
+/// The same with `adaptive`, where it weighs what recomputing costs.
+#[divan::bench(sample_count = 5, sample_size = 1)]
+fn replace_by_cost(bencher: Bencher<'_, '_>) {
+    replace_in(bencher, PolicyName::Adaptive.build(NonZeroU32::new(128)));
+}
+
+fn replace_in(bencher: Bencher<'_, '_>, policy: Box<dyn Policy>) {
     let mut full = Full::new(policy);
     bencher.bench_local(|| {
         for _ in 0..OPERATIONS {
@@ -46,8 +58,8 @@ struct Full {
 }
 
 impl Full {
-    fn new(policy: PolicyName) -> Self {
-        let mut full = Self { policy: policy.build(), rng: fastrand::Rng::with_seed(1) };
+    fn new(policy: Box<dyn Policy>) -> Self {
+        let mut full = Self { policy, rng: fastrand::Rng::with_seed(1) };
         for chunk in (0..CHUNKS).map(ChunkId::at) {
             full.insert(chunk);
             if !chunk.position().is_multiple_of(PROMPT) {
@@ -62,7 +74,8 @@ impl Full {
     }
 
     fn insert(&mut self, chunk: ChunkId) {
-        let facts = Facts { short_hash: self.rng.u64(..), index: 0, priority: 0 };
+        let index = self.rng.u32(..LONGEST);
+        let facts = Facts { short_hash: self.rng.u64(..), index, priority: 0 };
         self.policy.insert(chunk, facts);
     }
 
@@ -74,6 +87,10 @@ impl Full {
 
 const CHUNKS: usize = 1 << 20;
 const PROMPT: usize = 16;
+
+/// Chunks stand anywhere in prompts of at most so many.
+const LONGEST: u32 = 1_000;
+
 const OPERATIONS: usize = 1_000_000;
 
 /// An odd number, so that popular chunks are not neighbours.

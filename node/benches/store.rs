@@ -64,7 +64,7 @@ fn reserve_commit_and_evict_100(bencher: Bencher<'_, '_>, chunks: u64) {
 /// The policy alone: finding a victim, removing it, and inserting another chunk in its place.
 #[divan::bench(args = SIZES)]
 fn policy_victim_remove_insert(bencher: Bencher<'_, '_>, chunks: u64) {
-    let mut policy = PolicyName::Lru.build();
+    let mut policy = PolicyName::Lru.build(None);
     let facts = Facts { short_hash: 0, index: 0, priority: 0 };
     for position in 0..chunks as usize {
         policy.insert(larder_node::store::ids::ChunkId::at(position), facts);
@@ -96,6 +96,7 @@ impl Filled {
             high_watermark_bytes: u64::MAX,
             low_watermark_bytes: u64::MAX,
             policy: PolicyName::Lru,
+            recompute_doubles_at: None,
             trust_engines: false,
             tenant_bytes: vec![u64::MAX],
             max_leased_blocks: u64::MAX,

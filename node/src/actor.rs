@@ -28,7 +28,7 @@ use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
 use crate::events::Feed;
-use crate::metrics::{ActorMetrics, Hit, Movement};
+use crate::metrics::{ActorMetrics, Hit, Movement, TenantRates};
 use crate::record::Recorder;
 use crate::reuse;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
@@ -167,6 +167,8 @@ pub struct Report {
     pub tokens_asked: u64,
     /// Prompt tokens that they found.
     pub tokens_hit: u64,
+    /// What each tenant hit lately.
+    pub tenants: Vec<TenantRates>,
 }
 
 impl GpuActor {
@@ -364,9 +366,9 @@ impl Handler<AskReport> for GpuActor {
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let usage = self.store.usage();
-        self.metrics.observe(&usage, self.clock.now());
+        let tenants = self.metrics.observe(&usage, self.clock.now());
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
-        Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit }
+        Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit, tenants }
     }
 }
 

@@ -4,6 +4,7 @@
 //! numbers that the modules work with.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
@@ -65,6 +66,9 @@ pub struct HostConfig {
     pub low_watermark: f64,
     /// Which chunk goes first: `adaptive`, or another of [`PolicyName::ALL`].
     pub policy: String,
+    /// Before how many chunks recomputing one costs twice what the first of a prompt costs: `adaptive` then counts what a
+    /// hit saves, and keeps the ends of long prompts longer. All chunks count alike where it is not given.
+    pub recompute_doubles_at: Option<NonZeroU32>,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
 }
@@ -272,6 +276,7 @@ impl Default for HostConfig {
             high_watermark: 0.95,
             low_watermark: 0.93,
             policy: PolicyName::default().to_string(),
+            recompute_doubles_at: None,
             huge_pages: HugePages::Auto,
         }
     }
@@ -371,6 +376,7 @@ mod tests {
             high_watermark = 0.9
             low_watermark = 0.8
             policy = "sieve"
+            recompute_doubles_at = 128
             huge_pages = "never"
             [[gpus]]
             pci = "0000:65:00.0"
@@ -394,6 +400,7 @@ mod tests {
         assert_eq!(config.host.arena_bytes, ByteSize::gib(64));
         assert_eq!(config.host.extent_bytes, Some(ByteSize::mib(4)));
         assert_eq!(config.host.huge_pages, HugePages::Never);
+        assert_eq!(config.host.recompute_doubles_at, NonZeroU32::new(128));
         assert_eq!(config.tenants[0].max_bytes, Some(ByteSize(1_000_000_000)));
         assert_eq!(config.gpus[1].pci.to_string(), "0000:e5:00.1");
         assert_eq!(config.session.max_lingering_processes, 5);
@@ -419,6 +426,7 @@ mod tests {
             ("[http]\nlisten = \"nowhere\"", "line 2: ", "socket address"),
             ("[[gpus]]\npci = \"65:00\"", "line 2: ", "0000:65:00.0"),
             ("[session]\nmax_sessions = -1", "line 2: ", "-1"),
+            ("[host]\nrecompute_doubles_at = 0", "line 2: ", "nonzero"),
             ("[host]\npolicy = 1\npolicy = 2", "line 3: ", "duplicate key"),
         ];
         for (text, start, part) in cases {

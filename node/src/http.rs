@@ -20,7 +20,7 @@ use crate::actor::{AskReport, GpuActor, Report};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::events::{self, Feed};
-use crate::metrics::SharedMetrics;
+use crate::metrics::{SharedMetrics, TenantRates};
 
 /// The body of `GET /status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub struct Status {
 }
 
 /// One actor in [`Status`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ActorStatus {
     /// Its device number.
     pub device: u16,
@@ -78,6 +78,8 @@ pub struct ActorStatus {
     pub tokens_hit: u64,
     /// Chunks evicted.
     pub evictions: u64,
+    /// What each tenant hit lately, and would have with an infinite cache.
+    pub tenants: Vec<TenantRates>,
 }
 
 /// What all requests share.
@@ -199,6 +201,7 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
         tokens_asked: report.tokens_asked,
         tokens_hit: report.tokens_hit,
         evictions: usage.evictions.watermark + usage.evictions.need + usage.evictions.clearing,
+        tenants: report.tenants.clone(),
     }
 }
 

@@ -2,18 +2,23 @@
 //!
 //! Handles are taken out of their families once, by whoever counts; counting is one relaxed addition.
 
+mod rates;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use larder_protocol::session::Tier;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 use crate::clock::Millis;
-use crate::reuse::{HitRates, Lookup, ReuseWindows, Window};
+use crate::reuse::Lookup;
 use crate::store::{Evictions, Usage};
+use rates::{RateGauges, Rates};
+
+pub use rates::TenantRates;
 
 /// Every metric of a node.
 #[derive(Debug, Clone)]
@@ -37,17 +42,13 @@ pub struct Metrics {
     session_ends: IntCounterVec,
     /// Lookups that the lookup log left out.
     pub unrecorded: IntCounter,
-    hit_rate: GaugeVec,
-    infinite_hit_rate: GaugeVec,
+    rates: RateGauges,
 }
 
 /// The counters of one namespace of one tenant.
 #[derive(Debug)]
 struct NamespaceMetrics {
     fingerprint: String,
-    reuse: ReuseWindows,
-    /// Real and infinite rate of each window.
-    rates: [(Gauge, Gauge); Window::ALL.len()],
     asked: IntCounter,
     asked_preempted: IntCounter,
     /// From here, from peers.
@@ -63,6 +64,7 @@ pub struct ActorMetrics {
     device: String,
     counted: Evictions,
     namespaces: HashMap<u32, NamespaceMetrics>,
+    rates: Rates,
     requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
     leased_bytes: IntCounter,
     committed_bytes: IntCounter,
@@ -135,9 +137,6 @@ impl Metrics {
             "What engines hold: sessions, leases, reservations, pins, processes that may still touch memory";
         let ended = "Requests of sessions, by how they ended";
         let arena = "Bytes of the arena, by what they are for";
-        let infinite =
-            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing";
-        let window = ["tenant", "namespace", "device", "window"];
         Ok(Self {
             tokens_asked: families.counter(
                 "larder_tokens_asked_total",
@@ -178,12 +177,7 @@ impl Metrics {
             )?,
             unrecorded: families
                 .single("larder_unrecorded_lookups_total", "Lookups that the lookup log left out")?,
-            hit_rate: families.rate(
-                "larder_hit_rate",
-                "Tokens hit of tokens asked in a sliding window",
-                &window,
-            )?,
-            infinite_hit_rate: families.rate("larder_infinite_hit_rate", infinite, &window)?,
+            rates: RateGauges::new(&families)?,
             registry,
         })
     }
@@ -230,6 +224,7 @@ impl Metrics {
                 .map(|placement| self.fetched_chunks.with_label_values(&[&*device, placement])),
             counted_given_up: 0,
             metrics: self.clone(),
+            rates: self.rates.of_actor(&device),
             device,
             counted: Evictions::default(),
             namespaces: HashMap::new(),
@@ -242,21 +237,15 @@ impl ActorMetrics {
     /// A namespace became known under this number.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         let Metrics { tokens_asked, tokens_hit, tokens_skipped, .. } = &self.metrics;
-        let rate = |family: &GaugeVec, window: Window| {
-            family.with_label_values(&[tenant, fingerprint, &*self.device, window.as_str()])
-        };
         let hits = |preempted: &str| {
             [Tier::Host, Tier::Peer]
                 .map(|tier| tokens_hit.with_label_values(&[tenant, fingerprint, preempted, tier_name(tier)]))
         };
-        let Metrics { hit_rate, infinite_hit_rate, .. } = &self.metrics;
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
             return;
         }
         let known = NamespaceMetrics {
             fingerprint: fingerprint.to_owned(),
-            reuse: ReuseWindows::default(),
-            rates: Window::ALL.map(|window| (rate(hit_rate, window), rate(infinite_hit_rate, window))),
             asked: tokens_asked.with_label_values(&[tenant, fingerprint, "false"]),
             asked_preempted: tokens_asked.with_label_values(&[tenant, fingerprint, "true"]),
             hit: hits("false"),
@@ -264,6 +253,7 @@ impl ActorMetrics {
             skipped: tokens_skipped.with_label_values(&[tenant, fingerprint]),
         };
         self.namespaces.insert(number, known);
+        self.rates.know(number, tenant, fingerprint);
     }
 
     /// Counts a lookup.
@@ -286,9 +276,7 @@ impl ActorMetrics {
 
     /// Notes what a lookup could have used, for the hit rate of an infinite cache.
     pub fn could_reuse(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
-        if let Some(known) = self.namespaces.get_mut(&namespace) {
-            known.reuse.record(lookup, now);
-        }
+        self.rates.record(namespace, lookup, now);
     }
 
     /// Prompt tokens asked and hit so far.
@@ -329,15 +317,8 @@ impl ActorMetrics {
         self.fetched[placed as usize].inc();
     }
 
-    /// Brings the gauges up to date.
-    pub fn observe(&mut self, usage: &Usage, now: Millis) {
-        for known in self.namespaces.values_mut() {
-            for (window, (real, infinite)) in Window::ALL.into_iter().zip(&known.rates) {
-                let rates = known.reuse.rates(window, now).unwrap_or(HitRates { real: 0.0, infinite: 0.0 });
-                real.set(rates.real);
-                infinite.set(rates.infinite);
-            }
-        }
+    /// Brings the gauges up to date, and says how much the tenants hit.
+    pub fn observe(&mut self, usage: &Usage, now: Millis) -> Vec<TenantRates> {
         let device = &*self.device;
         let metrics = &self.metrics;
         let set = |family: &IntGaugeVec, label: &str, value: u64| {
@@ -370,6 +351,7 @@ impl ActorMetrics {
         self.counted = usage.evictions;
         metrics.given_up.with_label_values(&[device]).inc_by(usage.given_up - self.counted_given_up);
         self.counted_given_up = usage.given_up;
+        self.rates.observe(now)
     }
 }
 

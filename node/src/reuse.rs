@@ -1,4 +1,4 @@
-//! What an infinite cache would have hit, beside what this one did: over sliding windows, per namespace.
+//! What an infinite cache would have hit of a namespace, beside what this one did: over sliding windows.
 //!
 //! A chunk that comes for the first time within the window is a miss even for an infinite cache; whatever comes again is
 //! a hit, since a chunk's hash names its whole prefix. So distinct chunks, counted by HyperLogLog (Flajolet et al. 2007),
@@ -8,6 +8,7 @@
 //! Time is cut into slots; a window is the present slot and the whole ones before it.
 
 use std::collections::VecDeque;
+use std::ops::AddAssign;
 
 use cardinality_estimator::CardinalityEstimator;
 use larder_protocol::ChunkHash;
@@ -20,14 +21,15 @@ pub struct ReuseWindows {
     slots: VecDeque<Slot>,
 }
 
-/// How much of what was asked in a window was hit, and would have been by an infinite cache; fractions of all tokens
-/// asked.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HitRates {
-    /// By this cache.
-    pub real: f64,
-    /// By an infinite one.
-    pub infinite: f64,
+/// What was asked in a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tokens {
+    /// Tokens of all prompts.
+    pub asked: u64,
+    /// Those that this cache had.
+    pub hit: u64,
+    /// Those that an infinite one would have had, about.
+    pub reusable: u64,
 }
 
 /// One lookup, as the statistics see it.
@@ -68,24 +70,22 @@ impl ReuseWindows {
         lookup.usable.iter().for_each(|hash| slot.distinct.insert(&hash.0));
     }
 
-    /// The rates of a window; `None` where nothing was asked in it.
-    pub fn rates(&mut self, window: Window, now: Millis) -> Option<HitRates> {
+    /// What was asked in a window.
+    pub fn tokens(&mut self, window: Window, now: Millis) -> Tokens {
         let number = now.0 / SLOT_MS;
         self.forget(number);
         let oldest = (number + 1).saturating_sub(window.slots());
         let slots = || self.slots.iter().filter(|slot| slot.number >= oldest);
-        let asked: u64 = slots().map(|slot| slot.tokens_asked).sum();
-        let chunk_tokens = u64::from(slots().next()?.chunk_tokens);
-        if asked == 0 {
-            return None;
-        }
+        let Some(first) = slots().next() else { return Tokens::default() };
         let mut distinct = CardinalityEstimator::<[u8; 32]>::new();
         slots().for_each(|slot| distinct.merge(&slot.distinct));
-        let hit: u64 = slots().map(|slot| slot.tokens_hit).sum();
         let usable: u64 = slots().map(|slot| slot.tokens_usable).sum();
-        let reusable = usable.saturating_sub(distinct.estimate() as u64 * chunk_tokens);
-        let rate = |tokens: u64| tokens as f64 / asked as f64;
-        Some(HitRates { real: rate(hit), infinite: rate(reusable) })
+        let fresh = distinct.estimate() as u64 * u64::from(first.chunk_tokens);
+        Tokens {
+            asked: slots().map(|slot| slot.tokens_asked).sum(),
+            hit: slots().map(|slot| slot.tokens_hit).sum(),
+            reusable: usable.saturating_sub(fresh),
+        }
     }
 
     /// Drops the slots that no window reaches any more.
@@ -93,6 +93,28 @@ impl ReuseWindows {
         while self.slots.front().is_some_and(|slot| slot.number + Window::Hour.slots() <= number) {
             self.slots.pop_front();
         }
+    }
+}
+
+impl Tokens {
+    /// The fraction of all tokens that was hit; 0 where nothing was asked.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        self.hit as f64 / self.asked.max(1) as f64
+    }
+
+    /// The fraction that an infinite cache would have hit.
+    #[must_use]
+    pub fn infinite_hit_rate(&self) -> f64 {
+        self.reusable as f64 / self.asked.max(1) as f64
+    }
+}
+
+impl AddAssign for Tokens {
+    fn add_assign(&mut self, more: Self) {
+        self.asked += more.asked;
+        self.hit += more.hit;
+        self.reusable += more.reusable;
     }
 }
 
@@ -171,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_is_no_rate() {
-        assert_eq!(ReuseWindows::default().rates(Window::Hour, Millis(0)), None);
+    fn nothing_asked_is_no_token() {
+        assert_eq!(ReuseWindows::default().tokens(Window::Hour, Millis(0)), Tokens::default());
     }
 
     #[test]
@@ -180,9 +202,9 @@ mod tests {
         let mut windows = ReuseWindows::default();
         record(&mut windows, 0..20_000, 0, 0);
         record(&mut windows, 10_000..30_000, 1_000, 1);
-        let rates = windows.rates(Window::TenMinutes, Millis(60_000)).unwrap();
-        assert!(close(rates.infinite, 0.25), "{rates:?}");
-        assert!(close(rates.real, 0.025), "{rates:?}");
+        let tokens = windows.tokens(Window::TenMinutes, Millis(60_000));
+        assert!(close(tokens.infinite_hit_rate(), 0.25), "{tokens:?}");
+        assert!(close(tokens.hit_rate(), 0.025), "{tokens:?}");
     }
 
     #[test]
@@ -191,13 +213,11 @@ mod tests {
         record(&mut windows, 0..10_000, 0, 0);
         record(&mut windows, 0..10_000, 0, 30);
         let at = |minute: u64| Millis(minute * 60_000);
-        assert!(close(windows.rates(Window::Hour, at(31)).unwrap().infinite, 0.5));
-        assert!(close(windows.rates(Window::TenMinutes, at(31)).unwrap().infinite, 0.0));
-        assert!(
-            close(windows.rates(Window::Hour, at(70)).unwrap().infinite, 0.0),
-            "the first is over an hour ago"
-        );
-        assert_eq!(windows.rates(Window::Hour, at(200)), None);
+        let mut infinite = |window, minute| windows.tokens(window, at(minute)).infinite_hit_rate();
+        assert!(close(infinite(Window::Hour, 31), 0.5));
+        assert!(close(infinite(Window::TenMinutes, 31), 0.0));
+        assert!(close(infinite(Window::Hour, 70), 0.0), "the first is over an hour ago");
+        assert_eq!(windows.tokens(Window::Hour, at(200)), Tokens::default());
         assert!(windows.slots.is_empty());
     }
 
@@ -209,6 +229,6 @@ mod tests {
             let lookup = Lookup { usable: &usable, chunk_tokens: 16, tokens_asked: 3_200, tokens_hit: 0 };
             windows.record(lookup, Millis(0));
         }
-        assert!(close(windows.rates(Window::Hour, Millis(0)).unwrap().infinite, 0.25));
+        assert!(close(windows.tokens(Window::Hour, Millis(0)).infinite_hit_rate(), 0.25));
     }
 }

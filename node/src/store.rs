@@ -22,6 +22,8 @@ mod slab;
 mod tests;
 mod usage;
 
+use std::num::NonZeroU32;
+
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
 use larder_protocol::namespace::{NamespaceError, NamespaceSpec};
 use larder_protocol::session::{Registered, Scarce};
@@ -82,6 +84,9 @@ pub struct StoreLimits {
     pub low_watermark_bytes: u64,
     /// Which chunk goes first.
     pub policy: PolicyName,
+    /// Before how many chunks recomputing one costs twice what the first of a prompt costs, for `adaptive` to weigh; it does
+    /// not where this is not given.
+    pub recompute_doubles_at: Option<NonZeroU32>,
     /// Whether engines write straight into the arena.
     pub trust_engines: bool,
     /// Bytes of extents that each tenant may hold, by its place in the configuration.
@@ -245,7 +250,7 @@ impl Store {
         let most_extents: Vec<u32> = limits.tenant_bytes.iter().map(most_extents).collect();
         Self {
             slab: Slab::new(limits.extents, limits.extent_bytes, &most_extents),
-            policy: limits.policy.build(),
+            policy: limits.policy.build(limits.recompute_doubles_at),
             policy_name: limits.policy,
             journal: journal::Journal::default(),
             gathers: gather::Gathers::default(),

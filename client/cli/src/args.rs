@@ -137,6 +137,18 @@ mod tests {
     }
 
     #[test]
+    fn every_policy_of_a_node_can_be_chosen_by_its_name_and_no_other() {
+        use clap::ValueEnum as _;
+        use larder_node::store::policy::PolicyName;
+
+        let offered: Vec<String> =
+            crate::dev::Policy::value_variants().iter().map(ToString::to_string).collect();
+        assert_eq!(offered, PolicyName::ALL.map(PolicyName::as_str));
+        let default = crate::dev::Policy::default().to_string();
+        assert_eq!(default, PolicyName::default().as_str());
+    }
+
+    #[test]
     fn bad_arguments_are_refused_with_what_would_be_right() {
         assert!(refused("larder replay --block-bytes many").contains("64KiB"));
         assert!(

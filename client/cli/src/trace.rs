@@ -9,12 +9,18 @@
 //! | `output_length` | tokens of the answer |
 //! | `hash_ids` | one id for each [`CHUNK_TOKENS`] tokens of the prompt, chained: an id names the whole prefix up to its block's end. The last, partial block has an id of its own |
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::io::{BufRead, Read as _};
+pub mod history;
+mod lines;
+mod places;
 
-use larder_protocol::limits::MAX_CHAIN_CHUNKS;
+use std::io::BufRead;
+
+use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use serde::Deserialize;
+
+pub use self::history::History;
+use self::lines::{Lines, MAX_LINE_BYTES};
+use self::places::Places;
 
 /// Tokens of one block of a trace, and so of one chunk of a replay.
 pub const CHUNK_TOKENS: u64 = 512;
@@ -35,9 +41,8 @@ pub struct Request {
 /// Requests in the order of the file.
 #[derive(Debug)]
 pub struct TraceReader<R> {
-    lines: R,
-    line: u64,
-    places: HashMap<u64, Place>,
+    lines: Lines<R>,
+    places: Places,
     ended: bool,
 }
 
@@ -116,9 +121,68 @@ pub enum TraceError {
         /// The id before it there.
         known_parent: Option<u64>,
     },
+    /// A recorded lookup has more full chunks than tokens for them.
+    #[error(
+        "line {line}: {input_tokens} tokens fill {most} chunks of {chunk_tokens} tokens, but `hash_ids` has {found}"
+    )]
+    LookupCount {
+        /// Number of the line.
+        line: u64,
+        /// Tokens of the prompt.
+        input_tokens: u64,
+        /// Tokens of one chunk.
+        chunk_tokens: u32,
+        /// Ids that so many tokens have at most.
+        most: u64,
+        /// Ids found.
+        found: usize,
+    },
+    /// Chunks of another size than before.
+    #[error(
+        "line {line}: {found}, but before {known}; a plan has one size of chunks: choose one namespace with --namespace",
+        found = Chunks(*.found), known = Chunks(*.known)
+    )]
+    ChunkTokens {
+        /// Number of the line.
+        line: u64,
+        /// Tokens of a chunk on this line; `None` for a trace's.
+        found: Option<u32>,
+        /// Tokens of a chunk on the lines before.
+        known: Option<u32>,
+    },
+    /// No chunk has so many tokens.
+    #[error("line {line}: `chunk_tokens` is {found}; it is 1 to {MAX_CHUNK_TOKENS}")]
+    ChunkSize {
+        /// Number of the line.
+        line: u64,
+        /// Tokens found.
+        found: u32,
+    },
+    /// A recorded id is no number that a node records.
+    #[error("line {line}: the id {id} has more than 53 bits, which no node records")]
+    LargeId {
+        /// Number of the line.
+        line: u64,
+        /// The id.
+        id: u64,
+    },
+    /// More namespaces than can be told apart.
+    #[error("line {line}: more than {} namespaces; choose one with --namespace", history::MAX_NAMESPACES)]
+    TooManyNamespaces {
+        /// Number of the line.
+        line: u64,
+    },
     /// Not one request.
     #[error("the trace is empty")]
     Empty,
+    /// Not one request of the namespace that was asked for.
+    #[error("no lookup is of the namespace {wanted}; there are: {}", known.join(", "))]
+    NoSuchNamespace {
+        /// The namespace.
+        wanted: String,
+        /// Those that were found.
+        known: Vec<String>,
+    },
 }
 
 impl Request {
@@ -138,7 +202,7 @@ impl Request {
 impl<R: BufRead> TraceReader<R> {
     /// Reads from `lines`.
     pub fn new(lines: R) -> Self {
-        Self { lines, line: 0, places: HashMap::new(), ended: false }
+        Self { lines: Lines::new(lines), places: Places::default(), ended: false }
     }
 
     /// Reads the first `limit` requests, all where there is no limit.
@@ -151,75 +215,29 @@ impl<R: BufRead> TraceReader<R> {
     }
 
     fn read_request(&mut self) -> Result<Option<Request>, TraceError> {
-        let mut text = Vec::new();
-        loop {
-            self.line += 1;
-            let line = self.line;
-            text.clear();
-            let mut limited = self.lines.by_ref().take(MAX_LINE_BYTES + 1);
-            let bytes =
-                limited.read_until(b'\n', &mut text).map_err(|source| TraceError::Read { line, source })?;
-            if bytes == 0 {
-                return Ok(None);
-            }
-            if bytes as u64 > MAX_LINE_BYTES {
-                return Err(TraceError::LineTooLong { line });
-            }
-            if !text.trim_ascii().is_empty() {
-                break;
-            }
-        }
-        let line = self.line;
-        let parsed =
-            serde_json::from_slice(&text).map_err(|source| TraceError::NotARequest { line, source })?;
-        self.check(parsed).map(Some)
+        let Some((line, parsed)) = self.lines.next()? else { return Ok(None) };
+        request(line, parsed, &mut self.places).map(Some)
     }
+}
 
-    fn check(&mut self, parsed: Line) -> Result<Request, TraceError> {
-        let line = self.line;
-        let Line { timestamp, input_length, output_length, hash_ids } = parsed;
-        let expected = input_length.div_ceil(CHUNK_TOKENS);
-        if input_length == 0 {
-            return Err(TraceError::EmptyPrompt { line });
-        }
-        if hash_ids.len() as u64 != expected {
-            let found = hash_ids.len();
-            return Err(TraceError::BlockCount { line, input_tokens: input_length, expected, found });
-        }
-        if hash_ids.len() > MAX_CHAIN_CHUNKS {
-            return Err(TraceError::PromptTooLong { line, blocks: hash_ids.len() });
-        }
-        let mut parent = None;
-        for (index, &id) in hash_ids.iter().enumerate() {
-            self.check_place(id, Place { line, index, parent })?;
-            parent = Some(id);
-        }
-        Ok(Request {
-            timestamp_ms: timestamp,
-            input_tokens: input_length,
-            output_tokens: output_length,
-            block_ids: hash_ids,
-        })
+/// The request that a trace's line describes.
+fn request(line: u64, parsed: Line, places: &mut Places) -> Result<Request, TraceError> {
+    let Line { timestamp, input_length, output_length, hash_ids, .. } = parsed;
+    let expected = input_length.div_ceil(CHUNK_TOKENS);
+    if input_length == 0 {
+        return Err(TraceError::EmptyPrompt { line });
     }
-
-    fn check_place(&mut self, id: u64, place: Place) -> Result<(), TraceError> {
-        match self.places.entry(id) {
-            Entry::Vacant(entry) => {
-                entry.insert(place);
-                Ok(())
-            }
-            Entry::Occupied(known) if known.get().agrees(&place) => Ok(()),
-            Entry::Occupied(known) => Err(TraceError::NotChained {
-                line: place.line,
-                id,
-                index: place.index,
-                parent: place.parent,
-                known_line: known.get().line,
-                known_index: known.get().index,
-                known_parent: known.get().parent,
-            }),
-        }
+    if hash_ids.len() as u64 != expected {
+        let found = hash_ids.len();
+        return Err(TraceError::BlockCount { line, input_tokens: input_length, expected, found });
     }
+    places.check(line, &hash_ids)?;
+    Ok(Request {
+        timestamp_ms: timestamp,
+        input_tokens: input_length,
+        output_tokens: output_length,
+        block_ids: hash_ids,
+    })
 }
 
 impl<R: BufRead> Iterator for TraceReader<R> {
@@ -236,26 +254,16 @@ impl<R: BufRead> Iterator for TraceReader<R> {
 }
 
 /// A line as it stands in the file. Other fields are let pass: published traces carry several.
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Line {
     timestamp: u64,
     input_length: u64,
     output_length: u64,
     hash_ids: Vec<u64>,
-}
-
-/// Where an id stood first.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    line: u64,
-    index: usize,
-    parent: Option<u64>,
-}
-
-impl Place {
-    fn agrees(&self, other: &Self) -> bool {
-        (self.index, self.parent) == (other.index, other.parent)
-    }
+    /// Of recorded lookups only.
+    chunk_tokens: Option<u32>,
+    /// Of recorded lookups only.
+    namespace: Option<String>,
 }
 
 struct Named(Option<u64>);
@@ -269,8 +277,16 @@ impl std::fmt::Display for Named {
     }
 }
 
-/// Bytes of one line; the longest prompt has [`MAX_CHAIN_CHUNKS`] ids of at most 20 digits.
-const MAX_LINE_BYTES: u64 = 1 << 20;
+struct Chunks(Option<u32>);
+
+impl std::fmt::Display for Chunks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(tokens) => write!(f, "a recorded lookup with chunks of {tokens} tokens"),
+            None => f.write_str("a trace's request"),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

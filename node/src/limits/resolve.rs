@@ -132,6 +132,7 @@ impl Config {
             high_watermark_bytes: fraction(bytes, self.host.high_watermark),
             low_watermark_bytes: fraction(bytes, self.host.low_watermark),
             policy: self.host.policy.parse()?,
+            recompute_doubles_at: self.host.recompute_doubles_at,
             reservation_ttl_ms: self.session.reservation_ttl_ms,
             max_pin_ms: self.session.max_pin_ms,
             max_pinned_bytes: fraction(bytes, self.session.max_pinned_fraction),

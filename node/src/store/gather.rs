@@ -270,7 +270,7 @@ impl Store {
     fn wanted(&self, number: NamespaceId, id: ChunkId, position: u32) -> Wanted {
         let mut blocks = Vec::new();
         self.block_moves(number, id, &self.all_slices(number), || None, &mut blocks);
-        Wanted { fetch: FetchId(id), position, chunk: self.index.get(id).name, blocks }
+        Wanted { fetch: FetchId(id), position, chunk: self.index.name(id), blocks }
     }
 
     fn make_readable(&mut self, id: ChunkId, checksums: Vec<Checksums>, reads: u32) {

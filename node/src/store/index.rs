@@ -1,8 +1,13 @@
 //! The index: which chunks are here, and the prefix tree they form.
+//!
+//! A chunk keeps its own hash only. Those of its parent and its anchor are found in the tree: a chunk whose parent is
+//! here needs no more, and of the few others, which eviction from the leaves leaves behind seldom, they stand apart. That
+//! makes a third of the memory.
 
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use larder_protocol::run::run_start;
 use larder_protocol::{ChainError, ChunkHash, ChunkRef};
 use smallvec::SmallVec;
 
@@ -19,6 +24,17 @@ pub(crate) struct Index {
     hasher: DefaultHashBuilder,
     /// First child of every parent that is not here itself.
     orphans: HashMap<(NamespaceId, ChunkHash), ChunkId>,
+    /// What is above those children.
+    above: HashMap<ChunkId, Above>,
+    /// The parent of every namespace's first chunks.
+    roots: HashMap<NamespaceId, ChunkHash>,
+}
+
+/// The hashes of two chunks that need not be here.
+#[derive(Debug, Clone, Copy)]
+struct Above {
+    parent: ChunkHash,
+    anchor: ChunkHash,
 }
 
 #[derive(Debug)]
@@ -27,10 +43,12 @@ enum Entry {
     Chunk(Chunk),
 }
 
-/// What the store knows of one chunk.
+/// What the store knows of one chunk; [`Index::name`] has the rest of its name. 128 bytes.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    pub(crate) name: ChunkRef,
+    pub(crate) hash: ChunkHash,
+    /// Chunks before it in its prompt.
+    pub(crate) index: u32,
     pub(crate) namespace: NamespaceId,
     parent: Option<ChunkId>,
     first_child: Option<ChunkId>,
@@ -129,7 +147,7 @@ impl Index {
     pub(crate) fn find_hashed(&self, key: u64, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkId> {
         let same = |&id: &ChunkId| {
             let chunk = self.get(id);
-            chunk.name.hash == *hash && chunk.namespace == namespace
+            chunk.hash == *hash && chunk.namespace == namespace
         };
         self.table.find(key, same).copied()
     }
@@ -155,18 +173,24 @@ impl Index {
         }
     }
 
+    /// A chunk's name.
+    pub(crate) fn name(&self, id: ChunkId) -> ChunkRef {
+        let Chunk { hash, index, .. } = *self.get(id);
+        ChunkRef { hash, parent: self.parent_hash(id), index, anchor: self.anchor(id) }
+    }
+
     /// Whether a known chunk is what a chain says it is.
     pub(crate) fn agrees(&self, id: ChunkId, name: &ChunkRef) -> Result<(), ChainError> {
-        let known = &self.get(id).name;
-        if known.index == name.index && known.parent == name.parent {
+        let (known_index, known_parent) = (self.get(id).index, self.parent_hash(id));
+        if known_index == name.index && known_parent == name.parent {
             return Ok(());
         }
         Err(ChainError::Disagrees {
             hash: name.hash,
             index: name.index,
             parent: name.parent,
-            known_index: known.index,
-            known_parent: known.parent,
+            known_index,
+            known_parent,
         })
     }
 
@@ -180,7 +204,8 @@ impl Index {
         blocks: usize,
     ) -> ChunkId {
         let chunk = Chunk {
-            name,
+            hash: name.hash,
+            index: name.index,
             namespace,
             parent: None,
             first_child: None,
@@ -202,9 +227,12 @@ impl Index {
         self.entries[id.position()] = Entry::Chunk(chunk);
         let (entries, hasher) = (&self.entries, &self.hasher);
         self.table.insert_unique(self.hash(namespace, &name.hash), id, |&id| match &entries[id.position()] {
-            Entry::Chunk(chunk) => hasher.hash_one((chunk.namespace.0, chunk.name.hash.0)),
+            Entry::Chunk(chunk) => hasher.hash_one((chunk.namespace.0, chunk.hash.0)),
             Entry::Vacant => unreachable!("the table holds only chunks"),
         });
+        if name.index == 0 {
+            self.roots.insert(namespace, name.parent);
+        }
         if !flat {
             self.link(id, namespace, name);
         }
@@ -216,13 +244,12 @@ impl Index {
     /// [`Index::settle`] has to come before anything is looked for or added: the table forgets many chunks in the time of
     /// a few, since their cache misses then overlap.
     pub(crate) fn remove(&mut self, id: ChunkId) -> Chunk {
-        self.unlink(id);
-        let Chunk { namespace, name, first_child, .. } = *self.get(id);
+        let Chunk { namespace, hash, first_child, .. } = *self.get(id);
         if let Some(first_child) = first_child {
-            self.orphans.insert((namespace, name.hash), first_child);
-            self.set_parent_of_siblings(first_child, None);
+            self.orphan(id, first_child);
         }
-        let key = self.hash(namespace, &name.hash);
+        self.unlink(id);
+        let key = self.hash(namespace, &hash);
         self.departed.push((key, id));
         self.vacant.push(id);
         match std::mem::replace(&mut self.entries[id.position()], Entry::Vacant) {
@@ -262,10 +289,10 @@ impl Index {
     }
 
     /// Every chunk from a place on, with its place.
-    pub(crate) fn iter_from(&self, from: usize) -> impl Iterator<Item = (usize, &Chunk)> {
+    pub(crate) fn iter_from(&self, from: usize) -> impl Iterator<Item = (usize, ChunkId, &Chunk)> {
         let entries = self.entries.iter().enumerate().skip(from);
         entries.filter_map(|(place, entry)| match entry {
-            Entry::Chunk(chunk) => Some((place, chunk)),
+            Entry::Chunk(chunk) => Some((place, ChunkId::at(place), chunk)),
             Entry::Vacant => None,
         })
     }
@@ -276,10 +303,40 @@ impl Index {
         self.table.len()
     }
 
+    fn parent_hash(&self, id: ChunkId) -> ChunkHash {
+        let chunk = self.get(id);
+        match chunk.parent {
+            Some(parent) => self.get(parent).hash,
+            None if chunk.index == 0 => self.roots[&chunk.namespace],
+            None => self.above[&id].parent,
+        }
+    }
+
+    /// The first chunk of a chunk's run: at most 15 steps up, or as far as the tree is here.
+    fn anchor(&self, mut id: ChunkId) -> ChunkHash {
+        let start = run_start(self.get(id).index);
+        loop {
+            let chunk = self.get(id);
+            if chunk.index == start {
+                return chunk.hash;
+            }
+            match chunk.parent {
+                Some(parent) => id = parent,
+                None => return self.above[&id].anchor,
+            }
+        }
+    }
+
     fn link(&mut self, id: ChunkId, namespace: NamespaceId, name: ChunkRef) {
         if let Some(first_child) = self.orphans.remove(&(namespace, name.hash)) {
-            self.set_parent_of_siblings(first_child, Some(id));
             self.get_mut(id).first_child = Some(first_child);
+            let mut child = Some(first_child);
+            while let Some(orphan) = child {
+                self.above.remove(&orphan);
+                let chunk = self.get_mut(orphan);
+                chunk.parent = Some(id);
+                child = chunk.next_sibling;
+            }
         }
         if name.index == 0 {
             return;
@@ -287,7 +344,10 @@ impl Index {
         let parent = self.find(namespace, &name.parent);
         let old_first = match parent {
             Some(parent) => self.get_mut(parent).first_child.replace(id),
-            None => self.orphans.insert((namespace, name.parent), id),
+            None => {
+                self.above.insert(id, Above { parent: name.parent, anchor: name.anchor });
+                self.orphans.insert((namespace, name.parent), id)
+            }
         };
         if let Some(old_first) = old_first {
             self.get_mut(old_first).previous_sibling = Some(id);
@@ -298,32 +358,78 @@ impl Index {
     }
 
     fn unlink(&mut self, id: ChunkId) {
-        let Chunk { namespace, name, parent, next_sibling, previous_sibling, .. } = *self.get(id);
+        let Chunk { namespace, parent, next_sibling, previous_sibling, .. } = *self.get(id);
         if let Some(next) = next_sibling {
             self.get_mut(next).previous_sibling = previous_sibling;
         }
-        match (previous_sibling, parent) {
-            (Some(previous), _) => self.get_mut(previous).next_sibling = next_sibling,
-            (None, Some(parent)) => self.get_mut(parent).first_child = next_sibling,
-            (None, None) => {
-                // First of the children of an absent parent, or a root or flat chunk, which is no one's child.
-                let key = (namespace, name.parent);
-                if self.orphans.get(&key) == Some(&id) {
-                    match next_sibling {
-                        Some(next) => _ = self.orphans.insert(key, next),
-                        None => _ = self.orphans.remove(&key),
-                    }
-                }
-            }
+        let above = self.above.remove(&id);
+        match (previous_sibling, parent, above) {
+            (Some(previous), ..) => self.get_mut(previous).next_sibling = next_sibling,
+            (None, Some(parent), _) => self.get_mut(parent).first_child = next_sibling,
+            // First of the children of an absent parent.
+            (None, None, Some(above)) => match next_sibling {
+                Some(next) => _ = self.orphans.insert((namespace, above.parent), next),
+                None => _ = self.orphans.remove(&(namespace, above.parent)),
+            },
+            // A root or flat chunk, which is no one's child.
+            (None, None, None) => {}
         }
     }
 
-    fn set_parent_of_siblings(&mut self, first: ChunkId, parent: Option<ChunkId>) {
-        let mut child = Some(first);
+    /// Makes the children of a chunk, of which one is given, stand without it.
+    fn orphan(&mut self, parent: ChunkId, first_child: ChunkId) {
+        let Chunk { namespace, hash, .. } = *self.get(parent);
+        self.orphans.insert((namespace, hash), first_child);
+        let mut child = Some(first_child);
         while let Some(id) = child {
+            let above = Above { parent: hash, anchor: self.anchor(id) };
+            self.above.insert(id, above);
             let chunk = self.get_mut(id);
-            chunk.parent = parent;
+            chunk.parent = None;
             child = chunk.next_sibling;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::Chain;
+
+    use super::*;
+
+    const SPACE: NamespaceId = NamespaceId(0);
+
+    fn chain(chunks: u8) -> Chain {
+        Chain::from_root(ChunkHash([255; 32]), (0..chunks).map(|n| ChunkHash([n; 32])).collect())
+    }
+
+    /// However chunks come and go, each that is here has the name that it came with.
+    #[test]
+    fn names_outlive_parents_and_anchors() {
+        let (chain, mut rng) = (chain(40), fastrand::Rng::with_seed(9));
+        let mut index = Index::default();
+        let mut present: Vec<Option<ChunkId>> = vec![None; chain.len()];
+        for _ in 0..5_000 {
+            let position = rng.usize(..chain.len());
+            match present[position].take() {
+                Some(id) => {
+                    index.remove(id);
+                    index.settle();
+                }
+                None => present[position] = Some(index.insert(SPACE, chain.chunk(position), false, 1)),
+            }
+            for (position, id) in present.iter().enumerate() {
+                let Some(id) = *id else { continue };
+                assert_eq!(index.name(id), chain.chunk(position));
+                assert_eq!(index.agrees(id, &chain.chunk(position)), Ok(()));
+            }
+        }
+        present.into_iter().flatten().for_each(|id| drop(index.remove(id)));
+        assert!(index.above.is_empty() && index.orphans.is_empty(), "nothing is kept of what left");
+    }
+
+    #[test]
+    fn a_chunk_takes_128_bytes() {
+        assert_eq!(size_of::<Entry>(), 128);
     }
 }

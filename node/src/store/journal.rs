@@ -18,7 +18,7 @@ impl Journal {
     /// Notes what happened to a chunk, if it is one that others could read.
     pub(super) fn note(&mut self, index: &Index, fingerprint: Fingerprint, id: ChunkId, kind: ChangeKind) {
         if self.is_kept && can_be_read_by_others(index.get(id)) {
-            self.changes.push(Change { fingerprint, chunk: index.get(id).name, kind });
+            self.changes.push(Change { fingerprint, chunk: index.name(id), kind });
         }
     }
 }
@@ -44,12 +44,12 @@ impl Store {
     #[must_use]
     pub fn held_from(&self, from: usize, most: usize) -> (Vec<(Fingerprint, ChunkRef)>, Option<usize>) {
         let mut held = Vec::new();
-        for (place, chunk) in self.index.iter_from(from) {
+        for (place, id, chunk) in self.index.iter_from(from) {
             if held.len() == most {
                 return (held, Some(place));
             }
             if can_be_read_by_others(chunk) {
-                held.push((self.namespaces.get(chunk.namespace).fingerprint, chunk.name));
+                held.push((self.namespaces.get(chunk.namespace).fingerprint, self.index.name(id)));
             }
         }
         (held, None)

@@ -22,6 +22,7 @@ mod slru;
 mod wtinylfu;
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use super::ids::ChunkId;
@@ -151,11 +152,12 @@ impl PolicyName {
         }
     }
 
-    /// A policy of this name with no chunk in it.
+    /// A policy of this name with no chunk in it. `recompute_doubles_at` is for `adaptive`: where given, it prefers chunks
+    /// that cost more to recompute, which is twice as much as the first of a prompt where so many stand before it.
     #[must_use]
-    pub fn build(self) -> Box<dyn Policy> {
+    pub fn build(self, recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         match self {
-            Self::Adaptive => Box::new(adaptive::Adaptive::default()),
+            Self::Adaptive => Box::new(adaptive::Adaptive::new(recompute_doubles_at)),
             Self::Fifo => Box::new(fifo::Fifo::default()),
             Self::Filo => Box::new(filo::Filo::default()),
             Self::Lru => Box::new(lru::Lru::default()),

@@ -91,6 +91,7 @@ impl Player {
             high_watermark_bytes: u64::MAX,
             low_watermark_bytes: u64::MAX,
             policy,
+            recompute_doubles_at: None,
             trust_engines: false,
             tenant_bytes: vec![u64::MAX],
             max_leased_blocks: u64::MAX,

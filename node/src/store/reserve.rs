@@ -13,7 +13,7 @@ use larder_protocol::{Chain, ChunkHash, ChunkRef};
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
 use super::index::{Block, Checksums};
 use super::namespaces::Pool;
-use super::policy::Facts;
+use super::room::facts;
 use super::sessions::{Item, ItemState, Reservation};
 use super::{Refused, Store};
 use crate::clock::Millis;
@@ -404,8 +404,7 @@ impl Store {
                 }
                 continue;
             }
-            let name = chunk.name;
-            let facts = Facts { short_hash: name.hash.short(), index: name.index, priority: chunk.priority };
+            let facts = facts(chunk);
             self.cached_chunks += 1;
             self.policy.insert(id, facts);
             if !chunk.may_go() {
@@ -447,7 +446,7 @@ impl Store {
                     range_bytes: range_bytes(spec),
                     key: BlockKey {
                         fingerprint: namespace.fingerprint,
-                        hash: chunk.name.hash,
+                        hash: chunk.hash,
                         slice,
                         pool: pool as u8,
                     },

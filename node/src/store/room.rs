@@ -34,7 +34,7 @@ pub struct Evictions {
 impl Store {
     /// Changes which chunk goes first, from now on; nothing that is cached is lost.
     pub fn set_policy(&mut self, name: PolicyName) {
-        let mut policy = name.build();
+        let mut policy = name.build(self.limits.recompute_doubles_at);
         for id in self.policy.order() {
             let chunk = self.index.get(id);
             policy.insert(id, facts(chunk));
@@ -200,5 +200,5 @@ impl Store {
 const MOST_SKIPPED: u32 = 64;
 
 pub(super) fn facts(chunk: &Chunk) -> Facts {
-    Facts { short_hash: chunk.name.hash.short(), index: chunk.name.index, priority: chunk.priority }
+    Facts { short_hash: chunk.hash.short(), index: chunk.index, priority: chunk.priority }
 }

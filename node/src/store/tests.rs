@@ -27,6 +27,7 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
         high_watermark_bytes: u64::MAX,
         low_watermark_bytes: u64::MAX,
         policy: PolicyName::Lru,
+        recompute_doubles_at: None,
         trust_engines: false,
         tenant_bytes: vec![u64::MAX, u64::MAX],
         max_leased_blocks: 1_000,

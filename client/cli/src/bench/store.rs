@@ -40,6 +40,7 @@ impl StoreBench {
             high_watermark_bytes: u64::MAX,
             low_watermark_bytes: u64::MAX,
             policy: PolicyName::Lru,
+            recompute_doubles_at: None,
             trust_engines: false,
             tenant_bytes: vec![u64::MAX],
             max_leased_blocks: u64::MAX,

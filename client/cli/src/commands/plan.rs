@@ -1,7 +1,7 @@
 //! `larder plan`: what policies, capacities and node counts would make of a trace.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::plan::advice::Prices;
 use crate::plan::cluster::MAX_CLUSTER_NODES;
 use crate::plan::sweep::{self, Grid};
 use crate::plan::{Outcome, PlanPolicy, Sharing, Workload, advice, html, table};
-use crate::trace::TraceReader;
+use crate::trace::history::{History, oldest_first};
 use crate::{args, output};
 
 /// Show what policies, capacities and node counts would make of a trace
@@ -27,9 +27,11 @@ Examples:
   larder plan trace.jsonl --nodes 1,4,16 --policies lru    Clusters too: caches of their own, routed, shared
   larder plan trace.jsonl --json > plan.json               One JSON array, rates as fractions, no report
   larder plan trace.jsonl --prefill-tokens-per-s 12000 --price-per-gpu-hour 3.20 --chunk-bytes 28MiB
+  larder plan lookups.jsonl*                               What engines asked, as a node recorded it
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
+or the lookup log of `larder node --record FILE`, with the files that were rotated in any order.
 
 Bounds: `opt` is the best that a cache of the size could do if it knew the future (several nodes: one pool
 of the summed size), `infinite` a cache that never evicts.
@@ -38,8 +40,13 @@ Sharing: `local` nodes know nothing of each other; `routed` ones neither, but ea
 longest prefix unless that node is busy; `shared` ones read what any other holds and copy what is read 8
 times or more.")]
 pub(crate) struct Args {
-    /// The trace, `-` for standard input
-    file: PathBuf,
+    /// The trace or lookup log, `-` for standard input; several files are read as one
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Plan with this namespace's lookups of a log only
+    #[arg(long, value_name = "FINGERPRINT")]
+    namespace: Option<String>,
 
     /// Policies to try [default: all, and the bounds `opt` and `infinite`; on several nodes the best of them]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
@@ -76,9 +83,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PRICE", default_value_t = 2.5, value_parser = positive)]
     price_per_gpu_hour: f64,
 
-    /// Bytes of one chunk of 512 tokens over all ranks; `larder size` computes it [default: 64 MiB, Llama 3 8B in bf16]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value = "64MiB", hide_default_value = true)]
-    chunk_bytes: u64,
+    /// Bytes of one chunk over all ranks; `larder size` computes it [default: 128 KiB a token, Llama 3 8B in bf16]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    chunk_bytes: Option<u64>,
 
     /// Where the report goes [default: plan.html, none with --json]
     #[arg(long, short, value_name = "FILE")]
@@ -99,6 +106,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let workload = args.workload()?;
+    let prices = args.prices(&workload);
     let report = args.report();
     if let Some(path) = report {
         check_writable(path)?;
@@ -107,11 +115,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         output::print_json(&outcomes)?;
     } else {
-        output::print(&table::tables(&workload, &outcomes, &args.prices()))?;
+        output::print(&table::tables(&workload, &outcomes, &prices))?;
     }
     if let Some(path) = report {
-        let trace = args.file.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy());
-        let text = html::report(&trace, &workload, &outcomes, &args.prices());
+        let name = args.files.last().and_then(|file| file.file_name());
+        let trace = name.map_or_else(|| "trace".into(), |name| name.to_string_lossy());
+        let text = html::report(&trace, &workload, &outcomes, &prices);
         fs::write(path, text).with_context(|| format!("cannot write the report {}", path.display()))?;
         if !args.json {
             output::print(&format!("Report: {}", path.display()))?;
@@ -122,15 +131,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 impl Args {
     fn workload(&self) -> anyhow::Result<Workload> {
-        let wrong = || Usage(format!("cannot plan with {}", self.file.display()));
-        let lines: Box<dyn BufRead> = if self.file.as_os_str() == "-" {
-            Box::new(io::stdin().lock())
-        } else {
-            Box::new(BufReader::new(File::open(&self.file).with_context(wrong)?))
-        };
-        let limit = self.limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        let trace = TraceReader::new(lines).read_all(limit).with_context(wrong)?;
-        Ok(Workload::new(&trace, !self.full_blocks_only))
+        let limit = self.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        let mut history = History::new(self.namespace.clone());
+        for file in oldest_first(self.files.clone()) {
+            let wrong = || Usage(format!("cannot plan with {}", file.display()));
+            if file.as_os_str() == "-" {
+                history.read(io::stdin().lock(), limit).with_context(wrong)?;
+            } else {
+                let lines = BufReader::new(File::open(&file).with_context(wrong)?);
+                history.read(lines, limit).with_context(wrong)?;
+            }
+        }
+        let nothing = || Usage(format!("cannot plan with {}", self.files[0].display()));
+        let history = history.finish().with_context(nothing)?;
+        Ok(Workload::of_history(&history, !self.full_blocks_only))
     }
 
     /// Where policies were named, all of them on all node counts; else all on one node and the best on several.
@@ -164,11 +178,11 @@ impl Args {
         outcomes
     }
 
-    fn prices(&self) -> Prices {
+    fn prices(&self, workload: &Workload) -> Prices {
         Prices {
             prefill_tokens_per_s: self.prefill_tokens_per_s,
             price_per_gpu_hour: self.price_per_gpu_hour,
-            chunk_bytes: self.chunk_bytes,
+            chunk_bytes: self.chunk_bytes.unwrap_or(workload.chunk_tokens * LLAMA_3_8B_TOKEN_BYTES),
         }
     }
 
@@ -186,6 +200,9 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
     let wrong = || Usage(format!("cannot write the report {}; name another file with --out", path.display()));
     OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
 }
+
+/// Bytes of one token's KV of Llama 3 8B in bf16: 32 layers of 8 heads of 128 elements, keys and values.
+const LLAMA_3_8B_TOKEN_BYTES: u64 = 128 << 10;
 
 /// Six sizes of the series 1, 3, 10, 30, ..., the last of which holds `distinct_blocks`.
 fn default_capacities(distinct_blocks: u64) -> Vec<u64> {

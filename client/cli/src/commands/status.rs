@@ -94,6 +94,19 @@ struct ActorStatus {
     leases: u64,
     tokens_asked: u64,
     tokens_hit: u64,
+    /// A node of an older version does not say.
+    #[serde(default)]
+    tenants: Vec<TenantRates>,
+}
+
+/// What a tenant hit lately.
+#[derive(Debug, Deserialize)]
+struct TenantRates {
+    tenant: String,
+    window: String,
+    tokens_asked: u64,
+    hit_rate: f64,
+    infinite_hit_rate: f64,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -148,6 +161,15 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
         "leases",
         "token hit rate",
     ]);
+    let mut tenants = output::table(&[
+        "node",
+        "device",
+        "tenant",
+        "window",
+        "tokens asked",
+        "token hit rate",
+        "with an infinite cache",
+    ]);
     for node in &status.nodes {
         if let Ok(SilentNode { name, error, .. }) = SilentNode::deserialize(node) {
             table.add_row([name, format!("does not answer: {error}")]);
@@ -158,9 +180,14 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
         for actor in actors {
             let cells = [name.clone(), up.clone()].into_iter().chain(actor.cells());
             table.add_row(cells);
+            for rates in actor.tenants.iter().filter(|rates| rates.tokens_asked > 0) {
+                let cells = [name.clone(), actor.device.to_string()].into_iter().chain(rates.cells());
+                tenants.add_row(cells);
+            }
         }
     }
-    Ok(format!("{text}{table}"))
+    let tenants = if tenants.is_empty() { String::new() } else { format!("\n{tenants}") };
+    Ok(format!("{text}{table}{tenants}"))
 }
 
 /// What the coordinator says of the members.
@@ -204,6 +231,19 @@ impl ActorStatus {
     }
 }
 
+impl TenantRates {
+    fn cells(&self) -> [String; 5] {
+        let percent = |rate: f64| format!("{:.1} %", rate * 100.0);
+        [
+            self.tenant.clone(),
+            self.window.clone(),
+            output::count(self.tokens_asked),
+            percent(self.hit_rate),
+            percent(self.infinite_hit_rate),
+        ]
+    }
+}
+
 fn duration(seconds: f64) -> String {
     match seconds as u64 {
         s @ 0..=119 => format!("{s} s"),
@@ -233,7 +273,12 @@ mod tests {
                 "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {}, "actors": [{
                     "device": 0, "policy": "lru", "chunks": 12, "capacity_chunks": 3000, "used_bytes": 1 << 20,
                     "arena_bytes": 1 << 30, "quarantined_bytes": 0, "sessions": 1, "leases": 2,
-                    "tokens_asked": 1000, "tokens_hit": 512, "later": true
+                    "tokens_asked": 1000, "tokens_hit": 512, "later": true, "tenants": [
+                        {"tenant": "red", "window": "1h", "tokens_asked": 70123, "hit_rate": 0.312,
+                         "infinite_hit_rate": 0.423},
+                        {"tenant": "idle", "window": "1h", "tokens_asked": 0, "hit_rate": 0.0,
+                         "infinite_hit_rate": 0.0}
+                    ]
                 }]
             })],
         };
@@ -248,10 +293,14 @@ mod tests {
             "12 of 3000",
             "1.0 MiB of 1.0 GiB",
             "51.2 %",
+            "70,123",
+            "31.2 %",
+            "42.3 %",
         ];
         for part in parts {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+        assert!(!text.contains("idle"), "who asked nothing is not shown\n{text}");
     }
 
     #[test]

@@ -12,7 +12,6 @@ use super::workload::{Prompt, Workload};
 use super::{Counts, Sharing};
 use crate::content;
 use crate::replay::assignment::LeastRecomputed;
-use crate::trace::CHUNK_TOKENS;
 
 /// Reads from which on a chunk is copied to its reader.
 pub const REPLICATE_FROM_READS: u32 = 8;
@@ -144,7 +143,7 @@ impl Cluster {
         let holders: Vec<u64> = holders.take_while(|&holders| holders != 0).collect();
         let cost = |node: usize| {
             let elsewhere = holders.iter().filter(|&&holders| holders >> node & 1 == 0).count() as u64;
-            let remote = (elsewhere * CHUNK_TOKENS) as f64 * REMOTE_TOKEN_COST;
+            let remote = (elsewhere * prompt.block_tokens) as f64 * REMOTE_TOKEN_COST;
             self.loads.tokens_at(node, prompt.at_ms) + remote
         };
         let reader = (0..self.nodes.len())
@@ -194,7 +193,7 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::Request;
+    use crate::trace::{CHUNK_TOKENS, Request};
 
     fn workload(prompts: &[&[u64]]) -> Workload {
         let request = |ids: &&[u64]| Request {

@@ -11,7 +11,6 @@ use larder_node::store::replay::{Replayed, replay};
 use super::opt::{Future, opt};
 use super::{Counts, Outcome, PlanPolicy, Scenario, Sharing, Workload, cluster};
 use crate::clock;
-use crate::trace::CHUNK_TOKENS;
 
 /// What to try with what.
 #[derive(Debug, Clone)]
@@ -91,7 +90,7 @@ fn counts(workload: &Workload, future: &Future, scenario: Scenario) -> Counts {
     match policy {
         PlanPolicy::Opt | PlanPolicy::Infinite => opt(workload, future, scenario.total_chunks()),
         PlanPolicy::Store(policy) if nodes == 1 => {
-            let chunk_tokens = CHUNK_TOKENS as u32;
+            let chunk_tokens = workload.chunk_tokens as u32;
             let partial_blocks = workload.partial_blocks;
             let capacity = capacity_chunks.min(workload.distinct_blocks.max(1));
             replay(&workload.requests, chunk_tokens, capacity, policy, partial_blocks).into()

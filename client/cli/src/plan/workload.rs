@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use larder_node::store::replay::TraceRequest;
 
-use crate::trace::{CHUNK_TOKENS, Request};
+use crate::trace::{CHUNK_TOKENS, History, Request};
 
 /// The prompts of a trace.
 #[derive(Debug, Clone)]
@@ -17,6 +17,8 @@ pub struct Workload {
     pub distinct_blocks: u64,
     /// Whether partial last blocks count as blocks.
     pub partial_blocks: bool,
+    /// Tokens of one block.
+    pub chunk_tokens: u64,
 }
 
 /// One prompt.
@@ -30,6 +32,8 @@ pub struct Prompt {
     pub blocks: Vec<u32>,
     /// The most blocks that it can hit.
     pub usable: usize,
+    /// Tokens of one block.
+    pub block_tokens: u64,
 }
 
 impl Workload {
@@ -37,14 +41,25 @@ impl Workload {
     /// is always computed, as a node does.
     #[must_use]
     pub fn new(trace: &[Request], partial_blocks: bool) -> Self {
+        Self::of(trace, CHUNK_TOKENS, partial_blocks)
+    }
+
+    /// The same for what was read. A log knows full blocks only.
+    #[must_use]
+    pub fn of_history(history: &History, partial_blocks: bool) -> Self {
+        Self::of(history.requests(), history.chunk_tokens(), partial_blocks && !history.is_log())
+    }
+
+    fn of(trace: &[Request], chunk_tokens: u64, partial_blocks: bool) -> Self {
         let mut numbers = HashMap::new();
         let prompts: Vec<Prompt> = trace
             .iter()
             .map(|request| {
-                let (kept, usable) = if partial_blocks {
-                    (&request.block_ids[..], usize::MAX)
-                } else {
-                    (request.full_chunks(), request.usable_chunks())
+                let full = (request.input_tokens / chunk_tokens) as usize;
+                let usable = (request.input_tokens.saturating_sub(1) / chunk_tokens) as usize;
+                let (kept, usable) = match partial_blocks {
+                    true => (request.block_ids.len(), usize::MAX),
+                    false => (full.min(request.block_ids.len()), usable),
                 };
                 let mut number = |id: &u64| {
                     let next = numbers.len() as u32;
@@ -53,8 +68,9 @@ impl Workload {
                 Prompt {
                     at_ms: request.timestamp_ms,
                     tokens: request.input_tokens,
-                    blocks: kept.iter().map(&mut number).collect(),
+                    blocks: request.block_ids[..kept].iter().map(&mut number).collect(),
                     usable,
+                    block_tokens: chunk_tokens,
                 }
             })
             .collect();
@@ -63,7 +79,7 @@ impl Workload {
             blocks: request.block_ids.clone(),
         };
         let requests = trace.iter().map(whole).collect();
-        Self { prompts, requests, distinct_blocks: numbers.len() as u64, partial_blocks }
+        Self { prompts, requests, distinct_blocks: numbers.len() as u64, partial_blocks, chunk_tokens }
     }
 
     /// Trace time between the first request and the last, in milliseconds.
@@ -84,7 +100,7 @@ impl Prompt {
     /// Tokens of its first `blocks` blocks.
     #[must_use]
     pub fn tokens_of(&self, blocks: usize) -> u64 {
-        (blocks as u64 * CHUNK_TOKENS).min(self.tokens)
+        (blocks as u64 * self.block_tokens).min(self.tokens)
     }
 }
 

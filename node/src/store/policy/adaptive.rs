@@ -12,16 +12,24 @@
 //! Chunks stand in cells by class and age, where ages double; the oldest of a cell stands for it, and cells are
 //! ranked from time to time. [`duel`] counts what `lru` would have hit, and takes over where that was more.
 //!
-//! 20 bytes a cached chunk, and 10 to 20 for each ghost, of which there are half as many: 26 in all at a million chunks.
+//! Where the configuration says how the cost of recomputing grows with position, a hit is worth what it saves, and cells
+//! stand for one of the bands of [`costs`] too.
+//!
+//! 20 bytes a cached chunk, and 10 to 20 for each ghost, of which there are half as many: 39 in all at a million chunks, as
+//! measured.
 
+mod costs;
 mod curves;
 mod duel;
 mod past;
 
+use std::num::NonZeroU32;
+
 use super::ghosts::ShortHashes;
-use super::queues::Queues;
+use super::queues::{MOST_MARK, Queues};
 use super::{Facts, Policy, Removal, Verdict};
 use crate::store::ids::ChunkId;
+use costs::Costs;
 use curves::{Ages, CLASSES, Curves};
 use duel::Duel;
 use past::{Past, Seen};
@@ -31,10 +39,13 @@ use past::{Past, Seen};
 pub(super) struct Adaptive {
     /// One list a cell. A chunk's stamp is the time of its last use, its mark the number of uses.
     queues: Queues,
+    costs: Costs,
     hashes: ShortHashes,
     past: Past,
     curves: Curves,
     duel: Duel,
+    /// What the oldest chunk of each cell is worth.
+    worth: Vec<f32>,
     /// Cells, the one whose oldest chunk is worth the least first.
     ranking: Vec<usize>,
     /// Victims until they are ranked again.
@@ -42,15 +53,21 @@ pub(super) struct Adaptive {
     learned_at: u64,
 }
 
-impl Default for Adaptive {
-    fn default() -> Self {
+impl Adaptive {
+    /// Nothing yet; recomputing a chunk costs twice as much as the first of a prompt where so many stand before it, or
+    /// always the same.
+    pub(super) fn new(recompute_doubles_at: Option<NonZeroU32>) -> Self {
+        let costs = Costs::new(recompute_doubles_at);
+        let cells = CELLS * costs.bands();
         Self {
-            queues: Queues::new(CELLS),
+            queues: Queues::new(cells),
+            costs,
             hashes: ShortHashes::default(),
             past: Past::default(),
             curves: Curves::default(),
             duel: Duel::default(),
-            ranking: (0..CELLS).collect(),
+            worth: vec![0.0; cells],
+            ranking: (0..cells).collect(),
             until_ranked: 0,
             learned_at: 0,
         }
@@ -66,7 +83,8 @@ impl Policy for Adaptive {
             self.duel.used(age, false);
             uses
         });
-        self.enter(chunk, uses.saturating_add(1));
+        self.queues.push(chunk, self.costs.band(facts.index) * CELLS + first_cell(uses + 1));
+        self.queues.set_mark(chunk, uses + 1);
         self.learn();
     }
 
@@ -75,9 +93,10 @@ impl Policy for Adaptive {
         let age = self.queues.now() + 1 - self.queues.stamp(chunk);
         self.curves.used(uses, age);
         self.duel.used(age, true);
-        let uses = uses.saturating_add(1);
+        let uses = (uses + 1).min(MOST_MARK);
         self.queues.set_mark(chunk, uses);
-        self.queues.move_to_end(chunk, curves::class(uses) * BANDS);
+        let cost_band = self.queues.list(chunk) / CELLS;
+        self.queues.move_to_end(chunk, cost_band * CELLS + first_cell(uses));
     }
 
     fn remove(&mut self, chunk: ChunkId, why: Removal) {
@@ -111,27 +130,27 @@ impl Policy for Adaptive {
 }
 
 impl Adaptive {
-    fn enter(&mut self, chunk: ChunkId, uses: u8) {
-        self.queues.push(chunk, curves::class(uses) * BANDS);
-        self.queues.set_mark(chunk, uses);
-    }
-
     /// Puts chunks that have become too old for their cells into the next ones, and ranks the cells.
     fn rank(&mut self) {
         let now = self.queues.now();
         self.until_ranked = self.queues.len() / RANKINGS_A_LIFETIME;
-        for cell in (0..CELLS).filter(|cell| cell % BANDS < BANDS - 1) {
+        for cell in (0..self.worth.len()).filter(|cell| cell % BANDS < BANDS - 1) {
             let oldest = now.saturating_sub(FIRST_BAND << (cell % BANDS));
             self.queues.shift_older(oldest, cell, cell + 1);
         }
         let follows_lru = self.duel.follows_lru(now);
-        let worth: [f32; CELLS] = std::array::from_fn(|cell| {
+        for (cell, worth) in self.worth.iter_mut().enumerate() {
             let oldest = self.queues.first(cell, &mut |_| Verdict::Take);
             let age =
                 oldest.map_or(FIRST_BAND << (cell % BANDS) >> 1, |oldest| now - self.queues.stamp(oldest));
-            if follows_lru { -(age as f32) } else { self.curves.worth(cell / BANDS, age) }
-        });
-        self.ranking.sort_by(|&a, &b| worth[a].total_cmp(&worth[b]));
+            let cost = Costs::of_band(cell / CELLS);
+            *worth = if follows_lru {
+                -(age as f32) / cost
+            } else {
+                self.curves.worth(cell % CELLS / BANDS, age) * cost
+            };
+        }
+        self.ranking.sort_by(|&a, &b| self.worth[a].total_cmp(&self.worth[b]));
     }
 
     /// Counts the ages of all that is cached or remembered, and learns from it, from time to time.
@@ -150,6 +169,12 @@ impl Adaptive {
     }
 }
 
+/// The cell of chunks used so often just now that cost the least.
+fn first_cell(uses: u8) -> usize {
+    curves::class(uses) * BANDS
+}
+
+/// Cells of chunks that cost alike.
 const CELLS: usize = CLASSES * BANDS;
 
 /// Cells of a class. The first one is for ages up to [`FIRST_BAND`], each other for twice the one before.
@@ -163,3 +188,31 @@ const RANKINGS_A_LIFETIME: usize = 4_096;
 /// the least.
 const LOOKS_A_LIFETIME: u64 = 8;
 const LEAST_INTERVAL: u64 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first to go of two chunks that were used once each, one after the other, the first of which is dear.
+    fn first_to_go(recompute_doubles_at: Option<NonZeroU32>, uses: usize) -> usize {
+        let mut policy = Adaptive::new(recompute_doubles_at);
+        for (chunk, index) in [(ChunkId::at(DEAR), 1_000), (ChunkId::at(CHEAP), 0)] {
+            policy.insert(chunk, Facts { short_hash: chunk.position() as u64, index, priority: 0 });
+        }
+        for _ in 0..uses {
+            [DEAR, CHEAP].into_iter().for_each(|chunk| policy.touch(ChunkId::at(chunk)));
+        }
+        policy.victim(&mut |_| Verdict::Take).unwrap().position()
+    }
+
+    #[test]
+    fn of_two_equally_likely_chunks_the_one_that_costs_less_to_recompute_goes_first_where_asked() {
+        for uses in [0, 1, 5, 300] {
+            assert_eq!(first_to_go(None, uses), DEAR, "by age alone");
+            assert_eq!(first_to_go(NonZeroU32::new(128), uses), CHEAP);
+        }
+    }
+
+    const DEAR: usize = 0;
+    const CHEAP: usize = 1;
+}

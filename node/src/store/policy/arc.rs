@@ -1,7 +1,7 @@
 //! ARC: chunks used once and chunks used again share the room, as the ghosts of both say.
 //!
 //! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). Where the store evicts for
-//! several new chunks at once, the ghosts among them are seen only after that.
+//! several new chunks at once, the ghosts among them are seen only after that, which changes next to nothing.
 
 use super::ghosts::{Ghosts, ShortHashes};
 use super::queues::Queues;
@@ -44,6 +44,8 @@ impl Policy for Arc {
         }
         self.target = self.target.clamp(0.0, self.capacity as f64);
         self.queues.push(chunk, if came_back.is_some() { AGAIN } else { ONCE });
+        self.ghosts.limit(ONCE, self.capacity.saturating_sub(self.queues.list_len(ONCE)));
+        self.ghosts.limit(AGAIN, self.capacity.saturating_sub(self.ghosts.len(ONCE)));
     }
 
     fn touch(&mut self, chunk: ChunkId) {

@@ -1,4 +1,5 @@
-//! First in, first out: the oldest insertion goes first.
+//! First in, first out: the oldest insertion goes first (Belady, "A study of replacement algorithms for a virtual-storage
+//! computer", IBM Systems Journal 1966).
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};

@@ -1,4 +1,5 @@
-//! Least recently used goes first (as every operating system since Multics has it).
+//! Least recently used goes first (Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM
+//! Systems Journal 1970; SGLang's radix cache has it leaf-first, as here).
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};

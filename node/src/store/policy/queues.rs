@@ -31,7 +31,7 @@ struct List {
 /// 16 bytes a chunk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Node {
-    /// When the chunk was put at an end, in the upper 47 bits; then 8 bits of the policy's own, 7 of the list, and
+    /// When the chunk was put at an end, in the upper 47 bits; then 6 bits of the policy's own, 9 of the list, and
     /// where the chunk is, in the lowest two.
     bits: u64,
     previous: Option<ChunkId>,
@@ -48,7 +48,7 @@ enum Place {
 }
 
 impl Queues {
-    /// So many empty lists, at most 128.
+    /// So many empty lists, at most 512.
     pub(super) fn new(lists: usize) -> Self {
         assert!(lists <= 1 << LIST_BITS, "a node has room for the number of its list");
         let lists = (0..lists).map(|_| List::default()).collect();
@@ -199,11 +199,12 @@ impl Queues {
 
     /// What the policy noted on a chunk.
     pub(super) fn mark(&self, chunk: ChunkId) -> u8 {
-        (self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS)) as u8
+        (self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS)) as u8 & MOST_MARK
     }
 
-    /// Notes something on a chunk; it stays until the chunk leaves.
+    /// Notes something on a chunk, at most [`MOST_MARK`]; it stays until the chunk leaves.
     pub(super) fn set_mark(&mut self, chunk: ChunkId, mark: u8) {
+        debug_assert!(mark <= MOST_MARK, "a mark of {mark} would spoil the stamp");
         let bits = bits(self.stamp(chunk), mark, self.list(chunk), self.place(chunk));
         self.nodes[chunk.position()].bits = bits;
     }
@@ -281,8 +282,11 @@ fn bits(stamp: u64, mark: u8, list: usize, place: Place) -> u64 {
 }
 
 const PLACE_BITS: u32 = 2;
-const LIST_BITS: u32 = 7;
-const MARK_BITS: u32 = 8;
+const LIST_BITS: u32 = 9;
+const MARK_BITS: u32 = 6;
+
+/// The largest mark.
+pub(super) const MOST_MARK: u8 = (1 << MARK_BITS) - 1;
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,9 @@
 //! S3-FIFO: a small queue that new chunks must survive, a main queue that spares what was used, and ghosts.
 //!
 //! Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction" (SOSP 2023): a tenth is the small
-//! queue; what was hit more than once there, or comes back while its ghost is remembered, enters the main queue. A
-//! chunk is judged when it has become a leaf, so the ancestors of a long prompt pass the small queue later than there.
+//! queue; what was hit more than once there, or comes back while its ghost is remembered, enters the main queue. There are
+//! as many ghosts as chunks are cached. A chunk is judged when it has become a leaf, so the ancestors of a long prompt pass
+//! the small queue later than there.
 
 use super::ghosts::{Ghosts, ShortHashes};
 use super::queues::Queues;
@@ -36,8 +37,7 @@ impl Policy for S3Fifo {
 
     fn remove(&mut self, chunk: ChunkId, why: Removal) {
         if why == Removal::Evicted && self.queues.list(chunk) == SMALL {
-            let most = self.queues.len() - self.queues.len() / SMALL_PART;
-            self.ghosts.insert(0, self.hashes.get(chunk), most);
+            self.ghosts.insert(0, self.hashes.get(chunk), self.queues.len());
         }
         self.queues.remove(chunk);
     }

@@ -1,8 +1,10 @@
 //! Segmented LRU: what was not yet used twice goes first, by recency; then the others, by recency.
 //!
 //! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (Computer, 1994), in the form
-//! that SGLang gave it: a count of uses, of which storing is the first, parts the segments, and nothing returns to the
-//! first one.
+//! that SGLang gave it: a count of uses parts the segments, and nothing returns to the first one.
+//!
+//! What counts is uses, not hits: storing a chunk is its first use, so that with the threshold of 2 the first hit protects
+//! it. Published figures of SLRU(2) on prompts are about this rule; a threshold of two hits would protect less.
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
@@ -56,5 +58,5 @@ impl Policy for Slru {
 const PROBATION: usize = 0;
 const PROTECTED: usize = 1;
 
-/// Uses that make a chunk protected.
+/// Uses that make a chunk protected, the storing included.
 const PROTECTED_THRESHOLD: u8 = 2;

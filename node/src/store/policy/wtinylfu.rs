@@ -2,7 +2,8 @@
 //! often.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017): the window is 1 %, the
-//! rest a segmented LRU of which four fifths are protected. The window is not resized. A chunk that loses the contest
+//! rest a segmented LRU of which four fifths are protected. The window is not resized. Counts are those of a sketch, which
+//! counts too much where most chunks come once: with exact counts the same rules hit up to 2.5 points more. A chunk that loses the contest
 //! when it may not go yet stands in a list of its own, which goes before all others.
 
 use super::ghosts::ShortHashes;

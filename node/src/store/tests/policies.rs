@@ -145,6 +145,23 @@ fn real_traces_give_what_they_must() {
     }
 }
 
+#[test]
+fn adaptive_is_never_a_point_below_lru_at_any_capacity() {
+    let published = ["conversation", "synthetic"].map(|name| (name, trace(name).unwrap_or_default()));
+    let cycles =
+        [("20 in turn", 20), ("500 in turn", 500)].map(|(name, prompts)| (name, cycle(prompts, 4_000)));
+    for (name, requests) in published.into_iter().chain(cycles) {
+        for capacity in [300, 2_000, 6_000, 15_000, 50_000] {
+            let [lru, adaptive] = [PolicyName::Lru, PolicyName::Adaptive].map(|policy| {
+                let replayed = replay(&requests, 512, capacity, policy, true);
+                100.0 * replayed.blocks_hit as f64 / replayed.blocks_asked as f64
+            });
+            println!("{name} {capacity}: lru {lru:.2}, adaptive {adaptive:.2}");
+            assert!(adaptive >= lru - 1.0, "{name} {capacity}: lru {lru:.2}, adaptive {adaptive:.2}");
+        }
+    }
+}
+
 /// A published trace, where this machine has it.
 fn trace(name: &str) -> Option<Vec<TraceRequest>> {
     #[derive(Deserialize)]

@@ -74,6 +74,7 @@ fn limits(policy: PolicyName, capacity_chunks: u64, longest: u64) -> StoreLimits
         high_watermark_bytes: u64::MAX,
         low_watermark_bytes: u64::MAX,
         policy,
+        recompute_doubles_at: None,
         trust_engines: true,
         tenant_bytes: vec![u64::MAX],
         max_leased_blocks: u64::MAX,

@@ -81,7 +81,8 @@ pub(super) fn capacity(facts: &Facts<'_>) -> String {
     let mark = advice.filter(|choice| choice.nodes == 1);
     let mark = mark.map(|choice| (choice.capacity_chunks as f64, "recommended".into()));
     format!(
-        "<section><h2>Hit rate by capacity and policy</h2><p>Tokens hit in % of all tokens, one node; capacity in chunks of 512 tokens, {} each. Dashed: what is possible, for a cache of the size that knows the future (opt), and for one that never evicts. Grey: the other policies.</p>{}{}</section>",
+        "<section><h2>Hit rate by capacity and policy</h2><p>Tokens hit in % of all tokens, one node; capacity in chunks of {} tokens, {} each. Dashed: what is possible, for a cache of the size that knows the future (opt), and for one that never evicts. Grey: the other policies.</p>{}{}</section>",
+        facts.workload.chunk_tokens,
         output::bytes(facts.prices.chunk_bytes),
         chart::lines(&series, &ticks, mark),
         policies(facts, &series, &capacities)

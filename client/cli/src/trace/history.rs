@@ -1,0 +1,252 @@
+//! Reads what a planner plays: a trace, or the lookup log that a node recorded.
+//!
+//! A log's lines have two fields more than a trace's (`chunk_tokens`, `namespace`), and ids for full chunks only. Its ids
+//! are hashes of 53 bits; a chunk of one namespace is never one of another.
+
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+
+use larder_protocol::limits::MAX_CHUNK_TOKENS;
+
+use super::lines::Lines;
+use super::places::Places;
+use super::{CHUNK_TOKENS, Line, Request, TraceError, request};
+
+/// The requests of one trace or log, which may stand in several files.
+#[derive(Debug, Default)]
+pub struct History {
+    requests: Vec<Request>,
+    /// Tokens of a chunk of a log; `None` for a trace. Unknown before the first request.
+    chunk_tokens: Option<Option<u32>>,
+    /// The only one whose lookups are read.
+    wanted: Option<String>,
+    namespaces: Vec<String>,
+    places: Places,
+    /// What is added to a log's times.
+    offset_ms: u64,
+    last_ms: u64,
+}
+
+impl History {
+    /// Nothing yet; of logs only the lookups of `namespace` are to be read, where one is given.
+    #[must_use]
+    pub fn new(namespace: Option<String>) -> Self {
+        Self { wanted: namespace, ..Self::default() }
+    }
+
+    /// Reads a file on, until there are `limit` requests.
+    ///
+    /// # Errors
+    /// The first line that is wrong.
+    pub fn read(&mut self, lines: impl BufRead, limit: usize) -> Result<(), TraceError> {
+        let mut lines = Lines::new(lines);
+        while self.requests.len() < limit
+            && let Some((line, parsed)) = lines.next::<Line>()?
+        {
+            let namespace = parsed.namespace.clone().unwrap_or_default();
+            let number = self.number(line, namespace)?;
+            let is_wanted = self.wanted.as_ref().is_none_or(|wanted| *wanted == self.namespaces[number]);
+            if !is_wanted {
+                continue;
+            }
+            let known = *self.chunk_tokens.get_or_insert(parsed.chunk_tokens);
+            if parsed.chunk_tokens != known {
+                return Err(TraceError::ChunkTokens { line, found: parsed.chunk_tokens, known });
+            }
+            let request = match known {
+                Some(chunk_tokens) => self.lookup(line, parsed, chunk_tokens, number as u64)?,
+                None => request(line, parsed, &mut self.places)?,
+            };
+            self.requests.push(request);
+        }
+        Ok(())
+    }
+
+    /// That was all.
+    ///
+    /// # Errors
+    /// [`TraceError::Empty`], or [`TraceError::NoSuchNamespace`]: there is no request to plan with.
+    pub fn finish(self) -> Result<Self, TraceError> {
+        match self.wanted {
+            _ if !self.requests.is_empty() => Ok(self),
+            Some(wanted) if !self.namespaces.is_empty() => {
+                Err(TraceError::NoSuchNamespace { wanted, known: self.namespaces })
+            }
+            _ => Err(TraceError::Empty),
+        }
+    }
+
+    /// In the order of the files.
+    #[must_use]
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// Whether nodes recorded it: then ids stand for full chunks only.
+    #[must_use]
+    pub fn is_log(&self) -> bool {
+        matches!(self.chunk_tokens, Some(Some(_)))
+    }
+
+    /// Tokens of one chunk.
+    #[must_use]
+    pub fn chunk_tokens(&self) -> u64 {
+        self.chunk_tokens.flatten().map_or(CHUNK_TOKENS, u64::from)
+    }
+
+    fn number(&mut self, line: u64, namespace: String) -> Result<usize, TraceError> {
+        if let Some(number) = self.namespaces.iter().position(|known| *known == namespace) {
+            return Ok(number);
+        }
+        if self.namespaces.len() == MAX_NAMESPACES {
+            return Err(TraceError::TooManyNamespaces { line });
+        }
+        self.namespaces.push(namespace);
+        Ok(self.namespaces.len() - 1)
+    }
+
+    /// The request that a log's line describes.
+    fn lookup(
+        &mut self,
+        line: u64,
+        parsed: Line,
+        chunk_tokens: u32,
+        namespace: u64,
+    ) -> Result<Request, TraceError> {
+        let Line { timestamp, input_length: input_tokens, output_length, hash_ids, .. } = parsed;
+        if !(1..=MAX_CHUNK_TOKENS).contains(&chunk_tokens) {
+            return Err(TraceError::ChunkSize { line, found: chunk_tokens });
+        }
+        let (most, found) = (input_tokens / u64::from(chunk_tokens), hash_ids.len());
+        if found as u64 > most {
+            return Err(TraceError::LookupCount { line, input_tokens, chunk_tokens, most, found });
+        }
+        if let Some(&id) = hash_ids.iter().find(|&&id| id >> ID_BITS != 0) {
+            return Err(TraceError::LargeId { line, id });
+        }
+        let block_ids: Vec<u64> = hash_ids.into_iter().map(|id| namespace << ID_BITS | id).collect();
+        self.places.check(line, &block_ids)?;
+        let timestamp_ms = self.time(timestamp);
+        Ok(Request { timestamp_ms, input_tokens, output_tokens: output_length, block_ids })
+    }
+
+    /// A node counts time from its start. Where a log goes on after a restart, so does its time.
+    fn time(&mut self, timestamp: u64) -> u64 {
+        let mut time = timestamp.saturating_add(self.offset_ms);
+        if time.saturating_add(JITTER_MS) < self.last_ms {
+            self.offset_ms += self.last_ms - time;
+            time = self.last_ms;
+        }
+        self.last_ms = self.last_ms.max(time);
+        time
+    }
+}
+
+/// Files in the order in which they were written: a node's log as `FILE.2`, `FILE.1`, `FILE`, in whatever order a
+/// shell names them; others as they are given.
+#[must_use]
+pub fn oldest_first(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
+    let first = files.first().map(|file| rotation(file).0);
+    if files.iter().all(|file| Some(rotation(file).0) == first) {
+        files.sort_by_key(|file| std::cmp::Reverse(rotation(file).1));
+    }
+    files
+}
+
+/// A file without the number that rotation gave it, and the number, 0 for the file that is being written.
+fn rotation(file: &Path) -> (PathBuf, u32) {
+    let number = file.extension().and_then(|number| number.to_str()?.parse().ok());
+    number.map_or_else(|| (file.to_owned(), 0), |number| (file.with_extension(""), number))
+}
+
+/// Bits of a recorded id; those above tell namespaces apart.
+const ID_BITS: u32 = 53;
+
+/// Namespaces of one log.
+pub(super) const MAX_NAMESPACES: usize = 1 << (64 - ID_BITS);
+
+/// How far lookups of one node may stand out of order, since several actors record.
+const JITTER_MS: u64 = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(at: u64, tokens: u64, chunk_tokens: u32, namespace: &str, ids: &[u64]) -> String {
+        format!(
+            "{{\"timestamp\":{at},\"input_length\":{tokens},\"output_length\":0,\"chunk_tokens\":{chunk_tokens},\"namespace\":\"{namespace}\",\"hash_ids\":{ids:?}}}\n"
+        )
+    }
+
+    fn read(files: &[&str], namespace: Option<&str>) -> Result<History, TraceError> {
+        let mut history = History::new(namespace.map(str::to_owned));
+        files.iter().try_for_each(|text| history.read(text.as_bytes(), usize::MAX))?;
+        history.finish()
+    }
+
+    fn complaint(text: &str) -> String {
+        read(&[text], None).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_log_has_full_chunks_only_of_the_size_that_it_says() {
+        let text = [line(5, 40, 16, "a", &[7, 8]), line(9, 15, 16, "a", &[]), line(9, 48, 16, "a", &[7])];
+        let history = read(&[&text.concat()], None).unwrap();
+        assert_eq!((history.is_log(), history.chunk_tokens(), history.requests().len()), (true, 16, 3));
+        assert_eq!(history.requests()[0].block_ids, [7, 8]);
+    }
+
+    #[test]
+    fn a_trace_is_read_as_before() {
+        let text = "{\"timestamp\":1,\"input_length\":600,\"output_length\":1,\"hash_ids\":[1,2]}\n";
+        let history = read(&[text, text], None).unwrap();
+        assert_eq!((history.is_log(), history.chunk_tokens(), history.requests().len()), (false, 512, 2));
+        assert!(
+            complaint(&format!("{text}{}", line(5, 40, 16, "a", &[7])))
+                .contains("line 2: a recorded lookup with chunks of 16 tokens, but before a trace's request")
+        );
+    }
+
+    #[test]
+    fn chunks_of_two_namespaces_are_never_the_same_and_one_can_be_chosen() {
+        let text = [line(1, 16, 16, "a", &[7]), line(2, 16, 16, "b", &[7]), line(3, 32, 16, "b", &[7, 9])];
+        let both = read(&[&text.concat()], None).unwrap();
+        assert_ne!(both.requests()[0].block_ids, both.requests()[1].block_ids);
+        assert_eq!(both.requests()[1].block_ids[0], both.requests()[2].block_ids[0]);
+        assert_eq!(read(&[&text.concat()], Some("b")).unwrap().requests().len(), 2);
+        let error = read(&[&text.concat()], Some("c")).unwrap_err().to_string();
+        assert_eq!(error, "no lookup is of the namespace c; there are: a, b");
+    }
+
+    #[test]
+    fn time_goes_on_where_a_node_started_anew() {
+        let old = [line(400, 16, 16, "a", &[1]), line(90_000, 16, 16, "a", &[2])].concat();
+        let new = [line(89_900, 16, 16, "a", &[2]), line(10, 16, 16, "a", &[3]), line(30, 16, 16, "a", &[4])];
+        let history = read(&[&old, &new.concat()], None).unwrap();
+        let times: Vec<u64> = history.requests().iter().map(|request| request.timestamp_ms).collect();
+        assert_eq!(times, [400, 90_000, 89_900, 90_000, 90_020]);
+    }
+
+    #[test]
+    fn what_no_node_records_is_refused_with_its_line() {
+        let good = line(1, 32, 16, "a", &[1, 2]);
+        assert_eq!(
+            complaint(&format!("{good}{}", line(2, 31, 16, "a", &[1, 2]))),
+            "line 2: 31 tokens fill 1 chunks of 16 tokens, but `hash_ids` has 2"
+        );
+        assert!(complaint(&line(1, 32, 0, "a", &[])).contains("line 1: `chunk_tokens` is 0"));
+        assert!(complaint(&line(1, 32, 16, "a", &[1 << 53])).contains("more than 53 bits"));
+        assert!(complaint(&format!("{good}{}", line(2, 32, 32, "b", &[1]))).contains("--namespace"));
+        assert!(complaint(&format!("{good}{}", line(2, 32, 16, "a", &[2]))).contains("line 2: block 2 is"));
+        assert_eq!(complaint("\n"), "the trace is empty");
+    }
+
+    #[test]
+    fn rotated_files_are_put_in_the_order_in_which_they_were_written() {
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let log = oldest_first(paths(&["d/log.jsonl", "d/log.jsonl.1", "d/log.jsonl.10", "d/log.jsonl.2"]));
+        assert_eq!(log, paths(&["d/log.jsonl.10", "d/log.jsonl.2", "d/log.jsonl.1", "d/log.jsonl"]));
+        let others = paths(&["monday.jsonl", "tuesday.jsonl.3"]);
+        assert_eq!(oldest_first(others.clone()), others);
+    }
+}

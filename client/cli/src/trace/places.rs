@@ -1,0 +1,61 @@
+//! Checks that ids are chained: that each names the whole prefix up to its block.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use larder_protocol::limits::MAX_CHAIN_CHUNKS;
+
+use super::TraceError;
+
+/// Where every id stood first.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    places: HashMap<u64, Place>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    line: u64,
+    index: usize,
+    parent: Option<u64>,
+}
+
+impl Places {
+    /// Checks the ids of one prompt against all before, and against how many a session message may carry.
+    pub(super) fn check(&mut self, line: u64, ids: &[u64]) -> Result<(), TraceError> {
+        if ids.len() > MAX_CHAIN_CHUNKS {
+            return Err(TraceError::PromptTooLong { line, blocks: ids.len() });
+        }
+        let mut parent = None;
+        for (index, &id) in ids.iter().enumerate() {
+            self.check_one(id, Place { line, index, parent })?;
+            parent = Some(id);
+        }
+        Ok(())
+    }
+
+    fn check_one(&mut self, id: u64, place: Place) -> Result<(), TraceError> {
+        match self.places.entry(id) {
+            Entry::Vacant(entry) => {
+                entry.insert(place);
+                Ok(())
+            }
+            Entry::Occupied(known) if known.get().agrees(&place) => Ok(()),
+            Entry::Occupied(known) => Err(TraceError::NotChained {
+                line: place.line,
+                id,
+                index: place.index,
+                parent: place.parent,
+                known_line: known.get().line,
+                known_index: known.get().index,
+                known_parent: known.get().parent,
+            }),
+        }
+    }
+}
+
+impl Place {
+    fn agrees(&self, other: &Self) -> bool {
+        (self.index, self.parent) == (other.index, other.parent)
+    }
+}

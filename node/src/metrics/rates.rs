@@ -1,0 +1,189 @@
+//! Hit rates over sliding windows beside those of an infinite cache, per namespace and tenant.
+//!
+//! Labels are bounded: tenants stand in the configuration, a store knows so many namespaces at a time, and the gauges of
+//! one whose number is given to another are taken away. Namespaces share no chunk, so a tenant's tokens are the sum of
+//! those of its namespaces.
+
+use std::collections::{BTreeMap, HashMap};
+
+use prometheus::{Gauge, GaugeVec};
+use serde::{Deserialize, Serialize};
+
+use super::Families;
+use crate::clock::Millis;
+use crate::reuse::{Lookup, ReuseWindows, Tokens, Window};
+
+/// How much of what a tenant asked in a window was hit, and would have been by an infinite cache; fractions of tokens.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TenantRates {
+    /// The tenant.
+    pub tenant: String,
+    /// The sliding window: `10m` or `1h`.
+    pub window: String,
+    /// Prompt tokens of its lookups.
+    pub tokens_asked: u64,
+    /// By this cache.
+    pub hit_rate: f64,
+    /// By an infinite one: where it is close, more memory buys nothing.
+    pub infinite_hit_rate: f64,
+}
+
+/// The gauges of all actors.
+#[derive(Debug, Clone)]
+pub(super) struct RateGauges {
+    of_namespaces: [GaugeVec; 2],
+    of_tenants: [GaugeVec; 2],
+}
+
+/// The lookups of one actor, by namespace.
+#[derive(Debug)]
+pub(super) struct Rates {
+    gauges: RateGauges,
+    device: String,
+    namespaces: HashMap<u32, Namespace>,
+}
+
+#[derive(Debug)]
+struct Namespace {
+    tenant: String,
+    fingerprint: String,
+    reuse: ReuseWindows,
+}
+
+impl RateGauges {
+    pub(super) fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
+        let hit = "Tokens hit of tokens asked in a sliding window";
+        let infinite =
+            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing";
+        let (of_namespace, of_tenant) =
+            (["tenant", "namespace", "device", "window"], ["tenant", "device", "window"]);
+        Ok(Self {
+            of_namespaces: [
+                families.rate("larder_hit_rate", hit, &of_namespace)?,
+                families.rate("larder_infinite_hit_rate", infinite, &of_namespace)?,
+            ],
+            of_tenants: [
+                families.rate("larder_tenant_hit_rate", hit, &of_tenant)?,
+                families.rate("larder_tenant_infinite_hit_rate", infinite, &of_tenant)?,
+            ],
+        })
+    }
+
+    pub(super) fn of_actor(&self, device: &str) -> Rates {
+        Rates { gauges: self.clone(), device: device.to_owned(), namespaces: HashMap::new() }
+    }
+}
+
+impl Rates {
+    /// A namespace became known under this number, which another one may have had.
+    pub(super) fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
+        let (tenant, fingerprint) = (tenant.to_owned(), fingerprint.to_owned());
+        let known = Namespace { tenant, fingerprint, reuse: ReuseWindows::default() };
+        let Some(forgotten) = self.namespaces.insert(number, known) else { return };
+        for (gauges, window) in self.gauges.of_namespaces.iter().flat_map(|g| Window::ALL.map(|w| (g, w))) {
+            let Namespace { tenant, fingerprint, .. } = &forgotten;
+            // A gauge that nobody has read yet is not there.
+            let _ = gauges.remove_label_values(&[tenant, fingerprint, &self.device, window.as_str()]);
+        }
+    }
+
+    /// Counts a lookup.
+    pub(super) fn record(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
+        if let Some(known) = self.namespaces.get_mut(&namespace) {
+            known.reuse.record(lookup, now);
+        }
+    }
+
+    /// Brings the gauges up to date, and says what the tenants' are.
+    pub(super) fn observe(&mut self, now: Millis) -> Vec<TenantRates> {
+        let mut tenants: BTreeMap<(String, &'static str), Tokens> = BTreeMap::new();
+        for Namespace { tenant, fingerprint, reuse } in self.namespaces.values_mut() {
+            for window in Window::ALL {
+                let tokens = reuse.tokens(window, now);
+                let labels = [tenant.as_str(), fingerprint, &self.device, window.as_str()];
+                set(self.gauges.of_namespaces.each_ref().map(|g| g.with_label_values(&labels)), tokens);
+                *tenants.entry((tenant.clone(), window.as_str())).or_default() += tokens;
+            }
+        }
+        let rates = |((tenant, window), tokens): ((String, &'static str), Tokens)| {
+            let labels = [tenant.as_str(), &self.device, window];
+            set(self.gauges.of_tenants.each_ref().map(|g| g.with_label_values(&labels)), tokens);
+            TenantRates {
+                tenant,
+                window: window.to_owned(),
+                tokens_asked: tokens.asked,
+                hit_rate: tokens.hit_rate(),
+                infinite_hit_rate: tokens.infinite_hit_rate(),
+            }
+        };
+        tenants.into_iter().map(rates).collect()
+    }
+}
+
+fn set([real, infinite]: [Gauge; 2], tokens: Tokens) {
+    real.set(tokens.hit_rate());
+    infinite.set(tokens.infinite_hit_rate());
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::ChunkHash;
+    use prometheus::{Encoder as _, Registry, TextEncoder};
+
+    use super::*;
+
+    fn rates() -> (Registry, Rates) {
+        let registry = Registry::new();
+        let gauges = RateGauges::new(&Families(&registry)).unwrap();
+        let rates = gauges.of_actor("0");
+        (registry, rates)
+    }
+
+    fn ask(rates: &mut Rates, namespace: u32, chunk_tokens: u32, chunks: std::ops::Range<u8>, hit: u64) {
+        let usable: Vec<ChunkHash> = chunks.map(|n| ChunkHash([n; 32])).collect();
+        let tokens_asked = usable.len() as u64 * u64::from(chunk_tokens);
+        let tokens_hit = hit * u64::from(chunk_tokens);
+        let lookup = Lookup { usable: &usable, chunk_tokens, tokens_asked, tokens_hit };
+        rates.record(namespace, lookup, Millis(0));
+    }
+
+    fn text(registry: &Registry) -> String {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&registry.gather(), &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_tenant_has_the_sum_of_its_namespaces_whatever_the_size_of_their_chunks() {
+        let (registry, mut rates) = rates();
+        rates.know(0, "red", "00");
+        rates.know(1, "red", "01");
+        rates.know(2, "blue", "02");
+        for _ in 0..2 {
+            ask(&mut rates, 0, 16, 0..40, 10);
+            ask(&mut rates, 1, 48, 0..40, 0);
+        }
+        ask(&mut rates, 2, 16, 0..40, 0);
+        let found = rates.observe(Millis(0));
+        let row = |tenant: &str| found.iter().find(|row| row.tenant == tenant && row.window == "1h").unwrap();
+        assert_eq!(row("red").tokens_asked, 2 * 40 * (16 + 48));
+        assert!((row("red").hit_rate - 0.0625).abs() < 1e-9, "{found:?}");
+        assert!((row("red").infinite_hit_rate - 0.5).abs() < 0.02, "{found:?}");
+        assert!(row("blue").infinite_hit_rate < 0.02, "each of its chunks came once: {found:?}");
+        let text = text(&registry);
+        assert!(text.contains(r#"larder_tenant_hit_rate{device="0",tenant="red",window="10m"} 0.0625"#));
+        assert!(text.contains(r#"larder_hit_rate{device="0",namespace="01",tenant="red",window="1h"} 0"#));
+    }
+
+    #[test]
+    fn a_namespace_that_gave_its_number_to_another_has_no_gauges_left() {
+        let (registry, mut rates) = rates();
+        for n in 0..5_000 {
+            rates.know(n % 8, "red", &format!("{n:04x}"));
+            rates.observe(Millis(0));
+        }
+        let text = text(&registry);
+        let lines = text.lines().filter(|line| line.starts_with("larder_"));
+        assert_eq!(lines.count(), (8 + 1) * 2 * Window::ALL.len(), "{text}");
+    }
+}

@@ -1,0 +1,55 @@
+//! What recomputing a chunk costs.
+//!
+//! Every token costs the same in the layers' products with their weights, and in attention as much as stands before it: the
+//! cost of chunk `i` is that of the first one times `1 + i / d`, where at `d` chunks both parts are alike. It takes one of
+//! four bands, each twice the one before.
+
+use std::num::NonZeroU32;
+
+/// Costs by a chunk's index; all alike where nobody said where they double.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Costs {
+    doubles_at: Option<NonZeroU32>,
+}
+
+impl Costs {
+    pub(super) fn new(doubles_at: Option<NonZeroU32>) -> Self {
+        Self { doubles_at }
+    }
+
+    /// How many bands there are.
+    pub(super) fn bands(self) -> usize {
+        if self.doubles_at.is_some() { COST_BANDS } else { 1 }
+    }
+
+    /// The band of a chunk before which so many stand.
+    pub(super) fn band(self, index: u32) -> usize {
+        self.doubles_at.map_or(0, |doubles_at| {
+            let cost = 1.0 + f64::from(index) / f64::from(doubles_at.get());
+            (cost.log2().round() as usize).min(COST_BANDS - 1)
+        })
+    }
+
+    /// What a chunk of a band costs, against one of the first.
+    pub(super) fn of_band(band: usize) -> f32 {
+        (1_u32 << band) as f32
+    }
+}
+
+const COST_BANDS: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_grow_with_position_and_are_alike_where_nobody_asks() {
+        let costs = Costs::new(NonZeroU32::new(100));
+        assert_eq!(
+            [0, 40, 42, 180, 184, 460, 470, 1_000_000].map(|i| costs.band(i)),
+            [0, 0, 1, 1, 2, 2, 3, 3]
+        );
+        assert_eq!([0, 1_000_000].map(|index| Costs::default().band(index)), [0, 0]);
+        assert_eq!([0, 3].map(Costs::of_band), [1.0, 8.0]);
+    }
+}
