@@ -20,7 +20,7 @@ pub use arena::DEFAULT_ARENA_BYTES;
 pub(crate) use child::ReadyLine;
 pub use error::{DevError, Died, LogTail};
 pub use files::Announcement;
-pub use options::{DevOptions, Policy};
+pub use options::DevOptions;
 pub use runtime_dir::{RuntimeDirError, runtime_dir};
 
 use self::child::{Child, Spec};

@@ -152,6 +152,25 @@ impl PolicyName {
         }
     }
 
+    /// What it does, for who chooses: which chunk goes first.
+    #[must_use]
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Adaptive => "Least likely to be used again, as learned",
+            Self::Fifo => "Oldest insertion",
+            Self::Filo => "Newest insertion",
+            Self::Lru => "Least recently used",
+            Self::Mru => "Most recently used",
+            Self::Lfu => "Fewest hits",
+            Self::Slru => "Used once, by recency; then the others",
+            Self::Priority => "Lowest priority of the caller",
+            Self::Arc => "Adaptive replacement cache",
+            Self::S3Fifo => "Small queue, main queue and ghosts",
+            Self::Sieve => "Oldest that was not used since the last round",
+            Self::WTinyLfu => "Seldom used, but for a small window of new ones",
+        }
+    }
+
     /// A policy of this name with no chunk in it. `recompute_doubles_at` is for `adaptive`: where given, it prefers chunks
     /// that cost more to recompute, which is twice as much as the first of a prompt where so many stand before it.
     #[must_use]

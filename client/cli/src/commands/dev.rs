@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use larder_node::store::policy::PolicyName;
 use serde::Serialize;
 
 use crate::cluster::Addresses;
-use crate::dev::{DevCluster, DevError, DevOptions, Policy};
+use crate::dev::{DevCluster, DevError, DevOptions};
 use crate::failure::Usage;
 use crate::{args, output, signals};
 
@@ -41,8 +42,8 @@ pub(crate) struct Args {
     block_bytes: Option<u64>,
 
     /// Who is evicted first
-    #[arg(long, value_enum, default_value_t)]
-    policy: Policy,
+    #[arg(long, value_parser = args::policy(), default_value_t)]
+    policy: PolicyName,
 
     /// Each node serves only what was put there itself
     #[arg(long)]

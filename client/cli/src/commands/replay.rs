@@ -8,9 +8,11 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use larder_node::store::policy::PolicyName;
+
 use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};
-use crate::dev::{DevCluster, DevOptions, Policy};
+use crate::dev::{DevCluster, DevOptions};
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::link::LinkSettings;
@@ -66,8 +68,8 @@ pub(crate) struct Args {
     block_bytes: u64,
 
     /// Who is evicted first
-    #[arg(long, value_enum, default_value_t, conflicts_with = "coordinator")]
-    policy: Policy,
+    #[arg(long, value_parser = args::policy(), default_value_t, conflicts_with = "coordinator")]
+    policy: PolicyName,
 
     /// Each node serves only what it computed itself
     #[arg(long, conflicts_with = "coordinator")]

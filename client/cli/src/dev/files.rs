@@ -18,7 +18,7 @@ use super::TENANT;
 use super::arena::ArenaSize;
 use super::child::ReadyLine;
 use super::error::{DevError, MAX_SOCKET_PATH_BYTES};
-use super::options::{DevOptions, Policy};
+use super::options::DevOptions;
 use crate::cluster::Addresses;
 use crate::replay::STAGING_BYTES;
 
@@ -101,7 +101,7 @@ struct NodeHost {
     low_watermark: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     high_watermark: Option<f64>,
-    policy: Policy,
+    policy: &'static str,
 }
 
 #[derive(Debug, Serialize)]
@@ -231,7 +231,7 @@ impl NodeFile {
                 extent_bytes,
                 low_watermark,
                 high_watermark,
-                policy: options.policy,
+                policy: options.policy.as_str(),
             },
             // A window holds at least one block.
             session: NodeSession { max_window_bytes: options.block_bytes.unwrap_or(0).max(STAGING_BYTES) },

@@ -1,10 +1,8 @@
 //! What a development cluster is to be like.
 
-use std::fmt;
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use larder_node::store::policy::PolicyName;
 
 use super::error::DevError;
 use super::this_program;
@@ -26,7 +24,7 @@ pub struct DevOptions {
     /// Bytes of the pieces in which engines map the arena; `None`: what suits the block, or the node's own choice.
     pub extent_bytes: Option<u64>,
     /// Who is evicted first.
-    pub policy: Policy,
+    pub policy: PolicyName,
     /// Whether nodes share what they have.
     pub share: bool,
     /// Requests of a replay that it is sized for.
@@ -35,44 +33,6 @@ pub struct DevOptions {
     pub dir: Option<PathBuf>,
     /// Where the cluster is announced; `None`: the user's runtime directory.
     pub runtime_dir: Option<PathBuf>,
-}
-
-/// Who is evicted first, always among chunks without a cached child.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[value(rename_all = "lower")]
-pub enum Policy {
-    /// Least likely to be used again, as learned
-    #[default]
-    Adaptive,
-    /// Oldest insertion
-    Fifo,
-    /// Newest insertion
-    Filo,
-    /// Least recently used
-    Lru,
-    /// Most recently used
-    Mru,
-    /// Fewest hits
-    Lfu,
-    /// Used once, by recency; then the others
-    Slru,
-    /// Lowest priority of the caller
-    Priority,
-    /// Adaptive replacement cache
-    Arc,
-    /// Small queue, main queue and ghosts
-    S3Fifo,
-    /// Oldest that was not used since the last round
-    Sieve,
-    /// Seldom used, but for a small window of new ones
-    WTinyLfu,
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
-    }
 }
 
 impl DevOptions {
@@ -88,7 +48,7 @@ impl DevOptions {
             chunks_per_node: None,
             block_bytes: None,
             extent_bytes: None,
-            policy: Policy::default(),
+            policy: PolicyName::default(),
             share: true,
             requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,
             dir: None,
