@@ -110,6 +110,12 @@ impl PeerBench {
         Ok(took)
     }
 
+    /// Forgets what the passes so far took: they warmed up.
+    pub fn forget(&mut self) {
+        self.latencies.clear();
+        (self.bytes, self.spent_seconds) = (0, 0.0);
+    }
+
     /// CPU time that the nodes and this process have used since they started.
     ///
     /// # Errors
