@@ -1,0 +1,42 @@
+#!/bin/sh
+# Makes a node's configuration out of the one that all hosts share: its name, its GPUs, its certificate.
+#
+#   LARDER_NAME=NAME configure.sh TEMPLATE CONFIG [CERTIFICATES TLS]
+#
+# All are folders: TEMPLATE/node.toml becomes CONFIG/node.toml, and of all hosts' CERTIFICATES those of this one are
+# copied to TLS.
+set -eu
+template=$1 config=$2 certificates=${3:-} tls=${4:-}
+: "${LARDER_NAME:?the name of the node}"
+
+sed "s/@NAME@/$LARDER_NAME/" "$template/node.toml" >"$config/node.toml"
+
+if [ "${LARDER_GPUS:-}" = detect ]; then
+    found=0
+    for device in "${LARDER_SYS:-/sys}"/bus/pci/devices/*; do
+        # NVIDIA's display controllers: 0x0300 with a display, 0x0302 without.
+        [ "$(cat "$device/vendor")" = 0x10de ] || continue
+        case $(cat "$device/class") in
+        0x0300* | 0x0302*)
+            printf '\n[[gpus]]\npci = "%s"\n' "${device##*/}" >>"$config/node.toml"
+            found=$((found + 1))
+            ;;
+        esac
+    done
+    if [ "$found" = 0 ]; then
+        echo "there is no NVIDIA GPU on the PCI bus of $LARDER_NAME" >&2
+        exit 1
+    fi
+fi
+
+if [ -n "$certificates" ]; then
+    for file in ca.pem "$LARDER_NAME.pem" "$LARDER_NAME.key"; do
+        if [ ! -f "$certificates/$file" ]; then
+            echo "there is no $file in the Secret larder-node-certificates: deploy/kubernetes/certificates makes it" >&2
+            exit 1
+        fi
+    done
+    cp "$certificates/ca.pem" "$tls/ca.crt"
+    cp "$certificates/$LARDER_NAME.pem" "$tls/tls.crt"
+    (umask 077 && cp "$certificates/$LARDER_NAME.key" "$tls/tls.key")
+fi

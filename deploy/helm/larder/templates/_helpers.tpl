@@ -1,0 +1,80 @@
+{{- define "larder.labels" -}}
+app.kubernetes.io/name: larder
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "larder.metadataLabels" -}}
+{{ include "larder.labels" . }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end -}}
+
+{{- define "larder.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- /* Keys and values as TOML has them, one a line: its scalars are those of JSON. */ -}}
+{{- define "larder.toml" -}}
+{{- range $key, $value := . }}
+{{ $key }} = {{ $value | toJson }}
+{{- end }}
+{{- end -}}
+
+{{- /* What a node needs besides its arena, in MiB: deploy/kubernetes/resources has the reasons. */ -}}
+{{- define "larder.besidesMiB" -}}
+{{ add 512 (div (add (int .Values.node.arenaMiB) 63) 64) }}
+{{- end -}}
+
+{{- define "larder.coordinatorToml" -}}
+[http]
+listen = "0.0.0.0:7600"
+
+[peer]
+listen = "0.0.0.0:7601"
+ca = "/etc/larder/tls/ca.crt"
+certificate = "/etc/larder/tls/tls.crt"
+key = "/etc/larder/tls/tls.key"
+
+[state]
+path = "/var/lib/larder/coordinator.redb"
+{{- with .Values.coordinator.membership }}
+
+[membership]
+{{- include "larder.toml" . }}
+{{- end }}
+{{ end -}}
+
+{{- define "larder.nodeToml" -}}
+# configure.sh puts in the name{{ if .Values.node.detectGpus }}, and the host's GPUs{{ end }}.
+name = "@NAME@"
+
+[http]
+listen = "0.0.0.0:9440"
+
+[host]
+arena_bytes = "{{ int .Values.node.arenaMiB }}MiB"
+huge_pages = "{{ if .Values.node.hugePages }}auto{{ else }}never{{ end }}"
+{{- include "larder.toml" .Values.node.host }}
+
+# A folder for each tenant: an engine's pod mounts that of its tenant only.
+{{- range .Values.node.tenants }}
+[[tenants]]
+name = {{ .name | toJson }}
+socket = "/run/larder/{{ .name }}/larder.sock"
+{{- include "larder.toml" (omit . "name") }}
+{{- end }}
+{{- with .Values.node.session }}
+
+[session]
+{{- include "larder.toml" . }}
+{{- end }}
+
+[cluster]
+coordinator = "{{ .Release.Name }}-coordinator:7601"
+listen = "0.0.0.0:9441"
+ca = "/etc/larder/tls/ca.crt"
+certificate = "/etc/larder/tls/tls.crt"
+key = "/etc/larder/tls/tls.key"
+{{- include "larder.toml" .Values.node.cluster }}
+{{ end -}}

@@ -1,0 +1,190 @@
+"""The Helm chart: what it renders, and that it is what the overlays are."""
+
+import json
+import re
+import shutil
+import tomllib
+
+import jsonschema
+import yaml
+
+import tools
+from manifests import Manifests, problems, resources
+from schemas import schema_problems
+from tools import ROOT, load_all, run
+
+CHART = ROOT / "deploy/helm/larder"
+# The overlay of the same content, and the files of values that make the chart so.
+OVERLAYS = {"single": ["single"], "no-gpu": [], "gpu": ["gpu"], "gpu-huge-pages": ["gpu", "gpu-huge-pages"]}
+
+
+def merged(values, more):
+    """Values as Helm merges them: null takes a key away."""
+    result = dict(values)
+    for key, value in more.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def render_chart(more, chart=CHART, release="larder"):
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    for one in more:
+        values = merged(
+            values, yaml.safe_load((chart / f"values-{one}.yaml").read_text()) if isinstance(one, str) else one
+        )
+    try:
+        jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text()))
+    except jsonschema.ValidationError as error:
+        raise AssertionError(f"values: {error.message}") from error
+    return load_all(run(tools.chart_renderer(), chart, release, input=json.dumps(values)))
+
+
+def chart_renders(chart):
+    charts = {name: render_chart(more, chart) for name, more in OVERLAYS.items()}
+    return charts, f"{len(charts)} rendered by Go's templates and sprig, not by Helm"
+
+
+def comparable(documents):
+    """Documents by kind and name, without what differs between Kustomize and Helm for good."""
+
+    def clean(value):
+        if isinstance(value, dict):
+            dropped = {
+                "app.kubernetes.io/instance",
+                "app.kubernetes.io/managed-by",
+                "helm.sh/chart",
+                "checksum/config",
+                "namespace",
+            }
+            cleaned = {key: clean(one) for key, one in value.items() if key not in dropped}
+            return {key: one for key, one in cleaned.items() if key not in ("annotations", "labels") or one}
+        if isinstance(value, list):
+            cleaned = [clean(one) for one in value]
+            named = all(isinstance(one, dict) and "name" in one for one in cleaned)
+            return sorted(cleaned, key=lambda one: one["name"]) if named else cleaned
+        # Kustomize puts a hash of the content behind the name.
+        return (
+            re.sub(r"^(larder-(?:node|coordinator))-[a-z0-9]{10}$", r"\1", value) if isinstance(value, str) else value
+        )
+
+    def parsed(name, text):
+        if not name.endswith(".toml"):
+            return text.strip()
+        config = tomllib.loads(text)
+        if "host" in config:
+            config["host"]["arena_bytes"] = resources.size(config["host"]["arena_bytes"])
+        return config
+
+    result = {}
+    for document in documents:
+        if document["kind"] == "Namespace":
+            continue
+        document = clean(document)
+        if document["kind"] == "ConfigMap":
+            document["data"] = {name: parsed(name, text) for name, text in document["data"].items()}
+        # A custom resource of cert-manager has no labels but those of the chart.
+        if document["kind"] in ("Certificate", "Issuer", "ConfigMap"):
+            document["metadata"].pop("labels", None)
+        result[document["kind"], document["metadata"]["name"]] = document
+    return result
+
+
+def chart_equals_overlays(charts, overlays):
+    count = 0
+    for name, chart in charts.items():
+        ours, theirs = comparable(chart), comparable(overlays[name])
+        assert set(ours) == set(theirs), f"{name}: {set(ours) ^ set(theirs)}"
+        for key in ours:
+            assert ours[key] == theirs[key], (
+                f"{name}: {key}\nchart   {json.dumps(ours[key], sort_keys=True)}\n"
+                f"overlay {json.dumps(theirs[key], sort_keys=True)}"
+            )
+            count += 1
+    return True, f"{count} documents are the same"
+
+
+def other_charts_are_found(folder, overlays):
+    """A chart that has drifted from the overlays is found."""
+    drifts = {
+        "templates/node.yaml": ("path: /run/larder", "path: /run/larders"),
+        "templates/network.yaml": ("port: 9441", "port: 9442"),
+        "templates/coordinator.yaml": ("maxUnavailable: 1", "maxUnavailable: 0"),
+        "templates/_helpers.tpl": ("add 512", "add 511"),
+        "templates/monitoring.yaml": ("interval: 15s", "interval: 30s"),
+        "templates/certificates.yaml": ("duration: 8760h", "duration: 24h"),
+        "values-gpu.yaml": ("arenaMiB: 65536", "arenaMiB: 65537"),
+    }
+    for i, (file, (old, new)) in enumerate(drifts.items()):
+        chart = folder / f"chart-{i}"
+        shutil.copytree(CHART, chart)
+        text = (chart / file).read_text()
+        assert old in text, f"{file} has no {old}"
+        (chart / file).write_text(text.replace(old, new))
+        try:
+            chart_equals_overlays(chart_renders(chart)[0], overlays)
+        except AssertionError:
+            continue
+        raise AssertionError(f"not found: {new} in {file}")
+    return True, f"{len(drifts)} planted, all found"
+
+
+def values_are_checked():
+    wrong = [
+        {"nodes": {}},
+        {"node": {"arenaMB": 1}},
+        {"node": {"arenaMiB": "8Gi"}},
+        {"certificates": {"source": "none"}},
+        {"node": {"tenants": [{"name": "../red"}]}},
+        {"node": {"host": {"arena_bytes": 1}}},
+    ]
+    for values in wrong:
+        try:
+            render_chart([values])
+        except AssertionError:
+            continue
+        raise AssertionError(f"accepted: {values}")
+    documents = render_chart(
+        [
+            {
+                "image": {"repository": "registry.example/larder", "tag": "9"},
+                "imagePullSecrets": [{"name": "registry"}],
+                "monitoring": {"labels": {"release": "prometheus"}},
+                "coordinator": {"storageClassName": "fast", "membership": {"grace_ms": 5000}},
+                "node": {
+                    "arenaMiB": 1048577,
+                    "hugePages": True,
+                    "hostPID": True,
+                    "tenants": [{"name": "red", "max_bytes": "1GiB"}, {"name": "blue"}],
+                    "host": {"policy": "lru", "low_watermark": 0.5, "capacity_chunks": 100000000},
+                    "session": {"max_sessions": 5},
+                    "cluster": {"share": False},
+                },
+            }
+        ]
+    )
+    found = schema_problems(documents) + problems(documents)
+    assert not found, found
+    found = [line for more in OVERLAYS.values() for line in problems(render_chart(more, release="kv"))]
+    assert not found, found
+    assert all(
+        one["metadata"]["labels"]["release"] == "prometheus" for one in Manifests(documents).of("ServiceMonitor")
+    )
+    node, coordinator = Manifests(documents).config("node"), Manifests(documents).config("coordinator")
+    assert node["host"] == {
+        "arena_bytes": "1048577MiB",
+        "huge_pages": "auto",
+        "policy": "lru",
+        "low_watermark": 0.5,
+        "capacity_chunks": 100000000,
+    }, node
+    assert [tenant["name"] for tenant in node["tenants"]] == ["red", "blue"] and node["tenants"][0][
+        "max_bytes"
+    ] == "1GiB"
+    assert node["session"] == {"max_sessions": 5} and node["cluster"]["share"] is False, node
+    assert coordinator["membership"] == {"grace_ms": 5000}, coordinator
+    return True, f"{len(wrong)} wrong ones refused, all others reach the configuration"
