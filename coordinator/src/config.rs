@@ -203,6 +203,11 @@ mod tests {
     }
 
     #[test]
+    fn the_deployed_file_is_the_default_configuration() {
+        assert_eq!(read(include_str!("../../deploy/config/coordinator.toml")).unwrap(), Config::default());
+    }
+
+    #[test]
     fn an_empty_file_means_the_defaults() {
         assert_eq!(read("").unwrap(), Config::default());
     }

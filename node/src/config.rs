@@ -361,6 +361,42 @@ mod tests {
         assert_eq!(Config::parse(""), Ok(Config::default()));
     }
 
+    /// The file that is deployed where nobody writes another.
+    const DEPLOYED: &str = include_str!("../../deploy/config/node.toml");
+
+    #[test]
+    fn the_deployed_file_is_the_default_configuration() {
+        assert_eq!(Config::parse(DEPLOYED).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn what_is_commented_out_in_the_deployed_file_is_the_default_too() {
+        let optional = DEPLOYED.split_once("\n# [record]").unwrap().1;
+        let is_key = |line: &str| {
+            let name = line.split_once(" = ").map(|(name, _)| name);
+            name.is_some_and(|name| name.chars().all(|c| c == '_' || c.is_ascii_lowercase()))
+        };
+        let lines = optional.lines().filter_map(|line| line.strip_prefix("# "));
+        let set: String = lines
+            .filter(|line| line.starts_with("[cluster]") || is_key(line))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let all = Config::parse(&format!("[record]\n{set}")).unwrap();
+        let (record, cluster) = (all.record.unwrap(), all.cluster.unwrap());
+        let least = Config::parse(&format!(
+            "[record]\npath = {:?}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
+             advertise = \"{}\"\n",
+            record.path,
+            cluster.coordinator,
+            cluster.ca,
+            cluster.certificate,
+            cluster.key,
+            cluster.advertise.unwrap()
+        ));
+        let least = least.unwrap();
+        assert_eq!((Some(record), Some(cluster)), (least.record, least.cluster));
+    }
+
     #[test]
     fn every_key_can_be_set() {
         let config = Config::parse(
