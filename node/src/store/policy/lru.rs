@@ -1,4 +1,4 @@
-//! Least recently used goes first (Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM
+//! Least recently used goes first (Mattson et al., "Evaluation techniques for storage hierarchies", IBM
 //! Systems Journal 1970; SGLang's radix cache has it leaf-first, as here).
 
 use super::queues::Queues;
