@@ -50,8 +50,18 @@ impl LeastRecomputed {
 
     /// Counts tokens that `node` computed for a request that arrived at `now_ms`.
     pub fn recomputed(&mut self, node: usize, now_ms: u64, tokens: u64) {
+        self.add(node, now_ms, tokens as f64);
+    }
+
+    /// Takes back tokens that were counted as recomputed when a request was given to `node`, and that were served: what is
+    /// under way must count, or requests that come close together all go to one node.
+    pub fn served(&mut self, node: usize, now_ms: u64, tokens: u64) {
+        self.add(node, now_ms, -(tokens as f64));
+    }
+
+    fn add(&mut self, node: usize, now_ms: u64, tokens: f64) {
         let load = &mut self.nodes[node];
-        load.tokens = load.tokens_at(now_ms) + tokens as f64;
+        load.tokens = load.tokens_at(now_ms) + tokens;
         load.at_ms = load.at_ms.max(now_ms);
     }
 }
@@ -79,6 +89,16 @@ mod tests {
         assert_eq!(nodes.choose(0), 1);
         assert_eq!(nodes.choose_among(0, |node| node != 1), Some(2), "one that is gone gets none");
         assert_eq!(nodes.choose_among(0, |_| false), None);
+    }
+
+    #[test]
+    fn a_request_under_way_counts_whole_until_it_is_known_what_was_served() {
+        let mut nodes = LeastRecomputed::new(2);
+        nodes.recomputed(0, 0, 100);
+        nodes.recomputed(1, 0, 60);
+        assert_eq!(nodes.choose(0), 1);
+        nodes.served(0, 0, 90);
+        assert_eq!(nodes.choose(0), 0);
     }
 
     #[test]

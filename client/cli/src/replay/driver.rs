@@ -93,7 +93,11 @@ impl Driver {
         let node = {
             let state = &mut *self.state.borrow_mut();
             state.infinite.ask(request);
-            state.loads.choose_among(request.timestamp_ms, |node| self.nodes[node].may_serve())
+            let node = state.loads.choose_among(request.timestamp_ms, |node| self.nodes[node].may_serve());
+            if let Some(node) = node {
+                state.loads.recomputed(node, request.timestamp_ms, request.input_tokens);
+            }
+            node
         };
         let mut hit = 0;
         let served = match node {
@@ -112,7 +116,7 @@ impl Driver {
             Some(error) => state.tally.failed(&error),
         }
         if let Some(node) = node {
-            state.loads.recomputed(node, request.timestamp_ms, recomputed);
+            state.loads.served(node, request.timestamp_ms, hit);
         }
     }
 
