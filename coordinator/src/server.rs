@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
-use larder_client::quic::{BindError, Credentials, CredentialsError, Endpoint, TransportSettings};
+use larder_client::quic::{
+    BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
+};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::Table;
 use tokio::sync::{mpsc, watch};
@@ -111,6 +113,8 @@ pub async fn run(
         return Err(ServeError::NotACoordinator { found: found.clone() });
     }
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
+    let renewal = renew_when_changed(endpoint.clone(), config.peer.credentials(), credentials, RENEWAL_CHECK);
+    actix_rt::spawn(renewal);
     let (file, state) = StateFile::open(&config.state.path)?;
     let patience = config.membership.patience();
     let membership = SharedMembership::new(Membership::new(patience.clone(), state, uptime.now()));

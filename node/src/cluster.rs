@@ -11,7 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix::prelude::*;
 use actix_rt::Arbiter;
 use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
-use larder_client::quic::{BindError, Credentials, CredentialsError, Endpoint, TransportSettings};
+use larder_client::quic::{
+    BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
+};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::{MemberState, NodeNumber};
 use prometheus::Registry;
@@ -117,12 +119,14 @@ impl Cluster {
             ..TransportSettings::default()
         };
         let (bound, binding) = oneshot::channel();
-        let listen = limits.listen;
+        let (listen, in_use) = (limits.listen, credentials.clone());
         arbiter.spawn(async move {
             // An error: nobody waits for it any more.
             let _ = bound.send(Endpoint::bind(listen, &credentials, &settings));
         });
         let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
+        let files = limits.credentials.clone();
+        arbiter.spawn(renew_when_changed(endpoint.clone(), files, in_use, RENEWAL_CHECK));
         let silent = SilentPeers::default();
         let sharing = if limits.share {
             Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, &silent)?)

@@ -4,10 +4,12 @@ pub mod ca;
 mod credentials;
 mod endpoint;
 mod messages;
+mod renewal;
 mod settings;
 mod socket;
 
 pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
 pub use endpoint::{BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, Rejected};
 pub use messages::{MessageError, read_message, write_message};
+pub use renewal::{RENEWAL_CHECK, renew_when_changed};
 pub use settings::{MAX_STREAMS, TransportSettings};

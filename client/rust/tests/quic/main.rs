@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod refusals;
+mod renewal;
 mod transport;
 
 use std::net::SocketAddr;

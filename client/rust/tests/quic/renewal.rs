@@ -1,0 +1,64 @@
+//! Certificates that change while a process runs.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use larder_client::quic::{CredentialFiles, Credentials, Endpoint, renew_when_changed};
+use larder_protocol::identity::{Identity, Role};
+
+use super::{Ca, Validity, bind};
+
+/// Writes what a process of this identity needs in a cluster of this authority.
+fn write(ca: &Ca, identity: &Identity, files: &CredentialFiles) {
+    let issued = ca.0.issue(identity, Validity::days(1)).unwrap();
+    fs::write(&files.ca, &ca.1).unwrap();
+    fs::write(&files.certificate, issued.certificate_pem).unwrap();
+    fs::write(&files.key, issued.key_pem).unwrap();
+}
+
+fn files(dir: &Path) -> CredentialFiles {
+    CredentialFiles { ca: dir.join("ca.pem"), certificate: dir.join("node.pem"), key: dir.join("node.key") }
+}
+
+/// Whether somebody of `ca` and the server take each other within some time.
+async fn is_taken(ca: &Ca, server: &Endpoint) -> bool {
+    let client = ca.endpoint(Role::Admin, "me");
+    let call = async {
+        while client.connect(server.local_address(), Role::Node, Some("node-0")).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(2), call).await.is_ok()
+}
+
+#[tokio::test]
+async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second, files) = (Ca::new(), Ca::new(), files(dir.path()));
+    let node = Identity::new(Role::Node, "node-0");
+    write(&first, &node, &files);
+    let credentials = Credentials::load(&files).unwrap();
+    let server = bind(&credentials);
+    let accepting = server.clone();
+    tokio::spawn(async move {
+        while let Some(incoming) = accepting.accept().await {
+            tokio::spawn(async move {
+                if let Ok(connection) = incoming.accept().await {
+                    connection.quic().closed().await;
+                }
+            });
+        }
+    });
+    tokio::spawn(renew_when_changed(server.clone(), files.clone(), credentials, Duration::from_millis(5)));
+    assert!(is_taken(&first, &server).await);
+
+    fs::write(&files.certificate, "half of a certifi").unwrap();
+    assert!(is_taken(&first, &server).await, "a file that is half written changes nothing");
+    write(&second, &Identity::new(Role::Node, "node-9"), &files);
+    assert!(is_taken(&first, &server).await, "nor does somebody else's certificate");
+
+    write(&second, &node, &files);
+    assert!(is_taken(&second, &server).await, "the new authority's certificates count");
+    assert!(!is_taken(&first, &server).await, "and those of the old one no more");
+}
