@@ -53,7 +53,7 @@ async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
     tokio::spawn(renew_when_changed(server.clone(), files.clone(), credentials, Duration::from_millis(5)));
     assert!(is_taken(&first, &server).await);
 
-    fs::write(&files.certificate, "half of a certifi").unwrap();
+    fs::write(&files.certificate, "half a certificate").unwrap();
     assert!(is_taken(&first, &server).await, "a file that is half written changes nothing");
     write(&second, &Identity::new(Role::Node, "node-9"), &files);
     assert!(is_taken(&first, &server).await, "nor does somebody else's certificate");
