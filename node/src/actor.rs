@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
-use larder_protocol::session::{Found, Lease, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
+use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
 use tokio::sync::mpsc;
 
 use self::answer::Asked;
@@ -251,11 +251,6 @@ impl GpuActor {
         if let Some(recorder) = self.recorder.as_ref().filter(|_| is_whole) {
             recorder.record(usable.fingerprint, usable.chunk_tokens, prompt_tokens, &chain.hashes, now);
         }
-    }
-
-    fn lease_here(&mut self, session: SessionId, ask: &Lease) -> Result<Answer, Refused> {
-        let leased = self.store.lease(session, ask.namespace, &ask.chain)?;
-        Ok(self.show_lease(leased))
     }
 
     fn show_lease(&mut self, leased: store::Leased) -> Answer {

@@ -41,7 +41,7 @@ use slab::Slab;
 pub use gather::{FetchId, Gathered, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::Checksums;
-pub use lookup::{Leased, LookupOptions, Place, Usable};
+pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
 pub use reserve::{BlockMove, CommitOrder, Reserved};
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;

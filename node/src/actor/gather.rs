@@ -14,7 +14,7 @@ use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
 use crate::metrics::Placed;
 use crate::placement::{Placement, place};
 use crate::store::ids::SessionId;
-use crate::store::{Checksums, FetchId, LookupOptions, Refused, Wanted};
+use crate::store::{Checksums, FetchId, LookupOptions, Refused, Walk, Wanted};
 use actix::prelude::*;
 use larder_protocol::Fingerprint;
 use larder_protocol::session::{Lease, Lookup, Response, Tier};
@@ -42,14 +42,17 @@ impl GpuActor {
         asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
-        let absent = self.worth_asking(session, &ask)?;
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let absent = self.worth_asking(&ask, &walk);
         let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
-            let answer = self.look_up(session, &ask, &[])?;
+            let answer = self.look_up(session, &ask, &walk, &[])?;
             return Ok(Reply::Now(answer));
         };
         let finish = asking.into_actor(self).map(move |holders, actor, _| {
             let peers = held_by_peers(ask.chain.len(), &absent, &holders.unwrap_or_default());
-            let answer = actor.look_up(session, &ask, &peers).unwrap_or_else(Answer::from);
+            let walk = actor.store.find(session, ask.namespace, &ask.chain);
+            let answer = walk.and_then(|walk| actor.look_up(session, &ask, &walk, &peers));
+            let answer = answer.unwrap_or_else(Answer::from);
             actor.reply(asked, answer);
         });
         ctx.spawn(finish);
@@ -64,12 +67,14 @@ impl GpuActor {
         asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
         let absent = match &self.peers {
-            Some(_) => self.store.absent(session, ask.namespace, &ask.chain, ask.chain.len())?,
+            Some(_) => walk.absent(ask.chain.len()),
             None => Vec::new(),
         };
         let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
-            return self.lease_here(session, &ask).map(Reply::Now);
+            let leased = self.store.lease_found(session, ask.namespace, walk)?;
+            return Ok(Reply::Now(self.show_lease(leased)));
         };
         let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
             actor.gather(session, &ask, &absent, &holders.unwrap_or_default(), asked, ctx);
@@ -79,15 +84,13 @@ impl GpuActor {
     }
 
     /// Positions that a lookup could use, that are not here, and that other nodes may be asked for.
-    fn worth_asking(&self, session: SessionId, ask: &Lookup) -> Result<Vec<u32>, Refused> {
+    fn worth_asking(&self, ask: &Lookup, walk: &Walk) -> Vec<u32> {
         let may_ask = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Peer);
-        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
-        match usable {
-            Some(usable) if self.peers.is_some() && may_ask && !ask.skip_read => {
-                self.store.absent(session, ask.namespace, &ask.chain, usable.chunks)
-            }
-            _ => Ok(Vec::new()),
+        if self.peers.is_none() || !may_ask || ask.skip_read {
+            return Vec::new();
         }
+        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
+        usable.map_or_else(Vec::new, |usable| walk.absent(usable.chunks))
     }
 
     fn ask_holders(
@@ -102,10 +105,17 @@ impl GpuActor {
         Some(peers.holders.send(AskHolders { fingerprint, chunks }))
     }
 
-    fn look_up(&mut self, session: SessionId, ask: &Lookup, peers: &[bool]) -> Result<Answer, Refused> {
+    fn look_up(
+        &mut self,
+        session: SessionId,
+        ask: &Lookup,
+        walk: &Walk,
+        peers: &[bool],
+    ) -> Result<Answer, Refused> {
         let &Lookup { prompt_tokens, skip_read, pin_ms, ref tiers, .. } = ask;
         let options = LookupOptions { peers, prompt_tokens, skip_read, tiers, pin_ms };
-        let found = self.store.lookup(session, ask.namespace, &ask.chain, options, self.clock.now())?;
+        let now = self.clock.now();
+        let found = self.store.lookup_found(session, ask.namespace, &ask.chain, walk, options, now)?;
         self.looked_up(ask, &found);
         Ok(Answer::from(Response::Found(found)))
     }

@@ -53,7 +53,33 @@ pub struct Leased {
     pub new_extents: Vec<u32>,
 }
 
+/// What was found of a chain, by position. It holds until the store changes.
+#[derive(Debug)]
+pub struct Walk {
+    number: NamespaceId,
+    found: Vec<Option<ChunkId>>,
+}
+
+impl Walk {
+    /// Positions of the chain's first `most` chunks that are not here.
+    #[must_use]
+    pub fn absent(&self, most: usize) -> Vec<u32> {
+        let absent = (0..).zip(self.found.iter().take(most)).filter(|(_, chunk)| chunk.is_none());
+        absent.map(|(position, _)| position).collect()
+    }
+}
+
 impl Store {
+    /// Finds the chunks of a chain, for one of the calls that take what was found.
+    ///
+    /// # Errors
+    /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
+    /// namespace that the session did not register.
+    pub fn find(&self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Walk, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        Ok(Walk { number, found: self.walk(number, chain)? })
+    }
+
     /// How much of a prompt can be served, from here or from other nodes: the longest contiguous prefix, or in a flat
     /// namespace every key. Touches nothing: a lease is what counts as use. Only chunks that are here are pinned.
     ///
@@ -68,9 +94,24 @@ impl Store {
         options: LookupOptions<'_>,
         now: Millis,
     ) -> Result<Found, Refused> {
-        let (number, _) = self.slices(session, namespace)?;
-        let found = self.walk(number, chain)?;
-        let known = self.namespaces.get(number);
+        let walk = self.find(session, namespace, chain)?;
+        self.lookup_found(session, namespace, chain, &walk, options, now)
+    }
+
+    /// The same, of what was found just now.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where there may be no more pins.
+    pub fn lookup_found(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        Walk { number, found }: &Walk,
+        options: LookupOptions<'_>,
+        now: Millis,
+    ) -> Result<Found, Refused> {
+        let known = self.namespaces.get(*number);
         let chunk_tokens = u64::from(known.chunk_tokens);
         let asks = |tier| options.tiers.is_empty() || options.tiers.contains(&tier);
         let (here, there) = (asks(Tier::Host), asks(Tier::Peer));
@@ -98,26 +139,6 @@ impl Store {
         Ok(Found { tokens: chunks * chunk_tokens, spans, pin })
     }
 
-    /// Positions of a chain's first `most` chunks that are not here.
-    ///
-    /// # Errors
-    /// As [`Store::lookup`].
-    pub fn absent(
-        &self,
-        session: SessionId,
-        namespace: u32,
-        chain: &Chain,
-        most: usize,
-    ) -> Result<Vec<u32>, Refused> {
-        let (number, _) = self.slices(session, namespace)?;
-        let found = self.walk(number, chain)?;
-        Ok((0..)
-            .zip(found.iter().take(most))
-            .filter(|(_, chunk)| chunk.is_none())
-            .map(|(at, _)| at)
-            .collect())
-    }
-
     /// How many chunks of a chain a prompt could use at most, a token left to compute; `None` for a namespace that nobody
     /// registered.
     #[must_use]
@@ -137,9 +158,21 @@ impl Store {
     /// # Errors
     /// As [`Store::lookup`], and [`Refused::Busy`] where the session holds as many leases as it may.
     pub fn lease(&mut self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Leased, Refused> {
-        let (number, slices) = self.slices(session, namespace)?;
-        let slices = slices.to_vec();
-        let found = self.walk(number, chain)?;
+        let walk = self.find(session, namespace, chain)?;
+        self.lease_found(session, namespace, walk)
+    }
+
+    /// The same, of what was found just now.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where the session holds as many leases as it may.
+    pub fn lease_found(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        Walk { number, found }: Walk,
+    ) -> Result<Leased, Refused> {
+        let slices = self.slices(session, namespace)?.1.to_vec();
         let blocks = slices.len() * self.namespaces.get(number).pools.len();
         let mut leased = Leased::default();
         let most = MAX_MESSAGE_BLOCKS / blocks;

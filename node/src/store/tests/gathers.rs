@@ -51,7 +51,7 @@ fn a_lookup_answers_what_is_here_and_what_peers_have_as_spans() {
     let mut f = shared(8, 8, 8);
     f.put("ab");
     let chain = f.chain("abcd");
-    assert_eq!(f.store.absent(f.session, f.namespace, &chain, 3).unwrap(), [2]);
+    assert_eq!(f.store.find(f.session, f.namespace, &chain).unwrap().absent(3), [2]);
     let span = |from, to, tier| Span { from, to, tier };
     let peers = [true, false, true, false];
     assert_eq!(f.lookup_with(&chain, &[], &peers), [span(0, 2, Tier::Host), span(2, 3, Tier::Peer)]);
