@@ -147,10 +147,10 @@ fn real_traces_give_what_they_must() {
 
 #[test]
 fn adaptive_is_never_a_point_below_lru_at_any_capacity() {
-    let published = ["conversation", "synthetic"].map(|name| (name, trace(name).unwrap_or_default()));
+    let published = ["conversation", "synthetic"].into_iter().filter_map(|name| Some((name, trace(name)?)));
     let cycles =
         [("20 in turn", 20), ("500 in turn", 500)].map(|(name, prompts)| (name, cycle(prompts, 4_000)));
-    for (name, requests) in published.into_iter().chain(cycles) {
+    for (name, requests) in published.chain(cycles) {
         for capacity in [300, 2_000, 6_000, 15_000, 50_000] {
             let [lru, adaptive] = [PolicyName::Lru, PolicyName::Adaptive].map(|policy| {
                 let replayed = replay(&requests, 512, capacity, policy, true);
