@@ -7,6 +7,7 @@ mod cluster;
 pub mod config;
 pub mod copy;
 pub mod directory;
+pub mod disk;
 pub mod events;
 pub mod exchange;
 pub mod host;

@@ -232,6 +232,15 @@ impl ExtentMemory {
         Ok(())
     }
 
+    /// Where a place stands in this process's memory, for transfers that the kernel carries out. Whoever uses it keeps the
+    /// extent, and has the place as a reader or its only writer.
+    ///
+    /// # Errors
+    /// Where the place is not within the extent.
+    pub(crate) fn address_of(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
+        self.mapping.address_of(offset, bytes)
+    }
+
     pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping
     }

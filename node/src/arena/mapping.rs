@@ -132,6 +132,11 @@ impl Mapping {
         self.address.as_ptr().cast()
     }
 
+    /// Where a place begins, for system calls that take addresses.
+    pub(super) fn address_of(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
+        self.place(offset, bytes).map(NonNull::as_ptr)
+    }
+
     /// Bytes mapped.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes as u64

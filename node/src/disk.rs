@@ -1,0 +1,171 @@
+//! The disk tier: chunks that stay when memory is needed, and when the node restarts.
+//!
+//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, and answers each when the
+//! bytes are where they belong: a write when it is synced, a read when key, length and checksums were found right. What is
+//! on disk is described in [`format`](mod@format); which segment takes what, and which is given up, is decided in [`log`].
+//!
+//! | what goes wrong | what comes of it |
+//! | --- | --- |
+//! | the node is killed, or power is lost | what was acknowledged is there at the next start |
+//! | bytes are damaged | a miss, counted; the record is forgotten |
+//! | the device fails, or is full | the tier closes itself, every later order is answered `Closed`, the node goes on |
+//! | more orders than the queue holds | `Busy` |
+//! | two processes want one folder | the second is refused |
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+
+use crate::host::CpuSet;
+
+pub mod format;
+pub mod io;
+pub mod log;
+pub mod metrics;
+pub mod order;
+pub mod tier;
+mod volume;
+
+use io::Lane;
+use log::{Geometry, MIN_SEGMENTS};
+
+pub use log::ChunkKey;
+pub use metrics::DiskMetrics;
+pub use order::{
+    BlockPlace, Gone, ReadAnswer, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,
+};
+pub use tier::{DiskTier, Refused};
+
+/// What a tier needs to know.
+#[derive(Debug, Clone)]
+pub struct DiskOptions {
+    /// Where its file is. Made where it is not there; nothing else should be in it.
+    pub folder: PathBuf,
+    /// Bytes that it takes on disk, in whole segments.
+    pub capacity_bytes: u64,
+    /// Bytes of a segment: what is given up at a time. No chunk may be larger. Fixed when the tier is made.
+    pub segment_bytes: u64,
+    /// Orders that wait; more are refused with `Busy`.
+    pub queue_orders: usize,
+    /// Bytes that the scrubber verifies a second, while there are no orders; 0 for none.
+    pub scrub_bytes_per_second: u64,
+    /// Where its thread runs.
+    pub cpus: CpuSet,
+    /// How bytes go; `None` for the best that the kernel allows.
+    pub lane: Option<Lane>,
+}
+
+/// Why a tier cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The folder cannot be made, or its file not opened.
+    #[error("the disk tier's {} cannot be opened: check that it can be written by this user", path.display())]
+    Folder {
+        /// The path.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Another process has it.
+    #[error("the disk tier's {} belongs to another process that runs: give each node a folder of its own", path.display())]
+    Locked {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file is something else.
+    #[error("{} is no disk tier of Larder: name another folder, or remove it", path.display())]
+    NotOurs {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Another version of the format.
+    #[error(
+        "{} has format version {found}, this build reads {}: remove it to begin anew, or run the build that wrote it",
+        path.display(), format::VERSION
+    )]
+    Version {
+        /// The path.
+        path: PathBuf,
+        /// The version found.
+        found: u16,
+    },
+    /// Segments of another size.
+    #[error(
+        "{} has segments of {}, not {}: set the size back, or remove the file to begin anew",
+        path.display(), ByteSize(*found), ByteSize(*asked)
+    )]
+    SegmentBytes {
+        /// The path.
+        path: PathBuf,
+        /// Bytes of a segment there.
+        found: u64,
+        /// Bytes of a segment as configured.
+        asked: u64,
+    },
+    /// An impossible size.
+    #[error(
+        "a disk tier of {} in segments of {}: it needs at least {MIN_SEGMENTS} segments, each a multiple of 4 KiB, from \
+         {} to {}",
+        ByteSize(*capacity_bytes), ByteSize(*segment_bytes), ByteSize(MIN_SEGMENT_BYTES), ByteSize(MAX_SEGMENT_BYTES)
+    )]
+    Size {
+        /// Bytes of the tier.
+        capacity_bytes: u64,
+        /// Bytes of a segment.
+        segment_bytes: u64,
+    },
+    /// The file system is full.
+    #[error("{} needs {}, and the file system has not that much: lower the capacity or free space", path.display(), ByteSize(*bytes))]
+    NoSpace {
+        /// The path.
+        path: PathBuf,
+        /// Bytes that it needs.
+        bytes: u64,
+    },
+    /// The device fails.
+    #[error("the disk tier's {} cannot be read or written: check the drive", path.display())]
+    Device {
+        /// The path.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The system gives no thread.
+    #[error("the system gives the disk tier no thread")]
+    Thread(#[source] std::io::Error),
+}
+
+impl DiskOptions {
+    /// How the tier is divided.
+    ///
+    /// # Errors
+    /// Where no tier can be that size.
+    pub fn geometry(&self) -> Result<Geometry, OpenError> {
+        let Self { capacity_bytes, segment_bytes, .. } = *self;
+        let is_possible = (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes)
+            && segment_bytes.is_multiple_of(format::PAGE_BYTES);
+        let segments = if is_possible { capacity_bytes / segment_bytes } else { 0 };
+        match u32::try_from(segments) {
+            Ok(segments) if (MIN_SEGMENTS..=MAX_SEGMENTS).contains(&segments) => {
+                Ok(Geometry { segments, segment_pages: (segment_bytes / format::PAGE_BYTES) as u32 })
+            }
+            _ => Err(OpenError::Size { capacity_bytes, segment_bytes }),
+        }
+    }
+}
+
+/// A good size for segments: 64 blocks of 4 MiB. Small ones waste space at their ends, and large ones give up much at once.
+pub const DEFAULT_SEGMENT_BYTES: u64 = 256 << 20;
+
+/// Bytes of the smallest segment: tests use them.
+pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
+
+/// Bytes of the largest segment.
+pub const MAX_SEGMENT_BYTES: u64 = 16 << 30;
+
+/// Segments of the largest tier: their heads and footers are read one by one at start.
+pub const MAX_SEGMENTS: u32 = 65_536;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! The device: transfers between aligned memory and the tier's file.
+//!
+//! Behind one small trait stand io_uring, plain positional reads and writes where the kernel does not allow that, and in
+//! tests a device that loses, tears and damages what it is told to.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
+
+use crate::arena::ExtentMemory;
+
+mod buffer;
+mod uring;
+
+pub use buffer::Buffer;
+pub use uring::Ring;
+
+/// Moves bytes. One thread uses it.
+pub trait Device: Send {
+    /// Starts a transfer, or carries it out. What came of it is told by [`Self::wait`], in any order.
+    fn start(&mut self, transfer: Transfer);
+
+    /// The next transfer that is finished; `None` where none is under way.
+    fn wait(&mut self) -> Option<Finished>;
+
+    /// Makes all finished writes survive a loss of power.
+    ///
+    /// # Errors
+    /// Where the device does not.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A transfer. The device has its memory until it is finished.
+#[derive(Debug)]
+pub struct Transfer {
+    /// Tells it from others.
+    pub tag: u64,
+    /// Which way.
+    pub direction: Direction,
+    /// Where in the file: a multiple of a page.
+    pub offset: u64,
+    /// The memory.
+    pub memory: Memory,
+    /// How much of the memory: a multiple of a page.
+    pub bytes: usize,
+}
+
+/// Memory that a transfer reads or writes.
+#[derive(Debug)]
+pub enum Memory {
+    /// Its own.
+    Buffer(Buffer),
+    /// A place in the arena, from this offset on: a multiple of a page. Whoever ordered it keeps it from other use.
+    Place(Arc<ExtentMemory>, u64),
+}
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Into memory.
+    Read,
+    /// Into the file.
+    Write,
+}
+
+/// A transfer that is over.
+#[derive(Debug)]
+pub struct Finished {
+    /// Which.
+    pub tag: u64,
+    /// Its memory.
+    pub memory: Memory,
+    /// Whether all its bytes went over.
+    pub result: io::Result<()>,
+}
+
+/// How the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// io_uring.
+    Ring,
+    /// Positional reads and writes.
+    Plain,
+}
+
+/// The tier's file, open and locked.
+#[derive(Debug)]
+pub struct DiskFile {
+    file: File,
+    is_direct: bool,
+}
+
+/// Positional reads and writes, one at a time.
+#[derive(Debug)]
+pub struct Plain {
+    file: Arc<DiskFile>,
+    finished: Vec<Finished>,
+}
+
+impl DiskFile {
+    /// Opens or makes the file, locks it, and does without O_DIRECT where the file system has none.
+    ///
+    /// # Errors
+    /// `WouldBlock` where another process holds the lock; else what the system says.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let (file, is_direct) = match options.clone().custom_flags(libc::O_DIRECT).open(path) {
+            Ok(file) => (file, true),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (options.open(path)?, false),
+            Err(error) => return Err(error),
+        };
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self { file, is_direct })
+    }
+
+    /// Gives the file its size, and takes the space for it where the file system can.
+    ///
+    /// # Errors
+    /// Where there is not enough space.
+    pub fn allocate(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)?;
+        match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                tracing::warn!("the file system cannot take the disk tier's space ahead of need");
+                Ok(())
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Gives the file its size without taking space.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn resize(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)
+    }
+
+    /// Its size.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    /// Whether its bytes bypass the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// The best device there is for the file, or the plain one where that is `asked` for.
+    #[must_use]
+    pub fn device(self: &Arc<Self>, asked: Option<Lane>) -> (Box<dyn Device>, Lane) {
+        let file = Arc::clone(self);
+        if asked == Some(Lane::Plain) {
+            return (Box::new(Plain::new(file)), Lane::Plain);
+        }
+        match Ring::new(Arc::clone(self)) {
+            Ok(ring) => (Box::new(ring), Lane::Ring),
+            Err(error) => {
+                tracing::info!(%error, "no io_uring here: the disk tier reads and writes one piece at a time");
+                (Box::new(Plain::new(file)), Lane::Plain)
+            }
+        }
+    }
+
+    /// Carries out what is left of a transfer after its first `from` bytes. A place in the arena is read and written through
+    /// a buffer, since other processes see it.
+    fn transfer(&self, transfer: &mut Transfer, from: usize) -> io::Result<()> {
+        let offset = transfer.offset + from as u64;
+        let bytes = transfer.bytes;
+        match (&mut transfer.memory, transfer.direction) {
+            (Memory::Buffer(buffer), Direction::Read) => {
+                self.file.read_exact_at(&mut buffer.bytes_mut()[from..bytes], offset)
+            }
+            (Memory::Buffer(buffer), Direction::Write) => {
+                self.file.write_all_at(&buffer.bytes()[from..bytes], offset)
+            }
+            (Memory::Place(memory, start), direction) => {
+                let mut buffer = Buffer::new(bytes - from);
+                let start = *start + from as u64;
+                if direction == Direction::Read {
+                    self.file.read_exact_at(buffer.bytes_mut(), offset)?;
+                    return memory.copy_in(start, buffer.bytes()).map_err(io::Error::other);
+                }
+                memory.copy_out(start, buffer.bytes_mut()).map_err(io::Error::other)?;
+                self.file.write_all_at(buffer.bytes(), offset)
+            }
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn descriptor(&self) -> i32 {
+        use std::os::fd::AsRawFd;
+        self.file.as_fd().as_raw_fd()
+    }
+}
+
+impl Plain {
+    /// A device over `file`.
+    #[must_use]
+    pub fn new(file: Arc<DiskFile>) -> Self {
+        Self { file, finished: Vec::new() }
+    }
+}
+
+impl Device for Plain {
+    fn start(&mut self, mut transfer: Transfer) {
+        let result = self.file.transfer(&mut transfer, 0);
+        self.finished.push(Finished { tag: transfer.tag, memory: transfer.memory, result });
+    }
+
+    fn wait(&mut self) -> Option<Finished> {
+        self.finished.pop()
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.file.sync()
+    }
+}

@@ -1,0 +1,430 @@
+//! The log: which segment takes the next record, which is given up next, where each record stands.
+//!
+//! Pure: it says what is to be written, and is told when that is done. The segments form a queue by age. The oldest is given
+//! up whole; those of its records that were read since they were written are moved to the young end first, up to half a
+//! segment, so that each turn gains at least the other half.
+
+use std::collections::VecDeque;
+
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+
+use super::format::{Footer, FooterEntry, PAGE_BYTES, SEGMENTS_START, SegmentHeader};
+
+mod index;
+
+use index::Index;
+
+/// What a record is found by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkKey {
+    /// The namespace, tenant included.
+    pub fingerprint: Fingerprint,
+    /// The chunk.
+    pub hash: ChunkHash,
+}
+
+/// Where a record stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The segment.
+    pub segment: u32,
+    /// Its first page there.
+    pub page: u32,
+    /// Its pages.
+    pub pages: u32,
+}
+
+/// How the tier is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Segments.
+    pub segments: u32,
+    /// Pages of each.
+    pub segment_pages: u32,
+}
+
+/// The place of a new record, and the numbers that go into its header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// The segment.
+    pub segment: SegmentHeader,
+    /// The page there.
+    pub page: u32,
+    /// The record's sequence.
+    pub sequence: u64,
+}
+
+/// For what room is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A new record. It leaves a free segment for moves.
+    Write,
+    /// Moving a record out of the segment that is given up.
+    Move,
+}
+
+/// What must happen before a record can be placed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Room {
+    /// Nothing: [`Log::place`] it.
+    Here,
+    /// Sync all records, write the [`Log::footer`], call [`Log::sealed`].
+    Seal,
+    /// Write this header, sync it, call [`Log::opened`].
+    Open(SegmentHeader),
+    /// Carry out [`Log::evict_next`].
+    Evict,
+    /// There is none, and none can be made.
+    None,
+}
+
+/// The next step of giving up the oldest segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evict {
+    /// Move this record, which was read since it was written.
+    Move(ChunkKey, Place),
+    /// Sync what was moved, then call [`Log::evicted`].
+    Finish,
+    /// No segment can be given up.
+    Nothing,
+}
+
+/// A segment as it was found on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recovered {
+    /// Which.
+    pub segment: SegmentHeader,
+    /// Its records, in their order.
+    pub entries: Vec<FooterEntry>,
+    /// The page at which the log goes on in it; `None` where it is sealed. At most the newest segment has one.
+    pub open_at: Option<u32>,
+}
+
+/// Segments by state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentCounts {
+    /// Nothing in them is needed.
+    pub free: usize,
+    /// The one that takes records.
+    pub open: usize,
+    /// Full.
+    pub sealed: usize,
+}
+
+/// The state of a tier's segments and records.
+#[derive(Debug)]
+pub struct Log {
+    geometry: Geometry,
+    index: Index,
+    segments: Vec<Segment>,
+    free: VecDeque<u32>,
+    /// Oldest first.
+    sealed: VecDeque<u32>,
+    open: Option<Open>,
+    evicting: Option<Evicting>,
+    segment_sequence: u64,
+    record_sequence: u64,
+}
+
+#[derive(Debug, Default)]
+struct Segment {
+    /// 0 where it is free.
+    sequence: u64,
+    /// Ids of the records that were committed here; some stand elsewhere by now, or are gone.
+    records: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Open {
+    segment: SegmentHeader,
+    /// Where the next record goes.
+    page: u32,
+    /// Records that have a place, committed or not.
+    placed: usize,
+    entries: Vec<FooterEntry>,
+}
+
+#[derive(Debug)]
+struct Evicting {
+    segment: u32,
+    /// Position in the segment's records.
+    at: usize,
+    moved_pages: u64,
+}
+
+impl Geometry {
+    /// Bytes of the whole file.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        SEGMENTS_START + u64::from(self.segments) * u64::from(self.segment_pages) * PAGE_BYTES
+    }
+
+    /// Where a page of a segment stands in the file.
+    #[must_use]
+    pub fn offset(&self, segment: u32, page: u32) -> u64 {
+        SEGMENTS_START + (u64::from(segment) * u64::from(self.segment_pages) + u64::from(page)) * PAGE_BYTES
+    }
+
+    /// Pages of the largest record.
+    #[must_use]
+    pub fn most_pages(&self) -> u64 {
+        u64::from(self.segment_pages.saturating_sub(FIRST_PAGE + Footer::pages_for(1)))
+    }
+}
+
+impl Log {
+    /// The log of an empty tier.
+    #[must_use]
+    pub fn new(geometry: Geometry) -> Self {
+        Self::restore(geometry, Vec::new())
+    }
+
+    /// The log of a tier in which these segments were found. A chunk that comes twice stands where it was written last.
+    #[must_use]
+    pub fn restore(geometry: Geometry, mut found: Vec<Recovered>) -> Self {
+        let mut log = Self {
+            geometry,
+            index: Index::default(),
+            segments: (0..geometry.segments).map(|_| Segment::default()).collect(),
+            free: VecDeque::new(),
+            sealed: VecDeque::new(),
+            open: None,
+            evicting: None,
+            segment_sequence: 0,
+            record_sequence: 0,
+        };
+        found.sort_by_key(|found| found.segment.sequence);
+        for Recovered { segment, entries, open_at } in found {
+            let number = segment.segment;
+            log.segment_sequence = segment.sequence;
+            log.segments[number as usize].sequence = segment.sequence;
+            for entry in &entries {
+                log.record_sequence = log.record_sequence.max(entry.sequence);
+                log.note(number, entry);
+            }
+            match open_at {
+                Some(page) => log.open = Some(Open { segment, page, placed: entries.len(), entries }),
+                None => log.sealed.push_back(number),
+            }
+        }
+        log.free = (0..geometry.segments).filter(|&n| log.segments[n as usize].sequence == 0).collect();
+        log
+    }
+
+    /// Where a chunk's record stands.
+    #[must_use]
+    pub fn find(&self, key: &ChunkKey) -> Option<Place> {
+        self.index.find(key).and_then(|id| self.index.place(id))
+    }
+
+    /// Notes that a chunk was used: it will survive the next time its segment is given up.
+    pub fn touch(&mut self, key: &ChunkKey) {
+        if let Some(id) = self.index.find(key) {
+            self.index.touch(id);
+        }
+    }
+
+    /// Forgets a chunk; whether it was there.
+    pub fn forget(&mut self, key: &ChunkKey) -> bool {
+        let id = self.index.find(key);
+        id.inspect(|&id| self.index.remove(id)).is_some()
+    }
+
+    /// What must happen before a record of `pages` can be placed.
+    #[must_use]
+    pub fn room_for(&self, pages: u64, purpose: Purpose) -> Room {
+        if pages > self.geometry.most_pages() {
+            return Room::None;
+        }
+        if let Some(open) = &self.open {
+            let footer = u64::from(Footer::pages_for(open.placed + 1));
+            let fits = u64::from(open.page) + pages + footer <= u64::from(self.geometry.segment_pages);
+            return if fits { Room::Here } else { Room::Seal };
+        }
+        let wanted = match purpose {
+            Purpose::Write => 2,
+            Purpose::Move => 1,
+        };
+        match self.free.front() {
+            Some(&segment) if self.free.len() >= wanted => {
+                Room::Open(SegmentHeader { segment, sequence: self.segment_sequence + 1 })
+            }
+            _ if purpose == Purpose::Write && self.can_evict() => Room::Evict,
+            _ => Room::None,
+        }
+    }
+
+    /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`Room::Here`].
+    ///
+    /// # Panics
+    /// Where it has not.
+    pub fn place(&mut self, pages: u64) -> Placed {
+        let open = self.open.as_mut().expect("a record is placed where there is room");
+        let placed = Placed { segment: open.segment, page: open.page, sequence: self.record_sequence + 1 };
+        self.record_sequence += 1;
+        open.page += u32::try_from(pages).expect("a record fits into a segment");
+        open.placed += 1;
+        assert!(open.page < self.geometry.segment_pages, "a record fits into its segment");
+        placed
+    }
+
+    /// A placed record is synced: from now on it is found. The segment is still open.
+    ///
+    /// # Panics
+    /// Where it is not.
+    pub fn commit(&mut self, entry: FooterEntry) {
+        let open = self.open.as_mut().expect("records are committed before their segment is sealed");
+        open.entries.push(entry);
+        let segment = open.segment.segment;
+        self.note(segment, &entry);
+    }
+
+    /// The footer of the open segment.
+    ///
+    /// # Panics
+    /// Where none is open.
+    #[must_use]
+    pub fn footer(&self) -> Footer {
+        let open = self.open.as_ref().expect("an open segment is sealed");
+        Footer { segment: open.segment, end_page: open.page, entries: open.entries.clone() }
+    }
+
+    /// The open segment's footer is written.
+    pub fn sealed(&mut self) {
+        if let Some(open) = self.open.take() {
+            let segment = open.segment.segment;
+            self.segments[segment as usize].records.shrink_to_fit();
+            self.sealed.push_back(segment);
+        }
+    }
+
+    /// A segment's new header is written.
+    ///
+    /// # Panics
+    /// Where another segment is open, or this one is not the next.
+    pub fn opened(&mut self, segment: SegmentHeader) {
+        assert!(self.open.is_none(), "one segment is open at a time");
+        assert_eq!(self.free.pop_front(), Some(segment.segment), "the segment that was longest free is next");
+        self.segment_sequence = segment.sequence;
+        self.segments[segment.segment as usize].sequence = segment.sequence;
+        self.open = Some(Open { segment, page: FIRST_PAGE, placed: 0, entries: Vec::new() });
+    }
+
+    /// Whether a segment should be given up ahead of need.
+    #[must_use]
+    pub fn wants_eviction(&self) -> bool {
+        self.free.len() < SPARE_SEGMENTS && self.can_evict()
+    }
+
+    /// The next step of giving up the oldest segment; begins with it where none is being given up.
+    pub fn evict_next(&mut self) -> Evict {
+        let most_pages = u64::from(self.geometry.segment_pages) / 2;
+        if self.evicting.is_none() {
+            let Some(segment) = self.sealed.pop_front() else { return Evict::Nothing };
+            self.evicting = Some(Evicting { segment, at: 0, moved_pages: 0 });
+        }
+        let Some(evicting) = self.evicting.as_mut() else { return Evict::Nothing };
+        let records = &self.segments[evicting.segment as usize].records;
+        while let Some(&id) = records.get(evicting.at) {
+            evicting.at += 1;
+            let Some(place) = self.index.place(id) else { continue };
+            let moved_pages = evicting.moved_pages + u64::from(place.pages);
+            if place.segment == evicting.segment && self.index.is_hot(id) && moved_pages <= most_pages {
+                evicting.moved_pages = moved_pages;
+                return Evict::Move(self.index.key(id), place);
+            }
+        }
+        Evict::Finish
+    }
+
+    /// What was moved is synced: the segment is free. Tells which chunks are gone with it.
+    pub fn evicted(&mut self) -> Vec<ChunkKey> {
+        let Some(Evicting { segment, .. }) = self.evicting.take() else { return Vec::new() };
+        let records = std::mem::take(&mut self.segments[segment as usize].records);
+        let mut gone = Vec::new();
+        for id in records {
+            if self.index.place(id).is_some_and(|place| place.segment == segment) {
+                gone.push(self.index.key(id));
+                self.index.remove(id);
+            }
+        }
+        self.segments[segment as usize].sequence = 0;
+        self.free.push_back(segment);
+        gone
+    }
+
+    /// The segment that follows on the one with sequence `after`, and whether it is open.
+    #[must_use]
+    pub fn segment_after(&self, after: u64) -> Option<(SegmentHeader, bool)> {
+        let used = (0..).zip(&self.segments).filter(|(_, segment)| segment.sequence > after);
+        let (number, segment) = used.min_by_key(|(_, segment)| segment.sequence)?;
+        let is_open = self.open.as_ref().is_some_and(|open| open.segment.segment == number);
+        Some((SegmentHeader { segment: number, sequence: segment.sequence }, is_open))
+    }
+
+    /// The record that the scrubber looks at after position `from`, and the position after it.
+    #[must_use]
+    pub fn scrub_after(&self, from: u32) -> Option<(ChunkKey, Place, u32)> {
+        let id = self.index.next(from)?;
+        Some((self.index.key(id), self.index.place(id)?, id + 1))
+    }
+
+    /// Records.
+    #[must_use]
+    pub fn records(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Segments by state; one that is being given up is still sealed.
+    #[must_use]
+    pub fn counts(&self) -> SegmentCounts {
+        SegmentCounts {
+            free: self.free.len(),
+            open: usize::from(self.open.is_some()),
+            sealed: self.sealed.len() + usize::from(self.evicting.is_some()),
+        }
+    }
+
+    /// Bytes of memory that all this takes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let lists: usize = self.segments.iter().map(|segment| segment.records.capacity() * 4).sum();
+        self.index.memory_bytes() + lists + self.segments.len() * size_of::<Segment>()
+    }
+
+    fn can_evict(&self) -> bool {
+        self.evicting.is_some() || !self.sealed.is_empty()
+    }
+
+    fn note(&mut self, segment: u32, entry: &FooterEntry) {
+        let key = ChunkKey { fingerprint: entry.fingerprint, hash: entry.chunk.hash };
+        let id = self.index.insert(&key, Place { segment, page: entry.page, pages: entry.pages });
+        self.segments[segment as usize].records.push(id);
+    }
+}
+
+impl FooterEntry {
+    /// What the record is found by.
+    #[must_use]
+    pub fn key(&self) -> ChunkKey {
+        ChunkKey { fingerprint: self.fingerprint, hash: self.chunk.hash }
+    }
+
+    /// The chunk, as it is to be announced.
+    #[must_use]
+    pub fn held(&self) -> (Fingerprint, ChunkRef) {
+        (self.fingerprint, self.chunk)
+    }
+}
+
+/// The page of a segment at which its first record stands.
+pub const FIRST_PAGE: u32 = 1;
+
+/// Segments that are kept free, so that few writes wait until one is given up.
+const SPARE_SEGMENTS: usize = 2;
+
+/// Segments without which the log cannot turn: the open one, a free one for moves, one that is given up, one spare.
+pub const MIN_SEGMENTS: u32 = 4;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! Tests of the log: random histories against a plain model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const GEOMETRY: Geometry = Geometry { segments: 5, segment_pages: 20 };
+
+fn key(number: u64) -> ChunkKey {
+    let mut hash = [0; 32];
+    hash[24..].copy_from_slice(&number.to_le_bytes());
+    ChunkKey { fingerprint: Fingerprint([(number % 4) as u8; 32]), hash: ChunkHash(hash) }
+}
+
+fn entry(number: u64, page: u32, pages: u32, sequence: u64) -> FooterEntry {
+    let ChunkKey { fingerprint, hash } = key(number);
+    let chunk = ChunkRef { hash, parent: hash, index: 0, anchor: hash };
+    FooterEntry { fingerprint, chunk, page, pages, sequence }
+}
+
+/// A log, what its disk would hold, and what it must say.
+struct Modelled {
+    log: Log,
+    /// By segment: its sequence, its footer where it is sealed, all records that were synced there.
+    disk: BTreeMap<u32, (SegmentHeader, Option<Footer>, Vec<FooterEntry>)>,
+    held: BTreeMap<ChunkKey, Place>,
+    hot: BTreeSet<ChunkKey>,
+}
+
+impl Modelled {
+    fn new() -> Self {
+        let (disk, held, hot) = Default::default();
+        Self { log: Log::new(GEOMETRY), disk, held, hot }
+    }
+
+    fn room(&mut self, pages: u32, purpose: Purpose) -> bool {
+        for _ in 0..100 {
+            match self.log.room_for(pages.into(), purpose) {
+                Room::Here => return true,
+                Room::None => return false,
+                Room::Seal => {
+                    let footer = self.log.footer();
+                    let segment = self.disk.get_mut(&footer.segment.segment).unwrap();
+                    assert_eq!(footer.entries, segment.2);
+                    assert!(
+                        footer.end_page + Footer::pages_for(footer.entries.len()) <= GEOMETRY.segment_pages
+                    );
+                    segment.1 = Some(footer);
+                    self.log.sealed();
+                }
+                Room::Open(header) => {
+                    assert!(self.held.values().all(|place| place.segment != header.segment), "it is free");
+                    self.disk.insert(header.segment, (header, None, Vec::new()));
+                    self.log.opened(header);
+                }
+                Room::Evict => self.evict(),
+            }
+        }
+        panic!("there is no end of making room");
+    }
+
+    fn evict(&mut self) {
+        match self.log.evict_next() {
+            Evict::Move(key, place) => {
+                assert_eq!(self.held.get(&key), Some(&place));
+                assert!(self.hot.contains(&key), "only what was used is moved");
+                if self.room(place.pages, Purpose::Move) {
+                    self.put(&key, place.pages);
+                }
+            }
+            Evict::Finish => {
+                for key in self.log.evicted() {
+                    assert!(self.held.remove(&key).is_some());
+                    self.hot.remove(&key);
+                }
+            }
+            Evict::Nothing => {}
+        }
+    }
+
+    fn put(&mut self, key: &ChunkKey, pages: u32) {
+        let Placed { segment, page, sequence } = self.log.place(pages.into());
+        let place = Place { segment: segment.segment, page, pages };
+        let overlaps = |other: &&Place| {
+            other.segment == place.segment && other.page < page + pages && page < other.page + other.pages
+        };
+        assert_eq!(self.held.values().find(overlaps), None);
+        let number = u64::from_le_bytes(key.hash.0[24..].try_into().unwrap());
+        let entry = entry(number, page, pages, sequence);
+        self.disk.get_mut(&segment.segment).unwrap().2.push(entry);
+        self.log.commit(entry);
+        self.held.insert(*key, place);
+        self.hot.remove(key);
+    }
+
+    /// The log as it is found again, and the model with it: what was forgotten comes back.
+    fn restart(&mut self) {
+        let open = self.log.open.as_ref().map(|open| (open.segment.segment, open.page));
+        let found = self.disk.values().map(|(segment, footer, records)| {
+            let open_at = open.filter(|(open, _)| *open == segment.segment).map(|(_, page)| page);
+            let entries = footer.as_ref().map_or_else(|| records.clone(), |footer| footer.entries.clone());
+            Recovered { segment: *segment, entries, open_at }
+        });
+        let mut found: Vec<Recovered> = found.collect();
+        self.log = Log::restore(GEOMETRY, found.clone());
+        found.sort_by_key(|found| found.segment.sequence);
+        self.held.clear();
+        self.hot.clear();
+        for Recovered { segment, entries, .. } in found {
+            for entry in entries {
+                let place = Place { segment: segment.segment, page: entry.page, pages: entry.pages };
+                self.held.insert(entry.key(), place);
+            }
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.log.records(), self.held.len());
+        for (key, place) in &self.held {
+            assert_eq!(self.log.find(key), Some(*place));
+        }
+        let SegmentCounts { free, open, sealed } = self.log.counts();
+        assert_eq!(free + open + sealed, GEOMETRY.segments as usize);
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write(u64, u32),
+    Touch(u64),
+    Forget(u64),
+    Evict,
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..40_u64, 1..9_u32).prop_map(|(number, pages)| Step::Write(number, pages)),
+        6 => (0..40_u64).prop_map(Step::Touch),
+        1 => (0..40_u64).prop_map(Step::Forget),
+        2 => Just(Step::Evict),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn the_log_says_what_a_plain_model_says(steps in prop::collection::vec(step(), 1..200)) {
+        let mut modelled = Modelled::new();
+        for step in steps {
+            match step {
+                Step::Write(number, pages) => {
+                    let key = key(number);
+                    if modelled.log.find(&key).is_none() {
+                        prop_assert!(modelled.room(pages, Purpose::Write), "there is always room to be made");
+                        modelled.put(&key, pages);
+                    }
+                }
+                Step::Touch(number) => {
+                    modelled.log.touch(&key(number));
+                    if modelled.held.contains_key(&key(number)) {
+                        modelled.hot.insert(key(number));
+                    }
+                }
+                Step::Forget(number) => {
+                    let was_held = modelled.held.remove(&key(number)).is_some();
+                    prop_assert_eq!(modelled.log.forget(&key(number)), was_held);
+                    modelled.hot.remove(&key(number));
+                }
+                Step::Evict if modelled.log.wants_eviction() => modelled.evict(),
+                Step::Evict => {}
+                Step::Restart => modelled.restart(),
+            }
+            modelled.check();
+        }
+    }
+}
+
+#[test]
+fn segments_go_in_the_order_of_their_age() {
+    let mut modelled = Modelled::new();
+    for number in 0..100 {
+        assert!(modelled.room(4, Purpose::Write));
+        modelled.put(&key(number), 4);
+    }
+    let oldest = (0..100).find(|&number| modelled.held.contains_key(&key(number))).unwrap();
+    assert!((oldest..100).all(|number| modelled.held.contains_key(&key(number))));
+    assert!(oldest >= 80 && modelled.log.counts().free >= 1);
+}
+
+#[test]
+fn a_record_that_fits_nowhere_has_no_room() {
+    let log = Log::new(GEOMETRY);
+    assert_eq!(log.room_for(GEOMETRY.most_pages() + 1, Purpose::Write), Room::None);
+    assert_eq!(log.room_for(u64::MAX, Purpose::Write), Room::None);
+    assert!(matches!(log.room_for(GEOMETRY.most_pages(), Purpose::Write), Room::Open(_)));
+}
+
+#[test]
+fn a_million_records_take_sixty_four_bytes_each() {
+    let geometry = Geometry { segments: 8_000, segment_pages: 256 };
+    let found = (0..7_900_u32).map(|segment| {
+        let first = u64::from(segment) * 127;
+        let entries = (0..127).map(|at| entry(first + u64::from(at), 1 + at, 1, first + u64::from(at)));
+        let segment = SegmentHeader { segment, sequence: u64::from(segment) + 1 };
+        Recovered { segment, entries: entries.collect(), open_at: None }
+    });
+    let log = Log::restore(geometry, found.collect());
+    let each = log.memory_bytes() as f64 / log.records() as f64;
+    println!("{} records, {each:.1} bytes each", log.records());
+    assert!(log.records() > 1_000_000 && each < 70.0);
+}

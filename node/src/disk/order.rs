@@ -1,0 +1,210 @@
+//! What a disk tier is asked, and what it answers.
+
+use std::sync::Arc;
+
+use larder_protocol::{ChunkRef, Fingerprint};
+
+use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
+use super::log::ChunkKey;
+use crate::arena::{ExtentMemory, OutOfBounds, Pages};
+use crate::copy::BlockChecksums;
+
+/// A block's place in the arena.
+#[derive(Debug, Clone)]
+pub struct BlockPlace {
+    /// The part of the chunk that one engine rank holds.
+    pub slice: u16,
+    /// The kind of state.
+    pub pool: u8,
+    /// Its memory.
+    pub memory: Arc<ExtentMemory>,
+    /// Where it stands there.
+    pub offset: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes that share one checksum: whole layers.
+    pub range_bytes: u64,
+}
+
+/// A block to be written.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// Where it stands. Whoever orders keeps the place from being written until the answer.
+    pub place: BlockPlace,
+    /// What was summed when it was committed. They are not computed again here: whoever reads the block does.
+    pub checksums: BlockChecksums,
+}
+
+/// A chunk to be written, with all its blocks that are to be found again together.
+#[derive(Debug)]
+pub struct WriteOrder {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) chunk: ChunkRef,
+    pub(super) sources: Vec<Source>,
+    pub(super) entries: Vec<BlockEntry>,
+}
+
+/// A chunk to be read.
+#[derive(Debug)]
+pub struct ReadOrder {
+    pub(super) key: ChunkKey,
+    pub(super) destinations: Vec<BlockPlace>,
+}
+
+/// Why there can be no such order.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// A place is not within its extent.
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
+    /// No blocks, a block without bytes, or with another number of checksums than it has layer ranges.
+    #[error(
+        "a chunk has at least one block, and each block bytes and a checksum for each of its layer ranges"
+    )]
+    Blocks,
+    /// More blocks and layer ranges than a record's header holds.
+    #[error("a record's header has at most {MAX_HEADER_PAGES} pages, this one would have {pages}")]
+    Header {
+        /// Pages that it would have.
+        pages: u32,
+    },
+}
+
+/// What came of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteAnswer {
+    /// It is on disk, and would survive a loss of power.
+    Durable,
+    /// It was there already: nothing was written.
+    AlreadyThere,
+    /// It is larger than a segment.
+    TooLarge,
+    /// The tier is closed.
+    Closed,
+}
+
+/// What came of a read. Nothing is written to its places any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReadAnswer {
+    /// The blocks are in their places, and right.
+    Here {
+        /// The chunk, with its place in its chain.
+        chunk: ChunkRef,
+        /// Checksums of the blocks, in the order of the destinations.
+        checksums: Vec<BlockChecksums>,
+    },
+    /// It is not there.
+    NotHeld,
+    /// It is there, without a block that was asked for, or with one of another size.
+    OtherBlocks,
+    /// It was damaged: it is forgotten. What is in the places is undefined.
+    Damaged,
+    /// The tier is closed.
+    Closed,
+}
+
+/// Chunks that are on disk, some at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotPage {
+    /// Namespace and chunk of each.
+    pub held: Vec<(Fingerprint, ChunkRef)>,
+    /// Where the next page begins; `None` after the last.
+    pub next: Option<u64>,
+}
+
+/// Chunks that are no longer on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gone {
+    /// Which.
+    pub chunks: Vec<ChunkKey>,
+    /// Why.
+    pub why: Why,
+}
+
+/// Why chunks are no longer on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// Their segment was given up.
+    Evicted,
+    /// Their bytes were wrong.
+    Damaged,
+    /// The tier is closed: none can be read any more. The list is empty.
+    Closed,
+}
+
+impl WriteOrder {
+    /// The order to write a chunk.
+    ///
+    /// # Errors
+    /// Where there can be no such record: no blocks, checksums that do not fit the sizes, a place outside its memory.
+    pub fn new(fingerprint: Fingerprint, chunk: ChunkRef, sources: Vec<Source>) -> Result<Self, OrderError> {
+        let mut entries = Vec::with_capacity(sources.len());
+        for Source { place, checksums } in &sources {
+            place.check()?;
+            if place.bytes.div_ceil(place.range_bytes) != checksums.ranges.len() as u64 {
+                return Err(OrderError::Blocks);
+            }
+            let BlockPlace { slice, pool, bytes, range_bytes, .. } = *place;
+            entries.push(BlockEntry { slice, pool, bytes, range_bytes, checksums: checksums.clone() });
+        }
+        let pages = RecordHeader::pages_for(&entries);
+        if pages > MAX_HEADER_PAGES {
+            return Err(OrderError::Header { pages });
+        }
+        if entries.is_empty() {
+            return Err(OrderError::Blocks);
+        }
+        Ok(Self { fingerprint, chunk, sources, entries })
+    }
+
+    /// What the chunk is found by.
+    #[must_use]
+    pub fn key(&self) -> ChunkKey {
+        ChunkKey { fingerprint: self.fingerprint, hash: self.chunk.hash }
+    }
+
+    /// Bytes of all blocks.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.bytes).sum()
+    }
+}
+
+impl ReadOrder {
+    /// The order to read a chunk: all its blocks, or some. The places belong to the order until its answer.
+    ///
+    /// # Errors
+    /// Where a place is outside its memory, or there is none.
+    pub fn new(key: ChunkKey, destinations: Vec<BlockPlace>) -> Result<Self, OrderError> {
+        destinations.iter().try_for_each(BlockPlace::check)?;
+        if destinations.is_empty() {
+            return Err(OrderError::Blocks);
+        }
+        Ok(Self { key, destinations })
+    }
+}
+
+impl BlockPlace {
+    /// Whether the block goes between its place and byte `offset` of the file without a copy: from huge pages alone, since
+    /// drives take few small pages a request (see [`super::io::Buffer`]). Small blocks share transfers instead.
+    pub(super) fn goes_direct(&self, offset: u64) -> bool {
+        let is_aligned = |number: u64| number.is_multiple_of(PAGE_BYTES);
+        let is_fit = self.memory.pages() == Pages::Huge || cfg!(test);
+        is_fit
+            && self.bytes >= MIN_DIRECT_BYTES
+            && is_aligned(self.bytes)
+            && is_aligned(self.offset)
+            && is_aligned(offset)
+    }
+
+    fn check(&self) -> Result<(), OrderError> {
+        if self.bytes == 0 || self.range_bytes == 0 {
+            return Err(OrderError::Blocks);
+        }
+        Ok(self.memory.check(self.offset, self.bytes)?)
+    }
+}
+
+/// Bytes of the smallest block that is worth transfers of its own; a page in tests, so that their small blocks go both ways.
+const MIN_DIRECT_BYTES: u64 = if cfg!(test) { PAGE_BYTES } else { 128 << 10 };

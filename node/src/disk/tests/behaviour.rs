@@ -1,0 +1,378 @@
+//! What a tier answers, each thing by itself.
+
+use std::sync::mpsc::channel;
+
+use super::faults::Platter;
+use super::*;
+use crate::disk::format::StorageId;
+use crate::disk::metrics::FoundBy;
+use crate::disk::volume::{Job, Volume};
+
+/// A volume on a platter.
+struct Rig {
+    platter: Platter,
+    volume: Volume,
+    slots: Slots,
+    metrics: DiskMetrics,
+    gone: Receiver<Gone>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (platter, metrics, (on_gone, gone)) = (Platter::new(GEOMETRY.file_bytes(), 1), metrics(), gone());
+        let volume = Volume::over(platter.device(), GEOMETRY, STORAGE, metrics.clone(), on_gone).unwrap();
+        Self { platter, volume, slots: Slots::new(), metrics, gone }
+    }
+
+    fn write(&mut self, number: u64) -> WriteAnswer {
+        let (done, answer) = oneshot::channel();
+        let order = self.slots.write_order(TestChunk(number));
+        self.volume.perform(vec![Job::Write((order, done))]);
+        while self.volume.wants_eviction() {
+            self.volume.evict_ahead();
+        }
+        now(answer)
+    }
+
+    fn read(&mut self, number: u64) -> ReadAnswer {
+        let (done, answer) = oneshot::channel();
+        let order = self.slots.read_order(TestChunk(number));
+        self.volume.perform(vec![Job::Read((order, done))]);
+        now(answer)
+    }
+
+    /// Flips a bit in the middle of a chunk's record.
+    fn damage(&self, number: u64) {
+        let place = self.volume.find(&TestChunk(number).key()).unwrap();
+        // The first byte of the payload.
+        self.platter.flip(GEOMETRY.offset(place.segment, place.page + 1), 3);
+    }
+
+    fn fail_from_now_on(&self, error: i32) {
+        let state = &mut *self.platter.state();
+        state.fails = Some((state.operations, error));
+    }
+}
+
+#[test]
+fn a_chunk_comes_back_as_it_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    for lane in [None, Some(Lane::Plain)] {
+        let options = DiskOptions { lane, ..options(&folder.path().join(format!("{lane:?}"))) };
+        let tier = DiskTier::open(&options, metrics(), gone().0).unwrap();
+        println!("lane {:?}", tier.lane());
+        let mut slots = Slots::new();
+        for number in 0..20 {
+            let answer = tier.write(slots.write_order(TestChunk(number))).unwrap();
+            assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Durable));
+        }
+        for number in 0..20 {
+            let answer = tier.read(slots.read_order(TestChunk(number))).unwrap().blocking_recv().unwrap();
+            slots.assert_right(TestChunk(number), &answer);
+        }
+        let missing = tier.read(slots.read_order(TestChunk(99))).unwrap();
+        assert_eq!(missing.blocking_recv(), Ok(ReadAnswer::NotHeld));
+    }
+}
+
+#[test]
+fn a_tier_that_was_closed_and_opened_again_holds_what_it_held() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut slots = Slots::new();
+    for round in 0..5_u64 {
+        let tier = open(folder.path());
+        for number in 0..round * 4 {
+            let answer = tier.read(slots.read_order(TestChunk(number))).unwrap().blocking_recv().unwrap();
+            slots.assert_right(TestChunk(number), &answer);
+        }
+        for number in round * 4..round * 4 + 4 {
+            let answer = tier.write(slots.write_order(TestChunk(number))).unwrap();
+            assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Durable));
+        }
+    }
+}
+
+#[test]
+fn a_chunk_that_is_there_is_not_written_again() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.write(1), WriteAnswer::Durable);
+    let written = rig.metrics.written_bytes.get();
+    assert_eq!(rig.write(1), WriteAnswer::AlreadyThere);
+    assert_eq!(rig.metrics.written_bytes.get(), written);
+}
+
+#[test]
+fn one_sync_serves_all_writes_that_were_waiting() {
+    let mut rig = Rig::new();
+    rig.write(100);
+    let syncs = rig.metrics.sync_seconds.get_sample_count();
+    let (jobs, answers): (Vec<_>, Vec<_>) = (0..3)
+        .map(|number| {
+            let (done, answer) = oneshot::channel();
+            (Job::Write((rig.slots.write_order(TestChunk(number)), done)), answer)
+        })
+        .unzip();
+    rig.volume.perform(jobs);
+    assert!(answers.into_iter().all(|answer| now(answer) == WriteAnswer::Durable));
+    assert_eq!(rig.metrics.sync_seconds.get_sample_count(), syncs + 1);
+}
+
+#[test]
+fn some_blocks_of_a_chunk_can_be_read_and_others_are_told_apart() {
+    let mut rig = Rig::new();
+    let chunk = (0..).map(TestChunk).find(|chunk| chunk.blocks().len() == 3).unwrap();
+    rig.write(chunk.0);
+    let mut ask = |destinations| {
+        let (done, answer) = oneshot::channel();
+        let order = ReadOrder::new(chunk.key(), destinations).unwrap();
+        rig.volume.perform(vec![Job::Read((order, done))]);
+        now(answer)
+    };
+    let all = Slots::new().destinations(chunk);
+    let ReadAnswer::Here { checksums, .. } = ask(vec![all[2].clone(), all[0].clone()]) else {
+        panic!("two of three blocks")
+    };
+    assert_eq!(checksums, [chunk.blocks()[2].checksums.clone(), chunk.blocks()[0].checksums.clone()]);
+    let unknown = BlockPlace { slice: 77, ..all[0].clone() };
+    assert_eq!(ask(vec![all[1].clone(), unknown]), ReadAnswer::OtherBlocks);
+    let shorter = BlockPlace { bytes: all[0].bytes - 1, ..all[0].clone() };
+    assert_eq!(ask(vec![shorter]), ReadAnswer::OtherBlocks);
+}
+
+#[test]
+fn a_damaged_chunk_is_a_miss_is_counted_and_can_be_written_again() {
+    let mut rig = Rig::new();
+    rig.write(1);
+    rig.damage(1);
+    assert_eq!(rig.read(1), ReadAnswer::Damaged);
+    assert_eq!(rig.read(1), ReadAnswer::NotHeld);
+    assert_eq!(rig.metrics.damaged(FoundBy::Read), 1);
+    assert_eq!(
+        rig.gone.try_iter().collect::<Vec<_>>(),
+        [Gone { chunks: vec![TestChunk(1).key()], why: Why::Damaged }]
+    );
+    assert_eq!(rig.write(1), WriteAnswer::Durable);
+    let answer = rig.read(1);
+    rig.slots.assert_right(TestChunk(1), &answer);
+}
+
+#[test]
+fn the_scrubber_finds_a_flipped_bit_that_nobody_read() {
+    let mut rig = Rig::new();
+    (0..5).for_each(|number| assert_eq!(rig.write(number), WriteAnswer::Durable));
+    rig.damage(3);
+    (0..5).for_each(|_| assert!(rig.volume.scrub().is_some()));
+    assert_eq!((rig.metrics.damaged(FoundBy::Scrub), rig.metrics.damaged(FoundBy::Read)), (1, 0));
+    assert_eq!(rig.read(3), ReadAnswer::NotHeld);
+    assert_eq!(rig.metrics.records.get(), 4);
+}
+
+#[test]
+fn a_tier_without_orders_is_scrubbed_by_its_own_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions { scrub_bytes_per_second: 1 << 40, ..options(folder.path()) };
+    let metrics = metrics();
+    let tier = DiskTier::open(&options, metrics.clone(), gone().0).unwrap();
+    let answer = tier.write(Slots::new().write_order(TestChunk(1))).unwrap();
+    answer.blocking_recv().unwrap();
+    while metrics.scrubbed_bytes.get() == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(metrics.damaged(FoundBy::Scrub), 0);
+}
+
+#[test]
+fn what_was_read_survives_when_its_segment_is_given_up_and_the_rest_is_told() {
+    let mut rig = Rig::new();
+    rig.write(0);
+    rig.write(1);
+    let mut number = 2;
+    while rig.metrics.moved_bytes.get() == 0 {
+        assert!(matches!(rig.read(0), ReadAnswer::Here { .. }));
+        assert_eq!(rig.write(number), WriteAnswer::Durable);
+        number += 1;
+    }
+    let gone: Vec<Gone> = rig.gone.try_iter().collect();
+    assert!(gone.iter().all(|gone| gone.why == Why::Evicted && !gone.chunks.contains(&TestChunk(0).key())));
+    assert!(gone.iter().any(|gone| gone.chunks.contains(&TestChunk(1).key())));
+    let answer = rig.read(0);
+    rig.slots.assert_right(TestChunk(0), &answer);
+    assert_eq!(rig.read(1), ReadAnswer::NotHeld);
+}
+
+#[test]
+fn a_touched_chunk_survives_like_one_that_was_read() {
+    let mut rig = Rig::new();
+    rig.write(0);
+    let mut number = 1;
+    while rig.metrics.evicted.get() == 0 {
+        rig.volume.perform(vec![Job::Touch(vec![TestChunk(0).key()])]);
+        rig.write(number);
+        number += 1;
+    }
+    assert!(matches!(rig.read(0), ReadAnswer::Here { .. }));
+}
+
+#[test]
+fn a_damaged_chunk_is_not_moved() {
+    let mut rig = Rig::new();
+    rig.write(0);
+    rig.read(0);
+    rig.damage(0);
+    let mut number = 1;
+    while rig.metrics.evicted.get() == 0 {
+        rig.write(number);
+        number += 1;
+    }
+    assert_eq!((rig.metrics.damaged(FoundBy::Move), rig.read(0)), (1, ReadAnswer::NotHeld));
+}
+
+#[test]
+fn a_removed_chunk_is_gone() {
+    let mut rig = Rig::new();
+    rig.write(1);
+    for was_there in [true, false] {
+        let (done, answer) = oneshot::channel();
+        rig.volume.perform(vec![Job::Forget(TestChunk(1).key(), done)]);
+        assert_eq!(now(answer), was_there);
+    }
+    assert_eq!(rig.read(1), ReadAnswer::NotHeld);
+}
+
+#[test]
+fn a_snapshot_names_every_chunk_that_is_held_in_sealed_segments_and_in_the_open_one() {
+    let mut rig = Rig::new();
+    (0..30).for_each(|number| assert_eq!(rig.write(number), WriteAnswer::Durable));
+    let expected: std::collections::BTreeSet<TestChunk> =
+        (0..30).map(TestChunk).filter(|chunk| rig.volume.find(&chunk.key()).is_some()).collect();
+    let (mut after, mut held, mut pages) = (Some(0), Vec::new(), 0);
+    while let Some(from) = after {
+        let (done, answer) = oneshot::channel();
+        rig.volume.perform(vec![Job::Snapshot(from, done)]);
+        let page = now(answer).unwrap();
+        held.extend(page.held);
+        after = page.next;
+        pages += 1;
+    }
+    held.sort_by_key(|(_, chunk)| u64::from_le_bytes(chunk.hash.0[8..16].try_into().unwrap()));
+    let right = expected.iter().map(|chunk| (chunk.key().fingerprint, chunk.chunk_ref()));
+    assert!(held.into_iter().eq(right));
+    assert!(pages > 3 && expected.len() > 5);
+}
+
+#[test]
+fn a_drive_that_fails_or_is_full_closes_the_tier_and_every_order_is_answered() {
+    for error in [libc::EIO, libc::ENOSPC] {
+        let mut rig = Rig::new();
+        rig.write(1);
+        rig.fail_from_now_on(error);
+        let (jobs, answers): (Vec<_>, Vec<_>) = (2..5)
+            .map(|number| {
+                let (done, answer) = oneshot::channel();
+                (Job::Write((rig.slots.write_order(TestChunk(number)), done)), answer)
+            })
+            .unzip();
+        rig.volume.perform(jobs);
+        assert!(answers.into_iter().all(|answer| now(answer) == WriteAnswer::Closed));
+        rig.platter.state().fails = None;
+        let operations = rig.platter.state().operations;
+        assert_eq!((rig.read(1), rig.write(9)), (ReadAnswer::Closed, WriteAnswer::Closed));
+        rig.volume.settle();
+        assert_eq!(rig.platter.state().operations, operations, "nothing is written after a failed write");
+        assert_eq!(rig.metrics.closed.get(), 1);
+        assert_eq!(rig.metrics.answers("closed"), 5);
+        let gone: Vec<Why> = rig.gone.try_iter().map(|gone| gone.why).collect();
+        assert_eq!(gone, [Why::Closed]);
+    }
+}
+
+#[test]
+fn a_drive_that_cannot_be_read_closes_the_tier_and_every_read_is_answered() {
+    let mut rig = Rig::new();
+    rig.write(1);
+    rig.write(2);
+    rig.fail_from_now_on(libc::EIO);
+    let (jobs, answers): (Vec<_>, Vec<_>) = [1, 2, 3]
+        .map(|number| {
+            let (done, answer) = oneshot::channel();
+            (Job::Read((rig.slots.read_order(TestChunk(number)), done)), answer)
+        })
+        .into_iter()
+        .unzip();
+    rig.volume.perform(jobs);
+    let answers: Vec<_> = answers.into_iter().map(now).collect();
+    assert_eq!(answers, [ReadAnswer::Closed, ReadAnswer::Closed, ReadAnswer::NotHeld]);
+}
+
+#[test]
+fn a_full_queue_answers_busy_and_a_closed_tier_closed() {
+    let (platter, metrics) = (Platter::new(GEOMETRY.file_bytes(), 1), metrics());
+    let volume = Volume::over(platter.device(), GEOMETRY, STORAGE, metrics.clone(), gone().0).unwrap();
+    let (hold, gate) = channel();
+    platter.state().gate = Some(gate);
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions { queue_orders: 2, ..options(folder.path()) };
+    let tier = DiskTier::start(volume, &options, metrics.clone(), Lane::Plain).unwrap();
+    let mut slots = Slots::new();
+    let mut answers = Vec::new();
+    // The thread has at most two batches of what was queued when it waits for the drive.
+    let refused = loop {
+        match tier.write(slots.write_order(TestChunk(answers.len() as u64))) {
+            Ok(answer) => answers.push(answer),
+            Err(refused) => break refused,
+        }
+        assert!(answers.len() < 16, "a queue of two takes everything");
+    };
+    assert!(matches!(refused, Refused::Busy(order) if order.key() == TestChunk(answers.len() as u64).key()));
+    assert_eq!(metrics.answers("busy"), 1);
+    drop(hold);
+    for answer in answers {
+        assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Durable));
+    }
+    platter.state().fails = Some((0, libc::EIO));
+    let failing = tier.write(slots.write_order(TestChunk(50))).unwrap();
+    assert_eq!(failing.blocking_recv(), Ok(WriteAnswer::Closed));
+    while !tier.is_closed() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(tier.read(slots.read_order(TestChunk(0))), Err(Refused::Closed(_))));
+}
+
+#[test]
+fn a_chunk_larger_than_a_segment_is_refused() {
+    let mut rig = Rig::new();
+    let memory = arena(2).extent(0).clone();
+    let bytes = GEOMETRY.most_pages() * PAGE_BYTES;
+    let place = BlockPlace { slice: 0, pool: 0, memory, offset: 0, bytes, range_bytes: bytes };
+    let checksums = BlockChecksums { whole: 0, ranges: smallvec::smallvec![0] };
+    let order =
+        WriteOrder::new(Fingerprint([1; 32]), TestChunk(1).chunk_ref(), vec![Source { place, checksums }]);
+    let (done, answer) = oneshot::channel();
+    rig.volume.perform(vec![Job::Write((order.unwrap(), done))]);
+    assert_eq!(now(answer), WriteAnswer::TooLarge);
+}
+
+#[test]
+fn impossible_orders_are_refused_where_they_are_made() {
+    let slots = Slots::new();
+    let place = slots.destinations(TestChunk(1)).remove(0);
+    let key = TestChunk(1).key();
+    let read = |place: BlockPlace| ReadOrder::new(key, vec![place]).unwrap_err();
+    assert!(matches!(
+        read(BlockPlace { offset: u64::MAX, ..place.clone() }),
+        order::OrderError::OutOfBounds(_)
+    ));
+    assert_eq!(read(BlockPlace { bytes: 0, ..place.clone() }), order::OrderError::Blocks);
+    assert_eq!(ReadOrder::new(key, Vec::new()).unwrap_err(), order::OrderError::Blocks);
+    let checksums = BlockChecksums { whole: 0, ranges: smallvec::SmallVec::new() };
+    let source = Source { place: place.clone(), checksums };
+    let write = WriteOrder::new(key.fingerprint, TestChunk(1).chunk_ref(), vec![source]).unwrap_err();
+    assert_eq!(write, order::OrderError::Blocks);
+    let place = BlockPlace { bytes: 1 << 20, range_bytes: 1, ..place };
+    let checksums = BlockChecksums { whole: 0, ranges: smallvec::smallvec![0; 1 << 20] };
+    let write = WriteOrder::new(key.fingerprint, TestChunk(1).chunk_ref(), vec![Source { place, checksums }]);
+    assert!(matches!(write.unwrap_err(), order::OrderError::Header { .. }));
+}
+
+const GEOMETRY: Geometry = Geometry { segments: 6, segment_pages: 40 };
+const STORAGE: StorageId = StorageId([9; 16]);

@@ -1,0 +1,157 @@
+//! A device that loses power, tears and damages what it holds, fails, fills up, and takes its time.
+
+use std::io;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::disk::io::{Device, Direction, Finished, Memory, Transfer};
+
+/// What is on the device. It outlives those who use it.
+#[derive(Clone)]
+pub(super) struct Platter(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    /// What a reader sees.
+    pub(super) seen: Vec<u8>,
+    /// What is left when power is lost now.
+    stable: Vec<u8>,
+    /// Writes since the last sync.
+    unsynced: Vec<(usize, Vec<u8>)>,
+    random: fastrand::Rng,
+    /// Operations that succeed before all fail, and how.
+    pub(super) fails: Option<(u64, i32)>,
+    /// Operations so far.
+    pub(super) operations: u64,
+    /// Each sync waits for a message.
+    pub(super) gate: Option<Receiver<()>>,
+}
+
+/// One user's way to the platter.
+struct Way {
+    platter: Platter,
+    finished: Vec<Finished>,
+}
+
+impl Platter {
+    pub(super) fn new(bytes: u64, seed: u64) -> Self {
+        let bytes = vec![0; bytes as usize];
+        Self(Arc::new(Mutex::new(State {
+            seen: bytes.clone(),
+            stable: bytes,
+            unsynced: Vec::new(),
+            random: fastrand::Rng::with_seed(seed),
+            fails: None,
+            operations: 0,
+            gate: None,
+        })))
+    }
+
+    pub(super) fn device(&self) -> Box<dyn Device> {
+        Box::new(Way { platter: self.clone(), finished: Vec::new() })
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Power is lost: of each write since the last sync there is all, nothing, its first sectors, or some of its sectors.
+    pub(super) fn lose_power(&self) {
+        let state = &mut *self.state();
+        for (offset, bytes) in std::mem::take(&mut state.unsynced) {
+            let sectors = bytes.len() / SECTOR;
+            let kind = state.random.u8(..4);
+            let first = state.random.usize(..=sectors);
+            for sector in 0..sectors {
+                let lands = match kind {
+                    0 => true,
+                    1 => false,
+                    2 => sector < first,
+                    _ => state.random.bool(),
+                };
+                if lands {
+                    let from = sector * SECTOR;
+                    state.stable[offset + from..][..SECTOR].copy_from_slice(&bytes[from..][..SECTOR]);
+                }
+            }
+        }
+        state.seen = state.stable.clone();
+        state.fails = None;
+    }
+
+    /// Flips a bit, for good.
+    pub(super) fn flip(&self, offset: u64, bit: u8) {
+        let state = &mut *self.state();
+        state.seen[offset as usize] ^= 1 << bit;
+        state.stable[offset as usize] ^= 1 << bit;
+    }
+}
+
+impl State {
+    fn operation(&mut self) -> io::Result<()> {
+        self.operations += 1;
+        match self.fails {
+            Some((left, error)) if self.operations > left => Err(io::Error::from_raw_os_error(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn transfer(&mut self, transfer: &mut Transfer) -> io::Result<()> {
+        let (offset, bytes) = (transfer.offset as usize, transfer.bytes);
+        assert!(offset.is_multiple_of(4096) && bytes.is_multiple_of(4096), "O_DIRECT needs whole pages");
+        match transfer.direction {
+            Direction::Read => {
+                self.operation()?;
+                match &mut transfer.memory {
+                    Memory::Buffer(buffer) => {
+                        buffer.bytes_mut()[..bytes].copy_from_slice(&self.seen[offset..][..bytes]);
+                    }
+                    Memory::Place(memory, at) => memory.copy_in(*at, &self.seen[offset..][..bytes]).unwrap(),
+                }
+            }
+            Direction::Write => {
+                let mut written = vec![0; bytes];
+                match &transfer.memory {
+                    Memory::Buffer(buffer) => written.copy_from_slice(&buffer.bytes()[..bytes]),
+                    Memory::Place(memory, at) => memory.copy_out(*at, &mut written).unwrap(),
+                }
+                // A write that fails may have reached the platter in part.
+                self.unsynced.push((offset, written.clone()));
+                self.operation()?;
+                self.seen[offset..][..bytes].copy_from_slice(&written);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device for Way {
+    fn start(&mut self, mut transfer: Transfer) {
+        let result = self.platter.state().transfer(&mut transfer);
+        self.finished.push(Finished { tag: transfer.tag, memory: transfer.memory, result });
+    }
+
+    fn wait(&mut self) -> Option<Finished> {
+        let which = match self.finished.len() {
+            0 => return None,
+            count => self.platter.state().random.usize(..count),
+        };
+        Some(self.finished.swap_remove(which))
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let gate = self.platter.state().gate.take();
+        if let Some(gate) = gate {
+            // Whoever holds the other end lets go by dropping it.
+            let _ = gate.recv();
+            self.platter.state().gate = Some(gate);
+        }
+        let state = &mut *self.platter.state();
+        state.operation()?;
+        for (offset, bytes) in state.unsynced.drain(..) {
+            state.stable[offset..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+}
+
+const SECTOR: usize = 512;

@@ -1,0 +1,276 @@
+//! Random histories over a device that loses power anywhere: what was acknowledged is there, and right.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::Receiver;
+
+use super::faults::Platter;
+use super::*;
+use crate::disk::format::StorageId;
+use crate::disk::log::{Geometry, Place};
+use crate::disk::metrics::FoundBy;
+use crate::disk::volume::{Job, Volume};
+
+/// A tier on a platter, and what it must hold.
+struct History {
+    random: fastrand::Rng,
+    platter: Platter,
+    volume: Option<Volume>,
+    gone: Receiver<Gone>,
+    metrics: DiskMetrics,
+    slots: Slots,
+    next: u64,
+    /// Acknowledged, and not gone since.
+    must: BTreeMap<ChunkKey, TestChunk>,
+    /// Ever written.
+    may: BTreeMap<ChunkKey, TestChunk>,
+    /// Bits of theirs were flipped.
+    damaged: BTreeSet<ChunkKey>,
+    counts: Counts,
+}
+
+/// What histories went through, so that a test shows what it tested.
+#[derive(Debug, Default)]
+struct Counts {
+    acknowledged: u64,
+    hits: u64,
+    evicted: u64,
+    power_losses: u64,
+    flips: u64,
+    found: u64,
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let platter = Platter::new(GEOMETRY.file_bytes(), seed);
+        let mut history = Self {
+            random: fastrand::Rng::with_seed(seed),
+            platter,
+            volume: None,
+            gone: gone().1,
+            metrics: metrics(),
+            slots: Slots::new(),
+            next: 0,
+            must: BTreeMap::new(),
+            may: BTreeMap::new(),
+            damaged: BTreeSet::new(),
+            counts: Counts::default(),
+        };
+        history.open();
+        history
+    }
+
+    fn open(&mut self) {
+        loop {
+            let (on_gone, gone) = gone();
+            let metrics = self.metrics.clone();
+            match Volume::over(self.platter.device(), GEOMETRY, STORAGE, metrics, on_gone) {
+                Ok(volume) => {
+                    (self.volume, self.gone) = (Some(volume), gone);
+                    return;
+                }
+                // Power is lost while the tier is being opened, too.
+                Err(_) => self.lose_power(),
+            }
+        }
+    }
+
+    fn lose_power(&mut self) {
+        self.volume = None;
+        self.platter.lose_power();
+        self.counts.power_losses += 1;
+    }
+
+    fn volume(&mut self) -> &mut Volume {
+        self.volume.as_mut().unwrap()
+    }
+
+    fn step(&mut self) {
+        match self.random.u8(..100) {
+            0..35 => self.write_some(),
+            35..75 => self.read_one(),
+            75..80 => self.remove_one(),
+            80..85 => self.volume().evict_ahead_if_wanted(),
+            85..90 => drop(self.volume().scrub()),
+            90..93 => self.flip_a_bit(),
+            93..95 => self.restart(),
+            _ => self.lose_power_soon(),
+        }
+        self.hear_gone();
+        if self.volume().is_closed() {
+            self.lose_power();
+            self.open();
+        }
+    }
+
+    fn write_some(&mut self) {
+        let mut answers = Vec::new();
+        let mut jobs = Vec::new();
+        for _ in 0..self.random.usize(1..8) {
+            let chunk = if self.random.u8(..10) == 0 { self.some_chunk() } else { TestChunk(self.next) };
+            self.next += 1;
+            let (done, answer) = oneshot::channel();
+            jobs.push(Job::Write((self.slots.write_order(chunk), done)));
+            answers.push((chunk, answer));
+            self.may.insert(chunk.key(), chunk);
+        }
+        self.volume().perform(jobs);
+        for (chunk, answer) in answers {
+            match now(answer) {
+                WriteAnswer::Durable => {
+                    self.counts.acknowledged += 1;
+                    self.must.insert(chunk.key(), chunk);
+                    self.damaged.remove(&chunk.key());
+                }
+                WriteAnswer::AlreadyThere => {}
+                WriteAnswer::Closed => assert!(self.volume().is_closed()),
+                WriteAnswer::TooLarge => panic!("{chunk:?} fits"),
+            }
+        }
+        // Evicted by a later write of the same batch.
+        self.hear_gone();
+    }
+
+    fn read_one(&mut self) {
+        let chunk = self.some_chunk();
+        self.read(chunk);
+    }
+
+    fn read(&mut self, chunk: TestChunk) {
+        let (done, answer) = oneshot::channel();
+        let order = self.slots.read_order(chunk);
+        self.volume().perform(vec![Job::Read((order, done))]);
+        let key = chunk.key();
+        match now(answer) {
+            ReadAnswer::Closed => assert!(self.volume().is_closed()),
+            ReadAnswer::Damaged => {
+                assert!(self.damaged.contains(&key), "{chunk:?} was never damaged");
+                self.counts.found += 1;
+                self.must.remove(&key);
+            }
+            ReadAnswer::NotHeld => {
+                let is_lost = self.must.remove(&key).is_some();
+                assert!(!is_lost || self.damaged.contains(&key), "{chunk:?} was acknowledged and is lost");
+            }
+            answer => {
+                self.counts.hits += 1;
+                self.slots.assert_right(chunk, &answer);
+            }
+        }
+    }
+
+    fn remove_one(&mut self) {
+        let chunk = self.some_chunk();
+        let (done, answer) = oneshot::channel();
+        self.volume().perform(vec![Job::Forget(chunk.key(), done)]);
+        let was_there = now(answer);
+        let was_due = self.must.remove(&chunk.key()).is_some() && !self.damaged.contains(&chunk.key());
+        assert!(was_there || !was_due || self.volume().is_closed());
+    }
+
+    /// Of a record, its padding included; rarely of anything else.
+    fn flip_a_bit(&mut self) {
+        let chunk = self.some_chunk();
+        let bit = self.random.u8(..8);
+        if let Some(Place { segment, page, pages }) = self.volume().find(&chunk.key()) {
+            let offset = GEOMETRY.offset(segment, page);
+            let at = self.random.u64(..u64::from(pages) * PAGE_BYTES);
+            self.platter.flip(offset + at, bit);
+            self.damaged.insert(chunk.key());
+            self.counts.flips += 1;
+        } else {
+            // A footer or a segment's header: what they say is found out another way.
+            let segment = self.random.u32(..GEOMETRY.segments);
+            let page = if self.random.bool() { 0 } else { GEOMETRY.segment_pages - 1 };
+            if !self.volume().has_record_at(segment, page) {
+                let at = if page == 0 { self.random.u64(..48) } else { 4096 - self.random.u64(1..64) };
+                self.platter.flip(GEOMETRY.offset(segment, page) + at, bit);
+            }
+        }
+    }
+
+    /// As a service is: what was begun is finished.
+    fn restart(&mut self) {
+        self.volume().settle();
+        self.hear_gone();
+        if !self.volume().is_closed() {
+            self.volume = None;
+            self.open();
+        }
+    }
+
+    fn lose_power_soon(&mut self) {
+        let after = self.random.u64(..30);
+        let state = &mut *self.platter.state();
+        state.fails = Some((state.operations + after, libc::EIO));
+    }
+
+    fn hear_gone(&mut self) {
+        for Gone { chunks, why } in self.gone.try_iter() {
+            for key in chunks {
+                assert!(why != Why::Damaged || self.damaged.contains(&key), "{key:?} was never damaged");
+                self.counts.evicted += u64::from(why == Why::Evicted);
+                self.must.remove(&key);
+            }
+        }
+    }
+
+    fn some_chunk(&mut self) -> TestChunk {
+        let recent = self.next.saturating_sub(120);
+        TestChunk(self.random.u64(recent..=self.next))
+    }
+
+    fn check_all(&mut self) {
+        for chunk in self.may.values().copied().collect::<Vec<_>>() {
+            self.read(chunk);
+        }
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_and_no_byte_is_wrong_whatever_happens() {
+    let histories = if std::env::var_os("LARDER_HEAVY_TESTS").is_some() { 500 } else { 40 };
+    let mut counts = Counts::default();
+    for _ in 0..histories {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut history = History::new(seed);
+        (0..400).for_each(|_| history.step());
+        history.platter.state().fails = None;
+        history.check_all();
+        history.hear_gone();
+        let (a, b) = (&mut counts, history.counts);
+        a.acknowledged += b.acknowledged;
+        a.hits += b.hits;
+        a.evicted += b.evicted;
+        a.power_losses += b.power_losses;
+        a.flips += b.flips;
+        a.found += b.found;
+    }
+    println!("{counts:?}");
+    assert!(counts.acknowledged > 100 * histories && counts.hits > 0 && counts.evicted > 0);
+    assert!(counts.power_losses > histories && counts.flips > histories && counts.found > 0);
+}
+
+#[test]
+fn power_is_lost_at_every_single_point_of_a_history() {
+    for at in 0..150 {
+        let mut history = History::new(at);
+        history.metrics = metrics();
+        let operations = history.platter.state().operations;
+        history.platter.state().fails = Some((operations + at, libc::EIO));
+        for _ in 0..12 {
+            history.write_some();
+            if history.volume().is_closed() {
+                break;
+            }
+        }
+        history.volume = None;
+        history.platter.lose_power();
+        history.open();
+        history.check_all();
+        assert!(history.metrics.damaged(FoundBy::Read) == 0, "nothing half written is ever found");
+    }
+}
+
+const GEOMETRY: Geometry = Geometry { segments: 6, segment_pages: 40 };
+const STORAGE: StorageId = StorageId([9; 16]);

@@ -1,0 +1,202 @@
+//! Opening: whose the folder is, what is in it, how large it is, how long it takes.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+use super::*;
+use crate::clock::Clock;
+use crate::disk::format::{Footer, FooterEntry, SegmentHeader, StorageId, Superblock};
+
+fn refused(options: &DiskOptions) -> OpenError {
+    DiskTier::open(options, metrics(), gone().0).err().expect("the tier must not open")
+}
+
+/// Replaces what stands at the head of a tier's file.
+fn overwrite(folder: &Path, offset: u64, bytes: &[u8]) {
+    let file = OpenOptions::new().write(true).open(folder.join("larder.disk")).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+}
+
+fn fill(folder: &Path, chunks: std::ops::Range<u64>) {
+    let (tier, mut slots) = (open(folder), Slots::new());
+    for number in chunks {
+        let answer = tier.write(slots.write_order(TestChunk(number))).unwrap();
+        assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Durable));
+    }
+}
+
+fn hits(options: &DiskOptions, chunks: std::ops::Range<u64>) -> usize {
+    let (tier, slots) = (DiskTier::open(options, metrics(), gone().0).unwrap(), Slots::new());
+    let is_here = |&number: &u64| {
+        let answer = tier.read(slots.read_order(TestChunk(number))).unwrap().blocking_recv().unwrap();
+        matches!(answer, ReadAnswer::Here { .. })
+    };
+    chunks.filter(is_here).count()
+}
+
+#[test]
+fn a_folder_has_one_owner_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let owner = open(folder.path());
+    let error = refused(&options(folder.path()));
+    assert!(matches!(error, OpenError::Locked { .. }), "{error:?}");
+    assert!(error.to_string().contains("give each node a folder of its own"));
+    drop(owner);
+    open(folder.path());
+}
+
+#[test]
+fn what_is_no_tier_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    for content in [b"a letter".to_vec(), vec![b'x'; 100_000]] {
+        std::fs::write(folder.path().join("larder.disk"), &content).unwrap();
+        let error = refused(&options(folder.path()));
+        assert!(matches!(error, OpenError::NotOurs { .. }), "{error:?}");
+        assert_eq!(std::fs::read(folder.path().join("larder.disk")).unwrap(), content);
+    }
+}
+
+#[test]
+fn another_version_of_the_format_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(open(folder.path()));
+    for copy in 0..2 {
+        overwrite(folder.path(), copy * PAGE_BYTES + 8, &7_u16.to_le_bytes());
+    }
+    let error = refused(&options(folder.path()));
+    assert!(matches!(error, OpenError::Version { found: 7, .. }), "{error:?}");
+    assert!(error.to_string().contains("format version 7, this build reads 1"));
+}
+
+#[test]
+fn one_copy_of_the_superblock_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    fill(folder.path(), 0..3);
+    overwrite(folder.path(), 20, b"damage");
+    assert_eq!(hits(&options(folder.path()), 0..3), 3);
+}
+
+#[test]
+fn segments_of_another_size_and_impossible_sizes_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(open(folder.path()));
+    let good = options(folder.path());
+    let error = refused(&DiskOptions { segment_bytes: 2 * SEGMENT_BYTES, ..good.clone() });
+    assert!(matches!(error, OpenError::SegmentBytes { found: SEGMENT_BYTES, .. }), "{error:?}");
+    for impossible in [
+        DiskOptions { segment_bytes: SEGMENT_BYTES + 1, ..good.clone() },
+        DiskOptions { segment_bytes: 0, ..good.clone() },
+        DiskOptions { capacity_bytes: 3 * SEGMENT_BYTES, ..good.clone() },
+        DiskOptions { capacity_bytes: u64::MAX, ..good.clone() },
+    ] {
+        assert!(matches!(refused(&impossible), OpenError::Size { .. }));
+    }
+}
+
+#[test]
+fn a_tier_that_does_not_fit_says_how_much_it_needs_and_leaves_no_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let segment_bytes = MAX_SEGMENT_BYTES;
+    let too_large =
+        DiskOptions { capacity_bytes: 2_000 * segment_bytes, segment_bytes, ..options(folder.path()) };
+    let error = refused(&too_large);
+    assert!(matches!(error, OpenError::NoSpace { .. }), "{error:?}");
+    assert!(error.to_string().contains("lower the capacity"));
+    open(folder.path());
+}
+
+#[test]
+fn a_tier_grows_and_shrinks_with_its_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    fill(folder.path(), 0..6);
+    let good = options(folder.path());
+    let larger = DiskOptions { capacity_bytes: 2 * good.capacity_bytes, ..good.clone() };
+    assert_eq!(hits(&larger, 0..6), 6);
+    let bytes = std::fs::metadata(folder.path().join("larder.disk")).unwrap().len();
+    assert_eq!(bytes, larger.geometry().unwrap().file_bytes());
+    let smaller = DiskOptions { capacity_bytes: 4 * SEGMENT_BYTES, ..good };
+    assert_eq!(hits(&smaller, 0..6), 6, "the first segments stay");
+}
+
+#[test]
+fn a_segment_without_a_right_footer_or_header_is_searched() {
+    let folder = tempfile::tempdir().unwrap();
+    fill(folder.path(), 0..25);
+    let good = options(folder.path());
+    assert_eq!(hits(&good, 0..25), 25);
+    let geometry = good.geometry().unwrap();
+    // Of the first segment the header, of the second the footer.
+    overwrite(folder.path(), geometry.offset(0, 0) + 33, b"damage");
+    overwrite(folder.path(), geometry.offset(2, 0) - 20, b"damage");
+    assert_eq!(hits(&good, 0..25), 25);
+    assert_eq!(hits(&good, 0..25), 25, "and is whole again");
+}
+
+#[test]
+fn a_segment_of_another_version_is_taken_for_an_empty_one() {
+    let folder = tempfile::tempdir().unwrap();
+    fill(folder.path(), 0..25);
+    let good = options(folder.path());
+    let (first, end) = (good.geometry().unwrap().offset(0, 0), good.geometry().unwrap().offset(1, 0));
+    for page in (first..end).step_by(PAGE_BYTES as usize) {
+        overwrite(folder.path(), page + 8, &7_u16.to_le_bytes());
+    }
+    let left = hits(&good, 0..25);
+    assert!((15..25).contains(&left), "{left} of 25");
+}
+
+#[test]
+fn a_large_tier_opens_by_reading_footers_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let segment_bytes = DEFAULT_SEGMENT_BYTES;
+    let options = DiskOptions { capacity_bytes: 20 << 30, segment_bytes, ..options(folder.path()) };
+    let geometry = options.geometry().unwrap();
+    let records = sparse_tier(&folder.path().join("larder.disk"), geometry);
+    let (clock, metrics) = (Clock::start(), metrics());
+    let tier = DiskTier::open(&options, metrics.clone(), gone().0).unwrap();
+    println!(
+        "20 GiB, {} segments, {records} records: open after {:.3} s, {} bytes read",
+        geometry.segments,
+        clock.elapsed().as_secs_f64(),
+        metrics.read_bytes.get()
+    );
+    assert_eq!(metrics.records.get(), records as i64);
+    assert!(metrics.read_bytes.get() < 300 << 20, "one segment was open");
+    drop(tier);
+}
+
+/// A tier whose segments are all sealed but the last two, with records of 1 MiB of which nothing but the footers' entries
+/// exists.
+fn sparse_tier(path: &Path, geometry: Geometry) -> usize {
+    let storage = StorageId([3; 16]);
+    let file = File::create(path).unwrap();
+    file.set_len(geometry.file_bytes()).unwrap();
+    let segment_bytes = u64::from(geometry.segment_pages) * PAGE_BYTES;
+    let superblock = Superblock { storage, segment_bytes, segments: geometry.segments };
+    file.write_all_at(&superblock.encode(), 0).unwrap();
+    let mut records = 0;
+    for segment in 0..geometry.segments - 2 {
+        let header = SegmentHeader { segment, sequence: u64::from(segment) + 1 };
+        let entries: Vec<FooterEntry> = (0..254)
+            .map(|number| {
+                records += 1;
+                let chunk = TestChunk(records as u64);
+                let (fingerprint, sequence) = (chunk.key().fingerprint, records as u64);
+                FooterEntry {
+                    fingerprint,
+                    chunk: chunk.chunk_ref(),
+                    page: 1 + number * 257,
+                    pages: 257,
+                    sequence,
+                }
+            })
+            .collect();
+        let footer = Footer { segment: header, end_page: 1 + 254 * 257, entries }.encode(storage);
+        file.write_all_at(&header.encode(storage), geometry.offset(segment, 0)).unwrap();
+        file.write_all_at(&footer, geometry.offset(segment + 1, 0) - footer.len() as u64).unwrap();
+    }
+    // One that was open when its process was killed: all of it is searched.
+    let open = SegmentHeader { segment: geometry.segments - 2, sequence: 1_000 };
+    file.write_all_at(&open.encode(storage), geometry.offset(open.segment, 0)).unwrap();
+    records
+}

@@ -1,0 +1,295 @@
+//! A disk tier: its thread, and the queue before it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::io::Lane;
+use super::log::ChunkKey;
+use super::metrics::DiskMetrics;
+use super::order::{ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
+use super::volume::{Job, Volume};
+use super::{DiskOptions, OpenError};
+use crate::clock::Clock;
+use crate::threads;
+
+pub use super::volume::OnGone;
+
+/// A disk tier that is open. Dropping it waits until every order is done; the file is unlocked then.
+///
+/// Completions come on channels of their own and cannot be refused. An error of such a channel means that the tier's thread
+/// panicked: a bug is in the log, the tier is closed, and the order's places must not be used again, since the drive may
+/// still write there.
+pub struct DiskTier {
+    /// `None` only while the tier is being dropped.
+    queue: Option<SyncSender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    is_closed: Arc<AtomicBool>,
+    metrics: DiskMetrics,
+    lane: Lane,
+}
+
+/// An order that was not taken: nothing was done.
+#[derive(Debug)]
+pub enum Refused<T> {
+    /// The queue is full: try again later, or do without.
+    Busy(T),
+    /// The tier closed itself: do without.
+    Closed(T),
+}
+
+impl DiskTier {
+    /// Opens the tier in a folder, or makes one, and starts its thread. Takes as long as reading what it holds: well below a
+    /// second for thousands of segments, but the making of a large one.
+    ///
+    /// `on_gone` hears, on the tier's thread, which chunks left without being asked to.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what to change.
+    pub fn open(options: &DiskOptions, metrics: DiskMetrics, on_gone: OnGone) -> Result<Self, OpenError> {
+        let (volume, lane) = Volume::open(options, metrics.clone(), on_gone)?;
+        Self::start(volume, options, metrics, lane)
+    }
+
+    pub(super) fn start(
+        volume: Volume,
+        options: &DiskOptions,
+        metrics: DiskMetrics,
+        lane: Lane,
+    ) -> Result<Self, OpenError> {
+        let (queue, jobs) = sync_channel(options.queue_orders);
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let work = Work {
+            volume,
+            jobs,
+            is_closed: Arc::clone(&is_closed),
+            metrics: metrics.clone(),
+            clock: Clock::start(),
+            scrub: Scrub::new(options.scrub_bytes_per_second),
+        };
+        let thread = threads::spawn("larder-disk", &options.cpus, move || work.run());
+        let thread = Some(thread.map_err(OpenError::Thread)?);
+        Ok(Self { queue: Some(queue), thread, is_closed, metrics, lane })
+    }
+
+    /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as they are
+    /// until then.
+    ///
+    /// # Errors
+    /// The order, where it was not taken.
+    pub fn write(
+        &self,
+        order: WriteOrder,
+    ) -> Result<oneshot::Receiver<WriteAnswer>, Refused<Box<WriteOrder>>> {
+        let (done, answer) = oneshot::channel();
+        self.send(Job::Write((order, done)), answer, |job| match job {
+            Job::Write((order, _)) => Some(Box::new(order)),
+            _ => None,
+        })
+    }
+
+    /// Orders a chunk to be read. The places belong to the order until the answer.
+    ///
+    /// # Errors
+    /// The order, where it was not taken.
+    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<ReadOrder>> {
+        let (done, answer) = oneshot::channel();
+        self.send(Job::Read((order, done)), answer, |job| match job {
+            Job::Read((order, _)) => Some(order),
+            _ => None,
+        })
+    }
+
+    /// Forgets a chunk; the answer is whether it was there. A restart may bring it back: what is stored under a key never
+    /// changes, so it would still be right.
+    ///
+    /// # Errors
+    /// The key, where the order was not taken.
+    pub fn remove(&self, key: ChunkKey) -> Result<oneshot::Receiver<bool>, Refused<ChunkKey>> {
+        let (done, answer) = oneshot::channel();
+        self.send(Job::Forget(key, done), answer, |job| match job {
+            Job::Forget(key, _) => Some(key),
+            _ => None,
+        })
+    }
+
+    /// Says that chunks were used elsewhere (from host memory, say), so that they stay when their segment is given up. A hint:
+    /// where the queue is full it is dropped.
+    pub fn touch(&self, keys: Vec<ChunkKey>) {
+        let ((), nothing) = ((), oneshot::channel::<()>().1);
+        // Refused: it is only a hint.
+        let _ = self.send(Job::Touch(keys), nothing, |_| Some(()));
+    }
+
+    /// Tells what is held, a segment at a time from old to young; begin with 0, go on with [`SnapshotPage::next`]. What moves
+    /// meanwhile comes twice, never not at all. `None`: the tier is closed.
+    ///
+    /// # Errors
+    /// The position, where the order was not taken.
+    pub fn snapshot(&self, after: u64) -> Result<oneshot::Receiver<Option<SnapshotPage>>, Refused<u64>> {
+        let (done, answer) = oneshot::channel();
+        self.send(Job::Snapshot(after, done), answer, |job| match job {
+            Job::Snapshot(after, _) => Some(after),
+            _ => None,
+        })
+    }
+
+    /// Whether it closed itself after a failure.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// How bytes go.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    fn send<A, T>(&self, job: Job, answer: A, back: impl Fn(Job) -> Option<T>) -> Result<A, Refused<T>> {
+        let queue = self.queue.as_ref().expect("the queue lives until the tier is dropped");
+        let back = |job| back(job).expect("an order comes back as what it was");
+        if self.is_closed() {
+            self.metrics.answered("closed");
+            return Err(Refused::Closed(back(job)));
+        }
+        match queue.try_send(job) {
+            Ok(()) => Ok(answer),
+            Err(TrySendError::Full(job)) => {
+                self.metrics.answered("busy");
+                Err(Refused::Busy(back(job)))
+            }
+            Err(TrySendError::Disconnected(job)) => Err(Refused::Closed(back(job))),
+        }
+    }
+}
+
+impl Drop for DiskTier {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the disk thread panicked outside of any order");
+        }
+    }
+}
+
+/// What the thread has.
+struct Work {
+    volume: Volume,
+    jobs: Receiver<Job>,
+    is_closed: Arc<AtomicBool>,
+    metrics: DiskMetrics,
+    clock: Clock,
+    scrub: Scrub,
+}
+
+/// When the scrubber may look at the next record.
+struct Scrub {
+    bytes_per_second: u64,
+    next: Duration,
+}
+
+impl Work {
+    /// What the disk thread does, until the tier is dropped.
+    fn run(mut self) {
+        loop {
+            match self.wait() {
+                Ok(first) => {
+                    let batch = self.batch(first);
+                    self.guard(|volume| volume.perform(batch));
+                }
+                Err(RecvTimeoutError::Timeout) => self.work_ahead(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.guard(Volume::settle);
+    }
+
+    /// The next job; a timeout where there is something else to do.
+    fn wait(&self) -> Result<Job, RecvTimeoutError> {
+        if self.volume.wants_eviction() {
+            return match self.jobs.try_recv() {
+                Ok(job) => Ok(job),
+                Err(TryRecvError::Empty) => Err(RecvTimeoutError::Timeout),
+                Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
+            };
+        }
+        match self.scrub.due_in(self.clock.elapsed()) {
+            Some(wait) if !self.volume.is_closed() => self.jobs.recv_timeout(wait),
+            _ => self.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        }
+    }
+
+    /// What is waiting already, up to a bound: reads that come later wait no longer than one batch takes.
+    fn batch(&self, first: Job) -> Vec<Job> {
+        let mut bytes = first.write_bytes();
+        let mut batch = vec![first];
+        while batch.len() < BATCH_ORDERS
+            && bytes < BATCH_WRITE_BYTES
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            bytes += job.write_bytes();
+            batch.push(job);
+        }
+        batch
+    }
+
+    /// What is done while there are no orders, a little at a time.
+    fn work_ahead(&mut self) {
+        if self.volume.wants_eviction() {
+            self.guard(Volume::evict_ahead);
+            return;
+        }
+        let mut scrubbed = None;
+        self.guard(|volume| scrubbed = volume.scrub());
+        self.scrub.did(self.clock.elapsed(), scrubbed);
+    }
+
+    /// Lets the volume work. A panic closes the tier, and nothing else.
+    fn guard(&mut self, work: impl FnOnce(&mut Volume)) {
+        let volume = &mut self.volume;
+        if catch_unwind(AssertUnwindSafe(|| work(volume))).is_err() {
+            self.volume.close(&std::io::Error::other("the disk thread panicked"));
+        }
+        if self.volume.is_closed() {
+            self.is_closed.store(true, Ordering::Release);
+            while let Ok(job) = self.jobs.try_recv() {
+                job.refuse(&self.metrics);
+            }
+        }
+    }
+}
+
+impl Scrub {
+    fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second, next: Duration::ZERO }
+    }
+
+    /// How long until the next record; `None` where there is no scrubbing.
+    fn due_in(&self, now: Duration) -> Option<Duration> {
+        (self.bytes_per_second > 0).then(|| self.next.saturating_sub(now))
+    }
+
+    /// Bytes were verified, or there were none to verify.
+    fn did(&mut self, now: Duration, bytes: Option<u64>) {
+        let pause = match bytes {
+            Some(bytes) => Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.max(1) as f64),
+            None => NOTHING_TO_SCRUB,
+        };
+        self.next = now + pause;
+    }
+}
+
+/// Orders that are carried out together.
+const BATCH_ORDERS: usize = 256;
+
+/// Bytes of writes that share a sync: 20 ms of a fast drive.
+const BATCH_WRITE_BYTES: u64 = 64 << 20;
+
+/// Until the scrubber of an empty tier looks again.
+const NOTHING_TO_SCRUB: Duration = Duration::from_secs(1);

@@ -1,0 +1,225 @@
+//! One tier's records on one device: carries orders out, on the thread that calls.
+
+use std::collections::VecDeque;
+use std::io;
+
+use tokio::sync::oneshot;
+
+use super::format::{PAGE_BYTES, StorageId};
+use super::log::{ChunkKey, Geometry, Log};
+use super::metrics::DiskMetrics;
+use super::order::{Gone, ReadAnswer, SnapshotPage, Why, WriteAnswer};
+
+mod check;
+mod open;
+mod read;
+mod recover;
+mod transfers;
+mod write;
+
+use read::Reading;
+use transfers::Transfers;
+use write::{Pending, Writing};
+
+/// The records, and all that is needed to get at them.
+///
+/// After the first failure of the device nothing is written or read any more.
+pub(crate) struct Volume {
+    transfers: Transfers,
+    storage: StorageId,
+    geometry: Geometry,
+    log: Log,
+    metrics: DiskMetrics,
+    pending: Vec<Pending>,
+    on_gone: OnGone,
+    scrub_at: u32,
+    is_closed: bool,
+}
+
+/// Hears what is no longer on disk, on the tier's thread; it must not wait.
+pub type OnGone = Box<dyn FnMut(Gone) + Send>;
+
+/// Something to do, and who waits for it.
+pub(crate) enum Job {
+    Write(Writing),
+    Read(Reading),
+    Forget(ChunkKey, oneshot::Sender<bool>),
+    Touch(Vec<ChunkKey>),
+    Snapshot(u64, oneshot::Sender<Option<SnapshotPage>>),
+}
+
+impl Volume {
+    /// Opens what is on a device; a new one is all zeros.
+    #[cfg(test)]
+    pub(crate) fn over(
+        device: Box<dyn super::io::Device>,
+        geometry: Geometry,
+        storage: StorageId,
+        metrics: DiskMetrics,
+        on_gone: OnGone,
+    ) -> io::Result<Self> {
+        let transfers = Transfers::new(device, metrics.clone());
+        Self::with(transfers, geometry, storage, metrics, on_gone)
+    }
+
+    fn with(
+        transfers: Transfers,
+        geometry: Geometry,
+        storage: StorageId,
+        metrics: DiskMetrics,
+        on_gone: OnGone,
+    ) -> io::Result<Self> {
+        let log = Log::new(geometry);
+        let (pending, scrub_at, is_closed) = (Vec::new(), 0, false);
+        let mut volume =
+            Self { transfers, storage, geometry, log, metrics, pending, on_gone, scrub_at, is_closed };
+        volume.log = volume.recover()?;
+        volume.metrics.bring_up_to_date(&volume.log);
+        Ok(volume)
+    }
+
+    /// Carries jobs out: reads first, since somebody waits for them; then the others in their order. One sync serves all
+    /// writes. Each is answered, whatever happens.
+    pub(crate) fn perform(&mut self, jobs: Vec<Job>) {
+        let (reads, others): (Vec<Job>, Vec<Job>) =
+            jobs.into_iter().partition(|job| matches!(job, Job::Read(_)));
+        let mut others = VecDeque::from(others);
+        let reads =
+            reads.into_iter().filter_map(|job| if let Job::Read(read) = job { Some(read) } else { None });
+        self.guard(|volume| volume.read_all(reads.collect()));
+        while let Some(job) = others.pop_front() {
+            self.guard(|volume| volume.perform_one(job));
+        }
+        self.guard(Self::commit);
+        self.metrics.bring_up_to_date(&self.log);
+    }
+
+    /// Whether there is work that nobody ordered, but for the scrubber's.
+    pub(crate) fn wants_eviction(&self) -> bool {
+        !self.is_closed && self.log.wants_eviction()
+    }
+
+    /// Some of that work.
+    pub(crate) fn evict_ahead(&mut self) {
+        self.guard(Self::evict_step);
+        self.metrics.bring_up_to_date(&self.log);
+    }
+
+    /// Verifies the next record; its bytes, or `None` where there is none.
+    pub(crate) fn scrub(&mut self) -> Option<u64> {
+        let mut scrubbed = None;
+        self.guard(|volume| {
+            scrubbed = volume.scrub_next()?;
+            Ok(())
+        });
+        self.metrics.bring_up_to_date(&self.log);
+        scrubbed
+    }
+
+    /// Before the end: what was begun is finished.
+    pub(crate) fn settle(&mut self) {
+        if !self.is_closed {
+            self.guard(|volume| {
+                volume.commit()?;
+                volume.transfers.sync()
+            });
+        }
+    }
+
+    /// Whether the device failed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Closes the tier: everything that is asked from now on is answered so.
+    pub(crate) fn close(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.is_closed, true) {
+            tracing::error!(%error, "the disk tier closes itself: check the drive, then start the node again");
+            self.metrics.closed.set(1);
+            self.give_up_pending();
+            self.tell_gone(Vec::new(), Why::Closed);
+        }
+    }
+
+    /// Does something that may fail for the device's sake.
+    fn guard(&mut self, work: impl FnOnce(&mut Self) -> io::Result<()>) {
+        if let Err(error) = work(self) {
+            self.close(&error);
+        }
+    }
+
+    fn perform_one(&mut self, job: Job) -> io::Result<()> {
+        match job {
+            Job::Write((_, done)) if self.is_closed => self.answer_write(done, WriteAnswer::Closed),
+            Job::Write(writing) => self.write(writing)?,
+            Job::Read(reading) => self.read_all(vec![reading])?,
+            Job::Touch(keys) => keys.iter().for_each(|key| self.log.touch(key)),
+            Job::Forget(key, done) => {
+                // What is being written is not there yet.
+                let committed = if self.is_closed { Ok(()) } else { self.commit() };
+                // Where nobody waits any more there is nobody to tell.
+                let _ = done.send(self.log.forget(&key));
+                committed?;
+            }
+            Job::Snapshot(_, done) if self.is_closed => drop(done.send(None)),
+            Job::Snapshot(after, done) => {
+                self.commit()?;
+                drop(done.send(Some(self.snapshot(after)?)));
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_gone(&mut self, chunks: Vec<ChunkKey>, why: Why) {
+        if !chunks.is_empty() || why == Why::Closed {
+            (self.on_gone)(Gone { chunks, why });
+        }
+    }
+}
+
+impl Job {
+    /// Bytes that it will write.
+    pub(crate) fn write_bytes(&self) -> u64 {
+        if let Self::Write((order, _)) = self { order.bytes() } else { 0 }
+    }
+
+    /// Answers that the tier is closed.
+    pub(crate) fn refuse(self, metrics: &DiskMetrics) {
+        metrics.answered("closed");
+        match self {
+            Self::Write((_, done)) => drop(done.send(WriteAnswer::Closed)),
+            Self::Read((_, done)) => drop(done.send(ReadAnswer::Closed)),
+            Self::Forget(_, done) => drop(done.send(false)),
+            Self::Touch(_) => {}
+            Self::Snapshot(_, done) => drop(done.send(None)),
+        }
+    }
+}
+
+fn page_bytes(pages: u32) -> u64 {
+    u64::from(pages) * PAGE_BYTES
+}
+
+#[cfg(test)]
+impl Volume {
+    pub(super) fn find(&self, key: &ChunkKey) -> Option<super::log::Place> {
+        self.log.find(key)
+    }
+
+    pub(super) fn has_record_at(&self, segment: u32, page: u32) -> bool {
+        let mut from = 0;
+        while let Some((_, place, next)) = self.log.scrub_after(from) {
+            if place.segment == segment && (place.page..place.page + place.pages).contains(&page) {
+                return true;
+            }
+            from = next;
+        }
+        false
+    }
+
+    pub(super) fn evict_ahead_if_wanted(&mut self) {
+        if self.wants_eviction() {
+            self.evict_ahead();
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! A record's bytes, verified as they come.
+
+use larder_protocol::checksum::RangeChecksum;
+
+use super::super::format::{FormatError, PAGE_BYTES, RecordHeader, StorageId};
+use super::super::log::{ChunkKey, Place};
+use crate::arena::{ExtentMemory, OutOfBounds};
+
+/// Takes a record's bytes in order, and says in the end whether they are right.
+pub(super) struct Check {
+    storage: StorageId,
+    place: Place,
+    /// What the header must say; `None` where any record will do.
+    key: Option<ChunkKey>,
+    state: State,
+}
+
+enum State {
+    /// Bytes of the header so far.
+    Header(Vec<u8>),
+    Payload(Box<Payload>),
+    Damaged(Damage),
+}
+
+struct Payload {
+    header: RecordHeader,
+    /// The block, and the byte of it that comes next.
+    block: usize,
+    at: u64,
+    range: RangeChecksum,
+    range_number: usize,
+}
+
+/// What is wrong with a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// The header is none.
+    Header(FormatError),
+    /// It is another record's.
+    Key,
+    /// A layer range has another checksum, or there are too few bytes.
+    Payload,
+}
+
+/// Takes what was verified so far: header, block, byte of the block, bytes. They may still turn out wrong.
+pub(super) type Sink<'a> = dyn FnMut(&RecordHeader, usize, u64, &[u8]) + 'a;
+
+/// Adds a stretch of the bytes that were fed (from, count) to the range's checksum.
+type Add<'a> = dyn FnMut(&mut Payload, u64, u64) -> Result<(), OutOfBounds> + 'a;
+
+impl Check {
+    pub(super) fn new(storage: StorageId, place: Place, key: Option<ChunkKey>) -> Self {
+        Self { storage, place, key, state: State::Header(Vec::new()) }
+    }
+
+    /// Takes the bytes that follow.
+    pub(super) fn feed(&mut self, mut bytes: &[u8], sink: &mut Sink<'_>) {
+        if let State::Header(so_far) = &mut self.state {
+            match take_header(so_far, &mut bytes, self.storage) {
+                Ok(None) => {}
+                Ok(Some(header)) => self.state = self.begin(header),
+                Err(error) => self.state = State::Damaged(Damage::Header(error)),
+            }
+        }
+        self.feed_payload(bytes.len() as u64, &mut |payload, from, count| {
+            let stretch = &bytes[from as usize..][..count as usize];
+            payload.range.update(stretch);
+            sink(&payload.header, payload.block, payload.at, stretch);
+            Ok(())
+        });
+    }
+
+    /// Takes the bytes that follow, where they stand in the arena: bytes of the payload.
+    pub(super) fn feed_place(&mut self, memory: &ExtentMemory, offset: u64, bytes: u64) {
+        if matches!(self.state, State::Header(_)) {
+            self.state = State::Damaged(Damage::Payload);
+        }
+        self.feed_payload(bytes, &mut |payload, from, count| {
+            memory.add_to(&mut payload.range, offset + from, count)
+        });
+    }
+
+    fn feed_payload(&mut self, bytes: u64, add: &mut Add<'_>) {
+        if let State::Payload(payload) = &mut self.state
+            && let Err(damage) = payload.feed(bytes, add)
+        {
+            self.state = State::Damaged(damage);
+        }
+    }
+
+    /// Where the record stands.
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The header, once it has come and is right.
+    pub(super) fn header(&self) -> Option<&RecordHeader> {
+        match &self.state {
+            State::Payload(payload) => Some(&payload.header),
+            State::Header(_) | State::Damaged(_) => None,
+        }
+    }
+
+    /// After the last byte: the header, if all was right.
+    pub(super) fn finish(self) -> Result<RecordHeader, Damage> {
+        match self.state {
+            State::Payload(payload) if payload.block == payload.header.blocks.len() => Ok(payload.header),
+            State::Payload(_) => Err(Damage::Payload),
+            State::Header(_) => Err(Damage::Header(FormatError::Field)),
+            State::Damaged(damage) => Err(damage),
+        }
+    }
+
+    fn begin(&self, header: RecordHeader) -> State {
+        let stands_here = header.segment.segment == self.place.segment
+            && header.page == self.place.page
+            && header.record_pages() == u64::from(self.place.pages);
+        let is_asked_for =
+            self.key.is_none_or(|key| (key.fingerprint, key.hash) == (header.fingerprint, header.chunk.hash));
+        if !(stands_here && is_asked_for) {
+            return State::Damaged(Damage::Key);
+        }
+        let (block, at, range_number) = (0, 0, 0);
+        State::Payload(Box::new(Payload { header, block, at, range: RangeChecksum::new(), range_number }))
+    }
+}
+
+impl Payload {
+    fn feed(&mut self, bytes: u64, add: &mut Add<'_>) -> Result<(), Damage> {
+        let mut fed = 0;
+        while let Some(block) = self.header.blocks.get(self.block)
+            && fed < bytes
+        {
+            let (range_bytes, whole) = (block.range_bytes, block.bytes);
+            let end = (self.at / range_bytes + 1).saturating_mul(range_bytes).min(whole);
+            let stretch = (end - self.at).min(STRETCH_BYTES).min(bytes - fed);
+            add(self, fed, stretch).map_err(|_| Damage::Payload)?;
+            fed += stretch;
+            self.at += stretch;
+            if self.at < end {
+                continue;
+            }
+            let right = self.header.blocks[self.block].checksums.ranges[self.range_number];
+            if std::mem::take(&mut self.range).finish() != right {
+                return Err(Damage::Payload);
+            }
+            self.range_number += 1;
+            if self.at == whole {
+                (self.block, self.at, self.range_number) = (self.block + 1, 0, 0);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Moves bytes of the header from `bytes` to `so_far`; the header, when it is whole.
+fn take_header(
+    so_far: &mut Vec<u8>,
+    bytes: &mut &[u8],
+    storage: StorageId,
+) -> Result<Option<RecordHeader>, FormatError> {
+    let page = PAGE_BYTES as usize;
+    loop {
+        let wanted = match so_far.len() {
+            short if short < page => page,
+            _ => RecordHeader::peek_pages(so_far)? as usize * page,
+        };
+        if so_far.len() == wanted {
+            return RecordHeader::decode(so_far, storage).map(Some);
+        }
+        let (more, rest) = bytes.split_at(bytes.len().min(wanted - so_far.len()));
+        so_far.extend_from_slice(more);
+        *bytes = rest;
+        if so_far.len() < wanted {
+            return Ok(None);
+        }
+    }
+}
+
+/// A stretch is still in the core's own cache when it is copied after it was summed.
+const STRETCH_BYTES: u64 = 128 << 10;

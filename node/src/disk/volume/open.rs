@@ -1,0 +1,149 @@
+//! Opening a tier's folder: lock, superblock, size.
+
+use std::fs::{File, create_dir_all};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::format::{FormatError, PAGE_BYTES, StorageId, Superblock};
+use super::super::io::{DiskFile, Lane};
+use super::super::log::Geometry;
+use super::super::metrics::DiskMetrics;
+use super::super::{DiskOptions, OpenError};
+use super::transfers::{Region, Transfers};
+use super::{OnGone, Volume};
+
+impl Volume {
+    /// Opens the tier in a folder, or makes one.
+    pub(crate) fn open(
+        options: &DiskOptions,
+        metrics: DiskMetrics,
+        on_gone: OnGone,
+    ) -> Result<(Self, Lane), OpenError> {
+        let geometry = options.geometry()?;
+        let path = options.folder.join(FILE_NAME);
+        let unwritable = |source| OpenError::Folder { path: path.clone(), source };
+        let broken = |source| OpenError::Device { path: path.clone(), source };
+        create_dir_all(&options.folder).map_err(unwritable)?;
+        let file = open_locked(&path).map_err(|source| match source.kind() {
+            ErrorKind::WouldBlock => OpenError::Locked { path: path.clone() },
+            _ => OpenError::Folder { path: path.clone(), source },
+        })?;
+        let file = Arc::new(file);
+        if !file.is_direct() {
+            tracing::warn!(path = %path.display(), "the file system has no O_DIRECT: the disk tier uses the page cache");
+        }
+        let (device, lane) = file.device(options.lane);
+        let mut transfers = Transfers::new(device, metrics.clone());
+        let found = find(&file, &mut transfers, &path, options.segment_bytes)?;
+        let storage = fit(&file, &mut transfers, &path, geometry, found)?;
+        File::open(&options.folder).and_then(|folder| folder.sync_all()).map_err(broken)?;
+        let volume = Self::with(transfers, geometry, storage, metrics, on_gone).map_err(broken)?;
+        tracing::info!(
+            path = %path.display(), ?lane, records = volume.log.records(), segments = geometry.segments,
+            "the disk tier is open"
+        );
+        Ok((volume, lane))
+    }
+}
+
+/// Opens the file and locks it. After a process is killed the kernel ends its transfers, and holds the lock until then: that
+/// takes a moment in which the next owner waits.
+fn open_locked(path: &Path) -> io::Result<DiskFile> {
+    for _ in 0..LOCK_TRIES {
+        match DiskFile::open(path) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(LOCK_PAUSE),
+            other => return other,
+        }
+    }
+    DiskFile::open(path)
+}
+
+/// The superblock that stands in the file; `None` in a new one.
+fn find(
+    file: &DiskFile,
+    transfers: &mut Transfers,
+    path: &Path,
+    asked: u64,
+) -> Result<Option<Superblock>, OpenError> {
+    let path = || PathBuf::from(path);
+    let broken = |source| OpenError::Device { path: path(), source };
+    let bytes = file.bytes().map_err(broken)?;
+    if bytes == 0 {
+        return Ok(None);
+    }
+    if bytes < SUPERBLOCKS.bytes {
+        return Err(OpenError::NotOurs { path: path() });
+    }
+    let copies = transfers.read(SUPERBLOCKS).map_err(broken)?;
+    let (first, second) = copies.split_at(PAGE_BYTES as usize);
+    match Superblock::decode(first).or_else(|error| Superblock::decode(second).map_err(|_| error)) {
+        Ok(Superblock { segment_bytes, .. }) if segment_bytes != asked => {
+            Err(OpenError::SegmentBytes { path: path(), found: segment_bytes, asked })
+        }
+        Ok(superblock) => Ok(Some(superblock)),
+        // Its maker was killed before it had written anything.
+        Err(_) if copies.iter().all(|&byte| byte == 0) => Ok(None),
+        Err(FormatError::Version { found }) => Err(OpenError::Version { path: path(), found }),
+        Err(_) => Err(OpenError::NotOurs { path: path() }),
+    }
+}
+
+/// Brings file and superblock to the size that is asked for. Growing adds free segments, shrinking gives up the last ones.
+fn fit(
+    file: &DiskFile,
+    transfers: &mut Transfers,
+    path: &Path,
+    geometry: Geometry,
+    found: Option<Superblock>,
+) -> Result<StorageId, OpenError> {
+    let bytes = geometry.file_bytes();
+    let failed = |source: io::Error| match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            OpenError::NoSpace { path: path.into(), bytes }
+        }
+        _ => OpenError::Device { path: path.into(), source },
+    };
+    let storage = match found {
+        Some(superblock) => superblock.storage,
+        None => StorageId(random().map_err(failed)?),
+    };
+    let segment_bytes = u64::from(geometry.segment_pages) * PAGE_BYTES;
+    let wanted = Superblock { storage, segment_bytes, segments: geometry.segments };
+    let has = file.bytes().map_err(failed)?;
+    if has < bytes {
+        file.allocate(bytes).map_err(failed)?;
+    }
+    if found != Some(wanted) {
+        write_superblock(transfers, &wanted).map_err(failed)?;
+    }
+    if has > bytes {
+        file.resize(bytes).map_err(failed)?;
+    }
+    Ok(storage)
+}
+
+/// Writes both copies, one after the other: one of them is whole at any time.
+fn write_superblock(transfers: &mut Transfers, superblock: &Superblock) -> io::Result<()> {
+    for copy in 0..2 {
+        transfers.append_bytes(copy * PAGE_BYTES, &superblock.encode())?;
+        transfers.sync()?;
+    }
+    Ok(())
+}
+
+fn random() -> io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The tier's file in its folder.
+const FILE_NAME: &str = "larder.disk";
+
+/// How often, and how far apart, a locked file is tried again: half a second in all.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+const SUPERBLOCKS: Region = Region { offset: 0, bytes: 2 * PAGE_BYTES, to: None };

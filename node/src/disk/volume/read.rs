@@ -1,0 +1,265 @@
+//! Reading records: for orders, for the scrubber, for who asks what is there.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::super::format::{BlockEntry, Footer, FooterEntry, FooterTail, RecordHeader, SegmentHeader};
+use super::super::io::Memory;
+use super::super::log::{ChunkKey, Place};
+use super::super::metrics::FoundBy;
+use super::super::order::{BlockPlace, ReadAnswer, ReadOrder, SnapshotPage, Why};
+use super::check::{Check, Damage};
+use super::transfers::{ReadAhead, Region};
+use super::{Volume, page_bytes};
+
+/// An order, and who waits for it.
+pub(crate) type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);
+
+/// A record on its way into its places.
+struct Arriving {
+    reading: Reading,
+    check: Check,
+    /// Bytes of it that are still to come.
+    left: u64,
+    way: Way,
+}
+
+/// How a record comes into its places.
+enum Way {
+    /// Straight, on the guess that it has just the blocks that are wanted, in that order.
+    Direct,
+    /// Through buffers. With what each of its blocks is wanted for, once the header is there.
+    Copied(Option<Vec<Option<usize>>>),
+}
+
+impl Volume {
+    /// Carries reads out, the next one's pieces under way while one's are verified.
+    pub(super) fn read_all(&mut self, readings: Vec<Reading>) -> io::Result<()> {
+        let (mut arriving, mut regions) = (VecDeque::new(), Vec::new());
+        for reading in readings {
+            let place = self.log.find(&reading.0.key);
+            match place {
+                _ if self.is_closed => self.answer_read(reading, ReadAnswer::Closed),
+                Some(place) => {
+                    let direct = self.direct_regions(place, &reading.0.destinations);
+                    let way = if direct.is_some() { Way::Direct } else { Way::Copied(None) };
+                    regions.extend(direct.unwrap_or_else(|| vec![self.region(place)]));
+                    arriving.push_back(self.arriving(reading, place, way));
+                }
+                None => self.answer_read(reading, ReadAnswer::NotHeld),
+            }
+        }
+        let mut again = Vec::new();
+        let mut read = self.read_arriving(regions, &mut arriving, &mut again);
+        // The guess was wrong, or the bytes are: looking at the whole record tells which.
+        let mut again = VecDeque::from(again);
+        while read.is_ok()
+            && let Some((reading, place)) = again.pop_front()
+        {
+            arriving.push_back(self.arriving(reading, place, Way::Copied(None)));
+            read = self.read_arriving(vec![self.region(place)], &mut arriving, &mut Vec::new());
+        }
+        if read.is_err() {
+            self.transfers.drain();
+        }
+        let left = arriving.into_iter().map(|record| record.reading);
+        for reading in left.chain(again.into_iter().map(|(reading, _)| reading)) {
+            self.answer_read(reading, ReadAnswer::Closed);
+        }
+        read
+    }
+
+    fn arriving(&self, reading: Reading, place: Place, way: Way) -> Arriving {
+        let check = Check::new(self.storage, place, Some(reading.0.key));
+        Arriving { reading, check, left: page_bytes(place.pages), way }
+    }
+
+    /// The regions of a record that has just these blocks, each read straight into its place; `None` where it has others, or
+    /// they are not whole pages.
+    fn direct_regions(&self, place: Place, destinations: &[BlockPlace]) -> Option<Vec<Region>> {
+        let header = RecordHeader::pages_of(destinations.iter().map(|to| to.bytes.div_ceil(to.range_bytes)));
+        let mut regions = vec![self.pages(place.segment, place.page, header.min(place.pages))];
+        let mut left = page_bytes(place.pages.checked_sub(header)?);
+        for to in destinations {
+            let offset = regions.last().map(|region| region.offset + region.bytes)?;
+            left = left.checked_sub(to.bytes).filter(|_| to.goes_direct(offset))?;
+            let memory = Arc::clone(&to.memory);
+            regions.push(Region { offset, bytes: to.bytes, to: Some((memory, to.offset)) });
+        }
+        (left == 0).then_some(regions)
+    }
+
+    fn read_arriving(
+        &mut self,
+        regions: Vec<Region>,
+        arriving: &mut VecDeque<Arriving>,
+        again: &mut Vec<(Reading, Place)>,
+    ) -> io::Result<()> {
+        let mut ahead = ReadAhead::new(regions);
+        while let Some(piece) = self.transfers.next_piece(&mut ahead)? {
+            let Some(record) = arriving.front_mut() else { break };
+            match &piece.memory {
+                Memory::Buffer(_) => record.feed(piece.bytes()),
+                Memory::Place(memory, offset) => record.check.feed_place(memory, *offset, piece.bytes as u64),
+            }
+            record.left -= piece.bytes as u64;
+            let is_whole = record.left == 0;
+            self.transfers.recycle(piece.memory);
+            if is_whole && let Some(record) = arriving.pop_front() {
+                again.extend(self.finish_read(record));
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a read, or gives it back to be tried in another way.
+    fn finish_read(&mut self, record: Arriving) -> Option<(Reading, Place)> {
+        let Arriving { reading, check, way, .. } = record;
+        let (place, checked) = (check.place(), check.finish());
+        let answer = match checked {
+            Ok(header) if matches!(way, Way::Copied(_)) || has_just(&header, &reading.0.destinations) => {
+                self.log.touch(&reading.0.key);
+                answer(&header, &reading.0.destinations)
+            }
+            Ok(_) => return Some((reading, place)),
+            Err(_) if matches!(way, Way::Direct) => return Some((reading, place)),
+            Err(damage) => {
+                self.found_damage(&reading.0.key, damage, FoundBy::Read);
+                ReadAnswer::Damaged
+            }
+        };
+        self.answer_read(reading, answer);
+        None
+    }
+
+    fn answer_read(&self, (_, done): Reading, answer: ReadAnswer) {
+        self.metrics.answered(match &answer {
+            ReadAnswer::Here { .. } => "read",
+            ReadAnswer::NotHeld => "not_held",
+            ReadAnswer::OtherBlocks => "other_blocks",
+            ReadAnswer::Damaged => "damaged",
+            ReadAnswer::Closed => "closed",
+        });
+        // Where nobody waits any more there is nobody to tell.
+        drop(done.send(answer));
+    }
+
+    /// Verifies the next record, beginning again after the last; its bytes, or `None` where there are no records.
+    pub(crate) fn scrub_next(&mut self) -> io::Result<Option<u64>> {
+        let next = self.log.scrub_after(self.scrub_at).or_else(|| self.log.scrub_after(0));
+        let Some((key, place, after)) = next else { return Ok(None) };
+        self.scrub_at = after;
+        let region = self.region(place);
+        let mut check = Check::new(self.storage, place, Some(key));
+        let bytes = region.bytes;
+        let mut ahead = ReadAhead::new(vec![region]);
+        while let Some(piece) = self.transfers.next_piece(&mut ahead)? {
+            check.feed(piece.bytes(), &mut |_, _, _, _| ());
+            self.transfers.recycle(piece.memory);
+        }
+        self.metrics.scrubbed_bytes.inc_by(bytes);
+        if let Err(damage) = check.finish() {
+            self.found_damage(&key, damage, FoundBy::Scrub);
+        }
+        Ok(Some(bytes))
+    }
+
+    /// What is held in the segment that follows on the one with sequence `after`.
+    pub(crate) fn snapshot(&mut self, after: u64) -> io::Result<SnapshotPage> {
+        // A footer may be on its way.
+        self.transfers.settle()?;
+        let Some((segment, is_open)) = self.log.segment_after(after) else {
+            return Ok(SnapshotPage { held: Vec::new(), next: None });
+        };
+        let entries = if is_open {
+            self.log.footer().entries
+        } else {
+            match self.footer_of(segment)? {
+                Some(footer) => footer.entries,
+                None => self.scan(segment.segment, Some(segment.sequence))?.entries,
+            }
+        };
+        let is_held = |entry: &&FooterEntry| {
+            let FooterEntry { page, pages, .. } = **entry;
+            self.log.find(&entry.key()) == Some(Place { segment: segment.segment, page, pages })
+        };
+        let held = entries.iter().filter(is_held).map(FooterEntry::held).collect();
+        Ok(SnapshotPage { held, next: Some(segment.sequence) })
+    }
+
+    /// The footer of a segment; `None` where it has none that is right.
+    pub(super) fn footer_of(&mut self, segment: SegmentHeader) -> io::Result<Option<Footer>> {
+        let pages = self.geometry.segment_pages;
+        let last = self.pages(segment.segment, pages - 1, 1);
+        let last = self.transfers.read(last)?;
+        let Ok(tail) = FooterTail::decode(&last, self.storage, segment) else { return Ok(None) };
+        if tail.pages() >= pages {
+            return Ok(None);
+        }
+        let all = self.pages(segment.segment, pages - tail.pages(), tail.pages());
+        let all = if tail.pages() == 1 { last } else { self.transfers.read(all)? };
+        Ok(Footer::decode(&all, &tail).ok())
+    }
+
+    pub(super) fn region(&self, place: Place) -> Region {
+        self.pages(place.segment, place.page, place.pages)
+    }
+
+    pub(super) fn pages(&self, segment: u32, page: u32, pages: u32) -> Region {
+        Region { offset: self.geometry.offset(segment, page), bytes: page_bytes(pages), to: None }
+    }
+
+    /// A record is wrong: counts it, and forgets it.
+    pub(super) fn found_damage(&mut self, key: &ChunkKey, damage: Damage, by: FoundBy) {
+        tracing::error!(chunk = %key.hash, ?damage, ?by, "wrong bytes on disk: the chunk is forgotten");
+        self.metrics.found_damage(by);
+        self.log.forget(key);
+        self.tell_gone(vec![*key], Why::Damaged);
+    }
+}
+
+impl Arriving {
+    fn feed(&mut self, bytes: &[u8]) {
+        let destinations = &self.reading.0.destinations;
+        let way = &mut self.way;
+        self.check.feed(bytes, &mut |header, block, at, stretch| {
+            let Way::Copied(wanted) = way else { return };
+            let wanted = wanted.get_or_insert_with(|| {
+                header.blocks.iter().map(|block| position(destinations, block)).collect()
+            });
+            if let Some(place) = wanted[block].map(|at| &destinations[at]) {
+                let copied = place.memory.copy_in(place.offset + at, stretch);
+                debug_assert!(copied.is_ok(), "places are checked when the order is made");
+            }
+        });
+    }
+}
+
+/// Whether a record has these blocks, in this order, and no others.
+fn has_just(header: &RecordHeader, destinations: &[BlockPlace]) -> bool {
+    header.blocks.len() == destinations.len()
+        && header.blocks.iter().zip(destinations).all(|(block, to)| fits(to, block))
+}
+
+fn fits(to: &BlockPlace, block: &BlockEntry) -> bool {
+    (to.slice, to.pool, to.bytes, to.range_bytes) == (block.slice, block.pool, block.bytes, block.range_bytes)
+}
+
+/// The destination that a block goes to, if it fits.
+fn position(destinations: &[BlockPlace], block: &BlockEntry) -> Option<usize> {
+    destinations.iter().position(|to| fits(to, block))
+}
+
+/// The answer for a record that is right.
+fn answer(header: &RecordHeader, destinations: &[BlockPlace]) -> ReadAnswer {
+    let block_for = |place: &BlockPlace| header.blocks.iter().find(|block| fits(place, block));
+    let checksums: Option<Vec<_>> =
+        destinations.iter().map(|place| block_for(place).map(|block| block.checksums.clone())).collect();
+    match checksums {
+        Some(checksums) => ReadAnswer::Here { chunk: header.chunk, checksums },
+        None => ReadAnswer::OtherBlocks,
+    }
+}

@@ -1,0 +1,174 @@
+//! Finding out at start what is on disk.
+//!
+//! A sealed segment's footer says what it holds; nothing else of it is read. A segment without a right footer is searched
+//! page by page: it was open, or damaged. A record counts when its payload is right too, so that what a killed process left
+//! half written is never found later.
+
+use std::io;
+
+use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, SegmentHeader};
+use super::super::log::{FIRST_PAGE, Log, Place, Recovered};
+use super::super::metrics::FoundBy;
+use super::check::Check;
+use super::{Volume, page_bytes};
+
+/// What a search through a segment found.
+pub(super) struct Scanned {
+    sequence: u64,
+    pub(super) entries: Vec<FooterEntry>,
+    end_page: u32,
+}
+
+/// A segment's pages, read some at a time.
+struct Window {
+    segment: u32,
+    first: u32,
+    bytes: Vec<u8>,
+}
+
+impl Volume {
+    /// What is on disk. What was left open is closed, the newest segment excepted.
+    pub(super) fn recover(&mut self) -> io::Result<Log> {
+        let mut sealed = Vec::new();
+        let mut unsealed = Vec::new();
+        for segment in 0..self.geometry.segments {
+            let head = self.pages(segment, 0, 1);
+            let head = self.transfers.read(head)?;
+            if head.iter().all(|&byte| byte == 0) {
+                continue;
+            }
+            let header = SegmentHeader::decode(&head, self.storage, segment);
+            if let Ok(header) = header
+                && let Some(footer) = self.footer_of(header)?
+            {
+                let fits = |entry: &FooterEntry| {
+                    entry.pages > 0
+                        && entry.page.checked_add(entry.pages) <= Some(self.geometry.segment_pages)
+                };
+                let entries = footer.entries.into_iter().filter(fits).collect();
+                sealed.push(Recovered { segment: header, entries, open_at: None });
+            } else {
+                unsealed.push((segment, self.scan(segment, header.ok().map(|header| header.sequence))?));
+            }
+        }
+        let newest = sealed.iter().map(|sealed| sealed.segment.sequence);
+        let newest = newest.chain(unsealed.iter().map(|(_, scanned)| scanned.sequence)).max();
+        for (segment, scanned) in unsealed.into_iter().filter(|(_, scanned)| scanned.sequence > 0) {
+            sealed.push(self.close_scanned(segment, scanned, newest)?);
+        }
+        Ok(Log::restore(self.geometry, sealed))
+    }
+
+    /// Writes what is missing of a segment that had to be searched, so that the next start need not.
+    fn close_scanned(
+        &mut self,
+        segment: u32,
+        scanned: Scanned,
+        newest: Option<u64>,
+    ) -> io::Result<Recovered> {
+        let Scanned { sequence, entries, end_page } = scanned;
+        let header = SegmentHeader { segment, sequence };
+        let head = self.geometry.offset(segment, 0);
+        self.transfers.append_bytes(head, &header.encode(self.storage))?;
+        self.transfers.sync()?;
+        let mut recovered = Recovered { segment: header, entries, open_at: Some(end_page) };
+        if Some(sequence) != newest {
+            let entries = std::mem::take(&mut recovered.entries);
+            let footer = Footer { segment: header, end_page, entries };
+            self.write_footer(&footer)?;
+            recovered = Recovered { segment: header, entries: footer.entries, open_at: None };
+        }
+        Ok(recovered)
+    }
+
+    /// Searches a segment for the records of its use `sequence`, or of the last one that left any.
+    pub(super) fn scan(&mut self, segment: u32, sequence: Option<u64>) -> io::Result<Scanned> {
+        let mut scanned =
+            Scanned { sequence: sequence.unwrap_or(0), entries: Vec::new(), end_page: FIRST_PAGE };
+        let mut window = Window { segment, first: 0, bytes: Vec::new() };
+        let mut page = FIRST_PAGE;
+        let mut damaged = 0;
+        while page < self.geometry.segment_pages {
+            let found = self.record_at(&mut window, page)?;
+            let header = match found {
+                Found::Nothing => None,
+                Found::Header(header) if sequence.is_some_and(|right| right != header.segment.sequence) => {
+                    None
+                }
+                Found::Header(header) if header.segment.sequence < scanned.sequence => None,
+                Found::Header(header) => Some(header),
+            };
+            let Some(header) = header else {
+                page += 1;
+                continue;
+            };
+            let entry = header.footer_entry();
+            if !self.is_right(&mut window, segment, &entry)? {
+                damaged += 1;
+                page += 1;
+                continue;
+            }
+            if header.segment.sequence > scanned.sequence {
+                scanned.sequence = header.segment.sequence;
+                scanned.entries.clear();
+            }
+            page += entry.pages;
+            scanned.end_page = page;
+            scanned.entries.push(entry);
+        }
+        (0..damaged).for_each(|_| self.metrics.found_damage(FoundBy::Recovery));
+        tracing::info!(segment, records = scanned.entries.len(), damaged, "a segment had to be searched");
+        Ok(scanned)
+    }
+
+    /// The header of the record that stands at a page.
+    fn record_at(&mut self, window: &mut Window, page: u32) -> io::Result<Found> {
+        let first = window.from(self, page, 1)?;
+        let Ok(pages) = RecordHeader::peek_pages(first) else { return Ok(Found::Nothing) };
+        if pages > self.geometry.segment_pages - page {
+            return Ok(Found::Nothing);
+        }
+        let storage = self.storage;
+        let bytes = &window.from(self, page, pages)?[..page_bytes(pages) as usize];
+        let Ok(header) = RecordHeader::decode(bytes, storage) else { return Ok(Found::Nothing) };
+        let fits = u64::from(page) + header.record_pages() <= u64::from(self.geometry.segment_pages);
+        let stands_here = header.segment.segment == window.segment && header.page == page;
+        Ok(if fits && stands_here { Found::Header(header) } else { Found::Nothing })
+    }
+
+    /// Whether a record's payload is right.
+    fn is_right(&mut self, window: &mut Window, segment: u32, entry: &FooterEntry) -> io::Result<bool> {
+        let place = Place { segment, page: entry.page, pages: entry.pages };
+        let mut check = Check::new(self.storage, place, Some(entry.key()));
+        let (mut page, end) = (entry.page, entry.page + entry.pages);
+        while page < end {
+            let bytes = window.from(self, page, 1)?;
+            let pages = ((bytes.len() as u64 / PAGE_BYTES) as u32).min(end - page);
+            check.feed(&bytes[..page_bytes(pages) as usize], &mut |_, _, _, _| ());
+            page += pages;
+        }
+        Ok(check.finish().is_ok())
+    }
+}
+
+enum Found {
+    Nothing,
+    Header(RecordHeader),
+}
+
+impl Window {
+    /// The bytes from `page` on, at least `pages` pages of them.
+    fn from(&mut self, volume: &mut Volume, page: u32, pages: u32) -> io::Result<&[u8]> {
+        let has = (self.bytes.len() as u64 / PAGE_BYTES) as u32;
+        if page < self.first || page + pages > self.first + has {
+            let most = (volume.geometry.segment_pages - page).min(pages.max(WINDOW_PAGES));
+            let region = volume.pages(self.segment, page, most);
+            self.bytes = volume.transfers.read(region)?;
+            self.first = page;
+        }
+        Ok(&self.bytes[page_bytes(page - self.first) as usize..])
+    }
+}
+
+/// Pages that are read at a time.
+const WINDOW_PAGES: u32 = 2_048;

@@ -1,0 +1,285 @@
+//! Streams of bytes over a device: pieces of bounded number and size, several under way.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use super::super::format::PAGE_BYTES;
+use super::super::io::{Buffer, Device, Direction, Finished, Memory, Transfer};
+use super::super::metrics::DiskMetrics;
+use crate::arena::ExtentMemory;
+use crate::clock::Clock;
+
+/// A device, and the buffers through which everything passes.
+pub(super) struct Transfers {
+    device: Box<dyn Device>,
+    metrics: DiskMetrics,
+    clock: Clock,
+    spare: Vec<Buffer>,
+    /// Writes under way.
+    writes: usize,
+    /// Reads that are finished before their turn.
+    arrived: Vec<Finished>,
+    last_tag: u64,
+    /// What is to be written next, not yet a whole piece.
+    filling: Option<Filling>,
+}
+
+struct Filling {
+    offset: u64,
+    filled: usize,
+    buffer: Buffer,
+}
+
+/// Regions of the file that are read one after the other, the next pieces ahead of their turn.
+pub(super) struct ReadAhead {
+    regions: Vec<Region>,
+    /// The region and the byte of it that is asked for next.
+    next: (usize, u64),
+    asked: VecDeque<Asked>,
+}
+
+/// Some of the file.
+#[derive(Debug, Clone)]
+pub(super) struct Region {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    /// Where it goes in the arena; `None` for buffers.
+    pub(super) to: Option<(Arc<ExtentMemory>, u64)>,
+}
+
+struct Asked {
+    tag: u64,
+    bytes: usize,
+}
+
+/// A piece of a region. Give its memory back with [`Transfers::recycle`].
+pub(super) struct Piece {
+    pub(super) memory: Memory,
+    pub(super) bytes: usize,
+}
+
+impl Transfers {
+    pub(super) fn new(device: Box<dyn Device>, metrics: DiskMetrics) -> Self {
+        Self {
+            device,
+            metrics,
+            clock: Clock::start(),
+            spare: Vec::new(),
+            writes: 0,
+            arrived: Vec::new(),
+            last_tag: WRITE_TAG,
+            filling: None,
+        }
+    }
+
+    /// Writes `bytes` bytes at `offset`, after what was appended before if that ended there. `fill` is given each stretch of
+    /// memory to fill, and how many bytes precede it.
+    pub(super) fn append(
+        &mut self,
+        offset: u64,
+        bytes: u64,
+        fill: &mut dyn FnMut(&mut [u8], u64),
+    ) -> io::Result<()> {
+        if self.filling.as_ref().is_some_and(|filling| filling.offset + filling.filled as u64 != offset) {
+            self.flush();
+        }
+        let mut done = 0;
+        while done < bytes {
+            let mut filling = match self.filling.take() {
+                Some(filling) => filling,
+                None => Filling { offset: offset + done, filled: 0, buffer: self.write_buffer()? },
+            };
+            let room = PIECE_BYTES as usize - filling.filled;
+            let stretch = room.min(usize::try_from(bytes - done).unwrap_or(room));
+            fill(&mut filling.buffer.bytes_mut()[filling.filled..][..stretch], done);
+            filling.filled += stretch;
+            done += stretch as u64;
+            let is_full = filling.filled == PIECE_BYTES as usize;
+            self.filling = Some(filling);
+            if is_full {
+                self.flush();
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a place in the arena, without a copy. Both offsets and the bytes are whole pages.
+    pub(super) fn append_place(
+        &mut self,
+        offset: u64,
+        memory: &Arc<ExtentMemory>,
+        start: u64,
+        bytes: u64,
+    ) -> io::Result<()> {
+        self.flush();
+        let mut done = 0;
+        while done < bytes {
+            self.wait_for_turn()?;
+            let piece = (bytes - done).min(DIRECT_BYTES);
+            let place = Memory::Place(Arc::clone(memory), start + done);
+            self.write(offset + done, place, piece as usize);
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Writes these bytes.
+    pub(super) fn append_bytes(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.append(offset, bytes.len() as u64, &mut |out, done| {
+            out.copy_from_slice(&bytes[done as usize..][..out.len()]);
+        })
+    }
+
+    /// Waits until everything that was appended has survived a loss of power.
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        self.settle()?;
+        let start = self.clock.elapsed();
+        self.device.sync()?;
+        self.metrics.sync_seconds.observe((self.clock.elapsed() - start).as_secs_f64());
+        Ok(())
+    }
+
+    /// Waits until everything that was appended can be read.
+    pub(super) fn settle(&mut self) -> io::Result<()> {
+        self.flush();
+        while self.writes > 0 {
+            self.reap()?;
+        }
+        Ok(())
+    }
+
+    /// The next piece of what is read ahead; `None` after the last.
+    pub(super) fn next_piece(&mut self, ahead: &mut ReadAhead) -> io::Result<Option<Piece>> {
+        while ahead.asked.len() < PIECES_AHEAD
+            && let Some(piece) = ahead.ask()
+        {
+            self.last_tag += 1;
+            let tag = self.last_tag;
+            let memory = match piece.to {
+                Some((memory, offset)) => Memory::Place(memory, offset),
+                None => Memory::Buffer(self.spare.pop().unwrap_or_else(|| Buffer::new(PIECE_BYTES as usize))),
+            };
+            let bytes = piece.bytes as usize;
+            let direction = Direction::Read;
+            self.device.start(Transfer { tag, direction, offset: piece.offset, memory, bytes });
+            ahead.asked.push_back(Asked { tag, bytes });
+        }
+        let Some(Asked { tag, bytes }) = ahead.asked.pop_front() else { return Ok(None) };
+        loop {
+            if let Some(at) = self.arrived.iter().position(|finished| finished.tag == tag) {
+                let finished = self.arrived.swap_remove(at);
+                finished.result?;
+                self.metrics.read_bytes.inc_by(bytes as u64);
+                return Ok(Some(Piece { memory: finished.memory, bytes }));
+            }
+            self.reap()?;
+        }
+    }
+
+    /// Reads a region that fits into memory.
+    pub(super) fn read(&mut self, region: Region) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(region.bytes as usize);
+        let mut ahead = ReadAhead::new(vec![region]);
+        while let Some(piece) = self.next_piece(&mut ahead)? {
+            bytes.extend_from_slice(piece.bytes());
+            self.recycle(piece.memory);
+        }
+        Ok(bytes)
+    }
+
+    /// Gives memory back.
+    pub(super) fn recycle(&mut self, memory: Memory) {
+        if let Memory::Buffer(buffer) = memory
+            && self.spare.len() < MOST_SPARE
+        {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Waits until nothing is under way, whatever became of it: no place in the arena is read or written any more.
+    pub(super) fn drain(&mut self) {
+        while self.device.wait().is_some() {}
+        self.arrived.clear();
+        self.filling = None;
+        self.writes = 0;
+    }
+
+    /// Starts to write what does not fill a piece yet.
+    fn flush(&mut self) {
+        if let Some(Filling { offset, filled: bytes, buffer }) = self.filling.take() {
+            self.write(offset, Memory::Buffer(buffer), bytes);
+        }
+    }
+
+    fn write(&mut self, offset: u64, memory: Memory, bytes: usize) {
+        debug_assert!((bytes as u64).is_multiple_of(PAGE_BYTES), "records are whole pages");
+        self.device.start(Transfer { tag: WRITE_TAG, direction: Direction::Write, offset, memory, bytes });
+        self.writes += 1;
+        self.metrics.written_bytes.inc_by(bytes as u64);
+    }
+
+    fn wait_for_turn(&mut self) -> io::Result<()> {
+        while self.writes >= PIECES_AHEAD {
+            self.reap()?;
+        }
+        Ok(())
+    }
+
+    fn write_buffer(&mut self) -> io::Result<Buffer> {
+        self.wait_for_turn()?;
+        Ok(self.spare.pop().unwrap_or_else(|| Buffer::new(PIECE_BYTES as usize)))
+    }
+
+    /// Waits for one transfer.
+    fn reap(&mut self) -> io::Result<()> {
+        let finished = self.device.wait().ok_or_else(|| io::Error::other("a transfer was lost"))?;
+        if finished.tag != WRITE_TAG {
+            self.arrived.push(finished);
+            return Ok(());
+        }
+        self.writes -= 1;
+        self.recycle(finished.memory);
+        finished.result
+    }
+}
+
+impl Piece {
+    /// Its bytes; none where they are in the arena.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Buffer(buffer) => &buffer.bytes()[..self.bytes],
+            Memory::Place(..) => &[],
+        }
+    }
+}
+
+impl ReadAhead {
+    pub(super) fn new(regions: Vec<Region>) -> Self {
+        Self { regions, next: (0, 0), asked: VecDeque::new() }
+    }
+
+    fn ask(&mut self) -> Option<Region> {
+        let (number, at) = self.next;
+        let region = self.regions.get(number)?;
+        let bytes = (region.bytes - at).min(if region.to.is_some() { DIRECT_BYTES } else { PIECE_BYTES });
+        let to = region.to.as_ref().map(|(memory, offset)| (Arc::clone(memory), offset + at));
+        let end = at + bytes;
+        self.next = if end == region.bytes { (number + 1, 0) } else { (number, end) };
+        Some(Region { offset: region.offset + at, bytes, to })
+    }
+}
+
+/// Bytes of a piece: large enough for the drive, small enough that sums and copies overlap with the next one's transfer.
+const PIECE_BYTES: u64 = 2 << 20;
+
+/// Bytes of a piece that goes between arena and drive without a copy.
+const DIRECT_BYTES: u64 = 2 << 20;
+
+/// Pieces under way each way.
+const PIECES_AHEAD: usize = 8;
+
+/// Buffers that are kept.
+const MOST_SPARE: usize = 2 * PIECES_AHEAD;
+
+const WRITE_TAG: u64 = 0;

@@ -1,0 +1,223 @@
+//! Writing records, and making room for them.
+
+use std::io;
+
+use tokio::sync::oneshot;
+
+use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader};
+use super::super::log::{ChunkKey, Evict, FIRST_PAGE, Place, Purpose, Room};
+use super::super::metrics::FoundBy;
+use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
+use super::check::Check;
+use super::transfers::ReadAhead;
+use super::{Volume, page_bytes};
+
+/// An order, and who waits for it.
+pub(crate) type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);
+
+/// A record that is written and not yet synced.
+pub(super) struct Pending {
+    entry: FooterEntry,
+    /// Nobody waits for a record that was moved.
+    done: Option<oneshot::Sender<WriteAnswer>>,
+    /// The record that it takes the place of: it must still be there.
+    moved_from: Option<Place>,
+}
+
+impl Volume {
+    /// Writes a chunk; it is answered when it is synced.
+    pub(super) fn write(&mut self, (order, done): Writing) -> io::Result<()> {
+        let key = order.key();
+        if self.log.find(&key).is_some() {
+            self.answer_write(done, WriteAnswer::AlreadyThere);
+            return Ok(());
+        }
+        let pages = RecordHeader::record_pages_for(&order.entries);
+        match self.make_room(pages, Purpose::Write) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.answer_write(done, WriteAnswer::TooLarge);
+                return Ok(());
+            }
+            Err(error) => {
+                self.answer_write(done, WriteAnswer::Closed);
+                return Err(error);
+            }
+        }
+        let WriteOrder { fingerprint, chunk, sources, entries } = order;
+        let placed = self.log.place(pages);
+        let header = RecordHeader {
+            segment: placed.segment,
+            page: placed.page,
+            sequence: placed.sequence,
+            fingerprint,
+            chunk,
+            blocks: entries,
+        };
+        // It waits for the sync before anything can fail: whoever waits is then told.
+        self.pending.push(Pending { entry: header.footer_entry(), done: Some(done), moved_from: None });
+        self.append_record(&header, &sources)
+    }
+
+    fn append_record(&mut self, header: &RecordHeader, sources: &[Source]) -> io::Result<()> {
+        let start = self.geometry.offset(header.segment.segment, header.page);
+        let encoded = header.encode(self.storage);
+        self.transfers.append_bytes(start, &encoded)?;
+        let mut offset = start + encoded.len() as u64;
+        for Source { place, .. } in sources {
+            if place.goes_direct(offset) {
+                self.transfers.append_place(offset, &place.memory, place.offset, place.bytes)?;
+                offset += place.bytes;
+                continue;
+            }
+            self.transfers.append(offset, place.bytes, &mut |out, done| {
+                let copied = place.memory.copy_out(place.offset + done, out);
+                debug_assert!(copied.is_ok(), "places are checked when the order is made");
+            })?;
+            offset += place.bytes;
+        }
+        self.transfers.append(offset, offset.next_multiple_of(PAGE_BYTES) - offset, &mut |out, _| out.fill(0))
+    }
+
+    /// Syncs what was written, and says so to all who wait. One sync serves them all.
+    pub(super) fn commit(&mut self) -> io::Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        self.transfers.sync()?;
+        for Pending { entry, done, moved_from } in std::mem::take(&mut self.pending) {
+            if moved_from.is_none_or(|from| self.log.find(&entry.key()) == Some(from)) {
+                self.log.commit(entry);
+            }
+            if let Some(done) = done {
+                self.answer_write(done, WriteAnswer::Durable);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is written any more: says so to all who wait.
+    pub(super) fn give_up_pending(&mut self) {
+        self.transfers.drain();
+        for done in std::mem::take(&mut self.pending).into_iter().filter_map(|pending| pending.done) {
+            self.answer_write(done, WriteAnswer::Closed);
+        }
+    }
+
+    pub(super) fn answer_write(&self, done: oneshot::Sender<WriteAnswer>, answer: WriteAnswer) {
+        self.metrics.answered(match answer {
+            WriteAnswer::Durable => "written",
+            WriteAnswer::AlreadyThere => "already_there",
+            WriteAnswer::TooLarge => "too_large",
+            WriteAnswer::Closed => "closed",
+        });
+        // Where nobody waits any more there is nobody to tell.
+        let _ = done.send(answer);
+    }
+
+    /// Makes room for a record of `pages`; whether there is any.
+    fn make_room(&mut self, pages: u64, purpose: Purpose) -> io::Result<bool> {
+        loop {
+            match self.log.room_for(pages, purpose) {
+                Room::Here => return Ok(true),
+                Room::None => return Ok(false),
+                Room::Seal => self.seal()?,
+                Room::Open(header) => {
+                    let at = self.geometry.offset(header.segment, 0);
+                    self.transfers.append_bytes(at, &header.encode(self.storage))?;
+                    // Before any record is written here: a header that is behind its records would hide them.
+                    self.transfers.sync()?;
+                    self.log.opened(header);
+                }
+                Room::Evict => self.evict_step()?,
+            }
+        }
+    }
+
+    /// Writes the footer of the open segment. It names only what is synced.
+    fn seal(&mut self) -> io::Result<()> {
+        self.commit()?;
+        let footer = self.log.footer();
+        self.write_footer(&footer)?;
+        self.log.sealed();
+        Ok(())
+    }
+
+    pub(super) fn write_footer(&mut self, footer: &Footer) -> io::Result<()> {
+        let encoded = footer.encode(self.storage);
+        let pages = (encoded.len() as u64 / PAGE_BYTES) as u32;
+        let page = self.geometry.segment_pages - pages;
+        debug_assert!(page >= footer.end_page.max(FIRST_PAGE), "the footer has its place behind the records");
+        self.transfers.append_bytes(self.geometry.offset(footer.segment.segment, page), &encoded)
+    }
+
+    /// One step of giving up the oldest segment: moves one record, or ends it.
+    pub(crate) fn evict_step(&mut self) -> io::Result<()> {
+        match self.log.evict_next() {
+            Evict::Move(key, place) => self.move_record(key, place),
+            Evict::Finish => {
+                self.commit()?;
+                let gone = self.log.evicted();
+                self.metrics.evicted.inc_by(gone.len() as u64);
+                self.tell_gone(gone, Why::Evicted);
+                Ok(())
+            }
+            Evict::Nothing => Ok(()),
+        }
+    }
+
+    /// Writes a record again at the young end. Where there is no room it goes with its segment.
+    fn move_record(&mut self, key: ChunkKey, from: Place) -> io::Result<()> {
+        if !self.make_room(u64::from(from.pages), Purpose::Move)? || self.log.find(&key) != Some(from) {
+            return Ok(());
+        }
+        let mut check = Check::new(self.storage, from, Some(key));
+        let mut ahead = ReadAhead::new(vec![self.region(from)]);
+        let mut moved = None;
+        while let Some(piece) = self.transfers.next_piece(&mut ahead)? {
+            let bytes = piece.bytes();
+            let mut payload = Vec::new();
+            check.feed(bytes, &mut |_, _, _, stretch| payload.extend_from_slice(stretch));
+            self.transfers.recycle(piece.memory);
+            if moved.is_none()
+                && let Some(header) = check.header()
+            {
+                let placed = self.log.place(u64::from(from.pages));
+                let (segment, page, sequence) = (placed.segment, placed.page, placed.sequence);
+                let header = RecordHeader { segment, page, sequence, ..header.clone() };
+                let start = self.geometry.offset(segment.segment, page);
+                let encoded = header.encode(self.storage);
+                self.transfers.append_bytes(start, &encoded)?;
+                moved = Some((header.footer_entry(), start + encoded.len() as u64));
+            }
+            if let Some((_, at)) = &mut moved {
+                self.transfers.append_bytes(*at, &payload)?;
+                *at += payload.len() as u64;
+            }
+        }
+        self.finish_move(key, from, check, moved)
+    }
+
+    fn finish_move(
+        &mut self,
+        key: ChunkKey,
+        from: Place,
+        check: Check,
+        moved: Option<(FooterEntry, u64)>,
+    ) -> io::Result<()> {
+        if let Some((_, end)) = moved {
+            // Also where the payload was wrong: the next record begins on a page.
+            let padding = end.next_multiple_of(PAGE_BYTES) - end;
+            self.transfers.append(end, padding, &mut |out, _| out.fill(0))?;
+        }
+        match (check.finish(), moved) {
+            (Ok(_), Some((entry, _))) => {
+                self.metrics.moved_bytes.inc_by(page_bytes(from.pages));
+                self.pending.push(Pending { entry, done: None, moved_from: Some(from) });
+            }
+            (Err(damage), _) => self.found_damage(&key, damage, FoundBy::Move),
+            (Ok(_), None) => {}
+        }
+        Ok(())
+    }
+}
