@@ -18,6 +18,7 @@ use bytesize::ByteSize;
 
 use crate::host::CpuSet;
 
+pub mod admission;
 pub mod format;
 pub mod io;
 pub mod log;
