@@ -131,7 +131,7 @@ impl Bench {
             cpus: pinned_to()?,
             lane,
         };
-        let metrics = DiskMetrics::new(&prometheus::Registry::new())?;
+        let metrics = DiskMetrics::new(&prometheus::Registry::new(), 0)?;
         let tier = DiskTier::open(&options, metrics, Box::new(|_| ()))?;
         let write = self.rate(|| self.write_all(&tier, round))?;
         let read = self.rate(|| self.read_all(&tier, round))?;

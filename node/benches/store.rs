@@ -105,6 +105,7 @@ impl Filled {
             reservation_ttl_ms: u64::MAX,
             max_pin_ms: u64::MAX,
             peers: None,
+            disk: None,
         });
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let registered = store.register(session, "default", &spec(), &[0], &[BLOCK_BYTES]);

@@ -2,10 +2,11 @@
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
 //! store; `answer` says what a session reads, `copies` what a commit has copied, `gather` what a lookup or lease gets from
-//! other nodes, `peers` what they get.
+//! the disk or other nodes, `disk` what goes to disk and comes from there, `peers` what other nodes get.
 
 mod answer;
 mod copies;
+mod disk;
 mod gather;
 mod peers;
 
@@ -20,6 +21,8 @@ use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved
 use tokio::sync::mpsc;
 
 use self::answer::Asked;
+use self::disk::Disk;
+pub use self::disk::DiskParts;
 use self::gather::Fetch;
 use self::peers::{EndedGrants, Untold};
 pub use self::peers::{Fetcher, Peers};
@@ -60,6 +63,8 @@ pub struct GpuActor {
     fetching: HashMap<FetchId, Fetch>,
     untold: Untold,
     ended_grants: EndedGrants,
+    /// The disk below the store, where there is one.
+    disk: Option<Disk>,
 }
 
 /// What an actor is made of.
@@ -82,6 +87,8 @@ pub struct Parts {
     pub peers: Option<Peers>,
     /// Where events are told.
     pub feed: Feed,
+    /// The disk below the store, where there is one.
+    pub disk: Option<DiskParts>,
 }
 
 /// Opens a session. Its process belongs to the tenant.
@@ -175,7 +182,7 @@ impl GpuActor {
     /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed } = parts;
+        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed, disk } = parts;
         store.keep_journal();
         let (sender, receiver) = mpsc::unbounded_channel();
         Self {
@@ -194,6 +201,7 @@ impl GpuActor {
             fetching: HashMap::new(),
             untold: Untold::default(),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
+            disk: disk.map(Disk::new),
         }
     }
 
@@ -206,6 +214,8 @@ impl GpuActor {
                 let registered =
                     self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
                 self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
+                let tenants = Arc::clone(&self.tenants);
+                self.describe(&tenants[usize::from(tenant.0)], registered.fingerprint, &ask.spec);
                 Response::Registered(registered)
             }
             Request::Release(lease) => {
@@ -237,9 +247,15 @@ impl GpuActor {
         let now = self.clock.now();
         let Some(usable) = self.store.usable(namespace, chain, prompt_tokens) else { return };
         let chunk_tokens = u64::from(usable.chunk_tokens);
-        let here = found.spans.iter().filter(|span| span.tier == Tier::Host);
-        let here = here.map(|span| u64::from(span.to - span.from)).sum::<u64>() * chunk_tokens;
-        let hit = Hit { here, from_peers: found.tokens - here };
+        let in_tier = |tier| {
+            let spans = found.spans.iter().filter(|span| span.tier == tier);
+            spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * chunk_tokens
+        };
+        let hit = Hit {
+            in_memory: in_tier(Tier::Host),
+            on_disk: in_tier(Tier::Disk),
+            from_peers: in_tier(Tier::Peer),
+        };
         self.metrics.looked_up(namespace, prompt_tokens, hit, preempted, skip_read);
         if !skip_read {
             let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
@@ -292,8 +308,10 @@ impl Actor for GpuActor {
             let now = actor.clock.now();
             actor.store.tick(now);
             actor.renew_extents(ctx);
-            actor.tell_changes(ctx);
+            actor.finish_late_gathers();
+            actor.follow_up(ctx);
         });
+        self.start_disk(ctx);
     }
 }
 
@@ -329,7 +347,7 @@ impl Handler<Ask> for GpuActor {
                 .map(Reply::Now),
         };
         self.renew_extents(ctx);
-        self.tell_changes(ctx);
+        self.follow_up(ctx);
         match reply {
             Ok(Reply::Later) => {}
             Ok(Reply::Now(answer)) => self.reply(asked, answer),
@@ -344,7 +362,7 @@ impl Handler<Close> for GpuActor {
     fn handle(&mut self, close: Close, ctx: &mut Self::Context) {
         self.windows.remove(&close.session);
         self.store.close_session(close.session);
-        self.tell_changes(ctx);
+        self.follow_up(ctx);
     }
 }
 

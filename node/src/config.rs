@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use serde::Deserialize;
 
+use crate::disk::DEFAULT_SEGMENT_BYTES;
 use crate::host::PciAddress;
+use crate::store::WritePolicy;
 use crate::store::policy::PolicyName;
 
 /// A node's configuration. Every key has a default; an unknown key is an error.
@@ -32,6 +34,8 @@ pub struct Config {
     pub gpus: Vec<GpuConfig>,
     /// Who may use the node, each through a socket of its own.
     pub tenants: Vec<TenantConfig>,
+    /// The disk below the host tier; where it is not given, what leaves memory is gone.
+    pub disk: Option<DiskConfig>,
     /// What one engine session may hold.
     pub session: SessionConfig,
     /// Where lookups are recorded; nowhere where it is not given.
@@ -81,6 +85,31 @@ pub enum HugePages {
     Auto,
     /// Never.
     Never,
+}
+
+/// The disk tier.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// A folder of its own on the drive; made where it is not there. It belongs to one node at a time.
+    pub folder: PathBuf,
+    /// What it takes there, all actors together. The space is taken when the node starts for the first time.
+    pub capacity_bytes: ByteSize,
+    /// Size of the pieces in which it is written and given up again. Fixed when the tier is made.
+    #[serde(default = "default_segment_bytes")]
+    pub segment_bytes: ByteSize,
+    /// When chunks are written: `write_through`, `write_through_selective` or `write_back`.
+    #[serde(default)]
+    pub write: WritePolicy,
+    /// For `write_through_selective`: from which use of a chunk on, its commit included.
+    #[serde(default = "default_write_after_uses")]
+    pub write_after_uses: u32,
+    /// Bytes that are verified a second while the drive has nothing else to do; 0 for none.
+    #[serde(default = "default_scrub_bytes")]
+    pub scrub_bytes_per_second: ByteSize,
+    /// How long a lease waits for chunks from disk.
+    #[serde(default = "default_read_deadline_ms")]
+    pub read_deadline_ms: u64,
 }
 
 /// A GPU to serve.
@@ -246,6 +275,7 @@ impl Default for Config {
                 socket: "/run/larder/default.sock".into(),
                 max_bytes: None,
             }],
+            disk: None,
             session: SessionConfig::default(),
             record: None,
             cluster: None,
@@ -302,6 +332,22 @@ fn default_record_bytes() -> ByteSize {
 
 fn default_old_files() -> u32 {
     4
+}
+
+fn default_segment_bytes() -> ByteSize {
+    ByteSize(DEFAULT_SEGMENT_BYTES)
+}
+
+fn default_write_after_uses() -> u32 {
+    2
+}
+
+fn default_scrub_bytes() -> ByteSize {
+    ByteSize::mib(16)
+}
+
+fn default_read_deadline_ms() -> u64 {
+    5_000
 }
 
 fn default_peer_listen() -> SocketAddr {
@@ -378,15 +424,16 @@ mod tests {
         };
         let lines = optional.lines().filter_map(|line| line.strip_prefix("# "));
         let set: String = lines
-            .filter(|line| line.starts_with("[cluster]") || is_key(line))
+            .filter(|line| line.starts_with("[cluster]") || line.starts_with("[disk]") || is_key(line))
             .map(|line| format!("{line}\n"))
             .collect();
         let all = Config::parse(&format!("[record]\n{set}")).unwrap();
-        let (record, cluster) = (all.record.unwrap(), all.cluster.unwrap());
+        let (record, disk, cluster) = (all.record.unwrap(), all.disk.unwrap(), all.cluster.unwrap());
         let least = Config::parse(&format!(
-            "[record]\npath = {:?}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
+            "[record]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
              advertise = \"{}\"\n",
             record.path,
+            disk.folder,
             cluster.coordinator,
             cluster.ca,
             cluster.certificate,
@@ -394,7 +441,7 @@ mod tests {
             cluster.advertise.unwrap()
         ));
         let least = least.unwrap();
-        assert_eq!((Some(record), Some(cluster)), (least.record, least.cluster));
+        assert_eq!((Some(record), Some(disk), Some(cluster)), (least.record, least.disk, least.cluster));
     }
 
     #[test]
@@ -430,6 +477,14 @@ mod tests {
             reservation_ttl_ms = 3
             max_pin_ms = 4
             max_lingering_processes = 5
+            [disk]
+            folder = "/disk"
+            capacity_bytes = "2TiB"
+            segment_bytes = "1MiB"
+            write = "write_back"
+            write_after_uses = 3
+            scrub_bytes_per_second = 0
+            read_deadline_ms = 6
             "#,
         )
         .unwrap();
@@ -440,6 +495,8 @@ mod tests {
         assert_eq!(config.tenants[0].max_bytes, Some(ByteSize(1_000_000_000)));
         assert_eq!(config.gpus[1].pci.to_string(), "0000:e5:00.1");
         assert_eq!(config.session.max_lingering_processes, 5);
+        let disk = config.disk.unwrap();
+        assert_eq!((disk.write, disk.capacity_bytes), (WritePolicy::WriteBack, ByteSize::tib(2)));
     }
 
     #[test]

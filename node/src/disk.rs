@@ -23,6 +23,7 @@ pub mod format;
 pub mod io;
 pub mod log;
 pub mod metrics;
+pub mod namespaces;
 pub mod order;
 pub mod tier;
 mod volume;
@@ -35,7 +36,7 @@ pub use metrics::DiskMetrics;
 pub use order::{
     BlockPlace, Gone, ReadAnswer, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,
 };
-pub use tier::{DiskTier, Refused};
+pub use tier::{DiskTier, OnGone, Refused};
 
 /// What a tier needs to know.
 #[derive(Debug, Clone)]

@@ -199,6 +199,8 @@ pub enum Grant {
 pub struct GrantedChunk {
     /// How often it was read, this time included.
     pub reads: u32,
+    /// Whether it is on disk here too.
+    pub is_on_disk: bool,
     /// By slice, then pool.
     pub blocks: Vec<GrantedBlock>,
     /// Keeps the blocks from reuse; it must live until the last of their bytes was acknowledged.
@@ -291,6 +293,8 @@ pub enum Fetched {
         checksums: Vec<BlockChecksums>,
         /// How often it was read, this time included.
         reads: u32,
+        /// Whether the holder has it on disk.
+        is_on_disk: bool,
     },
     /// The holder does not have it (any more).
     NotHeld,

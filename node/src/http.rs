@@ -78,8 +78,21 @@ pub struct ActorStatus {
     pub tokens_hit: u64,
     /// Chunks evicted.
     pub evictions: u64,
+    /// What is on disk; `None` where there is no disk tier, or it is closed.
+    pub disk: Option<DiskStatus>,
     /// What each tenant hit lately, and would have with an infinite cache.
     pub tenants: Vec<TenantRates>,
+}
+
+/// The disk tier of an actor in [`ActorStatus`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// Chunks on disk.
+    pub chunks: u64,
+    /// Bytes of chunks that wait to be written.
+    pub waiting_bytes: u64,
+    /// Chunks that were not written because too many waited.
+    pub shed: u64,
 }
 
 /// What all requests share.
@@ -200,6 +213,11 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
         lingering_processes: usage.lingering_processes,
         tokens_asked: report.tokens_asked,
         tokens_hit: report.tokens_hit,
+        disk: usage.disk.map(|disk| DiskStatus {
+            chunks: disk.chunks,
+            waiting_bytes: disk.waiting_bytes,
+            shed: disk.shed,
+        }),
         evictions: usage.evictions.watermark + usage.evictions.need + usage.evictions.clearing,
         tenants: report.tenants.clone(),
     }

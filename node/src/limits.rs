@@ -74,6 +74,29 @@ pub struct ActorLimits {
     pub copy: CopyLimits,
     /// Its store.
     pub store: StoreLimits,
+    /// Its disk.
+    pub disk: Option<DiskLimits>,
+}
+
+/// The numbers of one actor's disk tier.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DiskLimits {
+    /// The tier's own folder.
+    pub folder: PathBuf,
+    /// Where the namespaces of all actors' tiers are described.
+    pub namespaces: PathBuf,
+    /// Bytes on disk.
+    pub capacity_bytes: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Bytes that are verified a second.
+    pub scrub_bytes_per_second: u64,
+    /// How long a lease waits for it.
+    pub read_deadline: Duration,
+    /// Orders that may wait.
+    pub queue_orders: usize,
+    /// The CPUs of its thread.
+    pub cpus: CpuSet,
 }
 
 /// The numbers of one arena.
@@ -175,6 +198,15 @@ pub const COPY_QUEUE_ORDERS: usize = 64;
 
 /// The part of an arena that blocks of other nodes may take while they pass through, as a divisor.
 pub const PASSING_SHARE: u64 = 4;
+
+/// Orders that may wait for one disk: more than a lease of the longest prompt asks for.
+pub const DISK_QUEUE_ORDERS: usize = 8_192;
+
+/// The part of an arena that chunks may take that wait to be written to disk, as a divisor: they cannot be evicted meanwhile.
+pub const DISK_WAITING_SHARE: u64 = 8;
+
+/// The part of an arena into which chunks may be read from disk at a time, as a divisor.
+pub const DISK_READING_SHARE: u64 = 4;
 
 /// Chunks that other nodes are being sent at a time: more would only wait in one queue.
 pub const MAX_GRANTED_CHUNKS: u64 = 4_096;

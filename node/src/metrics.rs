@@ -39,6 +39,8 @@ pub struct Metrics {
     cached_chunks: IntGaugeVec,
     cached_bytes: IntGaugeVec,
     up: IntGaugeVec,
+    disk_waiting_bytes: IntGaugeVec,
+    disk_shed: IntCounterVec,
     session_ends: IntCounterVec,
     /// Lookups that the lookup log left out.
     pub unrecorded: IntCounter,
@@ -51,9 +53,9 @@ struct NamespaceMetrics {
     fingerprint: String,
     asked: IntCounter,
     asked_preempted: IntCounter,
-    /// From here, from peers.
-    hit: [IntCounter; 2],
-    hit_preempted: [IntCounter; 2],
+    /// From memory, disk, peers.
+    hit: [IntCounter; 3],
+    hit_preempted: [IntCounter; 3],
     skipped: IntCounter,
 }
 
@@ -71,13 +73,16 @@ pub struct ActorMetrics {
     /// By [`Placed`].
     fetched: [IntCounter; 4],
     counted_given_up: u64,
+    counted_shed: u64,
 }
 
 /// Prompt tokens that a lookup found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hit {
-    /// In this node.
-    pub here: u64,
+    /// In this node's memory.
+    pub in_memory: u64,
+    /// On this node's disk.
+    pub on_disk: u64,
     /// In others.
     pub from_peers: u64,
 }
@@ -155,6 +160,16 @@ impl Metrics {
                 &["device", "placement"],
             )?,
             given_up: families.counter("larder_given_up_chunks_total", given_up, &["device"])?,
+            disk_waiting_bytes: families.gauge(
+                "larder_disk_waiting_bytes",
+                "Bytes of chunks that wait to be written to disk",
+                &["device"],
+            )?,
+            disk_shed: families.counter(
+                "larder_disk_shed_chunks_total",
+                "Chunks that were not written to disk because too many waited",
+                &["device"],
+            )?,
             evictions: families.counter(
                 "larder_evicted_chunks_total",
                 "Chunks evicted",
@@ -223,6 +238,7 @@ impl Metrics {
             fetched: ["migrated", "replicated", "passed", "missed"]
                 .map(|placement| self.fetched_chunks.with_label_values(&[&*device, placement])),
             counted_given_up: 0,
+            counted_shed: 0,
             metrics: self.clone(),
             rates: self.rates.of_actor(&device),
             device,
@@ -238,7 +254,7 @@ impl ActorMetrics {
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         let Metrics { tokens_asked, tokens_hit, tokens_skipped, .. } = &self.metrics;
         let hits = |preempted: &str| {
-            [Tier::Host, Tier::Peer]
+            [Tier::Host, Tier::Disk, Tier::Peer]
                 .map(|tier| tokens_hit.with_label_values(&[tenant, fingerprint, preempted, tier_name(tier)]))
         };
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
@@ -259,8 +275,9 @@ impl ActorMetrics {
     /// Counts a lookup.
     pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
         let Some(counters) = self.namespaces.get(&namespace) else { return };
-        let count = |[here, from_peers]: &[IntCounter; 2]| {
-            here.inc_by(hit.here);
+        let count = |[in_memory, on_disk, from_peers]: &[IntCounter; 3]| {
+            in_memory.inc_by(hit.in_memory);
+            on_disk.inc_by(hit.on_disk);
             from_peers.inc_by(hit.from_peers);
         };
         if skipped {
@@ -339,6 +356,12 @@ impl ActorMetrics {
         set(&metrics.held, "lingering_processes", usage.lingering_processes);
         set(&metrics.cached_chunks, tier_name(Tier::Host), usage.cached_chunks);
         set(&metrics.cached_bytes, tier_name(Tier::Host), usage.cached_bytes);
+        if let Some(disk) = usage.disk {
+            set(&metrics.cached_chunks, tier_name(Tier::Disk), disk.chunks);
+            metrics.disk_waiting_bytes.with_label_values(&[device]).set(disk.waiting_bytes as i64);
+            metrics.disk_shed.with_label_values(&[device]).inc_by(disk.shed - self.counted_shed);
+            self.counted_shed = disk.shed;
+        }
         let Evictions { watermark, need, clearing } = usage.evictions;
         let reasons = [
             ("watermark", watermark - self.counted.watermark),
@@ -396,6 +419,7 @@ impl Families<'_> {
 pub fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Host => "host",
+        Tier::Disk => "disk",
         Tier::Peer => "peer",
     }
 }
@@ -415,7 +439,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0);
         actor.know(3, "team", "00ff");
-        actor.looked_up(3, 100, Hit { here: 40, from_peers: 16 }, false, false);
+        actor.looked_up(3, 100, Hit { in_memory: 40, on_disk: 32, from_peers: 16 }, false, false);
         actor.looked_up(3, 100, Hit::default(), false, true);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
@@ -424,6 +448,7 @@ mod tests {
         let labels = r#"namespace="00ff",preempted="false",tenant="team""#;
         assert!(text.contains(&format!("larder_tokens_asked_total{{{labels}}} 100")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"host\"}} 40")), "{text}");
+        assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"disk\"}} 32")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"peer\"}} 16")), "{text}");
         assert!(text.contains(r#"larder_evicted_chunks_total{device="0",reason="watermark"} 5"#), "{text}");
     }

@@ -9,16 +9,17 @@
 pub enum Placement {
     /// The only copy moves to its reader: it keeps the blocks, and the holder gives up its own.
     Migrate,
-    /// Many read the chunk: the reader keeps a further copy.
+    /// Many read the chunk, or the holder has it on disk anyway: the reader keeps a further copy.
     Replicate,
     /// The blocks stay only as long as they are read.
     Pass,
 }
 
-/// The rule for a chunk with so many copies that was read so often, this time included.
+/// The rule for a chunk with so many copies that was read so often, this time included; `is_on_disk` where the holder has it
+/// on disk. There it stays: if it moved, every move would wear a drive.
 #[must_use]
-pub fn place(copies: usize, reads: u32) -> Placement {
-    if reads >= REPLICATE_READS {
+pub fn place(copies: usize, reads: u32, is_on_disk: bool) -> Placement {
+    if reads >= REPLICATE_READS || (is_on_disk && copies <= 1) {
         Placement::Replicate
     } else if copies <= 1 {
         Placement::Migrate
@@ -36,16 +37,22 @@ mod tests {
 
     #[test]
     fn the_only_copy_migrates_to_the_node_that_reads_it() {
-        assert!((1..REPLICATE_READS).all(|reads| place(1, reads) == Placement::Migrate));
+        assert!((1..REPLICATE_READS).all(|reads| place(1, reads, false) == Placement::Migrate));
     }
 
     #[test]
     fn what_is_read_eight_times_is_replicated() {
-        assert!((1..5).all(|copies| place(copies, REPLICATE_READS) == Placement::Replicate));
+        assert!((1..5).all(|copies| place(copies, REPLICATE_READS, false) == Placement::Replicate));
     }
 
     #[test]
     fn nothing_else_is_copied_on_a_read() {
-        assert!((1..REPLICATE_READS).all(|reads| place(2, reads) == Placement::Pass));
+        assert!((1..REPLICATE_READS).all(|reads| place(2, reads, false) == Placement::Pass));
+        assert!((1..REPLICATE_READS).all(|reads| place(2, reads, true) == Placement::Pass));
+    }
+
+    #[test]
+    fn what_is_on_its_holders_disk_stays_there_and_its_reader_keeps_a_copy_in_memory() {
+        assert!((1..REPLICATE_READS).all(|reads| place(1, reads, true) == Placement::Replicate));
     }
 }

@@ -14,16 +14,18 @@ use actix_rt::Arbiter;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::actor::{GpuActor, Parts, Peers};
+use crate::actor::{DiskParts, GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
 use crate::copy::CopyLane;
+use crate::disk::namespaces::NamespaceFolder;
+use crate::disk::{DiskMetrics, DiskOptions, DiskTier, OpenError};
 use crate::events::Feed;
 use crate::http::{MAX_FOLLOWERS, State, routes};
-use crate::limits::{ActorLimits, Limits};
+use crate::limits::{ActorLimits, DiskLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
 use crate::record::{RecordLimits, Recorder};
@@ -93,6 +95,12 @@ pub enum ServeError {
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
+    /// An actor ended, which none does while the node serves.
+    #[error("the actor of device {device} failed: the log says where; start the node again")]
+    Actor {
+        /// Which.
+        device: u16,
+    },
     /// Serving HTTP failed.
     #[error("cannot serve HTTP on {http}")]
     Serve {
@@ -168,6 +176,7 @@ pub async fn run(
     let ended = tokio::select! {
         ended = &mut serving => Some(ended),
         () = stop => None,
+        device = actor_ended(&sessions) => return Err(ServeError::Actor { device }),
     };
     tracing::info!(node = limits.name, "the node stops");
     drop(listening);
@@ -185,6 +194,17 @@ pub async fn run(
         None => serving.await.unwrap_or_else(|error| Err(error.into())),
     }
     .map_err(|source| ServeError::Serve { http, source })
+}
+
+/// Waits until an actor has ended, which takes a fault of ours.
+async fn actor_ended(actors: &[SessionActor]) -> u16 {
+    loop {
+        tokio::time::sleep(ACTORS_LOOKED_AT).await;
+        let ended = (0..).zip(actors).find(|(_, actor)| !actor.address.connected());
+        if let Some((device, _)) = ended {
+            return device;
+        }
+    }
 }
 
 /// Ends the actors' threads, then that of the lookup log.
@@ -271,8 +291,11 @@ async fn start_actor(
     export_placement(metrics, device, &arena);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
+    let disk = start_disk(device, limits.disk.as_ref(), metrics).await?;
+    let mut store_limits = limits.store.clone();
+    store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
     let actor = GpuActor::new(Parts {
-        store: Store::new(limits.store.clone()),
+        store: Store::new(store_limits),
         arena,
         lane,
         metrics: metrics.of_actor(device),
@@ -281,6 +304,7 @@ async fn start_actor(
         recorder: recorder.clone(),
         peers,
         feed,
+        disk,
     });
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {
@@ -298,6 +322,51 @@ async fn start_actor(
         sessions: Arc::default(),
     };
     Ok((session_actor, arbiter))
+}
+
+/// Opens an actor's disk tier. One that cannot be opened is left out, and said: memory serves without it.
+async fn start_disk(
+    device: u16,
+    limits: Option<&DiskLimits>,
+    metrics: &SharedMetrics,
+) -> Result<Option<DiskParts>, ServeError> {
+    let Some(limits) = limits.cloned() else { return Ok(None) };
+    let disk_metrics = DiskMetrics::new(metrics.registry(), device)?;
+    let closed = disk_metrics.closed.clone();
+    let open = move || open_disk(limits, disk_metrics);
+    let opened = tokio::task::spawn_blocking(open).await;
+    match opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+        Ok(parts) => {
+            tracing::info!(device, lane = ?parts.tier.lane(), "the disk tier is open");
+            Ok(Some(parts))
+        }
+        Err(error) => {
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            tracing::error!(device, %error, source, "the node serves without its disk tier");
+            closed.set(1);
+            Ok(None)
+        }
+    }
+}
+
+fn open_disk(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError> {
+    let DiskLimits { folder, namespaces, read_deadline: deadline, .. } = limits;
+    let (sender, gone) = mpsc::unbounded_channel();
+    // Where nobody listens, nobody needs to know.
+    let on_gone = Box::new(move |gone| _ = sender.send(gone));
+    let options = DiskOptions {
+        folder,
+        capacity_bytes: limits.capacity_bytes,
+        segment_bytes: limits.segment_bytes,
+        queue_orders: limits.queue_orders,
+        scrub_bytes_per_second: limits.scrub_bytes_per_second,
+        cpus: limits.cpus,
+        lane: None,
+    };
+    let tier = DiskTier::open(&options, metrics, on_gone)?;
+    let opened = NamespaceFolder::open(&namespaces);
+    let (folder, known) = opened.map_err(|source| OpenError::Device { path: namespaces, source })?;
+    Ok(DiskParts { tier, gone, folder: Arc::new(folder), known, deadline })
 }
 
 /// Exports where the kernel says that the arena is; a mismatch is a warning and a number, never a failed start.
@@ -353,6 +422,9 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
 
 /// How long what is under way may take when the node stops.
 pub const STOP_SECONDS: u64 = 2;
+
+/// How often somebody looks whether all actors are there.
+const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
 
 /// A node's weight in the ring is its arena in these.
 const WEIGHT_BYTES: u64 = 1 << 20;

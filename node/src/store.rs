@@ -1,9 +1,10 @@
 //! The store: one actor's chunks and everything that is decided about them.
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
-//! `reserve`, get in `lookup`, a get that needs other nodes in `gather`, what they get in `grants`, eviction in `room`, the
-//! end of a session in `sessions`.
+//! `reserve`, get in `lookup`, a get that needs the disk or other nodes in `gather`, what they get in
+//! `grants`, eviction in `room`, what goes to disk and leaves it in `disk`, the end of a session in `sessions`.
 
+mod disk;
 mod gather;
 mod grants;
 pub mod ids;
@@ -38,9 +39,10 @@ use policy::{Policy, PolicyName};
 use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
-pub use gather::{FetchId, Gathered, Wanted};
+pub use disk::{DiskStoreLimits, DiskUsage, DiskWrite, WriteId, WritePolicy};
+pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
-pub use index::Checksums;
+pub use index::{Checksums, Ranges};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
 pub use reserve::{BlockMove, CommitOrder, Reserved};
 pub use room::{EvictionReason, Evictions};
@@ -62,6 +64,7 @@ pub struct Store {
     gathers: gather::Gathers,
     grants: grants::Grants,
     journal: journal::Journal,
+    disk: Option<disk::Disk>,
     /// Leases, reservations, pins and orders are numbered from one series; 0 names none.
     last_number: u64,
     cached_chunks: u64,
@@ -103,6 +106,8 @@ pub struct StoreLimits {
     pub max_pin_ms: u64,
     /// What other nodes may take of it; `None` where there are none.
     pub peers: Option<PeerStoreLimits>,
+    /// The disk below it; `None` where there is none.
+    pub disk: Option<DiskStoreLimits>,
 }
 
 /// What other nodes may take of a store.
@@ -255,6 +260,7 @@ impl Store {
             journal: journal::Journal::default(),
             gathers: gather::Gathers::default(),
             grants: grants::Grants::default(),
+            disk: limits.disk.clone().map(disk::Disk::new),
             limits,
             namespaces: Namespaces::default(),
             sessions: Sessions::default(),

@@ -199,6 +199,7 @@ fn limits(policy: PolicyName) -> StoreLimits {
         reservation_ttl_ms: u64::MAX,
         max_pin_ms: 0,
         peers: None,
+        disk: None,
     }
 }
 

@@ -5,6 +5,7 @@ pub mod options;
 
 mod arena;
 mod child;
+mod disk;
 mod files;
 mod runtime_dir;
 
@@ -18,6 +19,7 @@ use larder_protocol::identity::Role;
 
 pub use arena::DEFAULT_ARENA_BYTES;
 pub(crate) use child::ReadyLine;
+pub use disk::DevDisk;
 pub use error::{DevError, Died, LogTail};
 pub use files::Announcement;
 pub use options::DevOptions;

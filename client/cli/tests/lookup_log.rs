@@ -54,7 +54,7 @@ impl Node {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let driver = Driver::connect(std::slice::from_ref(&self.address), settings).await.unwrap();
-            driver.play(trace, &Progress::new(0, true)).await;
+            driver.play(trace, None, &Progress::new(0, true)).await;
             driver.report(Duration::ZERO)
         })
     }

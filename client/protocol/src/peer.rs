@@ -177,6 +177,8 @@ pub struct RetryAfter {
 pub struct HeldChunk {
     /// How often it was read, this time included: see placement.
     pub reads: u32,
+    /// Whether the holder has it on disk too: then nobody else has to.
+    pub is_on_disk: bool,
     /// By slice, then pool.
     pub blocks: Vec<HeldBlock>,
 }

@@ -212,6 +212,8 @@ pub struct Span {
 pub enum Tier {
     /// The host arena.
     Host,
+    /// The node's disk: a lease reads it into the arena first.
+    Disk,
     /// Another node's: a lease brings it here first.
     Peer,
 }

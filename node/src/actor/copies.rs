@@ -13,7 +13,7 @@ use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
 use crate::metrics::Movement;
 use crate::store::ids::{OrderId, SessionId};
-use crate::store::{BlockMove, Checksums, CommitOrder, Refused};
+use crate::store::{BlockMove, Checksums, CommitOrder, Ranges, Refused};
 
 impl GpuActor {
     /// Starts a commit. A small one is copied on the spot, since handing it over would take longer.
@@ -50,7 +50,7 @@ impl GpuActor {
             }
             let answer = actor.committed(order, bytes, copied.ok());
             actor.reply(asked, answer);
-            actor.tell_changes(ctx);
+            actor.follow_up(ctx);
         });
         ctx.spawn(finish);
         Ok(Reply::Later)
@@ -112,7 +112,10 @@ impl GpuActor {
 
 impl From<BlockChecksums> for Checksums {
     fn from(sums: BlockChecksums) -> Self {
-        let ranges = if sums.ranges.len() > 1 { sums.ranges.into_vec().into() } else { Box::default() };
+        let ranges = match sums.ranges.as_slice() {
+            &[range] => Ranges::One(range),
+            _ => Ranges::Many(sums.ranges.into_vec().into()),
+        };
         Self { whole: sums.whole, ranges }
     }
 }

@@ -1,6 +1,6 @@
-//! Lookups and leases that need other nodes: ask the directory, fetch, answer.
+//! Lookups and leases that need the disk or other nodes: ask the directory, read or fetch, answer.
 //!
-//! The directory says who has what is not here. A lookup adds that to its answer; a lease has it fetched into slots of its
+//! The directory says who has what is not on this node. A lookup adds that to its answer; a lease has it fetched into slots of its
 //! own, and placement decides for each chunk whether it stays. A session that asks does not wait for this: its answer
 //! comes later, and its other requests go on.
 
@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use super::answer::Asked;
 use super::{Answer, GpuActor, Reply};
-use crate::copy::BlockChecksums;
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
 use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
 use crate::metrics::Placed;
 use crate::placement::{Placement, place};
 use crate::store::ids::SessionId;
-use crate::store::{Checksums, FetchId, LookupOptions, Refused, Walk, Wanted};
+use crate::store::{Came, Checksums, FetchId, LookupOptions, Refused, Source, Walk, Wanted};
 use actix::prelude::*;
 use larder_protocol::Fingerprint;
 use larder_protocol::session::{Lease, Lookup, Response, Tier};
@@ -22,8 +21,8 @@ use larder_protocol::table::Holder;
 
 /// A chunk that is being fetched.
 pub(super) struct Fetch {
-    wanted: Wanted,
-    fingerprint: Fingerprint,
+    pub(super) wanted: Wanted,
+    pub(super) fingerprint: Fingerprint,
     /// Nodes that have it and were not asked yet, the next last.
     candidates: Holders,
     /// Nodes that had it when the directory was asked.
@@ -31,6 +30,14 @@ pub(super) struct Fetch {
     /// Whether the directory was asked a second time, since chunks move to their readers.
     is_asked_again: bool,
     deadline: Duration,
+}
+
+impl Fetch {
+    /// One that only the disk is asked for, to begin with.
+    pub(super) fn from_disk(wanted: Wanted, fingerprint: Fingerprint, deadline: Duration) -> Self {
+        let candidates = Holders::default();
+        Self { wanted, fingerprint, candidates, copies: 0, is_asked_again: false, deadline }
+    }
 }
 
 impl GpuActor {
@@ -59,7 +66,7 @@ impl GpuActor {
         Ok(Reply::Later)
     }
 
-    /// Answers a lease, at once where all of it is here or nobody else has the rest.
+    /// Answers a lease, at once where all of it is in memory or nobody else has the rest.
     pub(super) fn lease(
         &mut self,
         session: SessionId,
@@ -73,6 +80,10 @@ impl GpuActor {
             None => Vec::new(),
         };
         let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
+            if walk.needs_disk() {
+                self.gather(session, &ask, &[], &[], asked, ctx);
+                return Ok(Reply::Later);
+            }
             let leased = self.store.lease_found(session, ask.namespace, walk)?;
             return Ok(Reply::Now(self.show_lease(leased)));
         };
@@ -120,7 +131,7 @@ impl GpuActor {
         Ok(Answer::from(Response::Found(found)))
     }
 
-    /// Starts to fetch what a lease needs.
+    /// Starts to read and fetch what a lease needs.
     fn gather(
         &mut self,
         session: SessionId,
@@ -140,8 +151,13 @@ impl GpuActor {
         let deadline = asked.started + self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
         self.waiting.insert(gathered.gather, asked);
         let fingerprint = self.store.fingerprint(ask.namespace).unwrap_or(Fingerprint([0; 32]));
-        let mut ids = Vec::with_capacity(gathered.wanted.len());
+        let (mut ids, mut on_disk) = (Vec::with_capacity(gathered.wanted.len()), Vec::new());
         for wanted in gathered.wanted {
+            if wanted.from == Source::Disk {
+                on_disk.push(wanted.fetch);
+                self.fetching.insert(wanted.fetch, Fetch::from_disk(wanted, fingerprint, deadline));
+                continue;
+            }
             let at = absent.binary_search(&wanted.position).ok();
             let mut candidates = at.and_then(|at| holders.get(at)).cloned().unwrap_or_default();
             let copies = candidates.len();
@@ -154,12 +170,13 @@ impl GpuActor {
         if gathered.is_ready {
             self.finish_gathers(vec![gathered.gather]);
         }
+        self.read_from_disk(on_disk, ctx);
         self.order_fetches(ids, ctx);
         self.renew_extents(ctx);
     }
 
     /// Asks the directory again for chunks whose holders did not have them.
-    fn ask_again(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
+    pub(super) fn ask_again(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
         let Some(first) = ids.first().and_then(|id| self.fetching.get(id)) else { return };
         let fingerprint = first.fingerprint;
         let mut chunks = Vec::with_capacity(ids.len());
@@ -236,7 +253,10 @@ impl GpuActor {
         let (mut again, mut stale) = (Vec::new(), Vec::new());
         for (id, came) in came {
             match came {
-                Some(Fetched::Here { checksums, reads }) => self.came(id, holder, checksums, reads),
+                Some(Fetched::Here { checksums, reads, is_on_disk }) => {
+                    let checksums = checksums.into_iter().map(Checksums::from).collect();
+                    self.came(id, holder, Came { checksums, reads, is_on_disk_elsewhere: is_on_disk });
+                }
                 Some(Fetched::NotHeld) => {
                     stale.extend(self.fetching.get(&id).map(|fetch| (fetch.fingerprint, fetch.wanted.chunk)));
                     again.push(id);
@@ -256,12 +276,12 @@ impl GpuActor {
         let (lost, again): (Vec<FetchId>, Vec<FetchId>) = again.into_iter().partition(is_lost);
         self.order_fetches(again, ctx);
         self.ask_again(lost, ctx);
-        self.tell_changes(ctx);
+        self.follow_up(ctx);
     }
 
-    fn came(&mut self, id: FetchId, holder: Holder, checksums: Vec<BlockChecksums>, reads: u32) {
+    fn came(&mut self, id: FetchId, holder: Holder, came: Came) {
         let Some(fetch) = self.fetching.remove(&id) else { return };
-        let placement = place(fetch.copies, reads);
+        let placement = place(fetch.copies, came.reads, came.is_on_disk_elsewhere);
         let kept = match placement {
             Placement::Migrate => Some(ChangeKind::MovedFrom(holder)),
             Placement::Replicate => Some(ChangeKind::Gained),
@@ -272,19 +292,30 @@ impl GpuActor {
             Placement::Replicate => Placed::Replicated,
             Placement::Pass => Placed::Passed,
         });
-        let checksums = checksums.into_iter().map(Checksums::from).collect();
-        let ready = self.store.fetched(id, Some((checksums, reads)), kept);
+        let ready = self.store.fetched(id, Some(came), kept);
+        self.end_recalls(id);
         self.finish_gathers(ready);
     }
 
-    fn did_not_come(&mut self, id: FetchId) {
+    pub(super) fn did_not_come(&mut self, id: FetchId) {
         self.fetching.remove(&id);
         self.metrics.placed_fetched(Placed::Missed);
         let ready = self.store.fetched(id, None, None);
+        self.end_recalls(id);
         self.finish_gathers(ready);
     }
 
-    fn finish_gathers(&mut self, ready: Vec<u64>) {
+    /// Answers leases that have waited as long as they may with what is here. What they waited for may still come.
+    pub(super) fn finish_late_gathers(&mut self) {
+        let Some(disk) = &self.disk else { return };
+        let most = disk.deadline.max(self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline));
+        let now = self.clock.elapsed();
+        let late = self.waiting.iter().filter(|(_, asked)| asked.started + most <= now);
+        let late: Vec<u64> = late.map(|(&gather, _)| gather).collect();
+        self.finish_gathers(late);
+    }
+
+    pub(super) fn finish_gathers(&mut self, ready: Vec<u64>) {
         for gather in ready {
             let leased = self.store.finish_gather(gather);
             let Some(asked) = self.waiting.remove(&gather) else { continue };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_protocol::{ChunkHash, Fingerprint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
@@ -53,8 +54,14 @@ pub(super) struct EndedGrants {
 }
 
 impl GpuActor {
+    /// What follows whatever was asked: what is to be written goes to disk, and others hear of what changed.
+    pub(super) fn follow_up(&mut self, ctx: &mut Context<Self>) {
+        self.write_to_disk(ctx);
+        self.tell_changes(ctx);
+    }
+
     /// Sees to it that others hear soon of what was gained and lost: a few milliseconds make one message of many.
-    pub(super) fn tell_changes(&mut self, ctx: &mut Context<Self>) {
+    fn tell_changes(&mut self, ctx: &mut Context<Self>) {
         self.untold.changes.extend(self.store.take_changes());
         if !self.untold.is_scheduled && (self.untold.is_lost || !self.untold.changes.is_empty()) {
             self.untold.is_scheduled = true;
@@ -93,26 +100,58 @@ impl GpuActor {
     }
 }
 
-impl Handler<AskBlocks> for GpuActor {
-    type Result = MessageResult<AskBlocks>;
+impl GpuActor {
+    /// Keeps a chunk from reuse for a peer; `None` where it is on disk alone.
+    pub(super) fn grant(
+        &mut self,
+        fingerprint: &Fingerprint,
+        hash: &ChunkHash,
+        block_bytes: &[u64],
+    ) -> Option<Grant> {
+        Some(match self.store.grant(fingerprint, hash, block_bytes) {
+            Granted::Held { grant, reads, is_on_disk, blocks } => {
+                let blocks = blocks.into_iter().map(|block| GrantedBlock {
+                    memory: Arc::clone(self.arena.extent(block.place.extent)),
+                    offset: block.place.offset,
+                    bytes: block.bytes,
+                    checksum: block.checksum,
+                });
+                let lease = PeerLease { number: grant, ended: self.ended_grants.sender.clone() };
+                let (blocks, lease) = (blocks.collect(), Arc::new(lease));
+                Grant::Held(GrantedChunk { reads, is_on_disk, blocks, lease })
+            }
+            Granted::OnDisk => return None,
+            Granted::NotHeld => Grant::NotHeld,
+            Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
+        })
+    }
+}
 
-    fn handle(&mut self, ask: AskBlocks, _: &mut Self::Context) -> Self::Result {
-        let grants =
-            ask.hashes.iter().map(|hash| match self.store.grant(&ask.fingerprint, hash, &ask.block_bytes) {
-                Granted::Held { grant, reads, blocks } => {
-                    let blocks = blocks.into_iter().map(|block| GrantedBlock {
-                        memory: Arc::clone(self.arena.extent(block.place.extent)),
-                        offset: block.place.offset,
-                        bytes: block.bytes,
-                        checksum: block.checksum,
-                    });
-                    let lease = PeerLease { number: grant, ended: self.ended_grants.sender.clone() };
-                    Grant::Held(GrantedChunk { reads, blocks: blocks.collect(), lease: Arc::new(lease) })
-                }
-                Granted::NotHeld => Grant::NotHeld,
-                Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
-            });
-        MessageResult(grants.collect())
+impl Handler<AskBlocks> for GpuActor {
+    type Result = Response<Vec<Grant>>;
+
+    fn handle(&mut self, ask: AskBlocks, ctx: &mut Self::Context) -> Self::Result {
+        let AskBlocks { fingerprint, hashes, block_bytes } = ask;
+        let block_bytes: Arc<[u64]> = block_bytes.into();
+        let busy = || Grant::Busy { retry_after_ms: GRANT_RETRY_MS };
+        let (mut grants, mut coming) = (Vec::with_capacity(hashes.len()), Vec::new());
+        for (at, hash) in hashes.into_iter().enumerate() {
+            grants.push(self.grant(&fingerprint, &hash, &block_bytes).unwrap_or_else(|| {
+                coming.extend(self.recall(fingerprint, hash, &block_bytes, ctx).map(|grant| (at, grant)));
+                busy()
+            }));
+        }
+        self.follow_up(ctx);
+        if coming.is_empty() {
+            return Response::reply(grants);
+        }
+        Response::fut(async move {
+            for (at, grant) in coming {
+                // An error: the actor is stopping.
+                grants[at] = grant.await.unwrap_or(Grant::NotHeld);
+            }
+            grants
+        })
     }
 }
 
@@ -130,14 +169,14 @@ impl Handler<GiveUp> for GpuActor {
 
     fn handle(&mut self, moved: GiveUp, ctx: &mut Self::Context) {
         self.store.give_up(&moved.fingerprint, &moved.hashes);
-        self.tell_changes(ctx);
+        self.follow_up(ctx);
     }
 }
 
 impl StreamHandler<u64> for GpuActor {
     fn handle(&mut self, grant: u64, ctx: &mut Self::Context) {
         self.store.end_grant(grant);
-        self.tell_changes(ctx);
+        self.follow_up(ctx);
     }
 
     /// The actor holds a sender itself: the stream ends only with the actor.

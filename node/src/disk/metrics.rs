@@ -45,15 +45,19 @@ pub enum FoundBy {
 }
 
 impl DiskMetrics {
-    /// Registers them.
+    /// Registers them, for the tier of the actor with this number.
     ///
     /// # Errors
-    /// Where a name is taken.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| IntCounter::new(format!("larder_disk_{name}"), help);
-        let gauge = |name: &str, help: &str| IntGauge::new(format!("larder_disk_{name}"), help);
-        let opts = |name: &str, help: &str| Opts::new(format!("larder_disk_{name}"), help);
+    /// Where they are registered already.
+    pub fn new(registry: &Registry, device: u16) -> Result<Self, prometheus::Error> {
+        let device = device.to_string();
+        let opts = |name: &str, help: &str| {
+            Opts::new(format!("larder_disk_{name}"), help).const_label("device", &device)
+        };
+        let counter = |name: &str, help: &str| IntCounter::with_opts(opts(name, help));
+        let gauge = |name: &str, help: &str| IntGauge::with_opts(opts(name, help));
         let sync = HistogramOpts::new("larder_disk_sync_seconds", "Time until the drive has everything");
+        let sync = sync.const_label("device", &device);
         let metrics = Self {
             read_bytes: counter("read_bytes_total", "Bytes read from disk")?,
             written_bytes: counter("written_bytes_total", "Bytes written to disk")?,

@@ -152,11 +152,11 @@ pub(super) fn options(folder: &Path) -> DiskOptions {
 }
 
 pub(super) fn metrics() -> DiskMetrics {
-    DiskMetrics::new(&Registry::new()).unwrap()
+    DiskMetrics::new(&Registry::new(), 0).unwrap()
 }
 
 /// Somebody who hears what is gone.
-pub(super) fn gone() -> (tier::OnGone, Receiver<Gone>) {
+pub(super) fn gone() -> (OnGone, Receiver<Gone>) {
     let (send, receive) = channel();
     (Box::new(move |gone| drop(send.send(gone))), receive)
 }

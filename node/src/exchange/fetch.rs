@@ -182,7 +182,7 @@ impl Coming {
 
     /// The next chunk. After an error nothing on the stream can be trusted.
     async fn receive(&mut self, chunk: &FetchChunk) -> Result<Fetched, FetchFailure> {
-        let HeldChunk { reads, blocks } = match self.held.next() {
+        let HeldChunk { reads, is_on_disk, blocks } = match self.held.next() {
             Some(FetchedChunk::Held(held)) => held,
             Some(FetchedChunk::NotHeld) => return Ok(Fetched::NotHeld),
             Some(FetchedChunk::Busy(RetryAfter { retry_after_ms })) => {
@@ -203,7 +203,7 @@ impl Coming {
             checksums.push(sums);
         }
         if is_right {
-            return Ok(Fetched::Here { checksums, reads });
+            return Ok(Fetched::Here { checksums, reads, is_on_disk });
         }
         tracing::error!(chunk = %chunk.hash, "a node sent other bytes than it has checksums for: they are dropped");
         Ok(Fetched::Failed(FetchFailure::Checksum))

@@ -9,14 +9,15 @@ use larder_protocol::limits::MAX_NAME_BYTES;
 
 use super::error::MemoryOf;
 use super::{
-    ActorLimits, ArenaLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits, Limits, MAX_ACTORS,
-    MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
-    MIN_EXTENT_BYTES, MIN_EXTENTS, PAGE_BYTES, PASSING_SHARE, RESERVED_SHARE, SessionLimits, TenantLimits,
+    ActorLimits, ArenaLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits, DISK_QUEUE_ORDERS,
+    DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS, MAX_COPY_THREADS,
+    MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES,
+    MIN_EXTENTS, PAGE_BYTES, PASSING_SHARE, RESERVED_SHARE, SessionLimits, TenantLimits,
 };
-use crate::config::{ClusterConfig, Config, GpuConfig, HostConfig, RecordConfig, TenantConfig};
-use crate::host::{HostFacts, PciAddress};
+use crate::config::{ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, RecordConfig, TenantConfig};
+use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::record::RecordLimits;
-use crate::store::{PeerStoreLimits, StoreLimits};
+use crate::store::{DiskStoreLimits, PeerStoreLimits, StoreLimits};
 
 impl Config {
     /// Makes the numbers that the node works with on the machine that `host` describes.
@@ -113,7 +114,8 @@ impl Config {
             };
             let capacity_chunks = self.host.capacity_chunks.map(|chunks| share(chunks, i, actors));
             let store = self.store_limits(&arena, capacity_chunks, actors)?;
-            Ok(ActorLimits { pci, numa_node, cpus, arena, copy, store })
+            let disk = self.disk.as_ref().map(|disk| disk_limits(disk, i, actors, &cpus)).transpose()?;
+            Ok(ActorLimits { pci, numa_node, cpus, arena, copy, store, disk })
         };
         (0..).zip(gpus).map(actor).collect()
     }
@@ -141,6 +143,12 @@ impl Config {
             peers: self.cluster.as_ref().filter(|cluster| cluster.share).map(|cluster| PeerStoreLimits {
                 passing_bytes: cluster.staging_bytes.0.min(bytes / PASSING_SHARE),
                 max_granted_chunks: MAX_GRANTED_CHUNKS,
+            }),
+            disk: self.disk.as_ref().map(|disk| DiskStoreLimits {
+                write: disk.write,
+                write_after_uses: disk.write_after_uses,
+                max_waiting_bytes: bytes / DISK_WAITING_SHARE,
+                max_reading_bytes: bytes / DISK_READING_SHARE,
             }),
             max_reserved_bytes: bytes / RESERVED_SHARE,
             tenant_bytes: self
@@ -269,6 +277,23 @@ fn cluster_limits(cluster: &ClusterConfig) -> Result<ClusterLimits, ConfigError>
         fetch_deadline: Duration::from_millis(cluster.fetch_deadline_ms),
         find_deadline: Duration::from_millis(cluster.find_deadline_ms),
         max_datagram_bytes: cluster.max_datagram_bytes.clamp(MIN_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES),
+    })
+}
+
+fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<DiskLimits, ConfigError> {
+    nonzero("disk.capacity_bytes", disk.capacity_bytes.0)?;
+    nonzero("disk.segment_bytes", disk.segment_bytes.0)?;
+    nonzero("disk.write_after_uses", disk.write_after_uses.into())?;
+    nonzero("disk.read_deadline_ms", disk.read_deadline_ms)?;
+    Ok(DiskLimits {
+        folder: disk.folder.join(format!("device-{i}")),
+        namespaces: disk.folder.join("namespaces"),
+        capacity_bytes: disk.capacity_bytes.0 / actors,
+        segment_bytes: disk.segment_bytes.0,
+        scrub_bytes_per_second: disk.scrub_bytes_per_second.0 / actors,
+        read_deadline: Duration::from_millis(disk.read_deadline_ms),
+        queue_orders: DISK_QUEUE_ORDERS,
+        cpus: cpus.clone(),
     })
 }
 

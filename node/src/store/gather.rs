@@ -1,4 +1,4 @@
-//! Gathers: leases of which some chunks have to come from other nodes first.
+//! Gathers: leases of which some chunks have to come from disk or from other nodes first.
 //!
 //! A gather claims what is here and takes slots for the rest. Each chunk that is fetched is fetched once, however many
 //! gathers wait for it. When the last has come, or failed to, the gather ends as a lease of the prefix that is here.
@@ -7,11 +7,13 @@ use std::collections::HashMap;
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::Scarce;
-use larder_protocol::{Chain, ChunkRef};
+use larder_protocol::{Chain, ChunkHash, ChunkRef, Fingerprint};
 
+use super::disk::Disk;
 use super::ids::{ChunkId, NamespaceId, SessionId};
-use super::index::{Block, Standing};
-use super::lookup::{CLAIMS_RETRY_MS, Leased};
+use super::index::{Block, OnDisk, Standing};
+use super::journal::is_held;
+use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence};
 use super::reserve::BlockMove;
 use super::room::facts;
 use super::sessions::Lease;
@@ -58,20 +60,59 @@ pub struct Gathered {
     pub wanted: Vec<Wanted>,
 }
 
+/// A chunk is on its way from disk, for another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recall {
+    /// Its fetch.
+    pub fetch: FetchId,
+    /// What to read, where it is not being read already.
+    pub wanted: Option<Wanted>,
+}
+
 /// A chunk to fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// Its fetch.
     pub fetch: FetchId,
-    /// Its position in the chain.
+    /// Its position in the chain; 0 where a peer asked for it.
     pub position: u32,
+    /// Where it comes from.
+    pub from: Source,
     /// Its name.
     pub chunk: ChunkRef,
     /// Where its blocks go, by slice, then pool.
     pub blocks: Vec<BlockMove>,
 }
 
+/// The blocks of a fetched chunk are in their slots, and right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Came {
+    /// By slice, then pool.
+    pub checksums: Vec<Checksums>,
+    /// How often the chunk was read, this time included.
+    pub reads: u32,
+    /// Whether the node that sent it has it on disk.
+    pub is_on_disk_elsewhere: bool,
+}
+
+/// Where a chunk that is not in memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// This node's disk.
+    Disk,
+    /// Another node.
+    Peer,
+}
+
 impl Gathers {
+    pub(super) fn add_passing(&mut self, bytes: u64) {
+        self.passing_bytes += bytes;
+    }
+
+    pub(super) fn is_coming(&self, id: ChunkId) -> bool {
+        self.fetches.contains_key(&id)
+    }
+
     pub(super) fn passing_bytes(&self) -> u64 {
         self.passing_bytes
     }
@@ -82,8 +123,8 @@ impl Gathers {
 }
 
 impl Store {
-    /// Starts to lease the longest prefix of a chain of which each chunk is here, or is on its way, or another node has it
-    /// (`peers`, by position) and there is room to fetch it. What is here cannot be evicted meanwhile.
+    /// Starts to lease the longest prefix of a chain of which each chunk is here, or on disk, or on its way, or another node
+    /// has it (`peers`, by position), and there is room for it. What is here cannot be evicted meanwhile.
     ///
     /// # Errors
     /// As [`Store::lease`].
@@ -109,19 +150,22 @@ impl Store {
         let mut wanted = Vec::new();
         for (position, found) in found.into_iter().enumerate().take(most) {
             let known = self.index.find(number, &chain.hashes[position]);
-            let chunk = match (found, known) {
-                (Some(chunk), _) => {
+            let has_peer = peers.get(position) == Some(&true);
+            let (chunk, from) = match (found, known) {
+                (Presence::Here(chunk), _) => {
                     self.use_chunks(&[chunk]);
-                    chunk
+                    (Some(chunk), None)
                 }
-                (None, Some(chunk)) if self.gathers.fetches.contains_key(&chunk) => chunk,
-                (None, None) if peers.get(position) == Some(&true) => {
-                    let Some(chunk) = self.start_fetch(number, chain.chunk(position)) else { break };
-                    wanted.push(self.wanted(number, chunk, position as u32));
-                    chunk
-                }
+                (_, Some(chunk)) if self.gathers.fetches.contains_key(&chunk) => (Some(chunk), None),
+                (Presence::OnDisk(_), _) => (None, Some(Source::Disk)),
+                (Presence::Absent, None) if has_peer => (None, Some(Source::Peer)),
                 _ => break,
             };
+            let started_here = from.and_then(|from| self.start_fetch(number, chain.chunk(position), from));
+            let Some(chunk) = chunk.or(started_here) else { break };
+            if let Some(from) = from {
+                wanted.push(self.wanted(number, chunk, position as u32, from));
+            }
             if let Some(fetch) = self.gathers.fetches.get_mut(&chunk) {
                 fetch.gathers.push(gather);
                 started.waiting += 1;
@@ -137,20 +181,20 @@ impl Store {
 
     /// A fetch has ended: its blocks are in their slots with these checksums, or it failed (`None`). `kept` says that they
     /// are to stay, and why; else they pass. Answers the gathers that are now ready.
-    pub fn fetched(
-        &mut self,
-        fetch: FetchId,
-        came: Option<(Vec<Checksums>, u32)>,
-        kept: Option<ChangeKind>,
-    ) -> Vec<u64> {
+    pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
         let Some(Fetch { gathers }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
         let number = self.index.get(id).namespace;
         match came {
-            Some((checksums, reads)) => {
+            Some(Came { checksums, reads, is_on_disk_elsewhere }) => {
                 self.make_readable(id, checksums, reads);
+                let chunk = self.index.get_mut(id);
+                if is_on_disk_elsewhere && chunk.disk == OnDisk::Nowhere {
+                    chunk.disk = OnDisk::Elsewhere;
+                }
                 if let Some(kind) = kept {
                     self.admit(id, kind);
+                    self.arrived(id);
                 }
             }
             None => {
@@ -209,36 +253,36 @@ impl Store {
         Ok(leased)
     }
 
-    /// Makes a chunk that only passes one that stays, if it is one.
+    /// Makes a chunk that only passes, or is leaving, one that stays, if it is one.
     pub(super) fn admit(&mut self, id: ChunkId, kind: ChangeKind) {
         let chunk = self.index.get(id);
-        if chunk.standing != Standing::Passing || !chunk.is_complete() {
+        if chunk.standing == Standing::Kept || !chunk.is_complete() {
             return;
         }
+        let was_held = is_held(chunk);
         let number = chunk.namespace;
         let bytes = self.whole_chunk_bytes(number);
         self.evict_ahead(1, bytes);
         self.gathers.passing_bytes -= bytes;
         self.cached_chunks += 1;
         self.cached_bytes += bytes;
-        let chunk = self.index.get_mut(id);
-        chunk.standing = Standing::Kept;
+        self.index.get_mut(id).standing = Standing::Kept;
+        self.occupy(id);
         let chunk = self.index.get(id);
         self.policy.insert(id, facts(chunk));
         if !chunk.may_go() {
             self.policy.block(id);
         }
-        let fingerprint = self.namespaces.get(number).fingerprint;
-        self.journal.note(&self.index, fingerprint, id, kind);
+        self.tell(id, was_held, kind);
     }
 
-    /// Forgets a chunk that only passes, once nobody claims it.
+    /// Forgets a chunk that does not stay, once nobody claims it.
     pub(super) fn let_pass(&mut self, id: ChunkId) {
         let chunk = self.index.get(id);
         if chunk.claims > 0 || chunk.pins > 0 {
             return;
         }
-        if chunk.standing == Standing::Passing {
+        if chunk.standing != Standing::Kept {
             self.gathers.passing_bytes -= self.whole_chunk_bytes(chunk.namespace);
             self.forget(id);
         } else if chunk.slots().next().is_none() {
@@ -247,10 +291,42 @@ impl Store {
         }
     }
 
-    /// Enters a chunk and takes slots for all its blocks; `None` where there is no room for what only passes.
-    fn start_fetch(&mut self, number: NamespaceId, name: ChunkRef) -> Option<ChunkId> {
+    /// Starts to bring a chunk from disk for another node, which [`Store::grant`] has said is there; `None` where there is
+    /// no room. The chunk may be granted when it has come; [`Store::end_recall`] must follow.
+    pub fn recall(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<Recall> {
+        let id = self.named(fingerprint, hash)?;
+        let wanted = if self.gathers.fetches.contains_key(&id) {
+            None
+        } else if self.index.get(id).is_on_disk_alone() {
+            let number = self.index.get(id).namespace;
+            self.start_fetch(number, self.index.name(id), Source::Disk)?;
+            Some(self.wanted(number, id, 0, Source::Disk))
+        } else {
+            return None;
+        };
+        self.change(id, |chunk| chunk.claims += 1);
+        Some(Recall { fetch: FetchId(id), wanted })
+    }
+
+    /// Ends a recall: whoever asked for it was answered.
+    pub fn end_recall(&mut self, FetchId(id): FetchId) {
+        self.unclaim(&[id]);
+        self.evict_above_watermark();
+    }
+
+    /// Whether a lease waits for a chunk that is being fetched.
+    #[must_use]
+    pub fn is_leased_soon(&self, FetchId(id): FetchId) -> bool {
+        self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
+    }
+
+    /// Enters a chunk and takes slots for all its blocks; `None` where there is no room for what is not to stay.
+    fn start_fetch(&mut self, number: NamespaceId, name: ChunkRef, from: Source) -> Option<ChunkId> {
         let bytes = self.whole_chunk_bytes(number);
-        let most = self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes);
+        let most = match from {
+            Source::Disk => self.disk.as_ref().map_or(0, Disk::max_reading_bytes),
+            Source::Peer => self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes),
+        };
         if self.gathers.passing_bytes + bytes > most {
             return None;
         }
@@ -267,10 +343,10 @@ impl Store {
         Some(chunk)
     }
 
-    fn wanted(&self, number: NamespaceId, id: ChunkId, position: u32) -> Wanted {
+    fn wanted(&self, number: NamespaceId, id: ChunkId, position: u32, from: Source) -> Wanted {
         let mut blocks = Vec::new();
         self.block_moves(number, id, &self.all_slices(number), || None, &mut blocks);
-        Wanted { fetch: FetchId(id), position, chunk: self.index.name(id), blocks }
+        Wanted { fetch: FetchId(id), position, from, chunk: self.index.name(id), blocks }
     }
 
     fn make_readable(&mut self, id: ChunkId, checksums: Vec<Checksums>, reads: u32) {
@@ -285,11 +361,11 @@ impl Store {
         chunk.reads = u8::try_from(reads).unwrap_or(u8::MAX);
     }
 
-    fn all_slices(&self, number: NamespaceId) -> Vec<u16> {
+    pub(super) fn all_slices(&self, number: NamespaceId) -> Vec<u16> {
         (0..self.namespaces.get(number).slices).collect()
     }
 
-    fn whole_chunk_bytes(&self, number: NamespaceId) -> u64 {
+    pub(super) fn whole_chunk_bytes(&self, number: NamespaceId) -> u64 {
         self.chunk_bytes(number, usize::from(self.namespaces.get(number).slices))
     }
 }

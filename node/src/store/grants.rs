@@ -6,7 +6,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::Store;
 use super::ids::ChunkId;
-use super::index::Block;
+use super::index::{Block, OnDisk};
 use super::lookup::Place;
 use super::policy::Removal;
 
@@ -27,9 +27,13 @@ pub enum Granted {
         grant: u64,
         /// How often the chunk was read, this time included.
         reads: u32,
+        /// Whether it is on disk here too.
+        is_on_disk: bool,
         /// By slice, then pool.
         blocks: Vec<GrantedBlock>,
     },
+    /// It is on disk alone: [`Store::recall`] brings it.
+    OnDisk,
     /// It is not here, or not in this form.
     NotHeld,
     /// Too much is being sent.
@@ -62,20 +66,25 @@ impl Store {
         }
         let chunk = self.index.get(id);
         let pools = &self.namespaces.get(chunk.namespace).pools;
+        let sizes = (0..chunk.blocks.len()).map(|block| pools[block % pools.len()].spec.block_bytes());
+        if !sizes.eq(block_bytes.iter().copied()) {
+            return Granted::NotHeld;
+        }
+        if chunk.disk == OnDisk::Here && !chunk.is_complete() {
+            return Granted::OnDisk;
+        }
+        let is_on_disk = chunk.disk == OnDisk::Here;
         let mut blocks = Vec::with_capacity(chunk.blocks.len());
         for (block, pool) in chunk.blocks.iter().zip(pools.iter().cycle()) {
             let Block::Ready(slot, checksums) = block else { return Granted::NotHeld };
             let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
             blocks.push(GrantedBlock { place, bytes: pool.spec.block_bytes(), checksum: checksums.whole });
         }
-        if !blocks.iter().map(|block| block.bytes).eq(block_bytes.iter().copied()) {
-            return Granted::NotHeld;
-        }
         self.use_chunks(&[id]);
         let reads = self.index.get(id).reads.into();
         let grant = self.next_number();
         self.grants.open.insert(grant, id);
-        Granted::Held { grant, reads, blocks }
+        Granted::Held { grant, reads, is_on_disk, blocks }
     }
 
     /// Ends a grant. Where there is none of this number, nothing happens.
@@ -94,6 +103,7 @@ impl Store {
             if chunk.claims > 0 || chunk.pins > 0 || !chunk.is_cached() {
                 continue;
             }
+            self.give_up_on_disk(id);
             self.uncount(id);
             self.policy.remove(id, Removal::Dropped);
             self.forget(id);
@@ -101,7 +111,7 @@ impl Store {
         }
     }
 
-    fn named(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<ChunkId> {
+    pub(super) fn named(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<ChunkId> {
         self.index.find(self.namespaces.of(fingerprint)?, hash)
     }
 }

@@ -59,12 +59,17 @@ pub(crate) struct Chunk {
     /// Leases of vanished processes among the claims.
     pub(crate) orphaned_leases: u32,
     pub(crate) pins: u32,
+    /// Children that are in memory.
+    resident_children: u32,
     /// Blocks that can be read.
     pub(crate) ready: u16,
     pub(crate) priority: i8,
     /// How often it was read, up to a bound.
     pub(crate) reads: u8,
     pub(crate) standing: Standing,
+    pub(crate) disk: OnDisk,
+    /// Whether it is in memory, or about to be; else it is on disk alone.
+    is_resident: bool,
     /// By slice, then pool.
     pub(crate) blocks: SmallVec<[Block; 1]>,
 }
@@ -77,6 +82,22 @@ pub(crate) enum Standing {
     Kept,
     /// It came from another node and stays only as long as somebody claims it.
     Passing,
+    /// It was evicted, and stays until it is on disk, or nobody claims it any more.
+    Leaving,
+}
+
+/// Where a chunk's bytes are on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum OnDisk {
+    /// Nowhere, as far as is known.
+    #[default]
+    Nowhere,
+    /// Being written here.
+    Coming,
+    /// Here.
+    Here,
+    /// At the node that it came from: nobody else has to write it.
+    Elsewhere,
 }
 
 /// One block of a chunk.
@@ -91,13 +112,39 @@ pub(crate) enum Block {
     Ready(Slot, Checksums),
 }
 
-/// Checksums of one block.
+/// Checksums of one block. 24 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Checksums {
     /// Over the ranges' checksums and the key.
     pub whole: u64,
-    /// One a layer range; empty where there is one range only, which `whole` then covers.
-    pub ranges: Box<[u64]>,
+    /// Those of the layer ranges.
+    pub ranges: Ranges,
+}
+
+/// Checksums of a block's layer ranges, first to last. Most blocks of small models have one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ranges {
+    /// There is one range.
+    One(u64),
+    /// There are several.
+    Many(Box<[u64]>),
+}
+
+impl Default for Ranges {
+    fn default() -> Self {
+        Self::One(0)
+    }
+}
+
+impl Ranges {
+    /// All of them.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u64] {
+        match self {
+            Self::One(range) => std::slice::from_ref(range),
+            Self::Many(ranges) => ranges,
+        }
+    }
 }
 
 impl Chunk {
@@ -118,7 +165,17 @@ impl Chunk {
 
     /// Whether eviction may take it.
     pub(crate) fn may_go(&self) -> bool {
-        self.claims == 0 && self.pins == 0 && self.first_child.is_none()
+        self.claims == 0 && self.pins == 0 && self.resident_children == 0
+    }
+
+    /// Whether it is in memory, or about to be.
+    pub(crate) fn is_resident(&self) -> bool {
+        self.is_resident
+    }
+
+    /// Whether it has a place on this node's disk, and nowhere else here.
+    pub(crate) fn is_on_disk_alone(&self) -> bool {
+        self.disk == OnDisk::Here && !self.is_resident
     }
 
     /// Its slots.
@@ -195,7 +252,7 @@ impl Index {
     }
 
     /// Adds a chunk that is not here, with `blocks` absent blocks, and links it to its parent and children. `flat`
-    /// chunks have neither.
+    /// chunks have neither. It is not in memory until [`Index::occupy`].
     pub(crate) fn insert(
         &mut self,
         namespace: NamespaceId,
@@ -214,10 +271,13 @@ impl Index {
             claims: 0,
             orphaned_leases: 0,
             pins: 0,
+            resident_children: 0,
             ready: 0,
             priority: 0,
             reads: 0,
             standing: Standing::Kept,
+            disk: OnDisk::Nowhere,
+            is_resident: false,
             blocks: smallvec::smallvec![Block::Absent; blocks],
         };
         let id = self.vacant.pop().unwrap_or_else(|| {
@@ -244,6 +304,7 @@ impl Index {
     /// [`Index::settle`] has to come before anything is looked for or added: the table forgets many chunks in the time of
     /// a few, since their cache misses then overlap.
     pub(crate) fn remove(&mut self, id: ChunkId) -> Chunk {
+        self.vacate(id);
         let Chunk { namespace, hash, first_child, .. } = *self.get(id);
         if let Some(first_child) = first_child {
             self.orphan(id, first_child);
@@ -255,6 +316,27 @@ impl Index {
         match std::mem::replace(&mut self.entries[id.position()], Entry::Vacant) {
             Entry::Chunk(chunk) => chunk,
             Entry::Vacant => unreachable!("it was read above"),
+        }
+    }
+
+    /// The chunk is in memory from now on; its parent may no longer leave before it.
+    pub(crate) fn occupy(&mut self, id: ChunkId) {
+        self.set_resident(id, true);
+    }
+
+    /// The chunk is no longer in memory.
+    pub(crate) fn vacate(&mut self, id: ChunkId) {
+        self.set_resident(id, false);
+    }
+
+    fn set_resident(&mut self, id: ChunkId, is_resident: bool) {
+        let chunk = self.get_mut(id);
+        if std::mem::replace(&mut chunk.is_resident, is_resident) == is_resident {
+            return;
+        }
+        if let Some(parent) = chunk.parent {
+            let children = &mut self.get_mut(parent).resident_children;
+            *children = if is_resident { *children + 1 } else { *children - 1 };
         }
     }
 
@@ -272,7 +354,7 @@ impl Index {
         self.get(id).parent
     }
 
-    /// The chunk and everything below it, every chunk after its children.
+    /// The chunk and everything below it that is in memory, every chunk after its children.
     pub(crate) fn subtree_leaves_first(&self, root: ChunkId) -> Vec<ChunkId> {
         let mut found = vec![root];
         let mut next = 0;
@@ -284,6 +366,7 @@ impl Index {
                 child = self.get(id).next_sibling;
             }
         }
+        found.retain(|&id| self.get(id).is_resident);
         found.reverse();
         found
     }
@@ -330,13 +413,15 @@ impl Index {
     fn link(&mut self, id: ChunkId, namespace: NamespaceId, name: ChunkRef) {
         if let Some(first_child) = self.orphans.remove(&(namespace, name.hash)) {
             self.get_mut(id).first_child = Some(first_child);
-            let mut child = Some(first_child);
+            let (mut child, mut resident) = (Some(first_child), 0);
             while let Some(orphan) = child {
                 self.above.remove(&orphan);
                 let chunk = self.get_mut(orphan);
                 chunk.parent = Some(id);
+                resident += u32::from(chunk.is_resident);
                 child = chunk.next_sibling;
             }
+            self.get_mut(id).resident_children = resident;
         }
         if name.index == 0 {
             return;

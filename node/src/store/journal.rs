@@ -4,7 +4,7 @@ use larder_protocol::{ChunkRef, Fingerprint};
 
 use super::Store;
 use super::ids::ChunkId;
-use super::index::{Chunk, Index};
+use super::index::{Chunk, OnDisk, Standing};
 use crate::directory::{Change, ChangeKind};
 
 /// Changes that nobody has taken yet. Whoever keeps a journal takes them after every call.
@@ -12,15 +12,6 @@ use crate::directory::{Change, ChangeKind};
 pub(super) struct Journal {
     is_kept: bool,
     changes: Vec<Change>,
-}
-
-impl Journal {
-    /// Notes what happened to a chunk, if it is one that others could read.
-    pub(super) fn note(&mut self, index: &Index, fingerprint: Fingerprint, id: ChunkId, kind: ChangeKind) {
-        if self.is_kept && can_be_read_by_others(index.get(id)) {
-            self.changes.push(Change { fingerprint, chunk: index.name(id), kind });
-        }
-    }
 }
 
 impl Store {
@@ -32,6 +23,30 @@ impl Store {
     /// What was gained and lost since the last call, in order. A chunk counts when all its slices are here.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.journal.changes)
+    }
+
+    /// Notes that a chunk is gained (as `kind` says) or lost for others, if that is what changed since `was_held`.
+    pub(super) fn tell(&mut self, id: ChunkId, was_held: bool, kind: ChangeKind) {
+        let chunk = self.index.get(id);
+        let kind = match (was_held, is_held(chunk)) {
+            (false, true) => kind,
+            (true, false) => ChangeKind::Lost,
+            _ => return,
+        };
+        if self.journal.is_kept {
+            let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
+            self.journal.changes.push(Change { fingerprint, chunk: self.index.name(id), kind });
+        }
+    }
+
+    /// The same for a chunk that is about to be forgotten.
+    pub(super) fn tell_forgotten(&mut self, id: ChunkId) {
+        let chunk = self.index.get(id);
+        if self.journal.is_kept && is_held(chunk) {
+            let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
+            let chunk = self.index.name(id);
+            self.journal.changes.push(Change { fingerprint, chunk, kind: ChangeKind::Lost });
+        }
     }
 
     /// Everything that other nodes could read here.
@@ -48,7 +63,7 @@ impl Store {
             if held.len() == most {
                 return (held, Some(place));
             }
-            if can_be_read_by_others(chunk) {
+            if is_held(chunk) {
                 held.push((self.namespaces.get(chunk.namespace).fingerprint, self.index.name(id)));
             }
         }
@@ -56,6 +71,8 @@ impl Store {
     }
 }
 
-fn can_be_read_by_others(chunk: &Chunk) -> bool {
-    chunk.is_cached() && chunk.is_complete()
+/// Whether others could read a chunk here: from memory, or from disk.
+pub(super) fn is_held(chunk: &Chunk) -> bool {
+    let stays = chunk.standing != Standing::Passing;
+    chunk.disk == OnDisk::Here || (stays && chunk.ready > 0 && chunk.is_complete())
 }

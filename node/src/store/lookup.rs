@@ -5,7 +5,7 @@ use larder_protocol::session::{Found, Scarce, Span, Tier};
 use larder_protocol::{Chain, ChainError, Fingerprint};
 
 use super::ids::{ChunkId, NamespaceId, SessionId};
-use super::index::Block;
+use super::index::{Block, OnDisk};
 use super::sessions::Lease;
 use super::{Refused, Store};
 use crate::clock::Millis;
@@ -57,15 +57,42 @@ pub struct Leased {
 #[derive(Debug)]
 pub struct Walk {
     number: NamespaceId,
-    found: Vec<Option<ChunkId>>,
+    found: Vec<Presence>,
+}
+
+/// Where a chunk is on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// It can be read in memory.
+    Here(ChunkId),
+    /// It is on disk alone, or on its way from there.
+    OnDisk(ChunkId),
+    /// It cannot be read.
+    Absent,
+}
+
+impl Presence {
+    /// The chunk, where it can be read in memory.
+    pub(super) fn here(self) -> Option<ChunkId> {
+        match self {
+            Self::Here(id) => Some(id),
+            Self::OnDisk(_) | Self::Absent => None,
+        }
+    }
 }
 
 impl Walk {
     /// Positions of the chain's first `most` chunks that are not here.
     #[must_use]
     pub fn absent(&self, most: usize) -> Vec<u32> {
-        let absent = (0..).zip(self.found.iter().take(most)).filter(|(_, chunk)| chunk.is_none());
+        let absent = (0..).zip(self.found.iter().take(most)).filter(|(_, found)| **found == Presence::Absent);
         absent.map(|(position, _)| position).collect()
+    }
+
+    /// Whether some of it is on disk alone.
+    #[must_use]
+    pub fn needs_disk(&self) -> bool {
+        self.found.iter().any(|found| matches!(found, Presence::OnDisk(_)))
     }
 }
 
@@ -80,8 +107,8 @@ impl Store {
         Ok(Walk { number, found: self.walk(number, chain)? })
     }
 
-    /// How much of a prompt can be served, from here or from other nodes: the longest contiguous prefix, or in a flat
-    /// namespace every key. Touches nothing: a lease is what counts as use. Only chunks that are here are pinned.
+    /// How much of a prompt can be served, from memory, from disk or from other nodes: the longest contiguous prefix, or in a flat
+    /// namespace every key. Touches nothing: a lease is what counts as use. Only chunks in memory are pinned.
     ///
     /// # Errors
     /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
@@ -114,9 +141,10 @@ impl Store {
         let known = self.namespaces.get(*number);
         let chunk_tokens = u64::from(known.chunk_tokens);
         let asks = |tier| options.tiers.is_empty() || options.tiers.contains(&tier);
-        let (here, there) = (asks(Tier::Host), asks(Tier::Peer));
+        let (here, on_disk, there) = (asks(Tier::Host), asks(Tier::Disk), asks(Tier::Peer));
         let place = |position: usize| match found[position] {
-            Some(_) if here => Some(Tier::Host),
+            Presence::Here(_) if here => Some(Tier::Host),
+            Presence::OnDisk(_) if on_disk => Some(Tier::Disk),
             _ if there && options.peers.get(position) == Some(&true) => Some(Tier::Peer),
             _ => None,
         };
@@ -176,7 +204,7 @@ impl Store {
         let blocks = slices.len() * self.namespaces.get(number).pools.len();
         let mut leased = Leased::default();
         let most = MAX_MESSAGE_BLOCKS / blocks;
-        let mut chunks: Vec<ChunkId> = found.into_iter().map_while(|chunk| chunk).take(most).collect();
+        let mut chunks: Vec<ChunkId> = found.into_iter().map_while(Presence::here).take(most).collect();
         let held = self.session(session)?.leased_blocks;
         if held + (chunks.len() * blocks) as u64 > self.limits.max_leased_blocks {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
@@ -214,8 +242,8 @@ impl Store {
         Ok(())
     }
 
-    /// The complete chunks of a chain, by position, after every check that a chain must pass.
-    pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Option<ChunkId>>, Refused> {
+    /// Where the chunks of a chain are, by position, after every check that a chain must pass.
+    pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Presence>, Refused> {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
         // Hashing apart from probing lets the probes' cache misses overlap.
@@ -234,10 +262,21 @@ impl Store {
             if namespace.flat && id.is_some() {
                 unknown.push((key, position));
             }
-            found.push(id.filter(|&id| self.index.get(id).is_complete()));
+            found.push(id.map_or(Presence::Absent, |id| self.presence(id)));
         }
         refuse_duplicates(chain, &unknown)?;
         Ok(found)
+    }
+
+    fn presence(&self, id: ChunkId) -> Presence {
+        let chunk = self.index.get(id);
+        if chunk.is_complete() {
+            Presence::Here(id)
+        } else if chunk.is_on_disk_alone() || (chunk.disk == OnDisk::Here && self.gathers.is_coming(id)) {
+            Presence::OnDisk(id)
+        } else {
+            Presence::Absent
+        }
     }
 
     /// Claims chunks that can be read, from last to first, and counts that they were.
@@ -250,6 +289,7 @@ impl Store {
                 chunk.claims += 1;
                 chunk.count_read();
             });
+            self.used(id);
         }
     }
 

@@ -6,6 +6,7 @@ use larder_protocol::Chain;
 use larder_protocol::session::{Pinned, Scarce};
 
 use super::ids::{ChunkId, SessionId, TenantId};
+use super::lookup::Presence;
 use super::{Refused, Store};
 use crate::clock::Millis;
 use crate::directory::ChangeKind;
@@ -51,7 +52,8 @@ impl Store {
         now: Millis,
     ) -> Result<Pinned, Refused> {
         let (number, _) = self.slices(session, namespace)?;
-        let chunks: Box<[ChunkId]> = self.walk(number, chain)?.into_iter().map_while(|chunk| chunk).collect();
+        let chunks: Box<[ChunkId]> =
+            self.walk(number, chain)?.into_iter().map_while(Presence::here).collect();
         let duration_ms = duration_ms.min(self.limits.max_pin_ms);
         if chunks.is_empty() {
             return Ok(Pinned { pin: 0, chunks: 0, duration_ms });

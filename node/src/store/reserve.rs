@@ -11,7 +11,7 @@ use larder_protocol::session::{Place, Scarce};
 use larder_protocol::{Chain, ChunkHash, ChunkRef};
 
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
-use super::index::{Block, Checksums};
+use super::index::{Block, Checksums, OnDisk};
 use super::namespaces::Pool;
 use super::room::facts;
 use super::sessions::{Item, ItemState, Reservation};
@@ -266,10 +266,7 @@ impl Store {
         let mut items = Vec::with_capacity(wanted.len());
         for &position in wanted {
             let name = chain.chunk(position as usize);
-            let chunk = match self.index.find(number, &name.hash) {
-                Some(chunk) => chunk,
-                None => self.insert(number, name),
-            };
+            let chunk = self.insert(number, name);
             self.change(chunk, |chunk| {
                 chunk.claims += 1;
                 chunk.priority = priority;
@@ -279,22 +276,20 @@ impl Store {
         items
     }
 
-    /// Adds a chunk that is not here to the index, without a slot or claim.
+    /// Enters a chunk that is not in memory, without a slot or claim.
     pub(super) fn insert(&mut self, number: NamespaceId, name: ChunkRef) -> ChunkId {
-        let namespace = self.namespaces.get(number);
-        let (flat, blocks) = (namespace.flat, namespace.blocks());
-        let parent = if flat { None } else { self.index.find(number, &name.parent) };
-        let parent_was_free = parent.is_some_and(|parent| self.index.get(parent).may_go());
-        let chunk = self.index.insert(number, name, flat, blocks);
-        self.namespaces.get_mut(number).chunks += 1;
-        if let Some(parent) = parent
-            && name.index > 0
-            && parent_was_free
-            && self.index.get(parent).is_cached()
-        {
-            self.policy.block(parent);
-        }
+        let known = self.index.find(number, &name.hash);
+        let chunk = known.unwrap_or_else(|| self.enter_name(number, name));
+        self.occupy(chunk);
         chunk
+    }
+
+    /// Enters a chunk that is not known at all.
+    pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> ChunkId {
+        let namespace = self.namespaces.get_mut(number);
+        namespace.chunks += 1;
+        let (flat, blocks) = (namespace.flat, namespace.blocks());
+        self.index.insert(number, name, flat, blocks)
     }
 
     /// Finds a slot for each block of a chunk in these slices; whether there was room.
@@ -394,22 +389,21 @@ impl Store {
             }
         }
         for &id in chunks.iter().rev() {
-            self.journal.note(&self.index, namespace.fingerprint, id, ChangeKind::Gained);
+            // What is complete now was not before: its last blocks came just now.
+            self.tell(id, self.index.get(id).disk == OnDisk::Here, ChangeKind::Gained);
             let chunk = self.index.get_mut(id);
             chunk.claims -= 1;
-            let is_first = usize::from(chunk.ready) == slices.len() * namespace.pools.len();
-            if !is_first {
-                if chunk.may_go() {
-                    self.policy.unblock(id);
+            let is_first = usize::from(chunk.ready) == slices.len() * self.namespaces.get(number).pools.len();
+            if is_first {
+                self.cached_chunks += 1;
+                self.policy.insert(id, facts(chunk));
+                if !chunk.may_go() {
+                    self.policy.block(id);
                 }
-                continue;
+            } else if chunk.may_go() {
+                self.policy.unblock(id);
             }
-            let facts = facts(chunk);
-            self.cached_chunks += 1;
-            self.policy.insert(id, facts);
-            if !chunk.may_go() {
-                self.policy.block(id);
-            }
+            self.arrived(id);
         }
     }
 

@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 
 use super::ids::{ChunkId, Slot};
-use super::index::{Block, Chunk};
+use super::index::{Block, Chunk, OnDisk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::slab::ClassId;
 use super::{Store, StoreLimits};
-use crate::directory::ChangeKind;
 
 /// Why chunks were evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -109,16 +108,40 @@ impl Store {
         self.index.settle();
     }
 
-    fn take_out(&mut self, id: ChunkId) {
-        let fingerprint = self.namespaces.get(self.index.get(id).namespace).fingerprint;
-        self.journal.note(&self.index, fingerprint, id, ChangeKind::Lost);
-        let parent = self.index.parent(id);
+    pub(super) fn take_out(&mut self, id: ChunkId) {
+        if self.index.get(id).disk == OnDisk::Here {
+            return self.leave_to_disk(id);
+        }
+        self.tell_forgotten(id);
+        self.vacate(id);
         let chunk = self.index.remove(id);
         self.namespaces.get_mut(chunk.namespace).chunks -= 1;
         for slot in chunk.slots() {
             self.slab.free(slot);
         }
-        if let Some(parent) = parent {
+    }
+
+    /// A chunk is in memory from now on, or about to be: its parent may not go before it.
+    pub(super) fn occupy(&mut self, id: ChunkId) {
+        let parent = self.index.parent(id);
+        let parent_was_free = parent.is_some_and(|parent| self.index.get(parent).may_go());
+        self.index.occupy(id);
+        if let Some(parent) = parent
+            && parent_was_free
+            && self.index.get(parent).is_cached()
+            && !self.index.get(parent).may_go()
+        {
+            self.policy.block(parent);
+        }
+    }
+
+    /// A chunk is no longer in memory, or about to leave it. Its parent may go if it was the last child there.
+    pub(super) fn vacate(&mut self, id: ChunkId) {
+        if !self.index.get(id).is_resident() {
+            return;
+        }
+        self.index.vacate(id);
+        if let Some(parent) = self.index.parent(id) {
             let parent_chunk = self.index.get(parent);
             if parent_chunk.is_cached() && parent_chunk.may_go() {
                 self.policy.unblock(parent);
@@ -142,6 +165,9 @@ impl Store {
         }
         let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
         self.policy.remove(id, why);
+        if reason == EvictionReason::Watermark && self.demote(id) {
+            return;
+        }
         self.take_out(id);
         if reason != EvictionReason::Watermark {
             self.index.settle();

@@ -1,6 +1,7 @@
 //! Behaviours of the store, and random histories against a model.
 
 mod behaviour;
+mod disk;
 mod gathers;
 mod histories;
 mod model;
@@ -36,6 +37,7 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
         reservation_ttl_ms: 1_000,
         max_pin_ms: 10_000,
         peers: None,
+        disk: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a store holds, in numbers.
 
-use super::{Bytes, Evictions, Store};
+use super::disk::Disk;
+use super::{Bytes, DiskUsage, Evictions, Store};
 
 /// What a store holds at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,6 +40,8 @@ pub struct Usage {
     pub namespaces: u64,
     /// Chunks evicted so far.
     pub evictions: Evictions,
+    /// What is on disk, where there is one.
+    pub disk: Option<DiskUsage>,
 }
 
 impl Store {
@@ -64,6 +67,7 @@ impl Store {
             lingering_processes: self.sessions.lingering() as u64,
             namespaces: self.namespaces.in_use() as u64,
             evictions: self.evictions,
+            disk: self.disk.as_ref().map(Disk::usage),
         }
     }
 }

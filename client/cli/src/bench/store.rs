@@ -49,6 +49,7 @@ impl StoreBench {
             reservation_ttl_ms: u64::MAX,
             max_pin_ms: u64::MAX,
             peers: None,
+            disk: None,
         });
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let spec = replay_namespace(BLOCK_BYTES);

@@ -7,7 +7,7 @@ use larder_node::store::policy::PolicyName;
 use serde::Serialize;
 
 use crate::cluster::Addresses;
-use crate::dev::{DevCluster, DevError, DevOptions};
+use crate::dev::{DevCluster, DevDisk, DevError, DevOptions};
 use crate::failure::Usage;
 use crate::{args, output, signals};
 
@@ -40,6 +40,10 @@ pub(crate) struct Args {
     /// Bytes of one chunk's block, to size the arena by --chunks-per-node
     #[arg(long, value_name = "BYTES", value_parser = args::bytes, requires = "chunks_per_node")]
     block_bytes: Option<u64>,
+
+    /// Give each node a disk tier of so many bytes in the cluster's directory; with --dir it outlives the cluster
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    disk_bytes: Option<u64>,
 
     /// Who is evicted first
     #[arg(long, value_parser = args::policy(), default_value_t)]
@@ -136,6 +140,7 @@ impl Args {
         Ok(DevOptions {
             nodes: self.nodes,
             arena_bytes: self.arena_bytes,
+            disk: self.disk_bytes.map(DevDisk::of_bytes),
             chunks_per_node: self.chunks_per_node,
             block_bytes: self.block_bytes,
             policy: self.policy,

@@ -12,7 +12,7 @@ use larder_node::store::policy::PolicyName;
 
 use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};
-use crate::dev::{DevCluster, DevOptions};
+use crate::dev::{DevCluster, DevDisk, DevOptions};
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::link::LinkSettings;
@@ -36,6 +36,7 @@ Examples:
   larder replay                                   A generated trace, through a node started for it
   larder replay trace.jsonl --chunks-per-node 10000 --block-bytes 4096 --policy lru
   larder replay trace.jsonl --dev 4               Through four nodes that share what they hold
+  larder replay trace.jsonl --speed 60 --disk-chunks-per-node 30000
   larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
   larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
 
@@ -67,6 +68,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value_t = DEFAULT_BLOCK_BYTES)]
     block_bytes: u64,
 
+    /// Give each node a disk tier for so many chunks
+    #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = clap::value_parser!(u64).range(1..))]
+    disk_chunks_per_node: Option<u64>,
+
     /// Who is evicted first
     #[arg(long, value_parser = args::policy(), default_value_t, conflicts_with = "coordinator")]
     policy: PolicyName,
@@ -79,6 +84,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = REQUESTS_IN_FLIGHT,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
+
+    /// Start requests at the times of the trace, so many times as fast [default: as fast as they are served]
+    #[arg(long, value_name = "FACTOR", value_parser = positive)]
+    speed: Option<f64>,
 
     /// How long a node may take to answer before its requests are computed instead
     #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
@@ -173,7 +182,7 @@ async fn play(
     let progress = Progress::new(requests.len() as u64, args.quiet);
     let start = now();
     let interrupted = tokio::select! {
-        () = driver.play(requests, &progress) => false,
+        () = driver.play(requests, args.speed, &progress) => false,
         () = stop => true,
     };
     let took = now() - start;
@@ -240,11 +249,19 @@ impl Args {
             nodes: self.dev,
             chunks_per_node: Some(self.chunks_per_node),
             block_bytes: Some(self.block_bytes),
+            disk: self.disk_chunks_per_node.map(|chunks| DevDisk::of_chunks(chunks, self.block_bytes)),
             policy: self.policy,
             share: !self.no_share,
             requests_in_flight: self.in_flight.max(USUAL_REQUESTS_IN_FLIGHT),
             ..DevOptions::new()?
         })
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(factor),
+        _ => Err("not a number above 0".into()),
     }
 }
 

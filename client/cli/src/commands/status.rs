@@ -94,9 +94,17 @@ struct ActorStatus {
     leases: u64,
     tokens_asked: u64,
     tokens_hit: u64,
+    #[serde(default)]
+    disk: Option<DiskStatus>,
     /// A node of an older version does not say.
     #[serde(default)]
     tenants: Vec<TenantRates>,
+}
+
+/// What the table shows of a disk tier.
+#[derive(Debug, Deserialize)]
+struct DiskStatus {
+    chunks: u64,
 }
 
 /// What a tenant hit lately.
@@ -155,6 +163,7 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
         "device",
         "policy",
         "chunks",
+        "on disk",
         "used",
         "quarantined",
         "sessions",
@@ -212,7 +221,7 @@ fn members(coordinator: CoordinatorStatus) -> String {
 }
 
 impl ActorStatus {
-    fn cells(&self) -> [String; 8] {
+    fn cells(&self) -> [String; 9] {
         let chunks = match self.capacity_chunks {
             Some(capacity) => format!("{} of {capacity}", self.chunks),
             None => self.chunks.to_string(),
@@ -222,6 +231,7 @@ impl ActorStatus {
             self.device.to_string(),
             self.policy.clone(),
             chunks,
+            self.disk.as_ref().map_or_else(String::new, |disk| disk.chunks.to_string()),
             format!("{} of {}", output::bytes(self.used_bytes), output::bytes(self.arena_bytes)),
             output::bytes(self.quarantined_bytes),
             self.sessions.to_string(),

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use super::TENANT;
 use super::arena::ArenaSize;
 use super::child::ReadyLine;
+use super::disk::DevDisk;
 use super::error::{DevError, MAX_SOCKET_PATH_BYTES};
 use super::options::DevOptions;
 use crate::cluster::Addresses;
@@ -38,6 +39,8 @@ pub(super) struct NodeFile {
     host: NodeHost,
     session: NodeSession,
     tenants: Vec<NodeTenant>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<NodeDisk>,
     cluster: NodeCluster,
 }
 
@@ -102,6 +105,13 @@ struct NodeHost {
     #[serde(skip_serializing_if = "Option::is_none")]
     high_watermark: Option<f64>,
     policy: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeDisk {
+    folder: PathBuf,
+    #[serde(flatten)]
+    size: DevDisk,
 }
 
 #[derive(Debug, Serialize)]
@@ -235,6 +245,7 @@ impl NodeFile {
             },
             // A window holds at least one block.
             session: NodeSession { max_window_bytes: options.block_bytes.unwrap_or(0).max(STAGING_BYTES) },
+            disk: options.disk.map(|size| NodeDisk { folder: socket.with_extension("disk"), size }),
             tenants: vec![NodeTenant { name: TENANT.to_owned(), socket }],
             cluster: NodeCluster {
                 coordinator: coordinator.to_string(),

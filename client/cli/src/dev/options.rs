@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use larder_node::store::policy::PolicyName;
 
+use super::disk::DevDisk;
 use super::error::DevError;
 use super::this_program;
 use crate::replay::USUAL_REQUESTS_IN_FLIGHT;
@@ -23,6 +24,8 @@ pub struct DevOptions {
     pub block_bytes: Option<u64>,
     /// Bytes of the pieces in which engines map the arena; `None`: what suits the block, or the node's own choice.
     pub extent_bytes: Option<u64>,
+    /// Each node's disk tier, in the cluster's directory.
+    pub disk: Option<DevDisk>,
     /// Who is evicted first.
     pub policy: PolicyName,
     /// Whether nodes share what they have.
@@ -48,6 +51,7 @@ impl DevOptions {
             chunks_per_node: None,
             block_bytes: None,
             extent_bytes: None,
+            disk: None,
             policy: PolicyName::default(),
             share: true,
             requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,

@@ -5,6 +5,7 @@
 //! sessions' descriptors alone. All of it runs on the caller's thread.
 
 use std::cell::RefCell;
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -68,11 +69,21 @@ impl Driver {
     /// Plays the requests, as many at a time as the links are set for. One that fails is counted, and the others go on. What
     /// a node that is gone does not serve is computed, and the next requests go to the others until it is back.
     ///
+    /// With a `speed`, no request starts before its time in the trace, run so many times as fast.
+    ///
     /// # Cancel safety
     /// Dropped, it leaves the requests in flight uncounted; [`Self::report`] has the others.
-    pub async fn play(&self, requests: &[Request], progress: &Progress) {
-        let playing = requests.iter().map(|request| self.play_one(request));
-        let mut playing = stream::iter(playing).buffer_unordered(self.in_flight.into());
+    pub async fn play(&self, requests: &[Request], speed: Option<f64>, progress: &Progress) {
+        let start = tokio::time::Instant::now();
+        let first_ms = requests.first().map_or(0, |request| request.timestamp_ms);
+        let in_time = stream::iter(requests).then(async |request| {
+            if let Some(speed) = speed {
+                let after_ms = request.timestamp_ms.saturating_sub(first_ms) as f64 / speed;
+                tokio::time::sleep_until(start + Duration::from_secs_f64(after_ms / 1e3)).await;
+            }
+            self.play_one(request)
+        });
+        let mut playing = pin!(in_time.buffer_unordered(self.in_flight.into()));
         while playing.next().await.is_some() {
             progress.advance(self.state.borrow().tally.hit_rate());
         }

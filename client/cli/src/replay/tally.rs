@@ -50,7 +50,10 @@ impl Tally {
             failed_requests: 0,
             first_failure: None,
             tokens_asked: 0,
-            tokens_hit: [Tier::Host, Tier::Peer].into_iter().map(|tier| (tier_name(tier), 0)).collect(),
+            tokens_hit: [Tier::Host, Tier::Disk, Tier::Peer]
+                .into_iter()
+                .map(|tier| (tier_name(tier), 0))
+                .collect(),
             wrong_bytes: 0,
             first_wrong: None,
             busy_answers: 0,

@@ -160,7 +160,9 @@ fn a_large_tier_opens_by_reading_footers_alone() {
         clock.elapsed().as_secs_f64(),
         metrics.read_bytes.get()
     );
-    assert_eq!(metrics.records.get(), records as i64);
+    // It may have given up a segment ahead of need by now.
+    let records_of_segment = records as i64 / i64::from(geometry.segments) + 1;
+    assert!((records as i64 - records_of_segment * 2..=records as i64).contains(&metrics.records.get()));
     assert!(metrics.read_bytes.get() < 300 << 20, "one segment was open");
     drop(tier);
 }

@@ -3,7 +3,7 @@
 use larder_protocol::session::{Span, Tier};
 use larder_protocol::{Chain, Fingerprint};
 
-use super::super::{Granted, LookupOptions, PeerStoreLimits, Refused, StoreLimits};
+use super::super::{Came, Granted, LookupOptions, PeerStoreLimits, Refused, StoreLimits};
 use super::*;
 use crate::directory::ChangeKind;
 
@@ -24,7 +24,7 @@ impl Fixture {
 
     /// Ends every fetch well; those at the positions in `kept` stay.
     fn come(&mut self, gathered: &super::super::Gathered, kept: Option<ChangeKind>) -> Vec<u64> {
-        let came = |_| (vec![Checksums::default()], 1);
+        let came = |_| Came { checksums: vec![Checksums::default()], reads: 1, is_on_disk_elsewhere: false };
         gathered
             .wanted
             .iter()
@@ -119,7 +119,7 @@ fn a_chunk_that_does_not_come_ends_the_lease_before_it() {
     let mut f = shared(8, 8, 8);
     let gathered = f.gather("abc", &[true; 3]);
     let [a, b, c] = [0, 1, 2].map(|i| gathered.wanted[i].fetch);
-    let came = || Some((vec![Checksums::default()], 1));
+    let came = || Some(Came { checksums: vec![Checksums::default()], reads: 1, is_on_disk_elsewhere: false });
     assert!(f.store.fetched(c, came(), None).is_empty());
     assert!(f.store.fetched(b, None, None).is_empty());
     assert_eq!(f.store.fetched(a, came(), None), [gathered.gather]);
@@ -171,7 +171,7 @@ fn a_pin_keeps_what_only_passed() {
 fn what_a_peer_is_being_sent_is_not_evicted_and_counts_as_read() {
     let mut f = shared(8, 1, 8);
     f.put("a");
-    let Granted::Held { grant, reads, blocks } = f.grant("a") else { panic!("it is here") };
+    let Granted::Held { grant, reads, blocks, .. } = f.grant("a") else { panic!("it is here") };
     assert_eq!((reads, blocks.len()), (1, 1));
     f.put("b");
     assert_eq!(f.found("a"), 1);

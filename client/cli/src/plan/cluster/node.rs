@@ -83,5 +83,6 @@ fn limits(policy: PolicyName, capacity_chunks: u64, longest: u64) -> StoreLimits
         reservation_ttl_ms: u64::MAX,
         max_pin_ms: 0,
         peers: None,
+        disk: None,
     }
 }

@@ -1,0 +1,398 @@
+//! What an actor does with its disk: writes what the store wants there, reads what leases and peers need, learns what is
+//! there when it starts and what left.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::{ChunkHash, Fingerprint};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::RecvError;
+
+use super::GpuActor;
+use super::gather::Fetch;
+use crate::copy::BlockChecksums;
+use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
+use crate::disk::order::OrderError;
+use crate::disk::{
+    BlockPlace, ChunkKey, DiskTier, Gone, ReadAnswer, ReadOrder, Refused, SnapshotPage, Source, Why,
+    WriteAnswer, WriteOrder,
+};
+use crate::exchange::Grant;
+use crate::store::ids::TenantId;
+use crate::store::{BlockMove, Came, DiskWrite, FetchId, Recall, WriteId};
+
+/// An actor's disk, as it is handed over.
+pub struct DiskParts {
+    /// The tier.
+    pub tier: DiskTier,
+    /// Tells what left it.
+    pub gone: UnboundedReceiver<Gone>,
+    /// Where its namespaces are described.
+    pub folder: Arc<NamespaceFolder>,
+    /// Those that were described there when the node started.
+    pub known: Vec<KnownNamespace>,
+    /// How long a lease waits for it.
+    pub deadline: Duration,
+}
+
+/// An actor's disk.
+pub(super) struct Disk {
+    tier: DiskTier,
+    folder: Arc<NamespaceFolder>,
+    known: HashMap<Fingerprint, Description>,
+    pub(super) deadline: Duration,
+    /// Writes under way.
+    writes: usize,
+    /// Chunks that are read for peers, and who asked for them.
+    recalls: HashMap<FetchId, Vec<Recalled>>,
+    /// What of the disk's content is told at start, until all of it was.
+    gone: Option<UnboundedReceiver<Gone>>,
+    found: Vec<KnownNamespace>,
+}
+
+/// Whether a namespace is described on disk: before it is, none of its chunks is written.
+enum Description {
+    Missing(Box<KnownNamespace>),
+    UnderWay,
+    There,
+}
+
+/// A peer that waits for a chunk from disk.
+struct Recalled {
+    fingerprint: Fingerprint,
+    hash: ChunkHash,
+    block_bytes: Arc<[u64]>,
+    answer: oneshot::Sender<Grant>,
+}
+
+impl Disk {
+    pub(super) fn new(parts: DiskParts) -> Self {
+        let DiskParts { tier, gone, folder, known, deadline } = parts;
+        Self {
+            tier,
+            folder,
+            known: HashMap::new(),
+            deadline,
+            writes: 0,
+            recalls: HashMap::new(),
+            gone: Some(gone),
+            found: known,
+        }
+    }
+}
+
+impl GpuActor {
+    /// Begins to learn what is on disk.
+    pub(super) fn start_disk(&mut self, ctx: &mut Context<Self>) {
+        let Some(disk) = &mut self.disk else { return };
+        if let Some(mut gone) = disk.gone.take() {
+            ctx.add_stream(futures_util::stream::poll_fn(move |cx| gone.poll_recv(cx)));
+        }
+        for known in std::mem::take(&mut disk.found) {
+            let KnownNamespace { tenant, spec } = &known;
+            let Some(number) = self.tenants.iter().position(|name| name == tenant) else {
+                tracing::warn!(
+                    tenant,
+                    "the disk has chunks of a tenant that is not configured: they are not used"
+                );
+                continue;
+            };
+            match self.store.know(TenantId(number as u16), tenant, spec) {
+                Ok(number) => {
+                    let fingerprint = spec.fingerprint(tenant);
+                    self.metrics.know(number, tenant, &fingerprint.to_string());
+                    disk.known.insert(fingerprint, Description::There);
+                }
+                Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
+            }
+        }
+        self.recover(0, ctx);
+    }
+
+    /// Notes that a session named a namespace, for when its chunks are written.
+    pub(super) fn describe(&mut self, tenant: &str, fingerprint: Fingerprint, spec: &NamespaceSpec) {
+        if let Some(disk) = &mut self.disk {
+            let missing = || {
+                Description::Missing(Box::new(KnownNamespace {
+                    tenant: tenant.to_owned(),
+                    spec: spec.clone(),
+                }))
+            };
+            disk.known.entry(fingerprint).or_insert_with(missing);
+        }
+    }
+
+    /// Orders what the store wants written, as far as the disk keeps up, and tells it what was used or given up.
+    pub(super) fn write_to_disk(&mut self, ctx: &mut Context<Self>) {
+        let Some(disk) = &self.disk else { return };
+        let touched = self.store.take_touched();
+        if !touched.is_empty() {
+            disk.tier.touch(touched);
+        }
+        for key in self.store.take_given_up() {
+            // Refused: it stays there unused, and is told again after a restart, when it is as right as before.
+            let _ = disk.tier.remove(key);
+        }
+        while self.disk.as_ref().is_some_and(|disk| disk.writes < MAX_WRITES)
+            && let Some(write) = self.store.next_write()
+        {
+            if !self.is_described(write.fingerprint, ctx) {
+                self.store.postpone_write(write.write);
+                return;
+            }
+            if !self.order_write(&write, ctx) {
+                return;
+            }
+        }
+    }
+
+    /// Reads chunks that leases or peers wait for into their slots.
+    pub(super) fn read_from_disk(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
+        for id in ids {
+            let Some(Fetch { wanted, fingerprint, .. }) = self.fetching.get(&id) else { continue };
+            let key = ChunkKey { fingerprint: *fingerprint, hash: wanted.chunk.hash };
+            let places = wanted.blocks.iter().map(|block| self.block_place(block)).collect();
+            let ordered = match (&self.disk, ReadOrder::new(key, places)) {
+                (Some(disk), Ok(order)) => disk.tier.read(order).ok(),
+                (Some(_), Err(error)) => {
+                    tracing::error!(%error, "the store made an order that does not fit its memory");
+                    None
+                }
+                (None, _) => None,
+            };
+            match ordered {
+                Some(answer) => {
+                    let finish = answer
+                        .into_actor(self)
+                        .map(move |answer, actor, ctx| actor.read(id, key, answer, ctx));
+                    ctx.spawn(finish);
+                }
+                None => self.missed_on_disk(id, ctx),
+            }
+        }
+    }
+
+    /// Starts to bring a chunk from disk for a peer; `None` where there is no room.
+    pub(super) fn recall(
+        &mut self,
+        fingerprint: Fingerprint,
+        hash: ChunkHash,
+        block_bytes: &Arc<[u64]>,
+        ctx: &mut Context<Self>,
+    ) -> Option<oneshot::Receiver<Grant>> {
+        self.disk.as_ref()?;
+        let Recall { fetch, wanted } = self.store.recall(&fingerprint, &hash)?;
+        let (answer, receiver) = oneshot::channel();
+        let recalled = Recalled { fingerprint, hash, block_bytes: Arc::clone(block_bytes), answer };
+        self.disk.as_mut()?.recalls.entry(fetch).or_default().push(recalled);
+        if let Some(wanted) = wanted {
+            self.fetching.insert(fetch, Fetch::from_disk(wanted, fingerprint, Duration::ZERO));
+            self.read_from_disk(vec![fetch], ctx);
+        }
+        Some(receiver)
+    }
+
+    /// Answers the peers that waited for a chunk, which is here now or did not come.
+    pub(super) fn end_recalls(&mut self, id: FetchId) {
+        let recalls = self.disk.as_mut().and_then(|disk| disk.recalls.remove(&id)).unwrap_or_default();
+        for Recalled { fingerprint, hash, block_bytes, answer } in recalls {
+            let grant = self.grant(&fingerprint, &hash, &block_bytes).unwrap_or(Grant::NotHeld);
+            // Who asked went away: the grant ends when it is dropped.
+            let _ = answer.send(grant);
+            self.store.end_recall(id);
+        }
+    }
+
+    /// Asks for the content after a position, a segment at a time.
+    fn recover(&mut self, after: u64, ctx: &mut Context<Self>) {
+        let Some(disk) = &self.disk else { return };
+        match disk.tier.snapshot(after) {
+            Ok(page) => {
+                ctx.spawn(page.into_actor(self).map(|page, actor, ctx| actor.recovered(page, ctx)));
+            }
+            Err(Refused::Busy(after)) => {
+                ctx.run_later(RETRY, move |actor, ctx| actor.recover(after, ctx));
+            }
+            Err(Refused::Closed(_)) => {}
+        }
+    }
+
+    fn recovered(&mut self, page: Result<Option<SnapshotPage>, RecvError>, ctx: &mut Context<Self>) {
+        let Ok(Some(SnapshotPage { held, next })) = page else { return };
+        for (fingerprint, chunk) in held {
+            self.store.recovered(&fingerprint, chunk);
+        }
+        self.follow_up(ctx);
+        if let Some(next) = next {
+            self.recover(next, ctx);
+        }
+    }
+
+    /// Whether a namespace is described on disk; sees to it where it is not.
+    fn is_described(&mut self, fingerprint: Fingerprint, ctx: &mut Context<Self>) -> bool {
+        let Some(disk) = &mut self.disk else { return false };
+        let known = disk.known.entry(fingerprint).or_insert(Description::UnderWay);
+        let missing = match known {
+            Description::There => return true,
+            Description::UnderWay => return false,
+            Description::Missing(_) => std::mem::replace(known, Description::UnderWay),
+        };
+        if let Description::Missing(namespace) = missing {
+            let folder = Arc::clone(&disk.folder);
+            let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
+            let finish = record.into_actor(self).map(move |recorded, actor, ctx| {
+                if let Ok(Ok(())) = recorded {
+                    if let Some(disk) = &mut actor.disk {
+                        disk.known.insert(fingerprint, Description::There);
+                    }
+                    return actor.write_to_disk(ctx);
+                }
+                tracing::error!(
+                    ?recorded,
+                    "a namespace cannot be described on disk: nothing is written there any more"
+                );
+                actor.close_disk();
+            });
+            ctx.spawn(finish);
+        }
+        false
+    }
+
+    /// Orders one write; whether more may follow.
+    fn order_write(&mut self, write: &DiskWrite, ctx: &mut Context<Self>) -> bool {
+        let id = write.write;
+        let order = match self.write_order(write) {
+            Ok(order) => order,
+            Err(error) => {
+                tracing::warn!(%error, chunk = %write.chunk.hash, "a chunk cannot be written to disk");
+                self.store.written(id, false);
+                return true;
+            }
+        };
+        let Some(disk) = &mut self.disk else { return false };
+        match disk.tier.write(order) {
+            Ok(answer) => {
+                disk.writes += 1;
+                let finish =
+                    answer.into_actor(self).map(move |answer, actor, ctx| actor.wrote(id, answer, ctx));
+                ctx.spawn(finish);
+                true
+            }
+            Err(Refused::Busy(_)) => {
+                self.store.postpone_write(id);
+                false
+            }
+            Err(Refused::Closed(_)) => {
+                self.store.written(id, false);
+                self.close_disk();
+                false
+            }
+        }
+    }
+
+    fn wrote(&mut self, id: WriteId, answer: Result<WriteAnswer, RecvError>, ctx: &mut Context<Self>) {
+        if let Some(disk) = &mut self.disk {
+            disk.writes -= 1;
+        }
+        self.store.written(id, matches!(answer, Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere)));
+        self.follow_up(ctx);
+    }
+
+    fn write_order(&self, write: &DiskWrite) -> Result<WriteOrder, OrderError> {
+        let sources = write.blocks.iter().map(|(block, checksums)| Source {
+            place: self.block_place(block),
+            checksums: BlockChecksums {
+                whole: checksums.whole,
+                ranges: checksums.ranges.as_slice().iter().copied().collect(),
+            },
+        });
+        WriteOrder::new(write.fingerprint, write.chunk, sources.collect())
+    }
+
+    fn block_place(&self, block: &BlockMove) -> BlockPlace {
+        BlockPlace {
+            slice: block.key.slice,
+            pool: block.key.pool,
+            memory: Arc::clone(self.arena.extent(block.place.extent)),
+            offset: block.place.offset,
+            bytes: block.bytes,
+            range_bytes: block.range_bytes,
+        }
+    }
+
+    fn read(
+        &mut self,
+        id: FetchId,
+        key: ChunkKey,
+        answer: Result<ReadAnswer, RecvError>,
+        ctx: &mut Context<Self>,
+    ) {
+        match answer {
+            Ok(ReadAnswer::Here { checksums, .. }) => {
+                if let Some(fetch) = self.fetching.remove(&id) {
+                    self.came_from_disk(fetch.wanted.fetch, checksums);
+                }
+            }
+            Ok(ReadAnswer::NotHeld | ReadAnswer::OtherBlocks | ReadAnswer::Damaged) => {
+                self.store.left_disk(&[key]);
+                self.missed_on_disk(id, ctx);
+            }
+            Ok(ReadAnswer::Closed) => {
+                self.close_disk();
+                self.missed_on_disk(id, ctx);
+            }
+            Err(_) => {
+                tracing::error!("the disk thread failed: what it read into stays unused");
+                self.end_recalls(id);
+            }
+        }
+        self.follow_up(ctx);
+    }
+
+    fn came_from_disk(&mut self, id: FetchId, checksums: Vec<BlockChecksums>) {
+        // What only a peer asked for stays no longer than it is sent.
+        let kept = self.store.is_leased_soon(id).then_some(crate::directory::ChangeKind::Gained);
+        let checksums = checksums.into_iter().map(crate::store::Checksums::from).collect();
+        let ready =
+            self.store.fetched(id, Some(Came { checksums, reads: 1, is_on_disk_elsewhere: false }), kept);
+        self.end_recalls(id);
+        self.finish_gathers(ready);
+    }
+
+    /// A chunk cannot be read from disk: other nodes may have it.
+    fn missed_on_disk(&mut self, id: FetchId, ctx: &mut Context<Self>) {
+        if self.peers.is_some() && self.store.is_leased_soon(id) {
+            self.ask_again(vec![id], ctx);
+        } else {
+            self.did_not_come(id);
+        }
+    }
+
+    /// The disk failed: the node goes on without it.
+    fn close_disk(&mut self) {
+        self.store.disk_closed();
+    }
+}
+
+impl StreamHandler<Gone> for GpuActor {
+    fn handle(&mut self, Gone { chunks, why }: Gone, ctx: &mut Self::Context) {
+        match why {
+            Why::Evicted | Why::Damaged => self.store.left_disk(&chunks),
+            Why::Closed => self.close_disk(),
+        }
+        self.follow_up(ctx);
+    }
+
+    /// The tier holds the sender: the stream ends only with the actor.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+/// Writes that are ordered at a time; the disk's queue has room for reads besides.
+const MAX_WRITES: usize = 64;
+
+/// When the disk is asked again that has too much to do.
+const RETRY: Duration = Duration::from_millis(20);
