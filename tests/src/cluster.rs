@@ -35,6 +35,14 @@ impl Cluster {
     /// # Errors
     /// Where they do not come up.
     pub fn start(program: &str, nodes: usize) -> anyhow::Result<Self> {
+        Self::start_with(program, nodes, 3_000, "")
+    }
+
+    /// The same, with room for so many chunks in each node's memory, and more of its configuration: TOML in which `{name}` stands for the node's own folder.
+    ///
+    /// # Errors
+    /// Where they do not come up.
+    pub fn start_with(program: &str, nodes: usize, capacity_chunks: u64, more: &str) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let (authority, _) = Authority::create(Validity::days(1))?;
         fs::write(dir.path().join("ca.pem"), authority.certificate_pem())?;
@@ -59,7 +67,10 @@ impl Cluster {
             let name = format!("node-{number}");
             issue(&cluster.authority, cluster.dir.path(), &Identity::new(Role::Node, &name))?;
             let config = cluster.dir.path().join(&name).with_extension("toml");
-            fs::write(&config, node_config(cluster.dir.path(), &name, &cluster.coordinator_peer))?;
+            let more = more.replace("{name}", &cluster.dir.path().join(&name).to_string_lossy());
+            let text =
+                node_config(cluster.dir.path(), &name, &cluster.coordinator_peer, capacity_chunks) + &more;
+            fs::write(&config, text)?;
             cluster.nodes.push(Server::start(program, "node", &config)?);
         }
         wait::until("all nodes are members", || (cluster.members().len() == nodes).then_some(()));
@@ -204,12 +215,12 @@ fn coordinator_config(dir: &Path, http: &str, peer: &str) -> String {
     )
 }
 
-/// A node with room for 3,000 chunks of 4 KiB, and what is written and passes through beside them.
-fn node_config(dir: &Path, name: &str, coordinator: &str) -> String {
+/// A node with room for so many chunks of 4 KiB, and what is written and passes through beside them.
+fn node_config(dir: &Path, name: &str, coordinator: &str, capacity_chunks: u64) -> String {
     let files = credential_files(dir, name);
     format!(
         "name = \"{name}\"\n[http]\nlisten = \"{ANY_PORT}\"\n\
-         [host]\narena_bytes = \"64MiB\"\nextent_bytes = \"2MiB\"\ncapacity_chunks = 3000\npolicy = \"lru\"\n\
+         [host]\narena_bytes = \"64MiB\"\nextent_bytes = \"2MiB\"\ncapacity_chunks = {capacity_chunks}\npolicy = \"lru\"\n\
          [[tenants]]\nname = \"default\"\nsocket = \"{}/{name}.sock\"\n\
          [cluster]\ncoordinator = \"{coordinator}\"\nlisten = \"{ANY_PORT}\"\nstaging_bytes = \"8MiB\"\n\
          fetch_deadline_ms = {FETCH_DEADLINE_MS}\n{files}",

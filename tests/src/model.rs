@@ -4,7 +4,7 @@
 //! most `tokens - 1` of its tokens in whole chunks. Afterwards all of its full chunks are there, the first one used last.
 //! Beyond the capacity the least recently used chunk without a cached child goes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Fractions of the tokens asked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,6 +38,59 @@ fn hit_rate(requests: &[(u64, Vec<u64>)], capacity_chunks: usize) -> f64 {
     hit as f64 / f64::max(asked as f64, 1.0)
 }
 
+/// Plays the same requests in memory of `memory_chunks` above a disk of `disk_chunks`; the token hit rate.
+///
+/// The rule of the disk: what is committed is written at its young end. Beyond its capacity the oldest chunk goes, unless it
+/// was used since it was written: then it moves to the young end, once. What memory loses and disk has not is written again.
+#[must_use]
+pub fn two_tiers(requests: &[(u64, Vec<u64>)], memory_chunks: usize, disk_chunks: usize) -> f64 {
+    let (mut memory, mut disk) = (Cache::default(), Disk::default());
+    let (mut asked, mut hit) = (0, 0);
+    for (tokens, blocks) in requests {
+        let full = &blocks[..(tokens / CHUNK_TOKENS) as usize];
+        let usable = (tokens.saturating_sub(1) / CHUNK_TOKENS) as usize;
+        let is_here = |id: &&u64| memory.chunks.contains_key(*id) || disk.is_used.contains_key(*id);
+        let found = full[..usable].iter().take_while(is_here).count();
+        asked += tokens;
+        hit += found as u64 * CHUNK_TOKENS;
+        full[..found].iter().for_each(|id| disk.used(*id));
+        full.iter().for_each(|&id| disk.write(id, disk_chunks));
+        for evicted in memory.keep(full, memory_chunks) {
+            disk.write(evicted, disk_chunks);
+        }
+    }
+    hit as f64 / f64::max(asked as f64, 1.0)
+}
+
+#[derive(Default)]
+struct Disk {
+    /// Oldest first.
+    order: VecDeque<u64>,
+    is_used: HashMap<u64, bool>,
+}
+
+impl Disk {
+    fn used(&mut self, id: u64) {
+        self.is_used.entry(id).and_modify(|is_used| *is_used = true);
+    }
+
+    fn write(&mut self, id: u64, capacity_chunks: usize) {
+        if self.is_used.contains_key(&id) {
+            return;
+        }
+        self.is_used.insert(id, false);
+        self.order.push_back(id);
+        while self.is_used.len() > capacity_chunks {
+            let Some(oldest) = self.order.pop_front() else { return };
+            if std::mem::take(self.is_used.get_mut(&oldest).expect("what is in order is there")) {
+                self.order.push_back(oldest);
+            } else {
+                self.is_used.remove(&oldest);
+            }
+        }
+    }
+}
+
 #[derive(Default)]
 struct Cache {
     chunks: HashMap<u64, Chunk>,
@@ -53,7 +106,8 @@ struct Chunk {
 }
 
 impl Cache {
-    fn keep(&mut self, chain: &[u64], capacity_chunks: usize) {
+    /// Keeps a chain; which chunks go for it.
+    fn keep(&mut self, chain: &[u64], capacity_chunks: usize) -> Vec<u64> {
         let end = self.clock + chain.len() as u64;
         for (index, &id) in chain.iter().enumerate() {
             let used = end - index as u64;
@@ -69,10 +123,14 @@ impl Cache {
             }
         }
         self.clock = end;
-        while self.chunks.len() > capacity_chunks {
-            let Some((_, id)) = self.leaves.pop_first() else { return };
+        let mut evicted = Vec::new();
+        while self.chunks.len() > capacity_chunks
+            && let Some((_, id)) = self.leaves.pop_first()
+        {
             self.remove(id);
+            evicted.push(id);
         }
+        evicted
     }
 
     fn insert(&mut self, id: u64, parent: Option<u64>, used: u64) {
@@ -116,6 +174,14 @@ mod tests {
         assert_eq!(rates(&[(1_024, &[1, 2]), (1_024, &[1, 2])], 10), [1, 1]);
         assert_eq!(rates(&[(1_025, &[1, 2, 3]), (1_025, &[1, 2, 4])], 10), [2, 2]);
         assert_eq!(rates(&[], 10), [0, 0]);
+    }
+
+    #[test]
+    fn what_memory_loses_is_hit_on_disk_until_that_is_full_too() {
+        let requests: Vec<(u64, Vec<u64>)> =
+            [1, 2, 3, 1].iter().map(|&id| (513, vec![id, 90 + id])).collect();
+        assert_eq!(two_tiers(&requests, 1, 3), 512.0 / (4.0 * 513.0));
+        assert_eq!(two_tiers(&requests, 1, 2), 0.0);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::wait;
 
 /// A running node. Dropping it kills it.
 pub struct NodeProcess {
+    program: String,
     server: Server,
     dir: TempDir,
 }
@@ -25,7 +26,27 @@ impl NodeProcess {
         let file = dir.path().join("node.toml");
         let config = format!("name = \"test\"\n{config}").replace("{dir}", &dir.path().to_string_lossy());
         std::fs::write(&file, config)?;
-        Ok(Self { server: Server::start(program, "node", &file)?, dir })
+        Ok(Self { program: program.to_owned(), server: Server::start(program, "node", &file)?, dir })
+    }
+
+    /// Ends it with SIGKILL, lets `meanwhile` look at its directory, and starts it again with the same files.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn restart(&mut self, meanwhile: impl FnOnce(&Path)) -> anyhow::Result<()> {
+        self.server.kill()?;
+        meanwhile(self.dir.path());
+        self.server = Server::start(&self.program, "node", &self.dir.path().join("node.toml"))?;
+        Ok(())
+    }
+
+    /// Its metrics now: the sum of all samples whose line begins so.
+    ///
+    /// # Panics
+    /// Where it does not answer.
+    #[must_use]
+    pub fn metric(&self, beginning: &str) -> f64 {
+        self.server.metric(beginning)
     }
 
     /// A node with one tenant and an arena of 16 MiB in extents of 2 MiB.

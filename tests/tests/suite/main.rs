@@ -4,6 +4,7 @@
 mod architecture;
 mod cluster;
 mod devices;
+mod disk;
 mod events;
 mod faults;
 mod hostile;

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use larder_cli::generator::Generator;
 use larder_tests::cluster::Cluster;
 use larder_tests::flip::flip_a_bit_in_every_page;
-use larder_tests::model::leaf_lru;
+use larder_tests::model::{leaf_lru, two_tiers};
 use serde_json::Value;
 
 use super::LARDER;
@@ -108,6 +108,65 @@ fn the_synthetic_trace_hits_what_the_model_says() {
         hold_against_the_model(&trace, &[3_000, 10_000], "1", 1e-9);
         hold_against_the_model(&trace, &[3_000, 10_000], "16", 0.03);
     }
+}
+
+/// Plays a trace, as many times as fast as it was, on a node with room for 1,000 chunks in memory and 30,000 on disk, which
+/// is killed and started again before each part but the first. The token hit rate.
+fn replay_above_a_disk(parts: &[&[String]], speed: &str) -> f64 {
+    let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"260MiB\"\nsegment_bytes = \"4MiB\"\n";
+    let mut cluster = Cluster::start_with(LARDER, 1, 1_000, disk).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (mut asked, mut hit) = (0.0, 0.0);
+    for (number, part) in parts.iter().enumerate() {
+        if number > 0 {
+            let known = cluster.node(0).metric("larder_disk_records");
+            cluster.restart_node(0).unwrap();
+            let recovered = || {
+                cluster.node(0).get("/status").is_ok_and(|_| {
+                    cluster.node(0).metric("larder_cached_chunks{device=\"0\",tier=\"disk\"}") >= known
+                })
+            };
+            larder_tests::wait::until("all of the disk is known again", || recovered().then_some(()));
+        }
+        let path = folder.path().join(format!("part-{number}.jsonl"));
+        std::fs::write(&path, part.join("\n")).unwrap();
+        let path = path.to_str().unwrap();
+        let options =
+            ["--coordinator", cluster.coordinator_http(), "--block-bytes", "4096", "--speed", speed];
+        let (report, output) = replay(&[&[path], &options[..]].concat());
+        assert_eq!(output.status.code(), Some(0), "{report}");
+        assert_eq!((&report["wrong_bytes"], &report["failed_requests"]), (&Value::from(0), &Value::from(0)));
+        asked += report["tokens_asked"].as_f64().unwrap();
+        hit += report["tokens_hit"].as_f64().unwrap();
+        println!(
+            "part {number}: {}, not written {}",
+            report["tokens_hit_by_tier"],
+            cluster.node(0).metric("larder_disk_shed")
+        );
+    }
+    hit / asked
+}
+
+#[test]
+fn a_node_with_a_disk_hits_what_a_model_of_the_same_two_tiers_hits() {
+    let Some(trace) = shared("conversation.jsonl") else { return };
+    let lines: Vec<String> = std::fs::read_to_string(&trace).unwrap().lines().map(str::to_owned).collect();
+    let model = two_tiers(&requests(&trace), 1_000, 30_000);
+    let rate = replay_above_a_disk(&[&lines], "100");
+    println!("{:.2} %, model {:.2} %", 100.0 * rate, 100.0 * model);
+    assert!((rate - model).abs() <= 0.01, "{rate} against {model}");
+}
+
+#[test]
+fn a_node_that_is_killed_half_way_loses_no_hit_that_its_disk_should_give() {
+    let Some(trace) = shared("conversation.jsonl") else { return };
+    let lines: Vec<String> =
+        std::fs::read_to_string(&trace).unwrap().lines().take(6_000).map(str::to_owned).collect();
+    let (first, second) = lines.split_at(3_000);
+    let model = two_tiers(&requests(&trace)[..6_000], 1_000, 30_000);
+    let rate = replay_above_a_disk(&[first, second], "100");
+    println!("{:.2} %, model without the kill {:.2} %", 100.0 * rate, 100.0 * model);
+    assert!((rate - model).abs() <= 0.01, "{rate} against {model}");
 }
 
 #[test]

@@ -5,7 +5,6 @@
 //! sessions' descriptors alone. All of it runs on the caller's thread.
 
 use std::cell::RefCell;
-use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -76,14 +75,14 @@ impl Driver {
     pub async fn play(&self, requests: &[Request], speed: Option<f64>, progress: &Progress) {
         let start = tokio::time::Instant::now();
         let first_ms = requests.first().map_or(0, |request| request.timestamp_ms);
-        let in_time = stream::iter(requests).then(async |request| {
+        let playing = requests.iter().map(async |request| {
             if let Some(speed) = speed {
                 let after_ms = request.timestamp_ms.saturating_sub(first_ms) as f64 / speed;
                 tokio::time::sleep_until(start + Duration::from_secs_f64(after_ms / 1e3)).await;
             }
-            self.play_one(request)
+            self.play_one(request).await;
         });
-        let mut playing = pin!(in_time.buffer_unordered(self.in_flight.into()));
+        let mut playing = stream::iter(playing).buffer_unordered(self.in_flight.into());
         while playing.next().await.is_some() {
             progress.advance(self.state.borrow().tally.hit_rate());
         }
