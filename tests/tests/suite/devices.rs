@@ -32,7 +32,7 @@ fn every_gpu_has_an_actor_of_its_own() {
     // This machine, as if it had two GPUs.
     let mut facts = HostFacts::read(Path::new("/")).unwrap();
     for address in ["0000:65:00.0", "0000:66:00.0"] {
-        facts.pci.insert(address.parse().unwrap(), PciDevice { numa_node: None, is_display: true });
+        facts.pci.insert(address.parse().unwrap(), PciDevice { is_display: true, ..PciDevice::default() });
     }
     let mut limits = Config::parse(&config).unwrap().resolve(&facts).unwrap();
     let cpus: Vec<u32> = facts.cpus.iter().collect();
