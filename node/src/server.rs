@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
 use crate::copy::CopyLane;
 use crate::events::Feed;
+use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, routes};
 use crate::limits::{ActorLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
@@ -129,6 +130,7 @@ pub async fn run(
         sockets: sockets.clone(),
         actors: OnceLock::new(),
         cluster: OnceLock::new(),
+        hardware: OnceLock::new(),
         followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
         metrics: Arc::clone(&metrics),
         clock,
@@ -143,11 +145,14 @@ pub async fn run(
         None => None,
     };
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
+    let mut hardware = HardwareStatus::new(&limits, &metrics)?;
     let (mut actors, mut feeds) = (Vec::new(), Vec::new());
     for (device, limits) in (0..).zip(&limits.actors) {
         let feed = Feed::new(device);
         let peers = cluster.as_ref().and_then(|cluster| cluster.peers(device));
-        actors.push(start_actor(device, limits, &shared, feed.clone(), peers).await?);
+        let (actor, arbiter, got) = start_actor(device, limits, &shared, feed.clone(), peers).await?;
+        actors.push((actor, arbiter));
+        hardware.devices.push(got);
         feeds.push(feed);
     }
     drop(shared);
@@ -160,6 +165,7 @@ pub async fn run(
         let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
         cluster.join(&addresses, http, arena_bytes / WEIGHT_BYTES).await;
     }
+    _ = state.hardware.set(hardware);
     _ = state.actors.set(feeds.into_iter().zip(addresses).collect());
     tracing::info!(node = limits.name, %http, "the node serves");
     on_ready(Ready { http, sockets });
@@ -258,7 +264,7 @@ async fn start_actor(
     Shared { metrics, clock, tenants, recorder }: &Shared,
     feed: Feed,
     peers: Option<Peers>,
-) -> Result<(SessionActor, Arbiter), ServeError> {
+) -> Result<(SessionActor, Arbiter, DeviceHardware), ServeError> {
     let arena_limits = limits.arena.clone();
     let started = clock.elapsed();
     let make =
@@ -268,7 +274,7 @@ async fn start_actor(
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
         .map_err(|source| ServeError::Arena { device, source })?;
     tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
-    export_placement(metrics, device, &arena);
+    let got = DeviceHardware::of(device, limits, &arena, metrics);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
     let actor = GpuActor::new(Parts {
@@ -297,19 +303,7 @@ async fn start_actor(
         numa_node: limits.numa_node,
         sessions: Arc::default(),
     };
-    Ok((session_actor, arbiter))
-}
-
-/// Exports where the kernel says that the arena is; a mismatch is a warning and a number, never a failed start.
-fn export_placement(metrics: &SharedMetrics, device: u16, arena: &Arena) {
-    let Ok(placement) = arena.placement() else { return };
-    metrics.placed(device, "huge_pages", placement.huge_bytes);
-    for &node in placement.pages_on.keys() {
-        metrics.placed(device, &format!("numa_node_{node}"), placement.bytes_on(node));
-    }
-    if let Some(asked) = placement.asked {
-        metrics.placed(device, "misplaced", placement.bytes - placement.bytes_on(asked));
-    }
+    Ok((session_actor, arbiter, got))
 }
 
 fn listen_on_sockets(
