@@ -146,15 +146,7 @@ pub async fn run(
     };
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
     let mut hardware = HardwareStatus::new(&limits, &metrics)?;
-    let (mut actors, mut feeds) = (Vec::new(), Vec::new());
-    for (device, limits) in (0..).zip(&limits.actors) {
-        let feed = Feed::new(device);
-        let peers = cluster.as_ref().and_then(|cluster| cluster.peers(device));
-        let (actor, arbiter, got) = start_actor(device, limits, &shared, feed.clone(), peers).await?;
-        actors.push((actor, arbiter));
-        hardware.devices.push(got);
-        feeds.push(feed);
-    }
+    let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
@@ -255,6 +247,25 @@ fn start_recorder(
             .map_err(|source| ServeError::Record { path, source })
     };
     limits.record.clone().map(start).transpose()
+}
+
+/// Starts all actors, one after the other; what each has got is added to `hardware`.
+async fn start_actors(
+    limits: &[ActorLimits],
+    shared: &Shared,
+    cluster: Option<&Cluster>,
+    hardware: &mut HardwareStatus,
+) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>), ServeError> {
+    let (mut actors, mut feeds) = (Vec::new(), Vec::new());
+    for (device, limits) in (0..).zip(limits) {
+        let feed = Feed::new(device);
+        let peers = cluster.and_then(|cluster| cluster.peers(device));
+        let (actor, arbiter, got) = start_actor(device, limits, shared, feed.clone(), peers).await?;
+        actors.push((actor, arbiter));
+        feeds.push(feed);
+        hardware.devices.push(got);
+    }
+    Ok((actors, feeds))
 }
 
 /// Makes an actor's arena and starts the actor on a thread of its own, on the CPUs near its GPU.

@@ -28,6 +28,6 @@ impl ClockState {
         if result == libc::TIME_ERROR || state.status & libc::STA_UNSYNC != 0 {
             return Some(Self::Unsynchronised);
         }
-        Some(Self::Synchronised { error_us: state.maxerror.unsigned_abs().into() })
+        Some(Self::Synchronised { error_us: state.maxerror.unsigned_abs() })
     }
 }

@@ -67,7 +67,8 @@ fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Findi
             "check the address, and `ip route get` for it",
         );
     };
-    let own = subject.host.interfaces.get(interface).map_or(0, |interface| interface.mtu);
+    let own =
+        subject.host.interfaces.get(interface).map_or(0, |interface| interface.mtu.min(MOST_PACKET_BYTES));
     let carried = path_mtu.unwrap_or(own).min(own);
     let headers = headers(address);
     let wanted =
@@ -107,3 +108,6 @@ const LEAST_DATAGRAM_BYTES: u32 = 1_200;
 
 /// Where no cluster is configured: the configuration's default.
 const DEFAULT_DATAGRAM_BYTES: u16 = 8_900;
+
+/// The largest packet of IP, whatever an interface takes.
+const MOST_PACKET_BYTES: u32 = 65_535;
