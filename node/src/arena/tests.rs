@@ -50,6 +50,12 @@ fn memory_is_where_it_was_asked_for() {
 }
 
 #[test]
+fn preferred_memory_is_where_it_was_asked_for_as_long_as_there_is_any() {
+    let arena = Arena::create(&ArenaLimits { binding: Binding::Preferred, ..limits(2) }, &|_| ()).unwrap();
+    assert_eq!((arena.placement().misplaced_pages(), arena.placement().bytes_on(0)), (0, 4 << 20));
+}
+
+#[test]
 fn memory_that_cannot_be_bound_is_taken_anyway_and_called_misplaced() {
     let arena = Arena::create(&ArenaLimits { numa_node: Some(1023), ..limits(2) }, &|_| ()).unwrap();
     let placement = arena.placement();

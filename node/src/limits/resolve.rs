@@ -241,7 +241,7 @@ fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
 fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> Result<(), ConfigError> {
     let memory_bytes = host.ordinary_bytes().saturating_add(expected_huge_bytes(actors, host));
     if arena_bytes > memory_bytes {
-        let group = host.cgroup_limit_bytes.is_some();
+        let group = host.cgroup_limit_bytes == Some(host.ordinary_bytes());
         let within = if group { MemoryOf::ControlGroup } else { MemoryOf::Machine };
         return Err(ConfigError::ArenaTooLarge { arena_bytes, within, memory_bytes });
     }
