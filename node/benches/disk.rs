@@ -20,6 +20,7 @@ use larder_node::disk::{
     BlockPlace, ChunkKey, DEFAULT_SEGMENT_BYTES, DiskMetrics, DiskOptions, DiskTier, ReadAnswer, ReadOrder,
     Refused, Source, WriteAnswer, WriteOrder,
 };
+use larder_node::limits::Binding;
 use larder_node::threads::pinned_to;
 use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
@@ -71,6 +72,7 @@ impl Bench {
         let spec = ExtentSpec {
             bytes: SLOTS * BLOCK_BYTES,
             numa_node: None,
+            binding: Binding::Strict,
             huge_pages: HugePages::Never,
             trust_engines: false,
         };

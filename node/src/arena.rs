@@ -7,6 +7,7 @@
 
 mod extent;
 pub(crate) mod mapping;
+mod maps;
 pub(crate) mod numa;
 mod placement;
 
@@ -18,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 
 pub use extent::{ExtentMemory, ExtentSpec, Pages, Renewal};
-pub use placement::Placement;
+pub use placement::{Placement, PlacementSource};
 
 use crate::limits::ArenaLimits;
 use crate::threads;
@@ -105,10 +106,7 @@ impl Arena {
         let spec = ExtentSpec::new(limits);
         let extents = create_extents(limits, spec, progress)?;
         let arena = Self { spec, extents: extents.into_iter().map(Some).collect() };
-        match arena.placement() {
-            Ok(placement) => placement.warn_if_wrong(),
-            Err(error) => tracing::warn!(%error, "the kernel does not say where the arena is"),
-        }
+        arena.placement().warn_if_wrong();
         Ok(arena)
     }
 
@@ -161,14 +159,10 @@ impl Arena {
         assert!(before.is_none(), "only a vacated extent can be occupied");
     }
 
-    /// Where the memory really is: the kernel is asked.
-    ///
-    /// # Errors
-    /// Where the kernel does not say (some containers forbid the call).
-    pub fn placement(&self) -> io::Result<Placement> {
-        let mut placement = Placement::new(self.spec.numa_node);
-        self.extents.iter().flatten().try_for_each(|extent| placement.add(extent))?;
-        Ok(placement)
+    /// Where the memory really is, and in which pages: the kernel is asked.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        Placement::read(self.spec.numa_node, self.extents.iter().flatten())
     }
 }
 

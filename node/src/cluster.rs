@@ -108,8 +108,10 @@ impl Cluster {
         if found.role != Role::Node || found.name != name {
             return Err(ClusterError::SomebodyElse { found: found.clone(), name: name.to_owned() });
         }
-        let arbiter = Arbiter::with_tokio_rt(|| {
+        let cpus = limits.place.cpus.clone();
+        let arbiter = Arbiter::with_tokio_rt(move || {
             threads::name("larder-peer");
+            threads::pin_or_warn(&cpus);
             // Made here, on the thread itself; without it there is no peer thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap_or_else(|error| panic!("no runtime for the peer thread: {error}"))

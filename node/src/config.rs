@@ -81,7 +81,8 @@ pub struct HostConfig {
 #[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
-    /// As far as the system has reserved any (`vm.nr_hugepages`), extent by extent.
+    /// Extent by extent: reserved ones (`vm.nr_hugepages`) as far as there are any, then transparent ones, where the system
+    /// lets memory files have such.
     Auto,
     /// Never.
     Never,

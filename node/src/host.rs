@@ -1,9 +1,12 @@
-//! What the machine is: memory, CPUs, NUMA nodes and GPUs, as the kernel's files say.
+//! What the machine is: memory, CPUs, NUMA nodes, GPUs and networks, as the kernel's files say.
 //!
 //! All files are read below a root that the caller names, so that a tree of fixtures can stand in for the machine.
 
-mod cgroup;
+pub mod cgroup;
 mod cpus;
+mod huge;
+mod near;
+mod network;
 mod pci;
 mod topology;
 
@@ -12,6 +15,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use cpus::{CpuSet, ParseCpusError};
+pub use huge::{HUGE_PAGE_BYTES, HugePool};
+pub use network::{Interface, Route};
 pub use pci::{ParsePciError, PciAddress, PciDevice};
 pub use topology::NumaNode;
 
@@ -26,12 +31,18 @@ pub struct HostFacts {
     pub available_bytes: u64,
     /// What the control groups of this process (version 1 or 2) leave it; `None` where they set no limit.
     pub cgroup_limit_bytes: Option<u64>,
+    /// Reserved huge pages of the machine; free are those that this process's control groups let it have.
+    pub huge: HugePool,
     /// The CPUs on which this process may run.
     pub cpus: CpuSet,
     /// The NUMA nodes, by number; none where the kernel knows of none.
     pub numa_nodes: BTreeMap<u32, NumaNode>,
     /// The devices on the PCI bus.
     pub pci: BTreeMap<PciAddress, PciDevice>,
+    /// The network interfaces, by name.
+    pub interfaces: BTreeMap<String, Interface>,
+    /// Where packets go.
+    pub routes: Vec<Route>,
 }
 
 /// Why the machine's facts cannot be had.
@@ -74,31 +85,21 @@ impl HostFacts {
             memory_bytes,
             available_bytes: meminfo.kibibytes(&text, "MemAvailable:")?,
             cgroup_limit_bytes: cgroup::memory_limit(root).filter(|&limit| limit < memory_bytes),
+            huge: huge_pages(root),
             numa_nodes: topology::numa_nodes(root, &cpus)?,
             pci: pci::devices(root),
+            interfaces: network::interfaces(root),
+            routes: network::routes(root),
             cpus,
         })
     }
 
-    /// The memory that this process can have at most.
+    /// The memory in ordinary pages that this process can have at most. Huge pages are beside it: the system has taken them
+    /// out of the rest, and control groups count them apart.
     #[must_use]
-    pub fn usable_bytes(&self) -> u64 {
-        self.cgroup_limit_bytes.unwrap_or(self.memory_bytes).min(self.memory_bytes)
-    }
-
-    /// The NUMA node of the device at `address`. `None` where the firmware does not say, unless there is only one node.
-    #[must_use]
-    pub fn numa_node_of(&self, address: Option<PciAddress>) -> Option<u32> {
-        let only = || self.numa_nodes.keys().copied().next().filter(|_| self.numa_nodes.len() == 1);
-        let told = address.and_then(|address| self.pci.get(&address)?.numa_node);
-        told.filter(|node| self.numa_nodes.contains_key(node)).or_else(only)
-    }
-
-    /// The CPUs near to a NUMA node; all where there is none, or where this process may run on none of them.
-    #[must_use]
-    pub fn cpus_near(&self, numa_node: Option<u32>) -> &CpuSet {
-        let near = numa_node.and_then(|node| self.numa_nodes.get(&node)).map(|node| &node.cpus);
-        near.filter(|cpus| !cpus.is_empty()).unwrap_or(&self.cpus)
+    pub fn ordinary_bytes(&self) -> u64 {
+        let ordinary = self.memory_bytes.saturating_sub(self.huge.total_bytes);
+        self.cgroup_limit_bytes.unwrap_or(ordinary).min(ordinary)
     }
 }
 
@@ -132,6 +133,12 @@ impl Source {
     }
 }
 
+fn huge_pages(root: &Path) -> HugePool {
+    let HugePool { total_bytes, free_bytes } = HugePool::read(&root.join("sys/kernel/mm/hugepages"));
+    let limit = cgroup::huge_page_limit(root).unwrap_or(u64::MAX);
+    HugePool { total_bytes, free_bytes: free_bytes.min(limit) }
+}
+
 /// The CPUs on which the scheduler lets this process run, within those that are online.
 fn allowed_cpus(root: &Path) -> Result<CpuSet, HostError> {
     let online = Source::new(root, "sys/devices/system/cpu/online");
@@ -146,6 +153,9 @@ fn allowed_cpus(root: &Path) -> Result<CpuSet, HostError> {
 
 #[cfg(test)]
 pub(crate) mod fixtures;
+
+#[cfg(test)]
+pub(crate) mod machines;
 
 #[cfg(test)]
 mod tests {

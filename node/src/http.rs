@@ -20,6 +20,7 @@ use crate::actor::{AskReport, GpuActor, Report};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::events::{self, Feed};
+use crate::hardware::HardwareStatus;
 use crate::metrics::{SharedMetrics, TenantRates};
 
 /// The body of `GET /status`.
@@ -39,6 +40,9 @@ pub struct Status {
     pub actors: Vec<ActorStatus>,
     /// What it knows of its cluster, where it is a member of one.
     pub cluster: Option<ClusterStatus>,
+    /// What of the machine it has got; `None` while the arena is being made.
+    #[serde(default)]
+    pub hardware: Option<HardwareStatus>,
 }
 
 /// One actor in [`Status`].
@@ -103,6 +107,8 @@ pub(crate) struct State {
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
     /// Tells what the node knows of its cluster.
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
+    /// Set with the actors.
+    pub(crate) hardware: OnceLock<HardwareStatus>,
     /// Places for those who follow events.
     pub(crate) followers: Arc<Semaphore>,
     pub(crate) metrics: SharedMetrics,
@@ -181,6 +187,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
             .filter_map(|(device, report)| Some(actor_status(device, &report?)))
             .collect(),
         cluster: state.cluster.get().map(|report| report()),
+        hardware: state.hardware.get().cloned(),
     })
 }
 

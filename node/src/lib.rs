@@ -10,6 +10,7 @@ pub mod directory;
 pub mod disk;
 pub mod events;
 pub mod exchange;
+pub mod hardware;
 pub mod host;
 mod http;
 pub mod limits;

@@ -4,6 +4,7 @@
 //! part that is its own.
 
 mod error;
+mod near;
 mod resolve;
 
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use larder_client::quic::CredentialFiles;
 
 pub use error::{ConfigError, MemoryOf};
+pub use near::{Mismatch, PeerPlace};
 
 use crate::config::HugePages;
 use crate::host::{CpuSet, PciAddress};
@@ -36,6 +38,8 @@ pub struct Limits {
     pub record: Option<RecordLimits>,
     /// The cluster that it is a member of.
     pub cluster: Option<ClusterLimits>,
+    /// What cannot be where it would be best.
+    pub mismatches: Vec<Mismatch>,
 }
 
 /// What a member of a cluster needs.
@@ -57,6 +61,8 @@ pub struct ClusterLimits {
     pub find_deadline: Duration,
     /// The largest datagram to try.
     pub max_datagram_bytes: u16,
+    /// Where its thread runs.
+    pub place: PeerPlace,
 }
 
 /// The numbers of one GPU actor.
@@ -64,10 +70,12 @@ pub struct ClusterLimits {
 pub struct ActorLimits {
     /// Its GPU, where it has one.
     pub pci: Option<PciAddress>,
-    /// The NUMA node of its GPU, arena and threads; `None` where nobody says.
+    /// The NUMA node of its GPU; `None` where nobody says.
     pub numa_node: Option<u32>,
-    /// The CPUs of its threads. Never empty.
+    /// The CPUs of its threads, the nearest to its GPU. Never empty.
     pub cpus: CpuSet,
+    /// The network interface nearest to its GPU.
+    pub interface: Option<String>,
     /// Its memory.
     pub arena: ArenaLimits,
     /// Its copy lane.
@@ -108,6 +116,8 @@ pub struct ArenaLimits {
     pub extent_bytes: u64,
     /// Where the memory is bound; nowhere in particular where `None`.
     pub numa_node: Option<u32>,
+    /// How.
+    pub binding: Binding,
     /// Whether to try for huge pages.
     pub huge_pages: HugePages,
     /// Whether engines may map the extents writable.
@@ -116,6 +126,15 @@ pub struct ArenaLimits {
     pub fault_threads: usize,
     /// The CPUs of these threads.
     pub cpus: CpuSet,
+}
+
+/// How memory is bound to a NUMA node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Binding {
+    /// It comes from there alone: what else is there makes room.
+    Strict,
+    /// It comes from there as long as there is any, then from others.
+    Preferred,
 }
 
 /// The numbers of one copy lane.

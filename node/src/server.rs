@@ -1,5 +1,7 @@
 //! Starts a node and stops it.
 
+mod disk;
+
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -14,18 +16,17 @@ use actix_rt::Arbiter;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, watch};
 
-use crate::actor::{DiskParts, GpuActor, Parts, Peers};
+use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
 use crate::copy::CopyLane;
-use crate::disk::namespaces::NamespaceFolder;
-use crate::disk::{DiskMetrics, DiskOptions, DiskTier, OpenError};
 use crate::events::Feed;
+use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, routes};
-use crate::limits::{ActorLimits, DiskLimits, Limits};
+use crate::limits::{ActorLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
 use crate::record::{RecordLimits, Recorder};
@@ -137,6 +138,7 @@ pub async fn run(
         sockets: sockets.clone(),
         actors: OnceLock::new(),
         cluster: OnceLock::new(),
+        hardware: OnceLock::new(),
         followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
         metrics: Arc::clone(&metrics),
         clock,
@@ -151,13 +153,8 @@ pub async fn run(
         None => None,
     };
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
-    let (mut actors, mut feeds) = (Vec::new(), Vec::new());
-    for (device, limits) in (0..).zip(&limits.actors) {
-        let feed = Feed::new(device);
-        let peers = cluster.as_ref().and_then(|cluster| cluster.peers(device));
-        actors.push(start_actor(device, limits, &shared, feed.clone(), peers).await?);
-        feeds.push(feed);
-    }
+    let mut hardware = HardwareStatus::new(&limits, &metrics)?;
+    let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
@@ -168,6 +165,7 @@ pub async fn run(
         let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
         cluster.join(&addresses, http, arena_bytes / WEIGHT_BYTES).await;
     }
+    _ = state.hardware.set(hardware);
     _ = state.actors.set(feeds.into_iter().zip(addresses).collect());
     tracing::info!(node = limits.name, %http, "the node serves");
     on_ready(Ready { http, sockets });
@@ -271,6 +269,25 @@ fn start_recorder(
     limits.record.clone().map(start).transpose()
 }
 
+/// Starts all actors, one after the other; what each has got is added to `hardware`.
+async fn start_actors(
+    limits: &[ActorLimits],
+    shared: &Shared,
+    cluster: Option<&Cluster>,
+    hardware: &mut HardwareStatus,
+) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>), ServeError> {
+    let (mut actors, mut feeds) = (Vec::new(), Vec::new());
+    for (device, limits) in (0..).zip(limits) {
+        let feed = Feed::new(device);
+        let peers = cluster.and_then(|cluster| cluster.peers(device));
+        let (actor, arbiter, got) = start_actor(device, limits, shared, feed.clone(), peers).await?;
+        actors.push((actor, arbiter));
+        feeds.push(feed);
+        hardware.devices.push(got);
+    }
+    Ok((actors, feeds))
+}
+
 /// Makes an actor's arena and starts the actor on a thread of its own, on the CPUs near its GPU.
 async fn start_actor(
     device: u16,
@@ -278,7 +295,7 @@ async fn start_actor(
     Shared { metrics, clock, tenants, recorder }: &Shared,
     feed: Feed,
     peers: Option<Peers>,
-) -> Result<(SessionActor, Arbiter), ServeError> {
+) -> Result<(SessionActor, Arbiter, DeviceHardware), ServeError> {
     let arena_limits = limits.arena.clone();
     let started = clock.elapsed();
     let make =
@@ -288,10 +305,10 @@ async fn start_actor(
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
         .map_err(|source| ServeError::Arena { device, source })?;
     tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
-    export_placement(metrics, device, &arena);
+    let got = DeviceHardware::of(device, limits, &arena, metrics);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
-    let disk = start_disk(device, limits.disk.as_ref(), metrics).await?;
+    let disk = disk::start(device, limits.disk.as_ref(), metrics).await?;
     let mut store_limits = limits.store.clone();
     store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
     let actor = GpuActor::new(Parts {
@@ -321,64 +338,7 @@ async fn start_actor(
         numa_node: limits.numa_node,
         sessions: Arc::default(),
     };
-    Ok((session_actor, arbiter))
-}
-
-/// Opens an actor's disk tier. One that cannot be opened is left out, and said: memory serves without it.
-async fn start_disk(
-    device: u16,
-    limits: Option<&DiskLimits>,
-    metrics: &SharedMetrics,
-) -> Result<Option<DiskParts>, ServeError> {
-    let Some(limits) = limits.cloned() else { return Ok(None) };
-    let disk_metrics = DiskMetrics::new(metrics.registry(), device)?;
-    let closed = disk_metrics.closed.clone();
-    let open = move || open_disk(limits, disk_metrics);
-    let opened = tokio::task::spawn_blocking(open).await;
-    match opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-        Ok(parts) => {
-            tracing::info!(device, lane = ?parts.tier.lane(), "the disk tier is open");
-            Ok(Some(parts))
-        }
-        Err(error) => {
-            let source = std::error::Error::source(&error).map(ToString::to_string);
-            tracing::error!(device, %error, source, "the node serves without its disk tier");
-            closed.set(1);
-            Ok(None)
-        }
-    }
-}
-
-fn open_disk(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError> {
-    let DiskLimits { folder, namespaces, read_deadline: deadline, .. } = limits;
-    let (sender, gone) = mpsc::unbounded_channel();
-    // Where nobody listens, nobody needs to know.
-    let on_gone = Box::new(move |gone| _ = sender.send(gone));
-    let options = DiskOptions {
-        folder,
-        capacity_bytes: limits.capacity_bytes,
-        segment_bytes: limits.segment_bytes,
-        queue_orders: limits.queue_orders,
-        scrub_bytes_per_second: limits.scrub_bytes_per_second,
-        cpus: limits.cpus,
-        lane: None,
-    };
-    let tier = DiskTier::open(&options, metrics, on_gone)?;
-    let opened = NamespaceFolder::open(&namespaces);
-    let (folder, known) = opened.map_err(|source| OpenError::Device { path: namespaces, source })?;
-    Ok(DiskParts { tier, gone, folder: Arc::new(folder), known, deadline })
-}
-
-/// Exports where the kernel says that the arena is; a mismatch is a warning and a number, never a failed start.
-fn export_placement(metrics: &SharedMetrics, device: u16, arena: &Arena) {
-    let Ok(placement) = arena.placement() else { return };
-    metrics.placed(device, "huge_pages", placement.huge_bytes);
-    for &node in placement.pages_on.keys() {
-        metrics.placed(device, &format!("numa_node_{node}"), placement.bytes_on(node));
-    }
-    if let Some(asked) = placement.asked {
-        metrics.placed(device, "misplaced", placement.bytes - placement.bytes_on(asked));
-    }
+    Ok((session_actor, arbiter, got))
 }
 
 fn listen_on_sockets(

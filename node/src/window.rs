@@ -7,7 +7,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 use crate::arena::mapping::{Access, Mapping};
 use crate::arena::{MemoryError, OutOfBounds, numa};
-use crate::limits::PAGE_BYTES;
+use crate::limits::{Binding, PAGE_BYTES};
 
 /// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail;
 /// what it writes, and when, is its own affair.
@@ -30,7 +30,7 @@ impl Window {
         let mapping = Mapping::new(file.as_fd(), bytes, Access::Read)
             .map_err(|source| MemoryError::Map { bytes, source })?;
         if let Some(node) = numa_node
-            && let Err(error) = numa::bind(&mapping, node)
+            && let Err(error) = numa::bind(&mapping, node, Binding::Strict)
         {
             tracing::debug!(%error, node, "a window cannot be bound");
         }

@@ -7,7 +7,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use larder_node::store::policy::PolicyName;
 
-use crate::commands::{bench, ca, completions, coordinator, dev, lookup, node, plan, replay, size, status};
+use crate::commands::{
+    bench, ca, completions, coordinator, dev, doctor, lookup, node, plan, replay, size, status,
+};
 use crate::logging::LogOptions;
 
 /// Keeps the KV cache that LLM engines compute, and hands it to whichever engine needs it next.
@@ -22,6 +24,7 @@ Examples:
   larder status                    Show what the newest development cluster holds
   larder plan trace.jsonl          Show what policies, capacities and node counts would make of a trace
   larder size config.json          Show what a model's KV takes, and how fast it moves
+  larder doctor --config node.toml Show what of this machine is in a node's way, and what to do
   larder ca init --dir ca          Make a certificate authority for a cluster
   larder help replay               Show what `replay` can do
 
@@ -45,6 +48,7 @@ pub(crate) enum Command {
     Dev(dev::Args),
     Status(status::Args),
     Lookup(lookup::Args),
+    Doctor(doctor::Args),
     Bench(bench::Args),
     Plan(plan::Args),
     Size(size::Args),
@@ -70,6 +74,7 @@ impl Command {
             Self::Dev(args) => dev::run(args),
             Self::Status(args) => status::run(&args),
             Self::Lookup(args) => lookup::run(&args),
+            Self::Doctor(args) => doctor::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::Plan(args) => plan::run(&args),
             Self::Size(args) => size::run(&args),

@@ -5,6 +5,7 @@ pub(crate) mod ca;
 pub(crate) mod completions;
 pub(crate) mod coordinator;
 pub(crate) mod dev;
+pub(crate) mod doctor;
 pub(crate) mod lookup;
 pub(crate) mod node;
 pub(crate) mod plan;

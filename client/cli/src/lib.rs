@@ -13,6 +13,7 @@ pub mod trace;
 mod args;
 mod clock;
 mod commands;
+mod doctor;
 mod failure;
 mod http;
 mod logging;

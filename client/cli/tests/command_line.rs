@@ -237,3 +237,49 @@ fn benches_print_an_array_of_measurements() {
     let measurements: Vec<larder_cli::bench::Measurement> = serde_json::from_slice(&output.stdout).unwrap();
     assert!(!measurements.is_empty() && measurements.iter().all(|m| m.ratio > 0.0));
 }
+
+#[test]
+fn doctor_runs_on_this_machine_and_says_what_to_do_about_each_finding() {
+    let output = larder(&["doctor", "--json", "--peer", "127.0.0.1:9"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    assert!(findings.len() >= 15, "{report}");
+    for finding in findings {
+        assert_eq!(finding["level"] == "ok", finding["advice"].is_null(), "{finding}");
+    }
+    let problems = findings.iter().filter(|finding| finding["level"] == "problem").count();
+    assert_eq!(report["problems"], problems);
+    assert_eq!(output.status.code(), Some(i32::from(problems > 0)));
+
+    let output = larder(&["doctor"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("io_uring") && !text.contains('\x1b'), "no colours in a file: {text}");
+}
+
+#[test]
+fn doctor_finds_what_is_wrong_with_the_files_of_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display();
+    let config = format!(
+        "name = \"a\"\n[[tenants]]\nname = \"t\"\nsocket = \"{path}/t.sock\"\n[cluster]\n\
+         coordinator = \"127.0.0.1:1\"\nca = \"{path}/ca.pem\"\ncertificate = \"{path}/a.pem\"\nkey = \"{path}/a.key\"\n"
+    );
+    let file = dir.path().join("node.toml");
+    std::fs::write(&file, config).unwrap();
+    let doctor =
+        || larder(&["doctor", "--config", file.to_str().unwrap(), "--disk", dir.path().to_str().unwrap()]);
+    let output = doctor();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("ca.pem: `larder ca init` and `larder ca issue` make such files"), "{text}");
+
+    for args in [&["ca", "init"][..], &["ca", "issue", "node", "a"]] {
+        assert!(larder(&[args, &["--dir", dir.path().to_str().unwrap()]].concat()).status.success());
+    }
+    let text = String::from_utf8(doctor().stdout).unwrap();
+    assert!(text.contains("larder://node/a for 364 days"), "{text}");
+    assert!(text.contains("t.sock of tenant t can be made") && text.contains("disk "), "{text}");
+
+    std::fs::write(&file, "nonsense = 1").unwrap();
+    assert_eq!(doctor().status.code(), Some(2));
+}

@@ -3,6 +3,7 @@
 pub mod ca;
 mod credentials;
 mod endpoint;
+mod inspect;
 mod messages;
 mod renewal;
 mod settings;
@@ -10,6 +11,7 @@ mod socket;
 
 pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
 pub use endpoint::{BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, Rejected};
+pub use inspect::{InspectError, Inspected, inspect};
 pub use messages::{MessageError, read_message, write_message};
 pub use renewal::{RENEWAL_CHECK, renew_when_changed};
 pub use settings::{MAX_STREAMS, TransportSettings};

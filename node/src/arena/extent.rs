@@ -14,7 +14,7 @@ use super::mapping::{Access, Mapping};
 use super::{MemoryError, OutOfBounds, numa};
 use crate::config::HugePages;
 use crate::exchange::PeerLease;
-use crate::limits::ArenaLimits;
+use crate::limits::{ArenaLimits, Binding};
 use crate::window::Window;
 
 /// What the memory of an extent is to be.
@@ -24,6 +24,8 @@ pub struct ExtentSpec {
     pub bytes: u64,
     /// The NUMA node to bind it to.
     pub numa_node: Option<u32>,
+    /// How to bind it.
+    pub binding: Binding,
     /// Whether to try for huge pages.
     pub huge_pages: HugePages,
     /// Whether engines may map it writable.
@@ -41,9 +43,9 @@ pub struct ExtentMemory {
 /// The pages that an extent is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// The system's ordinary ones.
+    /// The system's ordinary ones, which it may join to transparent huge ones.
     Ordinary,
-    /// Huge ones of 2 MiB.
+    /// Reserved huge ones of 2 MiB.
     Huge,
 }
 
@@ -63,6 +65,7 @@ impl ExtentSpec {
         Self {
             bytes: limits.extent_bytes,
             numa_node: limits.numa_node,
+            binding: limits.binding,
             huge_pages: limits.huge_pages,
             trust_engines: limits.trust_engines,
         }
@@ -82,7 +85,17 @@ impl ExtentSpec {
                 }
             }
         }
-        self.create_from(Pages::Ordinary)
+        match self.create_from(Pages::Ordinary) {
+            // What the NUMA node has not, others may have.
+            Err(MemoryError::Fault { .. }) if self.numa_node.is_some() && self.binding == Binding::Strict => {
+                tracing::warn!(
+                    numa_node = self.numa_node,
+                    "the NUMA node is full: memory comes from others too"
+                );
+                Self { binding: Binding::Preferred, ..self }.create_from(Pages::Ordinary)
+            }
+            result => result,
+        }
     }
 
     fn create_from(self, pages: Pages) -> Result<ExtentMemory, MemoryError> {
@@ -96,9 +109,12 @@ impl ExtentSpec {
         let mapping = Mapping::new(file.as_fd(), bytes, Access::Write)
             .map_err(|source| MemoryError::Map { bytes, source })?;
         if let Some(node) = self.numa_node
-            && let Err(error) = numa::bind(&mapping, node)
+            && let Err(error) = numa::bind(&mapping, node, self.binding)
         {
             tracing::debug!(%error, node, "an extent cannot be bound");
+        }
+        if pages == Pages::Ordinary && self.huge_pages == HugePages::Auto {
+            mapping.prefer_huge_pages();
         }
         match mapping.populate() {
             Ok(()) => {}

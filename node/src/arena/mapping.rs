@@ -66,6 +66,13 @@ impl Mapping {
         self.advise(Advice::LinuxPopulateWrite)
     }
 
+    /// Lets the kernel back the memory with transparent huge pages, where it does so for memory files.
+    pub(crate) fn prefer_huge_pages(&self) {
+        if let Err(error) = self.advise(Advice::LinuxHugepage) {
+            tracing::debug!(%error, "the kernel has no transparent huge pages");
+        }
+    }
+
     /// Makes every page be there by writing a zero into each: for fresh files and older kernels. Where memory is short, the
     /// process is killed.
     pub(crate) fn touch(&self) {

@@ -6,9 +6,14 @@ use std::io;
 use std::ptr;
 
 use super::mapping::Mapping;
+use crate::limits::Binding;
 
-/// Binds a mapping's memory to NUMA node `node`: pages that are not there yet will come from it alone.
-pub(crate) fn bind(mapping: &Mapping, node: u32) -> io::Result<()> {
+/// Binds a mapping's memory to NUMA node `node`: pages that are not there yet will come from it, alone or first.
+pub(crate) fn bind(mapping: &Mapping, node: u32, binding: Binding) -> io::Result<()> {
+    let mode = match binding {
+        Binding::Strict => libc::MPOL_BIND,
+        Binding::Preferred => libc::MPOL_PREFERRED,
+    };
     let mut mask = [0_u64; NODE_MASK_WORDS];
     let word = mask.get_mut(node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
     *word = 1 << (node % 64);
@@ -18,7 +23,7 @@ pub(crate) fn bind(mapping: &Mapping, node: u32) -> io::Result<()> {
             libc::SYS_mbind,
             mapping.address(),
             mapping.bytes() as usize,
-            libc::MPOL_BIND,
+            mode,
             mask.as_ptr(),
             mask.len() * 64 + 1,
             0,

@@ -1,63 +1,175 @@
-//! Where an arena's memory really is.
+//! Where an arena's memory really is, and in which pages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::{Arc, Once};
+
+use bytesize::ByteSize;
 
 use super::extent::{ExtentMemory, Pages};
-use super::numa;
+use super::{maps, numa};
+use crate::config::HugePages;
+use crate::host::HUGE_PAGE_BYTES;
 
-/// Where an arena's memory is, as the kernel says of a sample of its pages.
+/// Where an arena's memory is, and in which pages, as the kernel says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The NUMA node asked for.
     pub asked: Option<u32>,
     /// Bytes of the arena.
     pub bytes: u64,
-    /// Those of them that are in huge pages.
+    /// Those of them that are in reserved huge pages.
     pub huge_bytes: u64,
-    /// Sampled pages on each NUMA node.
+    /// Those in transparent huge pages.
+    pub transparent_bytes: u64,
+    /// How it is known where they are.
+    pub source: PlacementSource,
+    /// Pages on each NUMA node, of those looked at.
     pub pages_on: BTreeMap<u32, u64>,
-    /// Sampled pages that were not there.
+    /// Pages looked at that were not there.
     pub absent_pages: u64,
 }
 
-impl Placement {
-    pub(super) fn new(asked: Option<u32>) -> Self {
-        Self { asked, ..Self::default() }
-    }
+/// Who says where memory is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PlacementSource {
+    /// Nobody: the kernel was not asked, or refused to say.
+    #[default]
+    Unknown,
+    /// `move_pages`, of a sample.
+    Sample,
+    /// `/proc/self/numa_maps`, of all.
+    Maps,
+}
 
-    pub(super) fn add(&mut self, extent: &ExtentMemory) -> io::Result<()> {
-        self.bytes += extent.bytes();
-        if extent.pages() == Pages::Huge {
-            self.huge_bytes += extent.bytes();
-        }
-        for node in numa::nodes_of(extent.mapping(), SAMPLES_PER_EXTENT)? {
-            match node {
-                Some(node) => *self.pages_on.entry(node).or_default() += 1,
-                None => self.absent_pages += 1,
+impl Placement {
+    /// Asks the kernel for the whereabouts of these extents.
+    pub(super) fn read<'a>(
+        asked: Option<u32>,
+        extents: impl Iterator<Item = &'a Arc<ExtentMemory>> + Clone,
+    ) -> Self {
+        let mut placement = Self { asked, ..Self::default() };
+        let mut ordinary = BTreeSet::new();
+        for extent in extents.clone() {
+            placement.bytes += extent.bytes();
+            match extent.pages() {
+                Pages::Huge => placement.huge_bytes += extent.bytes(),
+                Pages::Ordinary => _ = ordinary.insert(extent.mapping().address() as u64),
             }
         }
+        match maps::transparent_bytes(&ordinary) {
+            Ok(bytes) => placement.transparent_bytes = bytes,
+            Err(error) => tracing::debug!(%error, "the kernel does not say which pages are huge"),
+        }
+        if let Err(error) = placement.sample(extents.clone()) {
+            let starts = extents.map(|extent| extent.mapping().address() as u64).collect();
+            placement.read_maps(&starts, &error);
+        }
+        placement
+    }
+
+    fn sample<'a>(&mut self, extents: impl Iterator<Item = &'a Arc<ExtentMemory>>) -> io::Result<()> {
+        for extent in extents {
+            for node in numa::nodes_of(extent.mapping(), SAMPLES_PER_EXTENT)? {
+                match node {
+                    Some(node) => *self.pages_on.entry(node).or_default() += 1,
+                    None => self.absent_pages += 1,
+                }
+            }
+        }
+        self.source = PlacementSource::Sample;
         Ok(())
     }
 
-    /// Pages sampled.
+    /// Some containers forbid `move_pages`; the list of mappings they mostly leave.
+    fn read_maps(&mut self, starts: &BTreeSet<u64>, refusal: &io::Error) {
+        static SAID: Once = Once::new();
+        (self.pages_on, self.absent_pages) = (BTreeMap::new(), 0);
+        let found = maps::node_bytes(starts);
+        SAID.call_once(|| match &found {
+            Ok(_) => {
+                tracing::info!(%refusal, "move_pages is refused: /proc/self/numa_maps says where memory is")
+            }
+            Err(error) => tracing::warn!(
+                %refusal, %error,
+                "nobody says where memory is: allow move_pages in the container's seccomp profile to know"
+            ),
+        });
+        if let Ok(bytes_on) = found {
+            self.source = PlacementSource::Maps;
+            self.pages_on = bytes_on.into_iter().map(|(node, bytes)| (node, bytes / PAGE_BYTES)).collect();
+            self.absent_pages = (self.bytes / PAGE_BYTES).saturating_sub(self.pages_on.values().sum());
+        }
+    }
+
+    /// Pages looked at.
     #[must_use]
     pub fn sampled_pages(&self) -> u64 {
         self.pages_on.values().sum::<u64>() + self.absent_pages
     }
 
-    /// Sampled pages that are on another node than asked for, or nowhere.
+    /// Pages looked at that are on another node than asked for, or nowhere.
     #[must_use]
     pub fn misplaced_pages(&self) -> u64 {
         let right = self.asked.map(|node| self.pages_on.get(&node).copied().unwrap_or(0));
         right.map_or(self.absent_pages, |right| self.sampled_pages() - right)
     }
 
-    /// Bytes of the arena on NUMA node `node`, projected from the sample.
+    /// Bytes of the arena on NUMA node `node`, projected from the pages looked at.
     #[must_use]
     pub fn bytes_on(&self, node: u32) -> u64 {
-        let pages = self.pages_on.get(&node).copied().unwrap_or(0);
-        (u128::from(self.bytes) * u128::from(pages) / u128::from(self.sampled_pages().max(1))) as u64
+        self.projected(self.pages_on.get(&node).copied().unwrap_or(0))
+    }
+
+    /// Bytes of the arena on another node than asked for, or nowhere, projected likewise.
+    #[must_use]
+    pub fn misplaced_bytes(&self) -> u64 {
+        self.projected(self.misplaced_pages())
+    }
+
+    /// Bytes in pages of 4 KiB.
+    #[must_use]
+    pub fn ordinary_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.huge_bytes).saturating_sub(self.transparent_bytes)
+    }
+
+    /// What was got, for people: pages of which size, how much of each, where.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let kinds = [
+            (self.huge_bytes, "in reserved huge pages of 2 MiB"),
+            (self.transparent_bytes, "in transparent huge pages of 2 MiB"),
+            (self.ordinary_bytes(), "in pages of 4 KiB"),
+        ];
+        let kinds = kinds
+            .iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, kind)| format!("{} {kind}", size(*bytes)));
+        let nodes =
+            self.pages_on.keys().map(|&node| format!("{} on NUMA node {node}", size(self.bytes_on(node))));
+        let nodes: Vec<String> = nodes.collect();
+        let places = if nodes.is_empty() { "nobody says where".to_owned() } else { nodes.join(", ") };
+        format!("{}; {places}", kinds.collect::<Vec<_>>().join(", "))
+    }
+
+    /// What to do for more huge pages; `None` where all of the arena is in such.
+    #[must_use]
+    pub fn advice(&self, huge_pages: HugePages) -> Option<String> {
+        if self.ordinary_bytes() == 0 {
+            return None;
+        }
+        if huge_pages == HugePages::Never {
+            return Some("set [host] huge_pages = \"auto\" to have huge pages".to_owned());
+        }
+        let pages = (self.bytes - self.huge_bytes).div_ceil(HUGE_PAGE_BYTES);
+        let pool = self.asked.map_or_else(
+            || "/proc/sys/vm/nr_hugepages".to_owned(),
+            |node| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages"),
+        );
+        Some(format!(
+            "reserve {pages} more huge pages before the node starts (raise the number in {pool}), or let memory files have \
+             transparent ones (write `advise` to /sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+        ))
     }
 
     pub(super) fn warn_if_wrong(&self) {
@@ -66,10 +178,32 @@ impl Placement {
             tracing::warn!(asked, sampled, misplaced, on = ?self.pages_on, "the arena is not where it was asked for");
         }
     }
+
+    fn projected(&self, pages: u64) -> u64 {
+        (u128::from(self.bytes) * u128::from(pages) / u128::from(self.sampled_pages().max(1))) as u64
+    }
+}
+
+impl PlacementSource {
+    /// Its name in the node's status.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Sample => "move_pages",
+            Self::Maps => "numa_maps",
+        }
+    }
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
 }
 
 /// Pages asked for in each extent: enough to see a node that ran out of memory on the way.
 const SAMPLES_PER_EXTENT: usize = 16;
+
+const PAGE_BYTES: u64 = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -77,12 +211,47 @@ mod tests {
 
     #[test]
     fn pages_elsewhere_are_misplaced_and_bytes_are_projected() {
-        let mut placement = Placement { bytes: 1000, ..Placement::new(Some(1)) };
+        let mut placement = Placement { bytes: 1000, asked: Some(1), ..Placement::default() };
         placement.pages_on.extend([(0, 1), (1, 8)]);
         placement.absent_pages = 1;
         assert_eq!((placement.sampled_pages(), placement.misplaced_pages()), (10, 2));
         assert_eq!((placement.bytes_on(1), placement.bytes_on(0), placement.bytes_on(2)), (800, 100, 0));
+        assert_eq!(placement.misplaced_bytes(), 200);
         assert_eq!(Placement { asked: None, ..placement }.misplaced_pages(), 1);
-        assert_eq!(Placement::new(Some(0)).misplaced_pages(), 0);
+        assert_eq!(Placement { asked: Some(0), ..Placement::default() }.misplaced_pages(), 0);
+    }
+
+    #[test]
+    fn what_was_got_is_said_with_what_to_do_for_more() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        let mut got = Placement { asked: Some(1), bytes: 4 * gib, huge_bytes: gib, ..Placement::default() };
+        got.transparent_bytes = 2 * gib;
+        assert!(got.summary().ends_with("1.0 GiB in pages of 4 KiB; nobody says where"), "{}", got.summary());
+        got.pages_on.extend([(0, 1), (1, 3)]);
+        let expected = "1.0 GiB in reserved huge pages of 2 MiB, 2.0 GiB in transparent huge pages of 2 MiB, \
+                        1.0 GiB in pages of 4 KiB; 1.0 GiB on NUMA node 0, 3.0 GiB on NUMA node 1";
+        assert_eq!(got.summary(), expected);
+        let advice = got.advice(HugePages::Auto).unwrap();
+        assert!(
+            advice.starts_with("reserve 1536 more huge pages before") && advice.contains("/node1/"),
+            "{advice}"
+        );
+        assert!(got.advice(HugePages::Never).unwrap().contains("huge_pages = \"auto\""));
+        got.huge_bytes = 2 * gib - mib;
+        assert!(got.advice(HugePages::Auto).is_some());
+        got.huge_bytes = 2 * gib;
+        assert_eq!(got.advice(HugePages::Auto), None);
+    }
+
+    #[test]
+    fn where_move_pages_is_refused_the_list_of_mappings_says_as_much() {
+        let arena = crate::arena::tests::arena(2);
+        let sampled = arena.placement();
+        let starts = (0..2).map(|extent| arena.extent(extent).mapping().address() as u64).collect();
+        let mut listed = Placement { asked: Some(0), bytes: sampled.bytes, ..Placement::default() };
+        listed.read_maps(&starts, &io::ErrorKind::PermissionDenied.into());
+        if listed.source == PlacementSource::Maps {
+            assert_eq!((listed.bytes_on(0), listed.misplaced_pages()), (sampled.bytes_on(0), 0));
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::config::HugePages;
+use crate::limits::Binding;
 use crate::threads::pinned_to;
 
 pub(crate) fn limits(extents: u32) -> ArenaLimits {
@@ -11,6 +12,7 @@ pub(crate) fn limits(extents: u32) -> ArenaLimits {
         extents,
         extent_bytes: 2 << 20,
         numa_node: Some(0),
+        binding: Binding::Strict,
         huge_pages: HugePages::Never,
         trust_engines: false,
         fault_threads: 2,
@@ -36,21 +38,27 @@ fn all_memory_is_there_at_start_and_progress_says_so() {
     })
     .unwrap();
     assert_eq!((arena.extents(), most.into_inner()), (5, 10 << 20));
-    assert_eq!(arena.placement().unwrap().absent_pages, 0);
+    assert_eq!(arena.placement().absent_pages, 0);
 }
 
 #[test]
 fn memory_is_where_it_was_asked_for() {
-    let placement = arena(3).placement().unwrap();
+    let placement = arena(3).placement();
     assert_eq!((placement.asked, placement.bytes, placement.huge_bytes), (Some(0), 6 << 20, 0));
     assert_eq!((placement.misplaced_pages(), placement.bytes_on(0)), (0, 6 << 20));
     assert!(placement.sampled_pages() >= 48);
 }
 
 #[test]
+fn preferred_memory_is_where_it_was_asked_for_as_long_as_there_is_any() {
+    let arena = Arena::create(&ArenaLimits { binding: Binding::Preferred, ..limits(2) }, &|_| ()).unwrap();
+    assert_eq!((arena.placement().misplaced_pages(), arena.placement().bytes_on(0)), (0, 4 << 20));
+}
+
+#[test]
 fn memory_that_cannot_be_bound_is_taken_anyway_and_called_misplaced() {
     let arena = Arena::create(&ArenaLimits { numa_node: Some(1023), ..limits(2) }, &|_| ()).unwrap();
-    let placement = arena.placement().unwrap();
+    let placement = arena.placement();
     assert_eq!(placement.misplaced_pages(), placement.sampled_pages());
 }
 
@@ -76,7 +84,7 @@ fn a_failed_renewal_can_be_tried_again() {
     drop(arena.vacate(1));
     let memory = arena.vacate(1).perform().unwrap();
     arena.occupy(1, memory);
-    assert_eq!(arena.placement().unwrap().bytes, 4 << 20);
+    assert_eq!(arena.placement().bytes, 4 << 20);
 }
 
 #[test]

@@ -1,32 +1,45 @@
-//! The memory limit that control groups set on this process.
+//! The limits that control groups set on this process.
 
 use std::path::Path;
 
-/// The lowest limit of the process's groups and the groups above them, version 1 and 2; `None` where none is set.
+/// The lowest memory limit of the process's groups and the groups above them, version 1 and 2; `None` where none is set.
 pub(super) fn memory_limit(root: &Path) -> Option<u64> {
-    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    groups.lines().filter_map(|line| limit_of_group(root, line)).min()
+    lowest(&values(root, "memory", "memory.max", "memory.limit_in_bytes"))
 }
 
-/// The lowest limit on the way up from a group, given as a line of `/proc/self/cgroup`: `4:memory:/pod` (version 1) or
-/// `0::/pod` (version 2).
+/// The lowest limit of huge pages of 2 MiB, likewise. They do not count as memory.
+pub(super) fn huge_page_limit(root: &Path) -> Option<u64> {
+    lowest(&values(root, "hugetlb", "hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"))
+}
+
+/// What a file says in each group of this process and the groups above them: `v2` in groups of version 2, `v1` in those of
+/// the controller of version 1. `root` is `/` for this machine.
 ///
 /// In a container the path may be the one outside of it: then only the mount's root exists, which is the container's own.
-fn limit_of_group(root: &Path, line: &str) -> Option<u64> {
-    let mut fields = line.splitn(3, ':');
-    let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-    let (mounts, file): (&[&str], _) = match controllers {
-        "" => (&["sys/fs/cgroup", "sys/fs/cgroup/unified"], "memory.max"),
-        _ if controllers.split(',').any(|name| name == "memory") => {
-            (&["sys/fs/cgroup/memory"], "memory.limit_in_bytes")
-        }
-        _ => return None,
-    };
-    let path = Path::new(path.trim_start_matches('/'));
-    let limit = |mount: &str, group: &Path| {
-        std::fs::read_to_string(root.join(mount).join(group).join(file)).ok()?.trim().parse().ok()
-    };
-    mounts.iter().flat_map(|mount| path.ancestors().filter_map(move |group| limit(mount, group))).min()
+#[must_use]
+pub fn values(root: &Path, controller: &str, v2: &str, v1: &str) -> Vec<String> {
+    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        // `4:memory:/pod` (version 1) or `0::/pod` (version 2).
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let v1_mount = format!("sys/fs/cgroup/{controller}");
+        let (mounts, file): (&[&str], _) = match controllers {
+            "" => (&["sys/fs/cgroup", "sys/fs/cgroup/unified"], v2),
+            _ if controllers.split(',').any(|name| name == controller) => (&[&v1_mount], v1),
+            _ => continue,
+        };
+        let path = Path::new(path.trim_start_matches('/'));
+        let places =
+            mounts.iter().flat_map(|mount| path.ancestors().map(move |group| root.join(mount).join(group)));
+        found.extend(places.filter_map(|place| std::fs::read_to_string(place.join(file)).ok()));
+    }
+    found
+}
+
+fn lowest(values: &[String]) -> Option<u64> {
+    values.iter().filter_map(|value| value.trim().parse().ok()).min()
 }
 
 #[cfg(test)]

@@ -19,6 +19,12 @@ impl CpuSet {
         self.0.iter().copied()
     }
 
+    /// Whether `cpu` is among them.
+    #[must_use]
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0.contains(&cpu)
+    }
+
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -20,12 +20,14 @@ pub struct PciAddress {
 }
 
 /// What sysfs says of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PciDevice {
     /// The NUMA node it hangs on; `None` where the firmware does not say.
     pub numa_node: Option<u32>,
     /// Whether it is a display controller: the class of most GPUs.
     pub is_display: bool,
+    /// The way to it: root complex, bridges and switches, itself. Empty where sysfs does not say.
+    pub path: Vec<String>,
 }
 
 /// A text that is no address on the PCI bus.
@@ -65,10 +67,22 @@ pub(super) fn devices(root: &Path) -> BTreeMap<PciAddress, PciDevice> {
         let device = PciDevice {
             numa_node: attribute("numa_node").and_then(|node| node.trim().parse().ok()),
             is_display: attribute("class").is_some_and(|class| class.starts_with(DISPLAY_CLASS)),
+            path: path_of(&entry.path()),
         };
         Some((address, device))
     };
     entries.flatten().filter_map(describe).collect()
+}
+
+/// The steps of `/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0`, which is where the entry of a device leads.
+fn path_of(entry: &Path) -> Vec<String> {
+    let Ok(real) = entry.canonicalize() else { return Vec::new() };
+    let steps = real.iter().filter_map(|step| step.to_str());
+    steps.skip_while(|step| !is_root_complex(step)).map(str::to_owned).collect()
+}
+
+fn is_root_complex(step: &str) -> bool {
+    step.strip_prefix("pci").is_some_and(|rest| rest.contains(':'))
 }
 
 fn parse(text: &str) -> Option<PciAddress> {

@@ -1,17 +1,23 @@
-//! NUMA nodes: which CPUs and how much memory are together.
+//! NUMA nodes: which CPUs and how much memory are together, and how far they are from each other.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{CpuSet, HostError, Source};
+use super::{CpuSet, HostError, HugePool, Source};
 
 /// One NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
     /// Those of its CPUs on which this process may run; none on nodes that are memory alone.
     pub cpus: CpuSet,
-    /// Its memory.
+    /// Its memory; none on nodes that are CPUs alone.
     pub memory_bytes: u64,
+    /// Whether this process may have memory there.
+    pub may_hold_memory: bool,
+    /// What of its memory is reserved as huge pages.
+    pub huge: HugePool,
+    /// How far the nodes are, this one included: 10 is near, as the firmware says. Empty where the kernel does not say.
+    pub distances: BTreeMap<u32, u32>,
 }
 
 /// The NUMA nodes that sysfs below `root` lists; none where the kernel does not know of any.
@@ -19,6 +25,7 @@ pub(super) fn numa_nodes(root: &Path, allowed: &CpuSet) -> Result<BTreeMap<u32, 
     let Ok(entries) = std::fs::read_dir(root.join("sys/devices/system/node")) else {
         return Ok(BTreeMap::new());
     };
+    let memory_allowed = allowed_memory_nodes(root)?;
     let mut nodes = BTreeMap::new();
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -28,7 +35,31 @@ pub(super) fn numa_nodes(root: &Path, allowed: &CpuSet) -> Result<BTreeMap<u32, 
         let cpus = list.cpus(&list.text()?)?.intersection(allowed);
         let meminfo = Source(entry.path().join("meminfo"));
         let memory_bytes = meminfo.kibibytes(&meminfo.text()?, "MemTotal:")?;
-        nodes.insert(number, NumaNode { cpus, memory_bytes });
+        let may_hold_memory = memory_allowed.as_ref().is_none_or(|allowed| allowed.contains(number));
+        let huge = HugePool::read(&entry.path().join("hugepages"));
+        let distances = BTreeMap::new();
+        nodes.insert(number, NumaNode { cpus, memory_bytes, may_hold_memory, huge, distances });
+    }
+    let numbers: Vec<u32> = nodes.keys().copied().collect();
+    for (number, node) in &mut nodes {
+        node.distances = distances(root, *number, &numbers);
     }
     Ok(nodes)
+}
+
+/// The kernel lists the distances to all nodes that are online, in their order.
+fn distances(root: &Path, node: u32, numbers: &[u32]) -> BTreeMap<u32, u32> {
+    let path = root.join(format!("sys/devices/system/node/node{node}/distance"));
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let found: Vec<u32> = text.split_whitespace().filter_map(|distance| distance.parse().ok()).collect();
+    if found.len() == numbers.len() { numbers.iter().copied().zip(found).collect() } else { BTreeMap::new() }
+}
+
+/// The NUMA nodes on which this process may have memory; `None` where the kernel does not say.
+fn allowed_memory_nodes(root: &Path) -> Result<Option<CpuSet>, HostError> {
+    let status = Source::new(root, "proc/self/status");
+    let Ok(text) = status.text() else { return Ok(None) };
+    let list = text.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
+    // The notation is that of CPUs.
+    list.map(|list| status.cpus(list)).transpose()
 }

@@ -44,7 +44,7 @@ pub enum ConfigError {
         /// The display controllers that there are.
         present: Vec<PciAddress>,
     },
-    /// The arena does not fit into the machine, or the node's control group.
+    /// The arena does not fit into the machine, or the node's control group, beside huge pages that it does not get.
     #[error(
         "[host] arena_bytes is {}, {within} has {}: set it to {} or less, leaving a tenth for write windows and the rest",
         exact(*arena_bytes), exact(*memory_bytes), exact(memory_bytes / 10 * 9)
@@ -54,20 +54,7 @@ pub enum ConfigError {
         arena_bytes: u64,
         /// What sets the limit.
         within: MemoryOf,
-        /// Bytes that there are.
-        memory_bytes: u64,
-    },
-    /// The arenas that belong on a NUMA node do not fit into its memory.
-    #[error(
-        "the arenas of the GPUs on NUMA node {numa_node} take {}, the node has {}: lower [host] arena_bytes",
-        exact(*arena_bytes), exact(*memory_bytes)
-    )]
-    ArenaTooLargeForNumaNode {
-        /// The NUMA node.
-        numa_node: u32,
-        /// Bytes of the arenas there.
-        arena_bytes: u64,
-        /// Bytes that there are.
+        /// Bytes that there are: ordinary ones, and those of huge pages that it gets.
         memory_bytes: u64,
     },
     /// The arena has room for fewer than two extents for each actor.

@@ -1,6 +1,6 @@
 //! Makes numbers of configuration, for the machine it is to run on.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -8,11 +8,13 @@ use larder_client::quic::CredentialFiles;
 use larder_protocol::limits::MAX_NAME_BYTES;
 
 use super::error::MemoryOf;
+use super::near::{ActorPlace, expected_huge_bytes, loosen_what_does_not_fit};
 use super::{
-    ActorLimits, ArenaLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits, DISK_QUEUE_ORDERS,
-    DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS, MAX_COPY_THREADS,
-    MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES,
-    MIN_EXTENTS, PAGE_BYTES, PASSING_SHARE, RESERVED_SHARE, SessionLimits, TenantLimits,
+    ActorLimits, ArenaLimits, Binding, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits,
+    DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS,
+    MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
+    MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch, PAGE_BYTES, PASSING_SHARE, PeerPlace, RESERVED_SHARE,
+    SessionLimits, TenantLimits,
 };
 use crate::config::{ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, RecordConfig, TenantConfig};
 use crate::host::{CpuSet, HostFacts, PciAddress};
@@ -39,17 +41,25 @@ impl Config {
         }
         let session = self.session_limits()?;
         let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
-        let limits = Limits {
+        let mut mismatches = Vec::new();
+        let mut actors = self.actors(host, extents, extent_bytes, &mut mismatches)?;
+        loosen_what_does_not_fit(&mut actors, host, &mut mismatches);
+        check_memory(&actors, self.host.arena_bytes.0, host)?;
+        let peer_place = |cluster| PeerPlace::find(host, cluster, self.gpus.first().map(|gpu| gpu.pci));
+        Ok(Limits {
             name,
             http_listen: self.http.listen,
-            actors: self.actors(host, extents, extent_bytes)?,
+            actors,
             tenants: self.tenants.iter().map(tenant_limits).collect(),
             session,
             record: self.record_limits()?,
-            cluster: self.cluster.as_ref().map(cluster_limits).transpose()?,
-        };
-        check_memory(&limits.actors, self.host.arena_bytes.0, host)?;
-        Ok(limits)
+            cluster: self
+                .cluster
+                .as_ref()
+                .map(|cluster| cluster_limits(cluster, peer_place(cluster)))
+                .transpose()?,
+            mismatches,
+        })
     }
 
     fn session_limits(&self) -> Result<SessionLimits, ConfigError> {
@@ -85,6 +95,7 @@ impl Config {
         host: &HostFacts,
         extents: u32,
         extent_bytes: u64,
+        mismatches: &mut Vec<Mismatch>,
     ) -> Result<Vec<ActorLimits>, ConfigError> {
         let gpus: Vec<Option<PciAddress>> = if self.gpus.is_empty() {
             vec![None]
@@ -96,12 +107,13 @@ impl Config {
             return Err(ConfigError::CapacityTooSmall { capacity_chunks, actors });
         }
         let actor = |(i, pci): (u64, Option<PciAddress>)| {
-            let numa_node = host.numa_node_of(pci);
-            let cpus = host.cpus_near(numa_node).clone();
+            let ActorPlace { numa_node, memory_node, cpus, interface } =
+                ActorPlace::find(host, pci, mismatches);
             let arena = ArenaLimits {
                 extents,
                 extent_bytes,
-                numa_node,
+                numa_node: memory_node,
+                binding: Binding::Strict,
                 huge_pages: self.host.huge_pages,
                 trust_engines: self.trust_engines,
                 fault_threads: cpus.len().clamp(1, MAX_FAULT_THREADS),
@@ -115,7 +127,7 @@ impl Config {
             let capacity_chunks = self.host.capacity_chunks.map(|chunks| share(chunks, i, actors));
             let store = self.store_limits(&arena, capacity_chunks, actors)?;
             let disk = self.disk.as_ref().map(|disk| disk_limits(disk, i, actors, &cpus)).transpose()?;
-            Ok(ActorLimits { pci, numa_node, cpus, arena, copy, store, disk })
+            Ok(ActorLimits { pci, numa_node, cpus, interface, arena, copy, store, disk })
         };
         (0..).zip(gpus).map(actor).collect()
     }
@@ -232,25 +244,14 @@ fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
     if ordered { Ok(()) } else { Err(ConfigError::Watermarks { low, high }) }
 }
 
-/// Arenas must fit into the machine, into the control group, and into the memory of the NUMA nodes they are bound to.
+/// Arenas must fit into the machine and the control group, beside what of them is in huge pages: those are the system's
+/// already, and no group counts them as memory.
 fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> Result<(), ConfigError> {
-    let memory_bytes = host.usable_bytes();
+    let memory_bytes = host.ordinary_bytes().saturating_add(expected_huge_bytes(actors, host));
     if arena_bytes > memory_bytes {
-        let group = host.cgroup_limit_bytes.is_some();
+        let group = host.cgroup_limit_bytes == Some(host.ordinary_bytes());
         let within = if group { MemoryOf::ControlGroup } else { MemoryOf::Machine };
         return Err(ConfigError::ArenaTooLarge { arena_bytes, within, memory_bytes });
-    }
-    let mut on_node = BTreeMap::<u32, u64>::new();
-    for actor in actors {
-        if let Some(node) = actor.numa_node {
-            *on_node.entry(node).or_default() += actor.arena.bytes();
-        }
-    }
-    for (numa_node, arena_bytes) in on_node {
-        let memory_bytes = host.numa_nodes[&numa_node].memory_bytes;
-        if arena_bytes > memory_bytes {
-            return Err(ConfigError::ArenaTooLargeForNumaNode { numa_node, arena_bytes, memory_bytes });
-        }
     }
     Ok(())
 }
@@ -260,7 +261,7 @@ fn tenant_limits(tenant: &TenantConfig) -> TenantLimits {
     TenantLimits { name, socket, max_bytes: max_bytes.map(|bytes| bytes.0) }
 }
 
-fn cluster_limits(cluster: &ClusterConfig) -> Result<ClusterLimits, ConfigError> {
+fn cluster_limits(cluster: &ClusterConfig, place: PeerPlace) -> Result<ClusterLimits, ConfigError> {
     nonzero("cluster.staging_bytes", cluster.staging_bytes.0)?;
     nonzero("cluster.fetch_deadline_ms", cluster.fetch_deadline_ms)?;
     nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
@@ -277,6 +278,7 @@ fn cluster_limits(cluster: &ClusterConfig) -> Result<ClusterLimits, ConfigError>
         fetch_deadline: Duration::from_millis(cluster.fetch_deadline_ms),
         find_deadline: Duration::from_millis(cluster.find_deadline_ms),
         max_datagram_bytes: cluster.max_datagram_bytes.clamp(MIN_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES),
+        place,
     })
 }
 

@@ -34,6 +34,24 @@ fn what_one_engine_puts_another_gets() {
 }
 
 #[test]
+fn a_node_says_which_memory_cpus_and_pages_it_got() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+    let device = &status["hardware"]["devices"][0];
+    let bytes = |kind: &str| device[kind].as_u64().unwrap();
+    let pages = bytes("huge_bytes") + bytes("transparent_huge_bytes") + bytes("ordinary_bytes");
+    assert_eq!(pages, 16 << 20, "{status}");
+    assert!(!device["cpus"].as_str().unwrap().is_empty(), "{status}");
+    let lines = node.log().lines().filter(|line| line.contains("memory and CPUs of a device")).count();
+    assert_eq!(lines, 1, "{}", node.log());
+    let metrics = node.get("/metrics").unwrap();
+    assert!(
+        metrics.contains(r#"larder_arena_placement_bytes{device="0",place="ordinary_pages"}"#),
+        "{metrics}"
+    );
+}
+
+#[test]
 fn a_node_that_stops_tells_its_engines_and_takes_its_socket_away() {
     let node = NodeProcess::small(LARDER).unwrap();
     let socket = node.socket("default");

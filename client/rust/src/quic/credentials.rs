@@ -143,7 +143,7 @@ impl fmt::Display for Part {
     }
 }
 
-fn certificates(pem: &[u8], part: Part) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
+pub(super) fn certificates(pem: &[u8], part: Part) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     found.ok().filter(|found| !found.is_empty()).ok_or(CredentialsError::Empty { part })
 }

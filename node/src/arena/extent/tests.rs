@@ -12,6 +12,7 @@ use crate::limits::MIN_EXTENT_BYTES;
 const SEALED: ExtentSpec = ExtentSpec {
     bytes: MIN_EXTENT_BYTES,
     numa_node: None,
+    binding: Binding::Strict,
     huge_pages: HugePages::Never,
     trust_engines: false,
 };

@@ -32,6 +32,14 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Whether the kernel and its keeper allow io_uring here, with all operations that are needed.
+    ///
+    /// # Errors
+    /// Where they do not.
+    pub fn probe() -> io::Result<()> {
+        Self::set_up().map(drop)
+    }
+
     fn set_up() -> io::Result<IoUring> {
         let ring = IoUring::new(ENTRIES)?;
         let mut probe = Probe::new();

@@ -86,10 +86,6 @@ fn what_cannot_be_is_refused_with_what_to_do() {
             "host = { arena_bytes = '66GiB' }\ngpus = [{ pci = '0000:17:00.0' }]",
             "arena_bytes is 66.0 GiB, the machine",
         ),
-        (
-            "host = { arena_bytes = '40GiB' }\ngpus = [{ pci = '0000:17:00.0' }]",
-            "NUMA node 0 take 40.0 GiB, the node has 32.0 GiB: lower [host] arena_bytes",
-        ),
         ("host = { extent_bytes = '1MiB' }", "[host] extent_bytes is 1.0 MiB: set it to 2.0 MiB or more"),
         (
             "host = { extent_bytes = 2097153 }",

@@ -1,0 +1,132 @@
+//! `larder doctor`: what of this machine is in a node's way, and what to do about it.
+
+use std::io::IsTerminal as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use anyhow::Context as _;
+use larder_coordinator::Status;
+use larder_node::Config;
+use larder_node::host::HostFacts;
+use serde::Serialize;
+
+use crate::doctor::{Files, Finding, Level, Probes, Subject};
+use crate::failure::{FAILED, Usage};
+use crate::{http, output};
+
+/// Show what of this machine is in a node's way, and what to do about it
+///
+/// Looks at memory and huge pages, NUMA, CPU quota, limits, io_uring, UDP, the paths to others, the clock, certificates,
+/// folders and the GPU driver, and says what to do about each finding. It changes nothing; a datagram of no meaning goes to
+/// each address that it looks at. Run it as the node's user, where the node will run: inside its container or service.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder doctor                                     This machine, for a node with the defaults
+  larder doctor --config node.toml                  For this node: its arena, its certificates, its sockets
+  larder doctor --config node.toml --peer 10.0.0.7:9441 --disk /var/lib/larder
+                                                    The path to another node, a folder for the disk tier
+  larder doctor --coordinator 127.0.0.1:7600 --json The paths to all members; one JSON object
+
+What the levels mean:
+  problem  the node does not start, or not do its work: the exit status is 1
+  warning  it works, but slowly or not safely
+  note     it could be better")]
+pub(crate) struct Args {
+    /// The node's config file; all defaults where there is none
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Look at the path to this address too; may be given several times
+    #[arg(long = "peer", value_name = "HOST:PORT")]
+    peers: Vec<String>,
+
+    /// Look at the paths to all members that this coordinator knows
+    #[arg(long, value_name = "ADDR")]
+    coordinator: Option<SocketAddr>,
+
+    /// Look at this folder as the disk tier's [default: what the configuration says]
+    #[arg(long, value_name = "DIR")]
+    disk: Option<PathBuf>,
+
+    /// Print JSON: one object with `findings`, each with `check`, `level`, `found` and `advice`
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    problems: usize,
+    warnings: usize,
+    findings: Vec<Finding>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let findings = subject(args)?.examine();
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    let report = Report { problems: count(Level::Problem), warnings: count(Level::Warning), findings };
+    if args.json {
+        output::print_json(&report)?;
+    } else {
+        let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        output::print(&report.text(colours))?;
+    }
+    Ok(if report.problems == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+fn subject(args: &Args) -> anyhow::Result<Subject> {
+    let root = Path::new("/");
+    let config = args.config.as_deref().map(Config::load).transpose();
+    let config = config.context(Usage("the configuration cannot be used".into()))?.unwrap_or_default();
+    let mut targets: Vec<String> = config.cluster.iter().map(|cluster| cluster.coordinator.clone()).collect();
+    targets.extend(args.peers.iter().cloned());
+    if let Some(coordinator) = args.coordinator {
+        let status: Status = http::get_json(coordinator, "/status")?;
+        targets.extend(status.nodes.iter().map(|node| node.peer.to_string()));
+    }
+    let host = HostFacts::read(root)?;
+    Ok(Subject {
+        files: Files::below(root),
+        limits: config.resolve(&host),
+        probes: Probes::run(
+            &config,
+            &targets,
+            args.disk.as_deref().or(config.disk.as_ref().map(|disk| disk.folder.as_path())),
+        ),
+        now: SystemTime::now(),
+        host,
+        config,
+    })
+}
+
+impl Report {
+    /// A line for each finding, and one for what to do.
+    fn text(&self, colours: bool) -> String {
+        let width = self.findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
+        let mut text = String::new();
+        for Finding { check, level, found, advice } in &self.findings {
+            let name = format!("{:7}", level.name());
+            let name = if colours { format!("\x1b[{}m{name}\x1b[0m", colour(*level)) } else { name };
+            text += &format!("{name}  {check:width$}  {found}\n");
+            if let Some(advice) = advice {
+                text += &format!("{:7}  {:width$}  -> {advice}\n", "", "");
+            }
+        }
+        let (problems, warnings) =
+            (output::counted(self.problems, "problem"), output::counted(self.warnings, "warning"));
+        format!("{text}\n{problems}, {warnings}.")
+    }
+}
+
+/// Of the terminal: green, blue, yellow, bold red.
+fn colour(level: Level) -> &'static str {
+    match level {
+        Level::Ok => "32",
+        Level::Note => "34",
+        Level::Warning => "33",
+        Level::Problem => "1;31",
+    }
+}

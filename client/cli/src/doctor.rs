@@ -1,0 +1,134 @@
+//! What of a machine is in a node's way, and what to do about it.
+//!
+//! Each check is a function of facts: files below a root ([`files::Files`]), what trying things out came to
+//! ([`probes::Probes`]), and the node's configuration. So tests plant faults in trees of files.
+
+mod certificates;
+mod clock;
+mod files;
+mod folders;
+mod memory;
+mod network;
+mod probes;
+mod processors;
+mod system;
+
+use std::time::SystemTime;
+
+use larder_node::Config;
+use larder_node::host::HostFacts;
+use larder_node::limits::{ConfigError, Limits};
+use serde::{Serialize, Serializer};
+
+pub(crate) use files::Files;
+pub(crate) use probes::Probes;
+
+/// What is examined.
+pub(crate) struct Subject {
+    /// The kernel's files.
+    pub(crate) files: Files,
+    /// The machine.
+    pub(crate) host: HostFacts,
+    /// What the node is to do.
+    pub(crate) config: Config,
+    /// What that comes to on this machine.
+    pub(crate) limits: Result<Limits, ConfigError>,
+    /// What trying things out came to.
+    pub(crate) probes: Probes,
+    /// The time.
+    pub(crate) now: SystemTime,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// What was looked at.
+    pub(crate) check: &'static str,
+    /// How bad it is.
+    pub(crate) level: Level,
+    /// What was found.
+    pub(crate) found: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) advice: Option<String>,
+}
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    /// As it should be.
+    Ok,
+    /// Could be better.
+    Note,
+    /// Slow or fragile.
+    Warning,
+    /// The node does not start, or not do its work.
+    Problem,
+}
+
+impl Subject {
+    /// All findings, in the order of a node's layers.
+    pub(crate) fn examine(&self) -> Vec<Finding> {
+        let checks: [fn(&Self) -> Vec<Finding>; 6] = [
+            memory::check,
+            processors::check,
+            system::check,
+            folders::check,
+            network::check,
+            certificates::check,
+        ];
+        std::iter::once(self.configuration()).chain(checks.iter().flat_map(|check| check(self))).collect()
+    }
+
+    fn configuration(&self) -> Finding {
+        match &self.limits {
+            Ok(limits) => {
+                let actors = crate::output::counted(limits.actors.len(), "actor");
+                ok("configuration", format!("{} fits this machine: {actors}", limits.name))
+            }
+            Err(error) => problem("configuration", error.to_string(), "change the configuration as it says"),
+        }
+    }
+
+    /// Bytes of all arenas.
+    fn arena_bytes(&self) -> u64 {
+        self.config.host.arena_bytes.0
+    }
+}
+
+impl Level {
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+impl Serialize for Level {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+fn ok(check: &'static str, found: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Ok, found: found.into(), advice: None }
+}
+
+fn note(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Note, found: found.into(), advice: Some(advice.into()) }
+}
+
+fn warning(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+    Finding { level: Level::Warning, ..note(check, found, advice) }
+}
+
+fn problem(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+    Finding { level: Level::Problem, ..note(check, found, advice) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! The node's certificate: whether others will accept it, for how long, and who can read its key.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
+
+use larder_client::quic::{CredentialFiles, InspectError, Inspected, inspect};
+use larder_protocol::identity::Role;
+
+use super::{Finding, Subject, ok, problem, warning};
+
+pub(super) fn check(subject: &Subject) -> Vec<Finding> {
+    let Some(cluster) = &subject.config.cluster else {
+        return vec![ok(CHECK, "none is needed: the configuration has no [cluster]")];
+    };
+    let files = CredentialFiles {
+        ca: cluster.ca.clone(),
+        certificate: cluster.certificate.clone(),
+        key: cluster.key.clone(),
+    };
+    vec![certificate(subject, &files), key(&files)]
+}
+
+fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
+    let days = |time: Duration| time.as_secs() / SECONDS_OF_A_DAY;
+    let name = subject.config.name.as_deref().unwrap_or(&subject.host.name);
+    let renew = format!("`larder ca issue node {name}` makes a new one; the node takes it without a restart");
+    let Inspected { identity, not_after } = match inspect(files, subject.now) {
+        Ok(inspected) => inspected,
+        Err(InspectError::Expired { not_after }) => {
+            let since = subject.now.duration_since(not_after).unwrap_or_default();
+            return problem(CHECK, format!("it expired {} days ago", days(since)), renew);
+        }
+        Err(InspectError::NotYet { not_before }) => {
+            let until = not_before.duration_since(subject.now).unwrap_or_default();
+            let found = format!("it is valid from {} seconds from now on only", until.as_secs());
+            return problem(CHECK, found, "set the clock right, here or where it was issued");
+        }
+        Err(error) => {
+            let source =
+                std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            let advice = "see that [cluster] ca, certificate and key belong together: `larder ca issue node` makes the two";
+            return problem(CHECK, format!("{error}{source}"), advice);
+        }
+    };
+    if identity.role != Role::Node || identity.name != name {
+        let found = format!("it is that of {identity}, not of the node {name}");
+        return problem(
+            CHECK,
+            found,
+            format!("`larder ca issue node {name}` makes one, or set the node's `name`"),
+        );
+    }
+    let left = not_after.map(|not_after| not_after.duration_since(subject.now).unwrap_or_default());
+    match left {
+        Some(left) if left < SOON => {
+            warning(CHECK, format!("{identity} expires in {} days", days(left)), renew)
+        }
+        Some(left) => ok(CHECK, format!("{identity} for {} days", days(left))),
+        None => ok(CHECK, format!("{identity} without an end")),
+    }
+}
+
+/// Whoever can read the key is the node.
+fn key(files: &CredentialFiles) -> Finding {
+    const CHECK: &str = "private key";
+    let path = files.key.display();
+    match std::fs::metadata(&files.key) {
+        Err(error) => {
+            problem(CHECK, format!("{path} cannot be read: {error}"), "run this as the node's user")
+        }
+        Ok(metadata) if metadata.mode() & OTHERS != 0 => problem(
+            CHECK,
+            format!(
+                "everybody on this host can use {path}, and be the node (mode {:o})",
+                metadata.mode() & 0o777
+            ),
+            format!("`chmod 600 {path}`, for the node's user; better, issue a new one"),
+        ),
+        Ok(metadata) if metadata.mode() & GROUP_WRITES != 0 => {
+            warning(CHECK, format!("its group can replace {path}"), format!("`chmod 640 {path}`"))
+        }
+        Ok(metadata) => ok(CHECK, format!("mode {:o}", metadata.mode() & 0o777)),
+    }
+}
+
+const CHECK: &str = "certificate";
+const OTHERS: u32 = 0o007;
+const GROUP_WRITES: u32 = 0o020;
+const SECONDS_OF_A_DAY: u64 = 86_400;
+
+/// Time enough to issue another.
+const SOON: Duration = Duration::from_secs(30 * SECONDS_OF_A_DAY);

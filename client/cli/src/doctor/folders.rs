@@ -1,0 +1,101 @@
+//! Folders: those of the tenants' sockets, and that of the disk tier.
+
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+
+use larder_node::config::TenantConfig;
+use rustix::fs::{Access, access};
+
+use super::probes::Disk;
+use super::{Finding, Subject, note, ok, problem, warning};
+use crate::output::bytes;
+
+pub(super) fn check(subject: &Subject) -> Vec<Finding> {
+    let sockets = subject.config.tenants.iter().map(socket);
+    sockets.chain(subject.probes.disk.as_ref().map(disk)).collect()
+}
+
+/// Whoever can open a socket is its tenant; whoever can write its folder can put another in its place.
+fn socket(tenant: &TenantConfig) -> Finding {
+    const CHECK: &str = "socket";
+    let TenantConfig { name, socket, .. } = tenant;
+    let (path, folder) = (socket.display(), socket.parent().unwrap_or(Path::new("/")));
+    if std::fs::symlink_metadata(socket).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
+        let found = format!("{path} of tenant {name} is something else than a socket, and would be removed");
+        return problem(CHECK, found, "name another path, or move what is there away");
+    }
+    // The node makes what is missing.
+    let Some(there) = folder.ancestors().find(|folder| folder.exists()) else {
+        return problem(CHECK, format!("{path} of tenant {name} has no folder"), "give an absolute path");
+    };
+    let shown = there.display();
+    match std::fs::metadata(there) {
+        Ok(metadata) if !metadata.is_dir() => {
+            problem(CHECK, format!("{shown} is no folder, so {path} cannot be made"), "name another path")
+        }
+        Ok(metadata) if metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0 => problem(
+            CHECK,
+            format!(
+                "anybody can write {shown}, and put a socket of their own in the place of tenant {name}'s"
+            ),
+            format!("`chmod o-w {shown}`"),
+        ),
+        Ok(_) if access(there, Access::WRITE_OK | Access::EXEC_OK).is_err() => problem(
+            CHECK,
+            format!("this user may not write {shown}, where {path} of tenant {name} is to be"),
+            format!(
+                "give the folder to the node's user, or run this as the node's user: `chown USER {shown}`"
+            ),
+        ),
+        Ok(_) => ok(CHECK, format!("{path} of tenant {name} can be made")),
+        Err(error) => {
+            problem(CHECK, format!("{shown} cannot be looked at: {error}"), "run this as the node's user")
+        }
+    }
+}
+
+fn disk(disk: &Disk) -> Finding {
+    const CHECK: &str = "disk";
+    let folder = disk.folder.display();
+    let free = bytes(disk.free_bytes);
+    match &disk.is_direct {
+        Err(error) => problem(
+            CHECK,
+            format!("no file can be written in {folder}: {error}"),
+            "name a folder that the node's user may write",
+        ),
+        Ok(_) if VOLATILE.contains(&disk.file_system.as_str()) => problem(
+            CHECK,
+            format!(
+                "{folder} is on {}: what is stored there takes memory, and is lost at a restart",
+                disk.file_system
+            ),
+            "name a folder on a local drive",
+        ),
+        Ok(_) if REMOTE.contains(&disk.file_system.as_str()) => warning(
+            CHECK,
+            format!("{folder} is on {}, over the network", disk.file_system),
+            "name a folder on a local drive: a peer's memory is nearer than a remote disk",
+        ),
+        Ok(false) => warning(
+            CHECK,
+            format!(
+                "{folder} is on {}, which has no O_DIRECT: every byte is copied through the page cache",
+                disk.file_system
+            ),
+            "use ext4 or XFS on a local drive",
+        ),
+        Ok(true) if disk.free_bytes < LITTLE_SPACE => note(
+            CHECK,
+            format!("{folder} has {free} free"),
+            "a disk tier is worth its while from some hundred GiB on",
+        ),
+        Ok(true) => ok(CHECK, format!("{folder} is on {}, with O_DIRECT, {free} free", disk.file_system)),
+    }
+}
+
+const OTHERS_WRITE: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+const VOLATILE: [&str; 2] = ["tmpfs", "ramfs"];
+const REMOTE: [&str; 3] = ["nfs", "cifs", "fuse"];
+const LITTLE_SPACE: u64 = 16 << 30;

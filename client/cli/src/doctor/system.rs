@@ -1,0 +1,95 @@
+//! The kernel's services: descriptors, io_uring, the clock, the GPU driver.
+
+use super::clock::ClockState;
+use super::{Finding, Subject, note, ok, problem, warning};
+use crate::output::count;
+
+pub(super) fn check(subject: &Subject) -> Vec<Finding> {
+    vec![open_files(subject), io_uring(subject), clock(subject), gpu(subject)]
+}
+
+/// Extents, windows, sessions and processes take a descriptor each. The node raises its own limit up to the hard one.
+fn open_files(subject: &Subject) -> Finding {
+    const CHECK: &str = "open files";
+    let Some(limit) = subject.files.hard_limit("Max open files") else { return ok(CHECK, "unlimited") };
+    let extents: u64 =
+        subject.limits.iter().flat_map(|limits| &limits.actors).map(|a| u64::from(a.arena.extents)).sum();
+    let sessions = u64::from(subject.config.session.max_sessions) * subject.config.tenants.len() as u64;
+    let lingering =
+        u64::from(subject.config.session.max_lingering_processes) * subject.config.tenants.len() as u64;
+    let needed = extents + sessions * FILES_PER_SESSION + lingering + OTHER_FILES;
+    if limit < needed {
+        let found = format!("{} may be open, the node may need {}", count(limit), count(needed));
+        return problem(
+            CHECK,
+            found,
+            format!("raise the hard limit (LimitNOFILE={})", needed.next_power_of_two()),
+        );
+    }
+    ok(CHECK, format!("{} may be open, the node needs {} at most", count(limit), count(needed)))
+}
+
+fn io_uring(subject: &Subject) -> Finding {
+    const CHECK: &str = "io_uring";
+    let disabled = subject.files.number("proc/sys/kernel/io_uring_disabled").unwrap_or(0);
+    match &subject.probes.io_uring {
+        _ if disabled == 2 => warning(
+            CHECK,
+            "the system forbids it (kernel.io_uring_disabled=2): disk transfers go one at a time",
+            "`sysctl kernel.io_uring_disabled=0`, or 1 with kernel.io_uring_group set to the node's group",
+        ),
+        Err(error) => warning(
+            CHECK,
+            format!("it cannot be set up ({error}): disk transfers go one at a time"),
+            "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
+        ),
+        Ok(()) => ok(CHECK, "a ring can be set up"),
+    }
+}
+
+/// Certificates are judged by it, and each life of a node has a number that grows with it.
+fn clock(subject: &Subject) -> Finding {
+    const CHECK: &str = "clock";
+    let advice =
+        "run chrony or systemd-timesyncd: certificates and the numbers of a node's lives go by the clock";
+    match subject.probes.clock {
+        None => note(CHECK, "the kernel does not say whether anything keeps it right", advice),
+        Some(ClockState::Unsynchronised) => warning(CHECK, "nothing keeps it right", advice),
+        Some(ClockState::Synchronised { error_us }) if error_us > MOST_ERROR_US => {
+            warning(CHECK, format!("it may be off by {:.1} s", error_us as f64 / 1e6), advice)
+        }
+        Some(ClockState::Synchronised { error_us }) => {
+            ok(CHECK, format!("synchronised to within {:.1} ms", error_us as f64 / 1e3))
+        }
+    }
+}
+
+/// Only whether there is a driver.
+fn gpu(subject: &Subject) -> Finding {
+    const CHECK: &str = "GPU";
+    let gpus = subject.host.pci.values().filter(|device| device.is_display).count();
+    match subject.files.text("proc/driver/nvidia/version") {
+        Some(version) => {
+            let line =
+                version.lines().next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+            ok(CHECK, format!("a driver is loaded: {line}"))
+        }
+        None if subject.config.gpus.is_empty() => {
+            ok(CHECK, format!("no NVIDIA driver; {gpus} display controllers"))
+        }
+        None => note(
+            CHECK,
+            "the configuration names GPUs, and no NVIDIA driver is loaded",
+            "load the driver where engines are to use these GPUs; the node itself needs none",
+        ),
+    }
+}
+
+/// Its socket, its window, the extents' descriptors on their way, the process.
+const FILES_PER_SESSION: u64 = 3;
+
+/// Logs, HTTP, the directory, libraries.
+const OTHER_FILES: u64 = 256;
+
+/// Far more than any clock that is looked after.
+const MOST_ERROR_US: u64 = 5_000_000;

@@ -1,0 +1,263 @@
+//! Faults that are planted in a sane machine, one by one, and found.
+
+mod machine;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use machine::Machine;
+
+use super::clock::ClockState;
+use super::probes::Disk;
+use super::*;
+
+/// What a fault leads to: the check that finds it, how bad that is, and a part of what it says.
+type Expected = (&'static str, Level, &'static str);
+
+/// A fault.
+type Plant = fn(&mut Machine);
+
+fn find(plant: Plant) -> Vec<Finding> {
+    let mut machine = Machine::sane();
+    plant(&mut machine);
+    machine.examine().into_iter().filter(|finding| finding.level > Level::Ok).collect()
+}
+
+/// Each fault is the only thing that is found, and what to do is said.
+fn each_is_found(faults: &[(Plant, Expected)]) {
+    for (plant, (check, level, part)) in faults {
+        let found = find(*plant);
+        let expected = found.iter().find(|finding| finding.check == *check && finding.level == *level);
+        let finding = expected.unwrap_or_else(|| panic!("{check} is not among {found:#?}"));
+        assert!(finding.found.contains(part), "{check} does not say {part}: {finding:?}");
+        assert!(finding.advice.as_ref().is_some_and(|advice| !advice.is_empty()), "{finding:?}");
+        assert!(found.iter().all(|other| other.check == *check), "more than {check} is found: {found:#?}");
+    }
+}
+
+#[test]
+fn on_a_sane_machine_nothing_is_found() {
+    assert_eq!(find(|_| ()), []);
+}
+
+#[test]
+fn faults_of_memory_are_found() {
+    each_is_found(&[
+        (|m| m.huge_pages(0), ("huge pages", Level::Warning, "0 B of the arena's 1.0 GiB")),
+        (
+            |m| m.file("proc/self/limits", &machine::limits("65536", "1048576")),
+            ("memlock", Level::Warning, "at most 64.0 KiB may be locked, the arena has 1.0 GiB"),
+        ),
+        (
+            |m| m.file("proc/sys/vm/memfd_noexec", "2"),
+            ("shared memory", Level::Problem, "refused (vm.memfd_noexec=2)"),
+        ),
+        (|m| m.file("proc/sys/vm/max_map_count", "500"), ("shared memory", Level::Problem, "may map 500")),
+        (
+            |m| m.file("proc/swaps", "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n"),
+            ("swap", Level::Warning, "swap the arena out"),
+        ),
+    ]);
+}
+
+#[test]
+fn an_arena_that_does_not_fit_is_found() {
+    let found = find(|m| {
+        m.huge_pages(0);
+        m.file("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 524288 kB\n");
+    });
+    let memory = found.iter().find(|finding| finding.check == "memory").unwrap();
+    assert_eq!(memory.level, Level::Problem);
+    assert!(memory.found.contains("takes 1.0 GiB in ordinary pages, 512.0 MiB are available"), "{memory:?}");
+
+    let found = find(|m| {
+        m.huge_pages(0);
+        m.file("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never] deny force");
+        m.file("sys/fs/cgroup/pod/memory.max", "1107296256");
+        m.file("proc/sys/vm/overcommit_memory", "2");
+        m.file(
+            "proc/meminfo",
+            "MemTotal: 67108864 kB\nMemAvailable: 62914560 kB\nCommitLimit: 9 kB\nCommitted_AS: 0 kB\n",
+        );
+    });
+    let checks: Vec<_> = found.iter().map(|finding| (finding.check, finding.level)).collect();
+    let expected = [
+        ("memory", Level::Warning),
+        ("huge pages", Level::Warning),
+        ("transparent huge pages", Level::Warning),
+        ("shared memory", Level::Problem),
+    ];
+    assert_eq!(checks, expected, "{found:#?}");
+}
+
+#[test]
+fn faults_of_processors_are_found() {
+    each_is_found(&[
+        (
+            |m| m.file("sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/numa_node", "-1"),
+            ("NUMA", Level::Warning, "does not say which NUMA node GPU 0000:17:00.0 is on"),
+        ),
+        (
+            |m| m.file("proc/sys/kernel/numa_balancing", "1"),
+            ("NUMA balancing", Level::Warning, "pages to move"),
+        ),
+        (
+            |m| m.file("sys/fs/cgroup/pod/cpu.max", "150000 100000"),
+            ("CPU quota", Level::Warning, "1.5 CPUs for 5 threads"),
+        ),
+    ]);
+}
+
+#[test]
+fn faults_of_the_system_are_found() {
+    each_is_found(&[
+        (
+            |m| m.file("proc/self/limits", &machine::limits("unlimited", "256")),
+            ("open files", Level::Problem, "256 may be open"),
+        ),
+        (
+            |m| m.file("proc/sys/kernel/io_uring_disabled", "2"),
+            ("io_uring", Level::Warning, "kernel.io_uring_disabled=2"),
+        ),
+        (
+            |m| m.probes.io_uring = Err("Operation not permitted".into()),
+            ("io_uring", Level::Warning, "Operation not permitted"),
+        ),
+        (
+            |m| m.probes.clock = Some(ClockState::Unsynchronised),
+            ("clock", Level::Warning, "nothing keeps it right"),
+        ),
+        (
+            |m| m.probes.clock = Some(ClockState::Synchronised { error_us: 9_000_000 }),
+            ("clock", Level::Warning, "off by 9.0 s"),
+        ),
+        (|m| m.remove("proc/driver/nvidia/version"), ("GPU", Level::Note, "no NVIDIA driver is loaded")),
+        (
+            |m| m.config = m.config.replace("0000:17:00.0", "0000:99:00.0"),
+            ("configuration", Level::Problem, "0000:99:00.0: no such device"),
+        ),
+    ]);
+}
+
+#[test]
+fn faults_of_the_network_are_found() {
+    each_is_found(&[
+        (
+            |m| m.file("proc/sys/net/core/rmem_max", "212992"),
+            ("UDP buffers", Level::Warning, "208.0 KiB at most, QUIC asks for 4.0 MiB"),
+        ),
+        (
+            |m| {
+                m.remove("proc/sys/net/core/rmem_max");
+                m.probes.udp_buffer_bytes = Some(212_992);
+            },
+            ("UDP buffers", Level::Warning, "208.0 KiB at most"),
+        ),
+        (|m| m.probes.gso_segments = 1, ("GSO", Level::Warning, "one by one")),
+        (|m| m.path_mtu(1_500), ("MTU", Level::Warning, "to peer:9441 carries packets of 1500")),
+        (|m| m.interface_mtu(1_500), ("MTU", Level::Note, "carries packets of 1500")),
+        (|m| m.interface_mtu(1_000), ("MTU", Level::Problem, "carries packets of 1000")),
+        (
+            |m| m.probes.targets[0].address = Err("no such host".into()),
+            ("MTU", Level::Problem, "peer:9441 cannot be found: no such host"),
+        ),
+        (|m| m.remove("proc/net/route"), ("MTU", Level::Problem, "no route leads to peer:9441")),
+    ]);
+}
+
+#[test]
+fn faults_of_certificates_are_found() {
+    each_is_found(&[
+        (|m| m.now += machine::DAYS * 120, ("certificate", Level::Problem, "expired 20 days ago")),
+        (
+            |m| m.now += machine::DAYS * 80,
+            ("certificate", Level::Warning, "larder://node/node-0 expires in 19 days"),
+        ),
+        (|m| m.now -= Duration::from_secs(7_200), ("certificate", Level::Problem, "valid from ")),
+        (
+            |m| m.config = m.config.replace("node-0", "node-1"),
+            ("certificate", Level::Problem, "that of larder://node/node-0, not of the node node-1"),
+        ),
+        (
+            |m| m.issue(&larder_protocol::identity::Identity::engine("red", "node-0")),
+            ("certificate", Level::Problem, "larder://engine/red/node-0, not of the node node-0"),
+        ),
+        (Machine::change_authority, ("certificate", Level::Problem, "none of the authorities")),
+        (|m| m.credentials("key.pem", "garbage"), ("certificate", Level::Problem, "no private key in it")),
+        (|m| m.set_mode("key.pem", 0o644), ("private key", Level::Problem, "everybody on this host can use")),
+        (|m| m.set_mode("key.pem", 0o660), ("private key", Level::Warning, "its group can replace")),
+    ]);
+}
+
+#[test]
+fn faults_of_folders_are_found() {
+    let disk = |file_system: &str, is_direct| {
+        let (folder, file_system) = ("/var/lib/larder".into(), file_system.to_owned());
+        Some(Disk { folder, file_system, free_bytes: 1 << 40, is_direct })
+    };
+    each_is_found(&[
+        (|m| m.set_mode("run", 0o777), ("socket", Level::Problem, "anybody can write")),
+        (
+            |m| m.credentials("run/larder.sock", "text"),
+            ("socket", Level::Problem, "something else than a socket"),
+        ),
+    ]);
+    let faults = [
+        (disk("tmpfs", Ok(true)), Level::Problem, "lost at a restart"),
+        (disk("nfs", Ok(true)), Level::Warning, "over the network"),
+        (disk("overlayfs", Ok(false)), Level::Warning, "has no O_DIRECT"),
+        (disk("ext4", Err("Permission denied".into())), Level::Problem, "Permission denied"),
+    ];
+    for (disk, level, part) in faults {
+        let mut machine = Machine::sane();
+        machine.probes.disk = disk;
+        let found = machine.examine();
+        let finding = found.iter().find(|finding| finding.check == "disk").unwrap();
+        assert!(finding.level == level && finding.found.contains(part), "{finding:?}");
+    }
+}
+
+#[test]
+fn many_faults_at_once_are_all_found() {
+    let found = find(|m| {
+        m.huge_pages(0);
+        m.file("proc/self/limits", &machine::limits("65536", "256"));
+        m.file("proc/sys/kernel/numa_balancing", "1");
+        m.file("proc/sys/kernel/io_uring_disabled", "2");
+        m.file("proc/sys/net/core/wmem_max", "212992");
+        m.file("sys/fs/cgroup/pod/cpu.max", "100000 100000");
+        m.probes.gso_segments = 1;
+        m.probes.clock = Some(ClockState::Unsynchronised);
+        m.path_mtu(1_500);
+        m.now += machine::DAYS * 120;
+        m.set_mode("key.pem", 0o644);
+        m.remove("proc/driver/nvidia/version");
+    });
+    let checks: Vec<_> = found.iter().map(|finding| finding.check).collect();
+    let planted = [
+        "huge pages",
+        "memlock",
+        "NUMA balancing",
+        "CPU quota",
+        "open files",
+        "io_uring",
+        "clock",
+        "GPU",
+        "UDP buffers",
+        "GSO",
+        "MTU",
+        "certificate",
+        "private key",
+    ];
+    assert_eq!(checks, planted, "{found:#?}");
+}
+
+#[test]
+fn a_node_that_runs_has_its_memory_already() {
+    let found = find(|m| {
+        m.huge_pages(0);
+        m.file("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 524288 kB\n");
+        m.probes.node_runs = true;
+    });
+    assert_eq!(found, []);
+}

@@ -1,0 +1,104 @@
+//! Whether certificate files will do, and for how long.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use larder_protocol::identity::Identity;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+
+use super::credentials::{CredentialFiles, Credentials, CredentialsError, Part, certificates};
+
+/// What certificate files say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inspected {
+    /// Who the certificate says that the process is.
+    pub identity: Identity,
+    /// Until when it may be used; `None` where it never ends.
+    pub not_after: Option<SystemTime>,
+}
+
+/// Why other processes would turn these certificate files down.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InspectError {
+    /// They are no credentials.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    /// The certificate may be used no more.
+    #[error("the certificate has expired")]
+    Expired {
+        /// Since when.
+        not_after: SystemTime,
+    },
+    /// The certificate may not be used yet.
+    #[error("the certificate is not valid yet")]
+    NotYet {
+        /// From when on it may.
+        not_before: SystemTime,
+    },
+    /// No authority that is trusted has issued it.
+    #[error("none of the authorities in the [cluster] ca file has issued the certificate")]
+    UnknownIssuer,
+    /// Something else is wrong with it.
+    #[error("the certificate is not accepted: {reason}")]
+    Refused {
+        /// What.
+        reason: String,
+    },
+}
+
+/// Judges certificate files as the other side of a connection would at the time `now`, for both ends of one.
+///
+/// # Errors
+/// [`InspectError`]: what would be turned down.
+pub fn inspect(files: &CredentialFiles, now: SystemTime) -> Result<Inspected, InspectError> {
+    let identity = Credentials::load(files)?.identity().clone();
+    let read = |path: &std::path::PathBuf| {
+        std::fs::read(path).map_err(|source| CredentialsError::Read { path: path.clone(), source })
+    };
+    let authorities = certificates(&read(&files.ca)?, Part::Ca)?;
+    let chain = certificates(&read(&files.certificate)?, Part::Certificate)?;
+    for usage in [KeyUsage::client_auth(), KeyUsage::server_auth()] {
+        verify(&authorities, &chain, now, usage).map_err(explain)?;
+    }
+    let end_of_time = UNIX_EPOCH + Duration::from_secs(END_OF_TIME_SECONDS);
+    let not_after = match verify(&authorities, &chain, end_of_time, KeyUsage::client_auth()) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => Some(time(not_after)),
+        _ => None,
+    };
+    Ok(Inspected { identity, not_after })
+}
+
+fn verify(
+    authorities: &[CertificateDer<'_>],
+    chain: &[CertificateDer<'_>],
+    at: SystemTime,
+    usage: KeyUsage,
+) -> Result<(), webpki::Error> {
+    let anchors = authorities.iter().map(anchor_from_trusted_cert).collect::<Result<Vec<_>, _>>()?;
+    let (own, intermediates) = chain.split_first().ok_or(webpki::Error::BadDer)?;
+    let at = UnixTime::since_unix_epoch(at.duration_since(UNIX_EPOCH).unwrap_or_default());
+    let own = EndEntityCert::try_from(own)?;
+    own.verify_for_usage(ALL_VERIFICATION_ALGS, &anchors, intermediates, at, usage, None, None).map(drop)
+}
+
+fn explain(error: webpki::Error) -> InspectError {
+    match error {
+        webpki::Error::CertExpired { not_after, .. } => InspectError::Expired { not_after: time(not_after) },
+        webpki::Error::CertNotValidYet { not_before, .. } => {
+            InspectError::NotYet { not_before: time(not_before) }
+        }
+        // Of two authorities of one name the keys tell which it was.
+        webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => {
+            InspectError::UnknownIssuer
+        }
+        other => InspectError::Refused { reason: other.to_string() },
+    }
+}
+
+fn time(time: UnixTime) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(time.as_secs())
+}
+
+/// The last second that a certificate can name: all that end at all have ended by then.
+const END_OF_TIME_SECONDS: u64 = 253_402_300_799;

@@ -1,0 +1,172 @@
+//! What of the machine a node has got: memory, CPUs and interfaces near its GPUs, for its log, its status and its metrics.
+
+use std::collections::BTreeMap;
+
+use prometheus::{IntGaugeVec, Opts};
+use serde::{Deserialize, Serialize};
+
+use crate::arena::{Arena, Placement, PlacementSource};
+use crate::limits::{ActorLimits, Limits, Mismatch};
+use crate::metrics::Metrics;
+
+/// What of the machine a node has got.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardwareStatus {
+    /// Each device's part, first to last.
+    pub devices: Vec<DeviceHardware>,
+    /// The CPUs of the thread between nodes, where there is one.
+    pub peer_cpus: Option<String>,
+    /// The network interface of the address that the configuration gives that thread.
+    pub peer_interface: Option<String>,
+    /// What cannot be where it would be best.
+    pub mismatches: Vec<String>,
+}
+
+/// What a device's actor has got.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceHardware {
+    /// The device's number.
+    pub device: u16,
+    /// Its GPU, where it has one.
+    pub gpu: Option<String>,
+    /// The NUMA node of its GPU.
+    pub numa_node: Option<u32>,
+    /// The CPUs of its threads, as `0-3,8-11`.
+    pub cpus: String,
+    /// The network interface nearest to its GPU.
+    pub nearest_interface: Option<String>,
+    /// The NUMA node on which its arena should be.
+    pub memory_numa_node: Option<u32>,
+    /// Bytes of its arena in reserved huge pages.
+    pub huge_bytes: u64,
+    /// Those in transparent huge pages.
+    pub transparent_huge_bytes: u64,
+    /// Those in pages of 4 KiB.
+    pub ordinary_bytes: u64,
+    /// Bytes on each NUMA node, projected from the pages looked at.
+    pub bytes_on_numa_nodes: BTreeMap<u32, u64>,
+    /// Bytes that are not where they should be.
+    pub misplaced_bytes: u64,
+    /// Who says so: `move_pages`, `numa_maps`, or `unknown` where nobody does.
+    pub placement_source: String,
+    /// What to do for more huge pages, where there is something.
+    pub advice: Option<String>,
+}
+
+impl HardwareStatus {
+    /// What resolving the configuration led to; the devices' parts are added as their arenas are made. Warns of what
+    /// cannot be where it would be best, and counts it.
+    pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Result<Self, prometheus::Error> {
+        for mismatch in &limits.mismatches {
+            tracing::warn!("{mismatch}");
+        }
+        count(&limits.mismatches, metrics)?;
+        let place = limits.cluster.as_ref().map(|cluster| &cluster.place);
+        Ok(Self {
+            devices: Vec::new(),
+            peer_cpus: place.map(|place| place.cpus.to_string()),
+            peer_interface: place.and_then(|place| place.interface.clone()),
+            mismatches: limits.mismatches.iter().map(Mismatch::to_string).collect(),
+        })
+    }
+}
+
+impl DeviceHardware {
+    /// Reads back where a device's arena is, logs it and exports it.
+    pub(crate) fn of(device: u16, limits: &ActorLimits, arena: &Arena, metrics: &Metrics) -> Self {
+        let placement = arena.placement();
+        export(device, &placement, metrics);
+        let advice = placement.advice(limits.arena.huge_pages);
+        let hardware = Self {
+            device,
+            gpu: limits.pci.map(|pci| pci.to_string()),
+            numa_node: limits.numa_node,
+            cpus: limits.cpus.to_string(),
+            nearest_interface: limits.interface.clone(),
+            memory_numa_node: limits.arena.numa_node,
+            huge_bytes: placement.huge_bytes,
+            transparent_huge_bytes: placement.transparent_bytes,
+            ordinary_bytes: placement.ordinary_bytes(),
+            bytes_on_numa_nodes: placement
+                .pages_on
+                .keys()
+                .map(|&node| (node, placement.bytes_on(node)))
+                .collect(),
+            misplaced_bytes: placement.misplaced_bytes(),
+            placement_source: placement.source.name().to_owned(),
+            advice,
+        };
+        let Self { gpu, cpus, nearest_interface, advice, .. } = &hardware;
+        let got = placement.summary();
+        tracing::info!(
+            device,
+            gpu,
+            cpus,
+            nearest_interface,
+            got,
+            for_more = advice,
+            "memory and CPUs of a device"
+        );
+        hardware
+    }
+}
+
+/// A mismatch is a warning and a number, never a failed start.
+fn export(device: u16, placement: &Placement, metrics: &Metrics) {
+    metrics.placed(device, "huge_pages", placement.huge_bytes);
+    metrics.placed(device, "transparent_huge_pages", placement.transparent_bytes);
+    metrics.placed(device, "ordinary_pages", placement.ordinary_bytes());
+    for &node in placement.pages_on.keys() {
+        metrics.placed(device, &format!("numa_node_{node}"), placement.bytes_on(node));
+    }
+    match placement.source {
+        PlacementSource::Unknown => metrics.placed(device, "unknown", placement.bytes),
+        _ if placement.asked.is_some() => metrics.placed(device, "misplaced", placement.misplaced_bytes()),
+        _ => {}
+    }
+}
+
+fn count(mismatches: &[Mismatch], metrics: &Metrics) -> Result<(), prometheus::Error> {
+    let help = "What cannot be on the NUMA node where it would be best, by kind";
+    let gauge = IntGaugeVec::new(Opts::new("larder_placement_mismatches", help), &["kind"])?;
+    metrics.registry().register(Box::new(gauge.clone()))?;
+    for mismatch in mismatches {
+        gauge.with_label_values(&[mismatch.kind()]).inc();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::host::machines::{facts, quarters};
+
+    #[test]
+    fn what_was_got_is_in_the_status_and_in_the_metrics_and_a_mismatch_is_counted() {
+        let config =
+            Config::parse("gpus = [{ pci = '0000:41:00.0' }]\n[host]\narena_bytes = '4MiB'").unwrap();
+        let mut limits = config.resolve(&facts(&quarters())).unwrap();
+        let metrics = Metrics::new().unwrap();
+        let status = HardwareStatus::new(&limits, &metrics).unwrap();
+        assert!(status.mismatches[0].contains("NUMA node 1 has no memory"), "{status:?}");
+
+        let actor = &mut limits.actors[0];
+        actor.arena.cpus = crate::threads::pinned_to().unwrap();
+        actor.arena.numa_node = Some(1_000);
+        let arena = Arena::create(&actor.arena, &|_| ()).unwrap();
+        let device = DeviceHardware::of(0, actor, &arena, &metrics);
+        assert_eq!((device.numa_node, device.nearest_interface.as_deref()), (Some(1), Some("eth1")));
+        let pages = device.huge_bytes + device.transparent_huge_bytes + device.ordinary_bytes;
+        assert_eq!((pages, device.placement_source.as_str()), (4 << 20, "move_pages"));
+        assert_eq!(device.misplaced_bytes, 4 << 20, "no machine has a node of that number");
+
+        let text = metrics.render().unwrap();
+        for line in [
+            "larder_placement_mismatches{kind=\"no_memory\"} 1",
+            "larder_arena_placement_bytes{device=\"0\",place=\"misplaced\"} 4194304",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Huge pages that the system has reserved.
+
+use std::path::Path;
+
+/// Reserved huge pages of 2 MiB, of the machine or one NUMA node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HugePool {
+    /// Bytes of all of them.
+    pub total_bytes: u64,
+    /// Bytes of those that nobody has, or was promised.
+    pub free_bytes: u64,
+}
+
+impl HugePool {
+    /// Reads a folder of pools, one a size: `/sys/kernel/mm/hugepages`, or that of a NUMA node.
+    pub(super) fn read(folder: &Path) -> Self {
+        let pages = |file: &str| -> u64 {
+            let text = std::fs::read_to_string(folder.join("hugepages-2048kB").join(file));
+            text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        };
+        let bytes = |pages: u64| pages.saturating_mul(HUGE_PAGE_BYTES);
+        let free = pages("free_hugepages").saturating_sub(pages("resv_hugepages"));
+        Self { total_bytes: bytes(pages("nr_hugepages")), free_bytes: bytes(free) }
+    }
+}
+
+/// Bytes of one huge page.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;

@@ -1,0 +1,117 @@
+//! Network interfaces, where they sit in the machine, and which one leads where.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use super::PciAddress;
+
+/// What sysfs says of a network interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its device on the PCI bus; `None` for those that are software.
+    pub pci: Option<PciAddress>,
+    /// The largest packet, in bytes.
+    pub mtu: u32,
+    /// Whether it can carry packets now.
+    pub is_up: bool,
+    /// The interfaces that it is made of: those of a bond, or that below a VLAN.
+    pub lower: Vec<String>,
+}
+
+/// Where packets to a network go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// The network's address.
+    pub network: IpAddr,
+    /// How many bits of it count.
+    pub prefix_bits: u32,
+    /// The interface.
+    pub interface: String,
+}
+
+impl Route {
+    /// Whether `address` is in the network.
+    #[must_use]
+    pub fn leads_to(&self, address: IpAddr) -> bool {
+        match (self.network, address) {
+            (IpAddr::V4(network), IpAddr::V4(address)) => {
+                same_bits(network.to_bits().into(), address.to_bits().into(), self.prefix_bits + 96)
+            }
+            (IpAddr::V6(network), IpAddr::V6(address)) => {
+                same_bits(network.to_bits(), address.to_bits(), self.prefix_bits)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The interfaces that sysfs below `root` lists, by name.
+pub(super) fn interfaces(root: &Path) -> BTreeMap<String, Interface> {
+    let Ok(entries) = std::fs::read_dir(root.join("sys/class/net")) else { return BTreeMap::new() };
+    let describe = |entry: std::fs::DirEntry| {
+        let path = entry.path();
+        let attribute = |name| std::fs::read_to_string(path.join(name)).ok();
+        let state = attribute("operstate");
+        let interface = Interface {
+            pci: pci_of(&path),
+            mtu: attribute("mtu")?.trim().parse().ok()?,
+            // Some drivers do not say.
+            is_up: state.is_none_or(|state| matches!(state.trim(), "up" | "unknown")),
+            lower: lower_interfaces(&path),
+        };
+        Some((entry.file_name().into_string().ok()?, interface))
+    };
+    entries.flatten().filter_map(describe).collect()
+}
+
+/// The routes that procfs below `root` lists, of both families.
+pub(super) fn routes(root: &Path) -> Vec<Route> {
+    let lines = |path| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+    let v4 = lines("proc/net/route");
+    let v6 = lines("proc/net/ipv6_route");
+    v4.lines().filter_map(route_v4).chain(v6.lines().filter_map(route_v6)).collect()
+}
+
+/// The last device on the way to an interface, as `.../0000:00:03.0/virtio2/net/eth0`.
+fn pci_of(interface: &Path) -> Option<PciAddress> {
+    let real = interface.canonicalize().ok()?;
+    real.iter().rev().find_map(|part| part.to_str()?.parse().ok())
+}
+
+fn lower_interfaces(interface: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(interface).into_iter().flatten().flatten();
+    let name =
+        |entry: std::fs::DirEntry| Some(entry.file_name().to_str()?.strip_prefix("lower_")?.to_owned());
+    let mut lower: Vec<String> = entries.filter_map(name).collect();
+    lower.sort();
+    lower
+}
+
+/// A line of `/proc/net/route`: interface, destination, gateway, flags, ..., metric, mask: addresses as they stand in memory.
+fn route_v4(line: &str) -> Option<Route> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let [interface, network, _, _, _, _, _, mask, ..] = fields[..] else { return None };
+    let bits = |hex: &str| Some(u32::from_be_bytes(u32::from_str_radix(hex, 16).ok()?.to_ne_bytes()));
+    Some(Route {
+        network: Ipv4Addr::from_bits(bits(network)?).into(),
+        prefix_bits: bits(mask)?.leading_ones(),
+        interface: interface.to_owned(),
+    })
+}
+
+/// A line of `/proc/net/ipv6_route`: destination, its prefix, ..., interface.
+fn route_v6(line: &str) -> Option<Route> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (network, prefix, interface) = (fields.first()?, fields.get(1)?, fields.get(9)?);
+    Some(Route {
+        network: Ipv6Addr::from_bits(u128::from_str_radix(network, 16).ok()?).into(),
+        prefix_bits: u32::from_str_radix(prefix, 16).ok()?,
+        interface: (*interface).to_owned(),
+    })
+}
+
+/// Whether the first `bits` bits are the same.
+fn same_bits(a: u128, b: u128, bits: u32) -> bool {
+    bits == 0 || (a ^ b) >> (128 - bits.min(128)) == 0
+}

@@ -1,0 +1,208 @@
+//! Which CPUs, memory and network interface are near to what a thread serves, and what of that cannot be had.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+
+use bytesize::ByteSize;
+
+use super::{ActorLimits, Binding};
+use crate::config::{ClusterConfig, HugePages};
+use crate::host::{CpuSet, HUGE_PAGE_BYTES, HostFacts, PciAddress};
+
+/// What is near to an actor's GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ActorPlace {
+    /// The NUMA node of its GPU.
+    pub numa_node: Option<u32>,
+    /// The nearest NUMA node with memory, where its arena belongs.
+    pub memory_node: Option<u32>,
+    /// The CPUs of its threads.
+    pub cpus: CpuSet,
+    /// The network interface nearest to its GPU.
+    pub interface: Option<String>,
+}
+
+/// Where the thread between nodes belongs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PeerPlace {
+    /// The interface that peers come in by, where the configuration says the address.
+    pub interface: Option<String>,
+    /// The NUMA node of that interface; else that of the first GPU.
+    pub numa_node: Option<u32>,
+    /// The CPUs of the thread. Never empty.
+    pub cpus: CpuSet,
+}
+
+/// Something that cannot be where it would be best. The node runs all the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mismatch {
+    /// The firmware does not say where a GPU is.
+    UnplacedGpu {
+        /// The GPU.
+        pci: PciAddress,
+    },
+    /// There is no CPU that this process may use on the NUMA node of a GPU.
+    NoCpus {
+        /// The NUMA node.
+        numa_node: u32,
+        /// Whose CPUs are used.
+        instead: Option<u32>,
+    },
+    /// There is no memory that this process may use on the NUMA node of a GPU.
+    NoMemory {
+        /// The NUMA node.
+        numa_node: u32,
+        /// Whose memory is used.
+        instead: Option<u32>,
+    },
+    /// The arenas that belong on a NUMA node do not fit into its memory.
+    ArenasTooLarge {
+        /// The NUMA node.
+        numa_node: u32,
+        /// Bytes of the arenas.
+        arena_bytes: u64,
+        /// Bytes that they can have there.
+        memory_bytes: u64,
+    },
+}
+
+impl ActorPlace {
+    /// What is near to the GPU at `pci` on this machine; what cannot be had is added to `mismatches`, once.
+    pub(super) fn find(host: &HostFacts, pci: Option<PciAddress>, mismatches: &mut Vec<Mismatch>) -> Self {
+        let numa_node = host.numa_node_of(pci);
+        let memory_node = host.node_with_memory(numa_node);
+        let mut found = Vec::new();
+        match (numa_node, pci) {
+            (Some(numa_node), _) => {
+                let instead = host.node_with_cpus(Some(numa_node));
+                if instead != Some(numa_node) {
+                    found.push(Mismatch::NoCpus { numa_node, instead });
+                }
+                if memory_node != Some(numa_node) {
+                    found.push(Mismatch::NoMemory { numa_node, instead: memory_node });
+                }
+            }
+            (None, Some(pci)) if host.numa_nodes.len() > 1 => found.push(Mismatch::UnplacedGpu { pci }),
+            (None, _) => {}
+        }
+        for mismatch in found {
+            if !mismatches.contains(&mismatch) {
+                mismatches.push(mismatch);
+            }
+        }
+        let interface = pci.and_then(|pci| host.interface_near(pci)).map(str::to_owned);
+        Self { numa_node, memory_node, cpus: host.cpus_near(numa_node).clone(), interface }
+    }
+}
+
+impl PeerPlace {
+    /// Near the interface with the address at which peers find this node; near the first GPU where the configuration says
+    /// no address, or nobody knows where its interface is.
+    pub(super) fn find(host: &HostFacts, cluster: &ClusterConfig, first_gpu: Option<PciAddress>) -> Self {
+        let says = |address: &SocketAddr| !address.ip().is_unspecified();
+        let address = Some(cluster.listen).filter(says).or(cluster.advertise).filter(says);
+        let interface = address.and_then(|address| host.interface_to(address.ip()));
+        let numa_node = interface.and_then(|name| host.numa_node_of_interface(name));
+        let numa_node = numa_node.or_else(|| host.numa_node_of(first_gpu));
+        let cpus = host.cpus_near(numa_node).clone();
+        Self { interface: interface.map(str::to_owned), numa_node, cpus }
+    }
+}
+
+impl Mismatch {
+    /// For metrics: one word for each kind.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::UnplacedGpu { .. } => "unplaced_gpu",
+            Self::NoCpus { .. } => "no_cpus",
+            Self::NoMemory { .. } => "no_memory",
+            Self::ArenasTooLarge { .. } => "arenas_too_large",
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let other = |instead: &Option<u32>| {
+            instead.map_or_else(|| "what there is".to_owned(), |node| format!("that of NUMA node {node}"))
+        };
+        match self {
+            Self::UnplacedGpu { pci } => write!(
+                f,
+                "the firmware does not say which NUMA node GPU {pci} is on: its memory and threads are anywhere"
+            ),
+            Self::NoCpus { numa_node, instead: Some(instead) } => write!(
+                f,
+                "NUMA node {numa_node} has no CPU that this process may use: threads run on NUMA node {instead}"
+            ),
+            Self::NoCpus { numa_node, instead: None } => {
+                write!(f, "NUMA node {numa_node} has no CPU that this process may use: threads run anywhere")
+            }
+            Self::NoMemory { numa_node, instead } => write!(
+                f,
+                "NUMA node {numa_node} has no memory that this process may use: {} is taken",
+                other(instead)
+            ),
+            Self::ArenasTooLarge { numa_node, arena_bytes, memory_bytes } => write!(
+                f,
+                "the arenas for NUMA node {numa_node} take {}, it has {}: the rest comes from others; lower [host] \
+                 arena_bytes to have all of it near",
+                ByteSize(*arena_bytes).display().iec(),
+                ByteSize(*memory_bytes).display().iec()
+            ),
+        }
+    }
+}
+
+/// Arenas that do not fit onto their NUMA node are asked for there, but not made to be there.
+pub(super) fn loosen_what_does_not_fit(
+    actors: &mut [ActorLimits],
+    host: &HostFacts,
+    mismatches: &mut Vec<Mismatch>,
+) {
+    for (numa_node, arena_bytes) in bytes_on_nodes(actors) {
+        let Some(node) = host.numa_nodes.get(&numa_node) else { continue };
+        let huge = huge_bytes(actors, Some(numa_node)).min(node.huge.free_bytes);
+        let memory_bytes = node.memory_bytes.saturating_sub(node.huge.total_bytes) + huge;
+        if arena_bytes > memory_bytes {
+            mismatches.push(Mismatch::ArenasTooLarge { numa_node, arena_bytes, memory_bytes });
+            let there = actors.iter_mut().filter(|actor| actor.arena.numa_node == Some(numa_node));
+            there.for_each(|actor| actor.arena.binding = Binding::Preferred);
+        }
+    }
+}
+
+/// Bytes of the arenas that will be in huge pages, as far as they are free now.
+pub(super) fn expected_huge_bytes(actors: &[ActorLimits], host: &HostFacts) -> u64 {
+    let mut anywhere = huge_bytes(actors, None);
+    for &numa_node in bytes_on_nodes(actors).keys() {
+        let free = host.numa_nodes.get(&numa_node).map_or(0, |node| node.huge.free_bytes);
+        anywhere += huge_bytes(actors, Some(numa_node)).min(free);
+    }
+    anywhere.min(host.huge.free_bytes)
+}
+
+/// Bytes of the arenas, by the NUMA node where they belong.
+fn bytes_on_nodes(actors: &[ActorLimits]) -> BTreeMap<u32, u64> {
+    let mut on_node = BTreeMap::new();
+    for arena in actors.iter().map(|actor| &actor.arena) {
+        if let Some(node) = arena.numa_node {
+            *on_node.entry(node).or_default() += arena.bytes();
+        }
+    }
+    on_node
+}
+
+/// Bytes of the arenas that belong on a NUMA node, or nowhere, and can be in huge pages.
+fn huge_bytes(actors: &[ActorLimits], numa_node: Option<u32>) -> u64 {
+    let arenas = actors.iter().map(|actor| &actor.arena).filter(|arena| arena.numa_node == numa_node);
+    let can = arenas.filter(|arena| {
+        arena.huge_pages == HugePages::Auto && arena.extent_bytes.is_multiple_of(HUGE_PAGE_BYTES)
+    });
+    can.map(super::ArenaLimits::bytes).sum()
+}
+
+#[cfg(test)]
+mod tests;
