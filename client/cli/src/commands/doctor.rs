@@ -88,6 +88,7 @@ fn subject(args: &Args) -> anyhow::Result<Subject> {
         targets.extend(status.nodes.iter().map(|node| node.peer.to_string()));
     }
     let host = HostFacts::read(root)?;
+    let disk = args.disk.as_deref().or(config.disk.as_ref().map(|disk| disk.folder.as_path()));
     Ok(Subject {
         files: Files::below(root),
         limits: config.resolve(&host),
