@@ -9,6 +9,7 @@ mod copies;
 mod disk;
 mod gather;
 mod peers;
+mod prefetch;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -26,6 +27,7 @@ pub use self::disk::DiskParts;
 use self::gather::Fetch;
 use self::peers::{EndedGrants, Untold};
 pub use self::peers::{Fetcher, Peers};
+use self::prefetch::{Meters, OrderNumber, PeerOrder, Waiting};
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
@@ -57,8 +59,13 @@ pub struct GpuActor {
     peers: Option<Peers>,
     /// Where events are told.
     feed: Feed,
-    /// Leases that wait for chunks of other nodes, by gather.
-    waiting: HashMap<u64, Asked>,
+    /// Leases and tickets that wait for chunks, by gather.
+    waiting: HashMap<u64, Waiting>,
+    /// What peers are asked for.
+    peer_orders: HashMap<OrderNumber, PeerOrder>,
+    last_peer_order: OrderNumber,
+    /// How fast chunks come from where.
+    meters: Meters,
     /// Chunks that are being fetched.
     fetching: HashMap<FetchId, Fetch>,
     untold: Untold,
@@ -198,6 +205,9 @@ impl GpuActor {
             peers,
             feed,
             waiting: HashMap::new(),
+            peer_orders: HashMap::new(),
+            last_peer_order: 0,
+            meters: Meters::default(),
             fetching: HashMap::new(),
             untold: Untold::default(),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
@@ -234,7 +244,14 @@ impl GpuActor {
                 self.store.unpin(session, pin)?;
                 Response::Unpinned
             }
-            Request::Hello(_) | Request::Commit(_) | Request::Lookup(_) | Request::Lease(_) => {
+            Request::Progress(ticket) => return self.progress(session, ticket),
+            Request::Hello(_)
+            | Request::Commit(_)
+            | Request::Lookup(_)
+            | Request::Lease(_)
+            | Request::Prefetch(_)
+            | Request::Collect(_)
+            | Request::Cancel(_) => {
                 return Err(Refused::OutOfOrder);
             }
         };
@@ -308,7 +325,7 @@ impl Actor for GpuActor {
             let now = actor.clock.now();
             actor.store.tick(now);
             actor.renew_extents(ctx);
-            actor.finish_late_gathers();
+            actor.finish_late_gathers(ctx);
             actor.follow_up(ctx);
         });
         self.start_disk(ctx);
@@ -340,6 +357,12 @@ impl Handler<Ask> for GpuActor {
             Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
             Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),
             Request::Lease(lease) => self.lease(session, lease, asked.clone(), ctx),
+            Request::Prefetch(prefetch) => self.prefetch(session, prefetch, asked.clone(), ctx),
+            Request::Collect(collect) => self.collect(session, collect, asked.clone(), ctx),
+            Request::Cancel(ticket) => {
+                self.cancel(session, ticket, ctx);
+                Ok(Reply::Now(Answer { response: None, descriptors: Vec::new() }))
+            }
             request => self
                 .store
                 .tenant(session)
@@ -361,7 +384,9 @@ impl Handler<Close> for GpuActor {
 
     fn handle(&mut self, close: Close, ctx: &mut Self::Context) {
         self.windows.remove(&close.session);
+        self.waiting.retain(|_, waiting| waiting.session != close.session);
         self.store.close_session(close.session);
+        self.stop_abandoned(ctx);
         self.follow_up(ctx);
     }
 }

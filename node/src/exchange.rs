@@ -258,6 +258,8 @@ pub struct FetchOrder {
     pub chunks: Vec<FetchChunk>,
     /// How long all of it may take.
     pub deadline: Duration,
+    /// A message here stops it: what has not come by then does not. Without one it is never stopped.
+    pub cancelled: Option<oneshot::Receiver<()>>,
 }
 
 /// One chunk to fetch.

@@ -14,6 +14,7 @@ pub mod hardware;
 pub mod host;
 mod http;
 pub mod limits;
+pub mod loading;
 pub mod metrics;
 pub mod placement;
 pub mod processes;

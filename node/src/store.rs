@@ -323,6 +323,7 @@ impl Store {
     /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its
     /// process is gone. Pins stay until their deadline.
     pub fn close_session(&mut self, id: SessionId) {
+        self.cancel_gathers_of(id);
         while let Some(number) =
             self.sessions.get(id).and_then(|session| session.reservations.keys().next().copied())
         {
@@ -376,6 +377,19 @@ impl Store {
     #[must_use]
     pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {
         Some(self.namespaces.find(NamespaceId(namespace))?.fingerprint)
+    }
+
+    /// Tokens of one chunk of a namespace.
+    #[must_use]
+    pub fn chunk_tokens(&self, namespace: u32) -> Option<u32> {
+        Some(self.namespaces.find(NamespaceId(namespace))?.chunk_tokens)
+    }
+
+    /// Bytes of the slots of a whole chunk of a namespace; 0 for one that nobody registered.
+    #[must_use]
+    pub fn chunk_bytes_of(&self, namespace: u32) -> u64 {
+        let number = NamespaceId(namespace);
+        self.namespaces.find(number).map_or(0, |_| self.whole_chunk_bytes(number))
     }
 
     /// Whether engines write straight into the arena.

@@ -41,6 +41,19 @@ pub enum Request {
     ///
     /// Names the pin.
     Unpin(u64),
+    /// Asks how much of a prompt can be served, and starts to bring what is not in memory; answered
+    /// [`Response::Prefetching`] as soon as that is known.
+    Prefetch(Prefetch),
+    /// Asks how far a prefetch is; answered [`Response::Progress`].
+    ///
+    /// Names the ticket.
+    Progress(u64),
+    /// Ends a prefetch and leases what it brought; answered [`Response::Leased`], at once or when it has waited.
+    Collect(Collect),
+    /// Ends a prefetch whose request went away: what is on its way is stopped. No answer.
+    ///
+    /// Names the ticket.
+    Cancel(u64),
 }
 
 /// Opens a session.
@@ -84,6 +97,36 @@ pub struct Lookup {
     pub tiers: Vec<Tier>,
     /// Pin what is found for so long.
     pub pin_ms: Option<u64>,
+}
+
+/// Asks how much of a prompt can be served, and for it to be brought.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Prefetch {
+    /// What to look for; what is found is brought.
+    pub lookup: Lookup,
+    /// Tokens that the engine computes in a second. Where it is given, chunks that are computed sooner than they come are
+    /// not brought.
+    pub prefill_tokens_per_second: Option<f64>,
+}
+
+/// Ends a prefetch.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collect {
+    /// The ticket.
+    pub ticket: u64,
+    /// How long to wait.
+    pub wait: Wait,
+}
+
+/// How long an engine waits for a prefetch.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all: it takes what is in place now, and what is on its way is stopped.
+    BestEffort,
+    /// Until all has come, or failed to.
+    Complete,
+    /// The same, but no longer than so many milliseconds.
+    TimeoutMs(u64),
 }
 
 /// Asks for room for chunks.
@@ -150,6 +193,10 @@ pub enum Response {
     Pinned(Pinned),
     /// The pin is gone.
     Unpinned,
+    /// What of the prompt was found is on its way.
+    Prefetching(Prefetching),
+    /// How far it is.
+    Progress(Progress),
     /// No room or too much in flight; nothing was done. Not an error: ask again later.
     Busy(Busy),
     /// The request was refused; nothing was done.
@@ -194,6 +241,30 @@ pub struct Found {
     pub spans: Vec<Span>,
     /// The pin, where one was asked for and something was found.
     pub pin: Option<u64>,
+}
+
+/// A prefetch has begun.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Prefetching {
+    /// The ticket: collect or cancel it. 0 where there is nothing to bring.
+    pub ticket: u64,
+    /// What was found, as a lookup says it.
+    pub found: Found,
+    /// Tokens of it that the ticket covers: all, or as far as there is room and loading is faster than computing.
+    pub tokens: u64,
+    /// Tokens that were found and are not brought because computing them is faster.
+    pub tokens_to_recompute: u64,
+}
+
+/// How far a prefetch is.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of contiguous prefix that are in place.
+    pub tokens_in_place: u64,
+    /// Tokens that will be, if nothing fails.
+    pub tokens_expected: u64,
+    /// Whether nothing is on its way any more.
+    pub is_done: bool,
 }
 
 /// A run of chunks in one tier.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use larder_protocol::session::{Found, Pinned};
+use larder_protocol::session::{Found, Pinned, Progress, Wait};
 use larder_protocol::{Chain, NamespaceSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
@@ -24,6 +24,7 @@ use crate::namespace::Namespace;
 use crate::options::{LookupOptions, SessionOptions};
 use crate::reservation::{Reservation, StagedChunk};
 use crate::socket::FrameReader;
+use crate::ticket::{NOTHING_TO_BRING, Ticket};
 use crate::traffic::Counters;
 
 /// A session with the node on this host, for threads without a runtime; shared by reference.
@@ -107,6 +108,47 @@ impl BlockingSession {
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
     pub fn lease(&self, namespace: &Namespace, chain: &Chain) -> Result<LeaseGuard, SessionError> {
         self.exchange(exchange::lease(namespace, chain)?)
+    }
+
+    /// Asks how much of a prompt can be served, and has the node bring it into its memory meanwhile; see
+    /// [`Session::prefetch`](crate::Session::prefetch).
+    ///
+    /// # Errors
+    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    pub fn prefetch(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        options: LookupOptions,
+        prefill_tokens_per_second: Option<f64>,
+    ) -> Result<Ticket, SessionError> {
+        let asked = exchange::prefetch(namespace, chain, options, prefill_tokens_per_second)?;
+        Ok(self.exchange(asked)?.keep())
+    }
+
+    /// Asks how far a prefetch is.
+    ///
+    /// # Errors
+    /// The general ones of [`SessionError`].
+    pub fn progress(&self, ticket: &Ticket) -> Result<Progress, SessionError> {
+        if ticket.number() == 0 {
+            return Ok(NOTHING_TO_BRING);
+        }
+        self.exchange(exchange::progress(ticket))
+    }
+
+    /// Ends a prefetch and leases the contiguous prefix that has come; see
+    /// [`Session::collect`](crate::Session::collect).
+    ///
+    /// # Errors
+    /// The general ones of [`SessionError`].
+    pub fn collect(&self, ticket: Ticket, wait: Wait) -> Result<LeaseGuard, SessionError> {
+        if ticket.number() == 0 {
+            return LeaseGuard::nothing(&self.link, ticket.namespace().clone());
+        }
+        let leased = self.exchange(exchange::collect(&ticket, wait))?;
+        ticket.end();
+        Ok(leased)
     }
 
     /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::session::{
-    Busy, Commit, Found, Lease, Lookup, Pin, Pinned, Register, Request, Reserve, Response,
+    Busy, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Prefetch, Progress, Register, Request, Reserve,
+    Response, Wait,
 };
 use larder_protocol::{Chain, NamespaceSpec};
 
@@ -15,6 +16,7 @@ use crate::link::Link;
 use crate::namespace::Namespace;
 use crate::options::{LookupOptions, millis};
 use crate::reservation::{CommitPart, Reservation};
+use crate::ticket::Ticket;
 
 /// A request, and how to turn its answer into a result.
 pub(crate) struct Exchange<T> {
@@ -69,17 +71,7 @@ pub(crate) fn lookup(
     chain: &Chain,
     options: LookupOptions,
 ) -> Result<Exchange<Pinning<Found>>, SessionError> {
-    chain.check(namespace.root(), namespace.is_flat())?;
-    let LookupOptions { prompt_tokens, skip_read, preempted, tiers, pin } = options;
-    let request = Request::Lookup(Lookup {
-        namespace: namespace.number(),
-        chain: chain.clone(),
-        prompt_tokens,
-        skip_read,
-        preempted,
-        tiers,
-        pin_ms: pin.map(millis),
-    });
+    let request = Request::Lookup(lookup_message(namespace, chain, options)?);
     let asked = chain.len() as u64;
     let most_tokens = asked * u64::from(namespace.chunk_tokens());
     let accept: Accept<_> = Box::new(move |link, response, _| match response {
@@ -92,6 +84,64 @@ pub(crate) fn lookup(
         _ => Err(SessionError::wrong_answer("a lookup finds")),
     });
     Ok(Exchange { request, accept })
+}
+
+fn lookup_message(
+    namespace: &Namespace,
+    chain: &Chain,
+    options: LookupOptions,
+) -> Result<Lookup, SessionError> {
+    chain.check(namespace.root(), namespace.is_flat())?;
+    let LookupOptions { prompt_tokens, skip_read, preempted, tiers, pin } = options;
+    Ok(Lookup {
+        namespace: namespace.number(),
+        chain: chain.clone(),
+        prompt_tokens,
+        skip_read,
+        preempted,
+        tiers,
+        pin_ms: pin.map(millis),
+    })
+}
+
+pub(crate) fn prefetch(
+    namespace: &Namespace,
+    chain: &Chain,
+    options: LookupOptions,
+    prefill_tokens_per_second: Option<f64>,
+) -> Result<Exchange<Pinning<Ticket>>, SessionError> {
+    let lookup = lookup_message(namespace, chain, options)?;
+    let request = Request::Prefetch(Prefetch { lookup, prefill_tokens_per_second });
+    let (namespace, asked) = (namespace.clone(), chain.len());
+    let accept: Accept<_> = Box::new(move |link, response, _| match response {
+        Response::Prefetching(prefetching) => {
+            let ticket = Ticket::accept(link, namespace, asked, prefetching)?;
+            Ok(Pinning::new(link, ticket.found().pin.unwrap_or(0), ticket))
+        }
+        _ => Err(SessionError::wrong_answer("a prefetch begins")),
+    });
+    Ok(Exchange { request, accept })
+}
+
+pub(crate) fn progress(ticket: &Ticket) -> Exchange<Progress> {
+    Exchange {
+        request: Request::Progress(ticket.number()),
+        accept: Box::new(|_, response, _| match response {
+            Response::Progress(progress) => Ok(progress),
+            _ => Err(SessionError::wrong_answer("a ticket has progress")),
+        }),
+    }
+}
+
+pub(crate) fn collect(ticket: &Ticket, wait: Wait) -> Exchange<LeaseGuard> {
+    let (namespace, asked) = (ticket.namespace().clone(), ticket.chunks());
+    Exchange {
+        request: Request::Collect(Collect { ticket: ticket.number(), wait }),
+        accept: Box::new(move |link, response, descriptors| match response {
+            Response::Leased(leased) => LeaseGuard::accept(link, namespace, asked, leased, &descriptors),
+            _ => Err(SessionError::wrong_answer("a ticket is collected as a lease")),
+        }),
+    }
 }
 
 pub(crate) fn lease(namespace: &Namespace, chain: &Chain) -> Result<Exchange<LeaseGuard>, SessionError> {

@@ -42,6 +42,12 @@ impl LeaseGuard {
         Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, placed })
     }
 
+    /// A lease of no chunks.
+    pub(crate) fn nothing(link: &Arc<Link>, namespace: Namespace) -> Result<Self, SessionError> {
+        let nothing = Leased { lease: 0, chunks: 0, places: Vec::new(), extents: Vec::new() };
+        Self::accept(link, namespace, 0, nothing, &[])
+    }
+
     /// Chunks leased, from the chain's first on.
     #[must_use]
     pub fn chunks(&self) -> usize {

@@ -23,6 +23,7 @@ pub mod quic;
 mod reservation;
 mod session;
 pub mod socket;
+mod ticket;
 mod traffic;
 mod window;
 
@@ -34,6 +35,7 @@ pub use namespace::Namespace;
 pub use options::{LookupOptions, SessionOptions};
 pub use reservation::{Reservation, StagedChunk};
 pub use session::Session;
+pub use ticket::Ticket;
 pub use traffic::Counters;
 
 /// README's example compiles.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_protocol::session::{Found, Pinned};
+use larder_protocol::session::{Found, Pinned, Progress, Wait};
 use larder_protocol::{Chain, NamespaceSpec};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -22,6 +22,7 @@ use crate::link::Link;
 use crate::namespace::Namespace;
 use crate::options::{LookupOptions, SessionOptions};
 use crate::reservation::{Reservation, StagedChunk};
+use crate::ticket::{NOTHING_TO_BRING, Ticket};
 use crate::traffic::Counters;
 
 /// A session with the node on this host, for async callers on tokio. Clones share it; requests of all clones and tasks
@@ -110,6 +111,55 @@ impl Session {
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
     pub async fn lease(&self, namespace: &Namespace, chain: &Chain) -> Result<LeaseGuard, SessionError> {
         self.exchange(exchange::lease(namespace, chain)?).await
+    }
+
+    /// Asks how much of a prompt can be served, and has the node bring it into its memory meanwhile: from disk and from
+    /// other nodes, all at once. Where the engine says how many tokens it computes in a second, only what comes sooner
+    /// than that is brought.
+    ///
+    /// Cancel safe: the prefetch ends, and a pin that was asked for too.
+    ///
+    /// # Errors
+    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    pub async fn prefetch(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        options: LookupOptions,
+        prefill_tokens_per_second: Option<f64>,
+    ) -> Result<Ticket, SessionError> {
+        let asked = exchange::prefetch(namespace, chain, options, prefill_tokens_per_second)?;
+        Ok(self.exchange(asked).await?.keep())
+    }
+
+    /// Asks how far a prefetch is.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// The general ones of [`SessionError`].
+    pub async fn progress(&self, ticket: &Ticket) -> Result<Progress, SessionError> {
+        if ticket.number() == 0 {
+            return Ok(NOTHING_TO_BRING);
+        }
+        self.exchange(exchange::progress(ticket)).await
+    }
+
+    /// Ends a prefetch and leases the contiguous prefix that has come. A chunk that failed to come ends it; what came behind
+    /// that stays cached.
+    ///
+    /// Cancel safe: the lease is given back.
+    ///
+    /// # Errors
+    /// The general ones of [`SessionError`].
+    pub async fn collect(&self, ticket: Ticket, wait: Wait) -> Result<LeaseGuard, SessionError> {
+        if ticket.number() == 0 {
+            return LeaseGuard::nothing(&self.link, ticket.namespace().clone());
+        }
+        let asked = exchange::collect(&ticket, wait);
+        let leased = self.exchange(asked).await?;
+        ticket.end();
+        Ok(leased)
     }
 
     /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays

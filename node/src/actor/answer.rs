@@ -99,5 +99,9 @@ pub(super) fn request_name(request: &Request) -> &'static str {
         Request::Release(_) => "release",
         Request::Pin(_) => "pin",
         Request::Unpin(_) => "unpin",
+        Request::Prefetch(_) => "prefetch",
+        Request::Progress(_) => "progress",
+        Request::Collect(_) => "collect",
+        Request::Cancel(_) => "cancel",
     }
 }

@@ -1,7 +1,7 @@
 //! What an actor does with its disk: writes what the store wants there, reads what leases and peers need, learns what is
 //! there when it starts and what left.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +47,9 @@ pub(super) struct Disk {
     pub(super) deadline: Duration,
     /// Writes under way.
     writes: usize,
+    queued_reads: VecDeque<FetchId>,
+    /// Bytes of reads under way.
+    reading_bytes: u64,
     /// Chunks that are read for peers, and who asked for them.
     recalls: HashMap<FetchId, Vec<Recalled>>,
     /// What of the disk's content is told at start, until all of it was.
@@ -78,6 +81,8 @@ impl Disk {
             known: HashMap::new(),
             deadline,
             writes: 0,
+            queued_reads: VecDeque::new(),
+            reading_bytes: 0,
             recalls: HashMap::new(),
             gone: Some(gone),
             found: known,
@@ -150,30 +155,56 @@ impl GpuActor {
         }
     }
 
-    /// Reads chunks that leases or peers wait for into their slots.
+    /// Reads chunks that leases or peers wait for into their slots, some at a time: what nobody waits for any more by the
+    /// time that its turn comes is not read.
     pub(super) fn read_from_disk(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
-        for id in ids {
-            let Some(Fetch { wanted, fingerprint, .. }) = self.fetching.get(&id) else { continue };
-            let key = ChunkKey { fingerprint: *fingerprint, hash: wanted.chunk.hash };
-            let places = wanted.blocks.iter().map(|block| self.block_place(block)).collect();
-            let ordered = match (&self.disk, ReadOrder::new(key, places)) {
-                (Some(disk), Ok(order)) => disk.tier.read(order).ok(),
-                (Some(_), Err(error)) => {
-                    tracing::error!(%error, "the store made an order that does not fit its memory");
-                    None
-                }
-                (None, _) => None,
-            };
-            match ordered {
-                Some(answer) => {
+        match &mut self.disk {
+            Some(disk) => disk.queued_reads.extend(ids),
+            None => ids.into_iter().for_each(|id| self.missed_on_disk(id, ctx)),
+        }
+        self.read_queued(ctx);
+    }
+
+    /// Orders reads that wait, as far as the disk is to have them at a time.
+    pub(super) fn read_queued(&mut self, ctx: &mut Context<Self>) {
+        while let Some(disk) = &mut self.disk
+            && disk.reading_bytes < MAX_READING_BYTES
+            && let Some(id) = disk.queued_reads.pop_front()
+        {
+            let Some(fetch) = self.fetching.get(&id) else { continue };
+            let (bytes, key) = (fetch.bytes(), fetch.key());
+            let places = fetch.wanted.blocks.iter().map(|block| self.block_place(block)).collect();
+            let Some(disk) = &mut self.disk else { return };
+            match ReadOrder::new(key, places).map(|order| disk.tier.read(order)) {
+                Ok(Ok(answer)) => {
+                    disk.reading_bytes += bytes;
+                    self.meters.disk.ordered(bytes, self.clock.elapsed());
                     let finish = answer
                         .into_actor(self)
-                        .map(move |answer, actor, ctx| actor.read(id, key, answer, ctx));
+                        .map(move |answer, actor, ctx| actor.read(id, key, bytes, answer, ctx));
                     ctx.spawn(finish);
                 }
-                None => self.missed_on_disk(id, ctx),
+                Ok(Err(Refused::Busy(_))) => {
+                    disk.queued_reads.push_front(id);
+                    return;
+                }
+                Ok(Err(Refused::Closed(_))) => self.missed_on_disk(id, ctx),
+                Err(error) => {
+                    tracing::error!(%error, "the store made an order that does not fit its memory");
+                    self.missed_on_disk(id, ctx);
+                }
             }
         }
+    }
+
+    /// Takes those of the chunks that wait for the disk out of its queue.
+    pub(super) fn unqueue_reads(&mut self, ids: &[FetchId]) -> Vec<FetchId> {
+        let Some(disk) = &mut self.disk else { return Vec::new() };
+        let unwanted: std::collections::BTreeSet<FetchId> = ids.iter().copied().collect();
+        let (out, rest) = disk.queued_reads.drain(..).partition(|id| unwanted.contains(id));
+        disk.queued_reads = rest;
+        let out: VecDeque<FetchId> = out;
+        out.into()
     }
 
     /// Starts to bring a chunk from disk for a peer; `None` where there is no room.
@@ -328,9 +359,17 @@ impl GpuActor {
         &mut self,
         id: FetchId,
         key: ChunkKey,
+        bytes: u64,
         answer: Result<ReadAnswer, RecvError>,
         ctx: &mut Context<Self>,
     ) {
+        if let Some(disk) = &mut self.disk {
+            disk.reading_bytes -= bytes;
+        }
+        match &answer {
+            Ok(ReadAnswer::Here { .. }) => self.meters.disk.delivered(bytes, self.clock.elapsed()),
+            _ => self.meters.disk.gave_up(bytes),
+        }
         match answer {
             Ok(ReadAnswer::Here { checksums, .. }) => {
                 if let Some(fetch) = self.fetching.remove(&id) {
@@ -350,6 +389,7 @@ impl GpuActor {
                 self.end_recalls(id);
             }
         }
+        self.read_queued(ctx);
         self.follow_up(ctx);
     }
 
@@ -365,7 +405,7 @@ impl GpuActor {
 
     /// A chunk cannot be read from disk: other nodes may have it.
     fn missed_on_disk(&mut self, id: FetchId, ctx: &mut Context<Self>) {
-        if self.peers.is_some() && self.store.is_leased_soon(id) {
+        if self.peers.is_some() && self.store.is_leased_soon(id) && self.is_not_asked_again(id) {
             self.ask_again(vec![id], ctx);
         } else {
             self.did_not_come(id);
@@ -390,6 +430,9 @@ impl StreamHandler<Gone> for GpuActor {
     /// The tier holds the sender: the stream ends only with the actor.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
+
+/// Bytes that are read at a time: enough for a fast drive, and few enough to stop soon.
+const MAX_READING_BYTES: u64 = 32 << 20;
 
 /// Writes that are ordered at a time; the disk's queue has room for reads besides.
 const MAX_WRITES: usize = 64;

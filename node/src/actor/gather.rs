@@ -7,8 +7,10 @@
 use std::time::Duration;
 
 use super::answer::Asked;
+use super::prefetch::{OrderNumber, PeerOrder, Waiting};
 use super::{Answer, GpuActor, Reply};
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
+use crate::disk::ChunkKey;
 use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
 use crate::metrics::Placed;
 use crate::placement::{Placement, place};
@@ -16,8 +18,9 @@ use crate::store::ids::SessionId;
 use crate::store::{Came, Checksums, FetchId, LookupOptions, Refused, Source, Walk, Wanted};
 use actix::prelude::*;
 use larder_protocol::Fingerprint;
-use larder_protocol::session::{Lease, Lookup, Response, Tier};
+use larder_protocol::session::{Found, Lease, Lookup, Response, Tier};
 use larder_protocol::table::Holder;
+use tokio::sync::oneshot;
 
 /// A chunk that is being fetched.
 pub(super) struct Fetch {
@@ -30,13 +33,25 @@ pub(super) struct Fetch {
     /// Whether the directory was asked a second time, since chunks move to their readers.
     is_asked_again: bool,
     deadline: Duration,
+    /// The order that asks a peer for it.
+    order: Option<OrderNumber>,
 }
 
 impl Fetch {
     /// One that only the disk is asked for, to begin with.
     pub(super) fn from_disk(wanted: Wanted, fingerprint: Fingerprint, deadline: Duration) -> Self {
         let candidates = Holders::default();
-        Self { wanted, fingerprint, candidates, copies: 0, is_asked_again: false, deadline }
+        Self { wanted, fingerprint, candidates, copies: 0, is_asked_again: false, deadline, order: None }
+    }
+
+    /// What it is called.
+    pub(super) fn key(&self) -> ChunkKey {
+        ChunkKey { fingerprint: self.fingerprint, hash: self.wanted.chunk.hash }
+    }
+
+    /// Bytes of its blocks.
+    pub(super) fn bytes(&self) -> u64 {
+        self.wanted.blocks.iter().map(|block| block.bytes).sum()
     }
 }
 
@@ -95,7 +110,7 @@ impl GpuActor {
     }
 
     /// Positions that a lookup could use, that are not here, and that other nodes may be asked for.
-    fn worth_asking(&self, ask: &Lookup, walk: &Walk) -> Vec<u32> {
+    pub(super) fn worth_asking(&self, ask: &Lookup, walk: &Walk) -> Vec<u32> {
         let may_ask = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Peer);
         if self.peers.is_none() || !may_ask || ask.skip_read {
             return Vec::new();
@@ -104,7 +119,7 @@ impl GpuActor {
         usable.map_or_else(Vec::new, |usable| walk.absent(usable.chunks))
     }
 
-    fn ask_holders(
+    pub(super) fn ask_holders(
         &self,
         namespace: u32,
         chain: &larder_protocol::Chain,
@@ -123,12 +138,40 @@ impl GpuActor {
         walk: &Walk,
         peers: &[bool],
     ) -> Result<Answer, Refused> {
+        let found = self.found_on(session, ask, walk, peers)?;
+        Ok(Answer::from(Response::Found(found)))
+    }
+
+    /// What a lookup finds now; counts it.
+    pub(super) fn found(
+        &mut self,
+        session: SessionId,
+        ask: &Lookup,
+        peers: &[bool],
+    ) -> Result<Found, Refused> {
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        self.found_on(session, ask, &walk, peers)
+    }
+
+    fn found_on(
+        &mut self,
+        session: SessionId,
+        ask: &Lookup,
+        walk: &Walk,
+        peers: &[bool],
+    ) -> Result<Found, Refused> {
         let &Lookup { prompt_tokens, skip_read, pin_ms, ref tiers, .. } = ask;
         let options = LookupOptions { peers, prompt_tokens, skip_read, tiers, pin_ms };
         let now = self.clock.now();
         let found = self.store.lookup_found(session, ask.namespace, &ask.chain, walk, options, now)?;
         self.looked_up(ask, &found);
-        Ok(Answer::from(Response::Found(found)))
+        Ok(found)
+    }
+
+    /// How long chunks may take to come from where they are.
+    pub(super) fn load_deadline(&self) -> Duration {
+        let peers = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        self.disk.as_ref().map_or(peers, |disk| disk.deadline.max(peers))
     }
 
     /// Starts to read and fetch what a lease needs.
@@ -148,11 +191,29 @@ impl GpuActor {
                 return self.reply(asked, Answer::from(refused));
             }
         };
-        let deadline = asked.started + self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
-        self.waiting.insert(gathered.gather, asked);
-        let fingerprint = self.store.fingerprint(ask.namespace).unwrap_or(Fingerprint([0; 32]));
-        let (mut ids, mut on_disk) = (Vec::with_capacity(gathered.wanted.len()), Vec::new());
-        for wanted in gathered.wanted {
+        let until = asked.started + self.load_deadline();
+        self.waiting.insert(gathered.gather, Waiting { session, asked: Some(asked), until });
+        if gathered.is_ready {
+            self.finish_gathers(vec![gathered.gather]);
+        }
+        self.load(ask.namespace, gathered.wanted, absent, holders, until, ctx);
+    }
+
+    /// Orders chunks, each from where it is.
+    pub(super) fn load(
+        &mut self,
+        namespace: u32,
+        wanted: Vec<Wanted>,
+        absent: &[u32],
+        holders: &[Holders],
+        until: Duration,
+        ctx: &mut Context<Self>,
+    ) {
+        let peers_deadline = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        let deadline = until.min(self.clock.elapsed() + peers_deadline);
+        let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
+        let (mut ids, mut on_disk) = (Vec::with_capacity(wanted.len()), Vec::new());
+        for wanted in wanted {
             if wanted.from == Source::Disk {
                 on_disk.push(wanted.fetch);
                 self.fetching.insert(wanted.fetch, Fetch::from_disk(wanted, fingerprint, deadline));
@@ -163,16 +224,18 @@ impl GpuActor {
             let copies = candidates.len();
             candidates.reverse();
             ids.push(wanted.fetch);
-            let is_asked_again = false;
-            let fetch = Fetch { wanted, fingerprint, candidates, copies, is_asked_again, deadline };
+            let (is_asked_again, order) = (false, None);
+            let fetch = Fetch { wanted, fingerprint, candidates, copies, is_asked_again, deadline, order };
             self.fetching.insert(fetch.wanted.fetch, fetch);
-        }
-        if gathered.is_ready {
-            self.finish_gathers(vec![gathered.gather]);
         }
         self.read_from_disk(on_disk, ctx);
         self.order_fetches(ids, ctx);
         self.renew_extents(ctx);
+    }
+
+    /// Whether the directory may be asked (again) who has a chunk.
+    pub(super) fn is_not_asked_again(&self, id: FetchId) -> bool {
+        self.fetching.get(&id).is_some_and(|fetch| !fetch.is_asked_again)
     }
 
     /// Asks the directory again for chunks whose holders did not have them.
@@ -214,7 +277,40 @@ impl GpuActor {
             last = next.or(last);
         }
         for (holder, ids) in by_holder {
-            self.order_fetch(holder, ids, now, ctx);
+            for part in self.parts_of(&ids) {
+                self.order_fetch(holder, part, now, ctx);
+            }
+        }
+    }
+
+    /// Divides chunks into orders of some MiB, so that each can be told and stopped by itself.
+    fn parts_of(&self, ids: &[FetchId]) -> Vec<Vec<FetchId>> {
+        let mut parts: Vec<Vec<FetchId>> = Vec::new();
+        let mut bytes = ORDER_BYTES;
+        for &id in ids {
+            let more = self.fetching.get(&id).map_or(0, Fetch::bytes);
+            match parts.last_mut() {
+                Some(part) if bytes + more <= ORDER_BYTES => part.push(id),
+                _ => {
+                    parts.push(vec![id]);
+                    bytes = 0;
+                }
+            }
+            bytes += more;
+        }
+        parts
+    }
+
+    /// Stops asking a peer for a chunk that nobody waits for, when that is so for all that was asked with it.
+    pub(super) fn stop_fetch(&mut self, id: FetchId) {
+        let Some(order) = self.fetching.get(&id).and_then(|fetch| fetch.order) else { return };
+        let Some(order) = self.peer_orders.get_mut(&order) else { return };
+        order.awaited.retain(|&other| other != id);
+        if order.awaited.is_empty()
+            && let Some(cancel) = order.cancel.take()
+        {
+            // It has just ended where this fails.
+            let _ = cancel.send(());
         }
     }
 
@@ -222,15 +318,27 @@ impl GpuActor {
         let fetches: Vec<&Fetch> = ids.iter().filter_map(|id| self.fetching.get(id)).collect();
         let Some(first) = fetches.first() else { return };
         let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(now));
+        let bytes: u64 = fetches.iter().map(|fetch| fetch.bytes()).sum();
         let chunks = fetches.iter().map(|fetch| self.fetch_chunk(&fetch.wanted)).collect();
-        let order = FetchOrder { holder, fingerprint, chunks, deadline };
+        let (cancel, cancelled) = oneshot::channel();
+        let order = FetchOrder { holder, fingerprint, chunks, deadline, cancelled: Some(cancelled) };
         let Some(peers) = &self.peers else { return };
         let Ok(coming) = (peers.fetch)(order) else {
             // Too many fetches are under way: asking another node would meet the same queue.
             ids.into_iter().for_each(|id| self.did_not_come(id));
             return;
         };
+        self.last_peer_order += 1;
+        let number = self.last_peer_order;
+        self.peer_orders.insert(number, PeerOrder { awaited: ids.clone(), cancel: Some(cancel) });
+        ids.iter().for_each(|id| {
+            if let Some(fetch) = self.fetching.get_mut(id) {
+                fetch.order = Some(number);
+            }
+        });
+        self.meters.peer(holder).ordered(bytes, now);
         let finish = coming.into_actor(self).map(move |came, actor, ctx| {
+            actor.peer_orders.remove(&number);
             let came = came.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat_with(|| None));
             actor.fetched(holder, ids.into_iter().zip(came).collect(), ctx);
         });
@@ -251,7 +359,13 @@ impl GpuActor {
     /// What a holder sent is here, or not.
     fn fetched(&mut self, holder: Holder, came: Vec<(FetchId, Option<Fetched>)>, ctx: &mut Context<Self>) {
         let (mut again, mut stale) = (Vec::new(), Vec::new());
+        let now = self.clock.elapsed();
         for (id, came) in came {
+            let bytes = self.fetching.get(&id).map_or(0, Fetch::bytes);
+            match &came {
+                Some(Fetched::Here { .. }) => self.meters.peer(holder).delivered(bytes, now),
+                _ => self.meters.peer(holder).gave_up(bytes),
+            }
             match came {
                 Some(Fetched::Here { checksums, reads, is_on_disk }) => {
                     let checksums = checksums.into_iter().map(Checksums::from).collect();
@@ -270,6 +384,9 @@ impl GpuActor {
                 tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
             }
         }
+        let (again, unwanted): (Vec<FetchId>, Vec<FetchId>) =
+            again.into_iter().partition(|&id| self.store.is_awaited(id));
+        unwanted.into_iter().for_each(|id| self.did_not_come(id));
         let is_lost = |id: &FetchId| {
             self.fetching.get(id).is_some_and(|fetch| fetch.candidates.is_empty() && !fetch.is_asked_again)
         };
@@ -306,19 +423,25 @@ impl GpuActor {
     }
 
     /// Answers leases that have waited as long as they may with what is here. What they waited for may still come.
-    pub(super) fn finish_late_gathers(&mut self) {
-        let Some(disk) = &self.disk else { return };
-        let most = disk.deadline.max(self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline));
+    pub(super) fn finish_late_gathers(&mut self, ctx: &mut Context<Self>) {
         let now = self.clock.elapsed();
-        let late = self.waiting.iter().filter(|(_, asked)| asked.started + most <= now);
-        let late: Vec<u64> = late.map(|(&gather, _)| gather).collect();
+        let late = self.waiting.iter().filter(|(_, waiting)| waiting.asked.is_some() && waiting.until <= now);
+        let mut late: Vec<u64> = late.map(|(&gather, _)| gather).collect();
+        if late.is_empty() {
+            return;
+        }
+        late.sort_unstable();
         self.finish_gathers(late);
+        self.stop_abandoned(ctx);
     }
 
     pub(super) fn finish_gathers(&mut self, ready: Vec<u64>) {
         for gather in ready {
+            // A ticket that nobody has collected yet stays.
+            let Some(waiting) = self.waiting.get_mut(&gather) else { continue };
+            let Some(asked) = waiting.asked.take() else { continue };
+            self.waiting.remove(&gather);
             let leased = self.store.finish_gather(gather);
-            let Some(asked) = self.waiting.remove(&gather) else { continue };
             let answer = leased.map_or_else(Answer::from, |leased| self.show_lease(leased));
             self.reply(asked, answer);
         }
@@ -326,13 +449,16 @@ impl GpuActor {
 }
 
 /// By position in a chain of `chunks`, whether another node has the chunk.
-fn held_by_peers(chunks: usize, absent: &[u32], holders: &[Holders]) -> Vec<bool> {
+pub(super) fn held_by_peers(chunks: usize, absent: &[u32], holders: &[Holders]) -> Vec<bool> {
     let mut held = vec![false; chunks];
     for (&position, holders) in absent.iter().zip(holders) {
         held[position as usize] = !holders.is_empty();
     }
     held
 }
+
+/// Bytes of the chunks that are asked of a peer together, at least one: the exchange divides no further.
+const ORDER_BYTES: u64 = 4 << 20;
 
 /// The next node to ask: the one that is asked for the chunk before, if it may be, else a random one.
 fn next_candidate(candidates: &mut Holders, last: Option<Holder>) -> Option<Holder> {

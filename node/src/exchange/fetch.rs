@@ -18,8 +18,18 @@ use super::{CREDIT_UNIT_BYTES, Destination, FetchChunk, FetchFailure, FetchOrder
 use crate::copy::BlockChecksums;
 
 /// Carries an order out, and tells what came of each chunk. Once it has told, nothing writes to the slots.
-pub(super) async fn carry_out(peers: Peers, order: FetchOrder, done: oneshot::Sender<Vec<Fetched>>) {
+pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot::Sender<Vec<Fetched>>) {
     let mut done = done;
+    let cancelled = order.cancelled.take();
+    let cancelled = async {
+        let is_cancelled = match cancelled {
+            Some(cancelled) => cancelled.await.is_ok(),
+            None => false,
+        };
+        if !is_cancelled {
+            std::future::pending::<()>().await;
+        }
+    };
     let chunks = order.chunks.len();
     let metrics = peers.metrics().clone();
     metrics.fetches_in_flight.add(chunks as i64);
@@ -33,6 +43,7 @@ pub(super) async fn carry_out(peers: Peers, order: FetchOrder, done: oneshot::Se
                 in_time = fetching => in_time.is_ok(),
                 // Nobody waits any more.
                 () = done.closed() => true,
+                () = cancelled => true,
             };
             if !in_time {
                 peers.falls_silent(link);

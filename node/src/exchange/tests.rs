@@ -169,7 +169,7 @@ impl Asker {
         };
         let holder = Holder { node: NodeNumber(2), device: 0 };
         let chunks = (first..first + chunks).map(chunk).collect();
-        let order = FetchOrder { holder, fingerprint: SPACE, chunks, deadline };
+        let order = FetchOrder { holder, fingerprint: SPACE, chunks, deadline, cancelled: None };
         self.handle.fetch(order).unwrap().await.unwrap()
     }
 }
@@ -317,6 +317,7 @@ fn a_node_that_is_no_member_is_asked_for_nothing() {
             fingerprint: SPACE,
             chunks: Vec::new(),
             deadline: LONG,
+            cancelled: None,
         };
         assert!(asker.handle.fetch(order).unwrap().await.unwrap().is_empty());
         assert_eq!((holder.fetches.get(), holder.connections.borrow().len()), (0, 0));

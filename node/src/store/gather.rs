@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
-use larder_protocol::session::Scarce;
+use larder_protocol::session::{Progress, Scarce};
 use larder_protocol::{Chain, ChunkHash, ChunkRef, Fingerprint};
 
 use super::disk::Disk;
@@ -26,6 +26,8 @@ pub(super) struct Gathers {
     open: HashMap<u64, Gather>,
     fetches: HashMap<ChunkId, Fetch>,
     passing_bytes: u64,
+    /// Fetches that nobody waits for any more.
+    abandoned: Vec<FetchId>,
 }
 
 #[derive(Debug)]
@@ -43,6 +45,8 @@ struct Gather {
 struct Fetch {
     /// Gathers that wait for it.
     gathers: Vec<u64>,
+    /// Peers that wait for it.
+    recalls: u32,
 }
 
 /// A chunk that is being fetched.
@@ -183,7 +187,7 @@ impl Store {
     /// are to stay, and why; else they pass. Answers the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
-        let Some(Fetch { gathers }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
+        let Some(Fetch { gathers, .. }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
         let number = self.index.get(id).namespace;
         match came {
             Some(Came { checksums, reads, is_on_disk_elsewhere }) => {
@@ -218,7 +222,7 @@ impl Store {
         ready
     }
 
-    /// Ends a gather as a lease of the prefix that is here. Fetches it still waits for go on without it.
+    /// Ends a gather as a lease of the prefix that is here. What it still waits for is abandoned, unless others wait too.
     ///
     /// # Errors
     /// [`Refused::Unknown`] where the session has ended, or there is no such gather.
@@ -230,6 +234,7 @@ impl Store {
         if let Ok(held) = self.session_mut(session) {
             held.leased_blocks -= (chunks.len() * blocks) as u64;
         } else {
+            self.stop_waiting(gather, &chunks);
             self.unclaim(&chunks);
             self.evict_above_watermark();
             return Err(Refused::Unknown { what: "session", number: session.0.into() });
@@ -240,6 +245,7 @@ impl Store {
         while fit < complete && self.place_blocks(session, namespace, &slices, chunks[fit], &mut leased) {
             fit += 1;
         }
+        self.stop_waiting(gather, &chunks[complete..]);
         self.unclaim(&chunks[fit..]);
         if fit > 0 {
             leased.lease = self.next_number();
@@ -251,6 +257,66 @@ impl Store {
         }
         self.evict_above_watermark();
         Ok(leased)
+    }
+
+    /// Ends a gather without a lease; nothing happens where there is none of this number in the session.
+    pub fn cancel_gather(&mut self, session: SessionId, gather: u64) {
+        if self.gathers.open.get(&gather).is_none_or(|open| open.session != session) {
+            return;
+        }
+        let Some(Gather { namespace, slices, chunks, .. }) = self.gathers.open.remove(&gather) else {
+            return;
+        };
+        let blocks = (chunks.len() * slices.len() * self.namespaces.get(namespace).pools.len()) as u64;
+        if let Ok(held) = self.session_mut(session) {
+            held.leased_blocks -= blocks;
+        }
+        self.stop_waiting(gather, &chunks);
+        self.unclaim(&chunks);
+        self.evict_above_watermark();
+    }
+
+    /// How far a gather is.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for one that is not the session's, or no longer.
+    pub fn progress(&self, session: SessionId, gather: u64) -> Result<Progress, Refused> {
+        let unknown = Refused::Unknown { what: "ticket", number: gather };
+        let open = self.gathers.open.get(&gather).filter(|open| open.session == session).ok_or(unknown)?;
+        let in_place = open.chunks.iter().take_while(|&&chunk| self.index.get(chunk).is_complete()).count();
+        let coming = |chunk: &ChunkId| self.index.get(*chunk).is_complete() || self.gathers.is_coming(*chunk);
+        let expected = open.chunks.iter().take_while(|chunk| coming(chunk)).count();
+        let chunk_tokens = u64::from(self.namespaces.get(open.namespace).chunk_tokens);
+        Ok(Progress {
+            tokens_in_place: in_place as u64 * chunk_tokens,
+            tokens_expected: expected as u64 * chunk_tokens,
+            is_done: open.waiting == 0,
+        })
+    }
+
+    /// Fetches that nobody waits for any more, since the last call. They may be stopped; [`Store::fetched`] must follow.
+    pub fn take_abandoned(&mut self) -> Vec<FetchId> {
+        std::mem::take(&mut self.gathers.abandoned)
+    }
+
+    /// The gathers of a session that ends.
+    pub(super) fn cancel_gathers_of(&mut self, session: SessionId) {
+        let open = self.gathers.open.iter().filter(|(_, gather)| gather.session == session);
+        let mut open: Vec<u64> = open.map(|(&gather, _)| gather).collect();
+        open.sort_unstable();
+        open.into_iter().for_each(|gather| self.cancel_gather(session, gather));
+    }
+
+    /// A gather no longer waits for those of its chunks that are on their way.
+    fn stop_waiting(&mut self, gather: u64, chunks: &[ChunkId]) {
+        for &chunk in chunks {
+            let Some(fetch) = self.gathers.fetches.get_mut(&chunk) else { continue };
+            let waited = fetch.gathers.len();
+            fetch.gathers.retain(|&other| other != gather);
+            if fetch.gathers.len() < waited && fetch.gathers.is_empty() && fetch.recalls == 0 {
+                self.gathers.abandoned.push(FetchId(chunk));
+            }
+        }
     }
 
     /// Makes a chunk that only passes, or is leaving, one that stays, if it is one.
@@ -304,6 +370,9 @@ impl Store {
         } else {
             return None;
         };
+        if let Some(fetch) = self.gathers.fetches.get_mut(&id) {
+            fetch.recalls += 1;
+        }
         self.change(id, |chunk| chunk.claims += 1);
         Some(Recall { fetch: FetchId(id), wanted })
     }
@@ -318,6 +387,13 @@ impl Store {
     #[must_use]
     pub fn is_leased_soon(&self, FetchId(id): FetchId) -> bool {
         self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
+    }
+
+    /// Whether anybody waits for a chunk that is being fetched.
+    #[must_use]
+    pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {
+        let fetch = self.gathers.fetches.get(&id);
+        fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0)
     }
 
     /// Enters a chunk and takes slots for all its blocks; `None` where there is no room for what is not to stay.

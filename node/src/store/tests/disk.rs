@@ -435,3 +435,76 @@ fn random_histories_with_a_disk_keep_every_invariant_and_leave_nothing_behind() 
         world.end();
     }
 }
+
+/// Tickets over chunks in memory, on disk and at peers, which come, fail, are collected early or late, or cancelled, until
+/// the session closes. Nothing is left of any.
+#[test]
+fn ten_thousand_random_tickets_with_cancels_and_failures_end_with_nothing_held() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    let mut f = Fixture::new(with_disk(64, 16, WritePolicy::WriteThrough));
+    let fingerprint = spec().fingerprint("a");
+    let (mut tickets, mut coming, mut collected) = (Vec::<u64>::new(), Vec::<FetchId>::new(), 0);
+    for number in 0..10_000_u32 {
+        let word: String = (0..rng.usize(1..7)).map(|_| rng.choice(['a', 'b', 'c']).unwrap()).collect();
+        let chain = f.chain(&word);
+        match rng.u8(..8) {
+            0 => f.put(&word),
+            1 => (0..chain.len())
+                .for_each(|position| _ = f.store.recovered(&fingerprint, chain.chunk(position))),
+            _ => {}
+        }
+        f.write_all();
+        let peers: Vec<bool> = (0..chain.len()).map(|_| rng.bool()).collect();
+        if let Ok(gathered) = f.store.gather(f.session, f.namespace, &chain, &peers) {
+            coming.extend(gathered.wanted.iter().map(|wanted| wanted.fetch));
+            tickets.push(gathered.gather);
+        }
+        while rng.u8(..3) > 0 && !coming.is_empty() {
+            let fetch = coming.swap_remove(rng.usize(..coming.len()));
+            let came = if rng.u8(..4) > 0 { came() } else { None };
+            f.store.fetched(fetch, came, rng.bool().then_some(ChangeKind::Gained));
+        }
+        while rng.bool() && !tickets.is_empty() {
+            let ticket = tickets.swap_remove(rng.usize(..tickets.len()));
+            let progress = f.store.progress(f.session, ticket).unwrap();
+            assert!(progress.tokens_in_place <= progress.tokens_expected);
+            if rng.bool() {
+                f.store.cancel_gather(f.session, ticket);
+                assert!(f.store.progress(f.session, ticket).is_err());
+                continue;
+            }
+            let leased = f.store.finish_gather(ticket).unwrap();
+            assert_eq!(
+                u64::from(leased.chunks) * 16,
+                progress.tokens_in_place,
+                "it leases what it said is there"
+            );
+            if leased.lease > 0 {
+                f.store.release(f.session, leased.lease).unwrap();
+            }
+            collected += 1;
+        }
+        // What nobody waits for is stopped, which is a failure to come.
+        for fetch in f.store.take_abandoned() {
+            assert!(!f.store.is_awaited(fetch));
+            coming.retain(|&other| other != fetch);
+            f.store.fetched(fetch, None, None);
+        }
+        if number % 100 == 0 {
+            f.store.assert_consistent();
+        }
+    }
+    f.store.close_session(f.session);
+    for fetch in f.store.take_abandoned() {
+        coming.retain(|&other| other != fetch);
+        f.store.fetched(fetch, None, None);
+    }
+    assert!(coming.is_empty(), "all that was under way was told to be given up");
+    f.write_all();
+    f.store.assert_consistent();
+    let usage = f.store.usage();
+    assert_eq!((usage.leases, usage.fetches, usage.passing_bytes, usage.grants), (0, 0, 0, 0));
+    assert_eq!(usage.bytes.used, usage.cached_bytes);
+    println!("{collected} of 10,000 tickets were collected");
+    assert!(collected > 2_000);
+}

@@ -1,0 +1,96 @@
+//! Prefetches under way.
+
+use std::sync::Arc;
+
+use larder_protocol::session::{Found, Prefetching, Progress, Request};
+
+use crate::error::SessionError;
+use crate::link::Link;
+use crate::namespace::Namespace;
+
+/// A prefetch: the node brings what it found of a prompt into its memory. Collect it to read what has come.
+///
+/// Dropping it cancels the prefetch at once, without blocking, from any thread: what is on its way is stopped.
+pub struct Ticket {
+    link: Arc<Link>,
+    namespace: Namespace,
+    /// 0 where there is nothing to bring, or it was collected.
+    number: u64,
+    found: Found,
+    tokens: u64,
+    tokens_to_recompute: u64,
+    chunks: usize,
+}
+
+impl Ticket {
+    pub(crate) fn accept(
+        link: &Arc<Link>,
+        namespace: Namespace,
+        asked: usize,
+        answer: Prefetching,
+    ) -> Result<Self, SessionError> {
+        let Prefetching { ticket: number, found, tokens, tokens_to_recompute } = answer;
+        let ticket = Self {
+            link: Arc::clone(link),
+            namespace,
+            number,
+            found,
+            tokens,
+            tokens_to_recompute,
+            chunks: asked,
+        };
+        let most = asked as u64 * u64::from(ticket.namespace.chunk_tokens());
+        if ticket.tokens > most || ticket.found.tokens > most {
+            return Err(SessionError::wrong_answer("a prefetch brings chunks that were asked for"));
+        }
+        Ok(ticket)
+    }
+
+    /// What was found, as a lookup says it.
+    #[must_use]
+    pub fn found(&self) -> &Found {
+        &self.found
+    }
+
+    /// Tokens of the prefix that is being brought.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Tokens that were found and are not brought because the engine computes them sooner.
+    #[must_use]
+    pub fn tokens_to_recompute(&self) -> u64 {
+        self.tokens_to_recompute
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Chunks of the chain that was asked for.
+    pub(crate) fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// It was collected: nothing is left to cancel.
+    pub(crate) fn end(mut self) {
+        self.number = 0;
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.number != 0 {
+            self.link.post(&Request::Cancel(self.number));
+        }
+    }
+}
+
+/// How far a prefetch is that brings nothing.
+pub(crate) const NOTHING_TO_BRING: Progress =
+    Progress { tokens_in_place: 0, tokens_expected: 0, is_done: true };

@@ -1,0 +1,223 @@
+//! Prefetches: what is found of a prompt is brought while the engine does something else.
+//!
+//! A ticket is a gather that nobody waits for yet. All its chunks are ordered at once, each from where it is, as far as that
+//! is faster than computing them. The engine asks how far it is, collects what has come, or cancels.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use actix::prelude::*;
+use larder_protocol::Chain;
+use larder_protocol::session::{Collect, Found, Lookup, Prefetch, Prefetching, Response, Tier, Wait};
+use larder_protocol::table::Holder;
+
+use super::answer::Asked;
+use super::gather::held_by_peers;
+use super::{Answer, GpuActor, Reply};
+use crate::directory::Holders;
+use crate::loading::{Meter, Piece, Prefill, worth_loading};
+use crate::store::ids::SessionId;
+use crate::store::{FetchId, Refused};
+
+/// What the sources of this actor deliver.
+#[derive(Debug, Default)]
+pub(super) struct Meters {
+    pub(super) disk: Meter,
+    peers: HashMap<Holder, Meter>,
+}
+
+/// A gather and who waits for it.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) session: SessionId,
+    /// Nobody, for a ticket that is not collected yet.
+    pub(super) asked: Option<Asked>,
+    /// When they are answered at the latest.
+    pub(super) until: Duration,
+}
+
+impl Meters {
+    pub(super) fn peer(&mut self, holder: Holder) -> &mut Meter {
+        // Nodes that left are forgotten with all others: they are measured again soon.
+        if self.peers.len() >= MAX_METERED_PEERS && !self.peers.contains_key(&holder) {
+            self.peers.clear();
+        }
+        self.peers.entry(holder).or_default()
+    }
+}
+
+impl GpuActor {
+    /// Answers a prefetch, when it is known where its chunks are.
+    pub(super) fn prefetch(
+        &mut self,
+        session: SessionId,
+        ask: Prefetch,
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) -> Result<Reply, Refused> {
+        let walk = self.store.find(session, ask.lookup.namespace, &ask.lookup.chain)?;
+        let absent = self.worth_asking(&ask.lookup, &walk);
+        let Some(asking) = self.ask_holders(ask.lookup.namespace, &ask.lookup.chain, &absent) else {
+            return self.start_prefetch(session, &ask, &[], &[], ctx).map(Reply::Now);
+        };
+        let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
+            let answer = actor.start_prefetch(session, &ask, &absent, &holders.unwrap_or_default(), ctx);
+            actor.reply(asked, answer.unwrap_or_else(Answer::from));
+            actor.follow_up(ctx);
+        });
+        ctx.spawn(finish);
+        Ok(Reply::Later)
+    }
+
+    fn start_prefetch(
+        &mut self,
+        session: SessionId,
+        ask: &Prefetch,
+        absent: &[u32],
+        holders: &[Holders],
+        ctx: &mut Context<Self>,
+    ) -> Result<Answer, Refused> {
+        let Prefetch { lookup: Lookup { namespace, ref chain, .. }, prefill_tokens_per_second } = *ask;
+        let peers = held_by_peers(chain.len(), absent, holders);
+        let found = self.found(session, &ask.lookup, &peers)?;
+        let Some(chunk_tokens) = self.store.chunk_tokens(namespace) else { return Err(Refused::Internal) };
+        let run = found.spans.iter().scan(0, |end, span| {
+            let follows = span.from == *end;
+            *end = span.to;
+            follows.then_some(span.to)
+        });
+        let run = run.last().unwrap_or(0) as usize;
+        let wanted = match prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0) {
+            Some(tokens_per_second) => {
+                let prefill = Prefill { tokens_per_second, chunk_tokens };
+                self.worth_loading(namespace, run, &found, absent, holders, prefill)
+            }
+            None => run,
+        };
+        let tokens_to_recompute = (run - wanted) as u64 * u64::from(chunk_tokens);
+        let (mut ticket, mut tokens) = (0, 0);
+        if wanted > 0 {
+            let part: Chain = chain.part(0, wanted);
+            let gathered = self.store.gather(session, namespace, &part, &peers[..wanted])?;
+            ticket = gathered.gather;
+            self.waiting.insert(ticket, Waiting { session, asked: None, until: Duration::MAX });
+            tokens = self.store.progress(session, ticket)?.tokens_expected;
+            let until = self.clock.elapsed() + self.load_deadline();
+            self.load(namespace, gathered.wanted, absent, holders, until, ctx);
+        }
+        Ok(Answer::from(Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })))
+    }
+
+    /// Answers how far a prefetch is.
+    pub(super) fn progress(&self, session: SessionId, ticket: u64) -> Result<Answer, Refused> {
+        Ok(Answer::from(Response::Progress(self.store.progress(session, ticket)?)))
+    }
+
+    /// Leases what a prefetch brought, when it has waited as long as it is to.
+    pub(super) fn collect(
+        &mut self,
+        session: SessionId,
+        ask: Collect,
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) -> Result<Reply, Refused> {
+        let Collect { ticket, wait } = ask;
+        let progress = self.store.progress(session, ticket)?;
+        let now = self.clock.elapsed();
+        let until = match wait {
+            Wait::BestEffort => now,
+            Wait::Complete => now + self.load_deadline(),
+            Wait::TimeoutMs(ms) => now + Duration::from_millis(ms).min(self.load_deadline()),
+        };
+        let unknown = Refused::Unknown { what: "ticket", number: ticket };
+        let waiting =
+            self.waiting.get_mut(&ticket).filter(|waiting| waiting.asked.is_none()).ok_or(unknown)?;
+        (waiting.asked, waiting.until) = (Some(asked), until);
+        if progress.is_done || until == now {
+            self.finish_gathers(vec![ticket]);
+            self.stop_abandoned(ctx);
+        }
+        Ok(Reply::Later)
+    }
+
+    /// Ends a prefetch. What is on its way is stopped, unless others wait for it too.
+    pub(super) fn cancel(&mut self, session: SessionId, ticket: u64, ctx: &mut Context<Self>) {
+        if self.waiting.get(&ticket).is_some_and(|waiting| waiting.session == session) {
+            self.waiting.remove(&ticket);
+            self.store.cancel_gather(session, ticket);
+            self.stop_abandoned(ctx);
+        }
+    }
+
+    /// Stops what nobody waits for: what waits for the disk at once, what comes from a peer when nothing of its order is
+    /// waited for.
+    pub(super) fn stop_abandoned(&mut self, ctx: &mut Context<Self>) {
+        let abandoned = self.store.take_abandoned();
+        if abandoned.is_empty() {
+            return;
+        }
+        for id in self.unqueue_reads(&abandoned) {
+            self.did_not_come(id);
+        }
+        for id in abandoned {
+            self.stop_fetch(id);
+        }
+        self.read_queued(ctx);
+    }
+
+    /// How many of the chunks found are worth loading.
+    fn worth_loading(
+        &mut self,
+        namespace: u32,
+        run: usize,
+        found: &Found,
+        absent: &[u32],
+        holders: &[Holders],
+        prefill: Prefill,
+    ) -> usize {
+        let bytes = self.store.chunk_bytes_of(namespace);
+        // The disk is the first source; the peers follow.
+        let mut sources: Vec<Holder> = Vec::new();
+        let pieces: Vec<Piece> = (0..run as u32)
+            .map(|position| {
+                let span = found.spans.iter().find(|span| (span.from..span.to).contains(&position));
+                let source = match span.map(|span| span.tier) {
+                    Some(Tier::Disk) => Some(0),
+                    Some(Tier::Peer) => first_holder(position, absent, holders).map(|holder| {
+                        let known = sources.iter().position(|&other| other == holder);
+                        1 + known.unwrap_or_else(|| {
+                            sources.push(holder);
+                            sources.len() - 1
+                        })
+                    }),
+                    Some(Tier::Host) | None => None,
+                };
+                Piece { source, bytes }
+            })
+            .collect();
+        sources.iter().for_each(|&holder| _ = self.meters.peer(holder));
+        let meters: Vec<&Meter> = std::iter::once(&self.meters.disk)
+            .chain(sources.iter().map(|holder| &self.meters.peers[holder]))
+            .collect();
+        worth_loading(&pieces, &meters, prefill)
+    }
+}
+
+fn first_holder(position: u32, absent: &[u32], holders: &[Holders]) -> Option<Holder> {
+    let at = absent.binary_search(&position).ok()?;
+    holders.get(at)?.first().copied()
+}
+
+/// What a fetch belongs to while it is under way.
+pub(super) type OrderNumber = u64;
+
+/// Chunks that were asked of a peer together.
+#[derive(Debug)]
+pub(super) struct PeerOrder {
+    /// Chunks that somebody still waits for.
+    pub(super) awaited: Vec<FetchId>,
+    pub(super) cancel: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+/// Peers whose rates are kept: as many as a large cluster has.
+const MAX_METERED_PEERS: usize = 4_096;
