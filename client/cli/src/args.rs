@@ -7,7 +7,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use larder_node::store::policy::PolicyName;
 
-use crate::commands::{bench, ca, completions, coordinator, dev, lookup, node, plan, replay, size, status};
+use crate::commands::{
+    bench, ca, completions, coordinator, dev, lookup, metrics, node, plan, replay, size, status,
+};
 use crate::logging::LogOptions;
 
 /// Keeps the KV cache that LLM engines compute, and hands it to whichever engine needs it next.
@@ -45,6 +47,7 @@ pub(crate) enum Command {
     Dev(dev::Args),
     Status(status::Args),
     Lookup(lookup::Args),
+    Metrics(metrics::Args),
     Bench(bench::Args),
     Plan(plan::Args),
     Size(size::Args),
@@ -70,6 +73,7 @@ impl Command {
             Self::Dev(args) => dev::run(args),
             Self::Status(args) => status::run(&args),
             Self::Lookup(args) => lookup::run(&args),
+            Self::Metrics(args) => metrics::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::Plan(args) => plan::run(&args),
             Self::Size(args) => size::run(&args),

@@ -6,6 +6,7 @@ pub(crate) mod completions;
 pub(crate) mod coordinator;
 pub(crate) mod dev;
 pub(crate) mod lookup;
+pub(crate) mod metrics;
 pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod replay;

@@ -1,11 +1,10 @@
 //! What a disk tier counts.
 
-use prometheus::core::Collector;
-use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use larder_client::metrics::Families;
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::log::Log;
+use crate::metrics::table;
 
 /// The metrics of a disk tier.
 #[derive(Debug, Clone)]
@@ -50,45 +49,20 @@ impl DiskMetrics {
     /// # Errors
     /// Where a name is taken.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| IntCounter::new(format!("larder_disk_{name}"), help);
-        let gauge = |name: &str, help: &str| IntGauge::new(format!("larder_disk_{name}"), help);
-        let opts = |name: &str, help: &str| Opts::new(format!("larder_disk_{name}"), help);
-        let sync = HistogramOpts::new("larder_disk_sync_seconds", "Time until the drive has everything");
-        let metrics = Self {
-            read_bytes: counter("read_bytes_total", "Bytes read from disk")?,
-            written_bytes: counter("written_bytes_total", "Bytes written to disk")?,
-            moved_bytes: counter("moved_bytes_total", "Bytes rewritten because they were in use")?,
-            scrubbed_bytes: counter("scrubbed_bytes_total", "Bytes that the scrubber verified")?,
-            records: gauge("records", "Chunks on disk")?,
-            evicted: counter("evicted_chunks_total", "Chunks that left the disk to make room")?,
-            sync_seconds: Histogram::with_opts(sync.buckets(SYNC_BUCKETS.to_vec()))?,
-            closed: gauge("closed", "1 where the disk tier closed itself after a failure")?,
-            segments: IntGaugeVec::new(opts("segments", "Segments, by state"), &["state"])?,
-            damaged: IntCounterVec::new(
-                opts("checksum_failures_total", "Wrong bytes on disk, by who found them"),
-                &["found_by"],
-            )?,
-            answers: IntCounterVec::new(opts("orders_total", "Orders, by what came of them"), &["outcome"])?,
-        };
-        metrics.register(registry)?;
-        Ok(metrics)
-    }
-
-    fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
-        let all: [Box<dyn Collector>; 11] = [
-            Box::new(self.read_bytes.clone()),
-            Box::new(self.written_bytes.clone()),
-            Box::new(self.moved_bytes.clone()),
-            Box::new(self.scrubbed_bytes.clone()),
-            Box::new(self.records.clone()),
-            Box::new(self.evicted.clone()),
-            Box::new(self.sync_seconds.clone()),
-            Box::new(self.closed.clone()),
-            Box::new(self.segments.clone()),
-            Box::new(self.damaged.clone()),
-            Box::new(self.answers.clone()),
-        ];
-        all.into_iter().try_for_each(|metric| registry.register(metric))
+        let families = Families::new(registry, &[table::DISK]);
+        Ok(Self {
+            read_bytes: families.counter("larder_disk_read_bytes_total")?,
+            written_bytes: families.counter("larder_disk_written_bytes_total")?,
+            moved_bytes: families.counter("larder_disk_moved_bytes_total")?,
+            scrubbed_bytes: families.counter("larder_disk_scrubbed_bytes_total")?,
+            records: families.gauge("larder_disk_records")?,
+            evicted: families.counter("larder_disk_evicted_chunks_total")?,
+            sync_seconds: families.histogram("larder_disk_sync_seconds")?,
+            closed: families.gauge("larder_disk_closed")?,
+            segments: families.gauges("larder_disk_segments")?,
+            damaged: families.counters("larder_disk_checksum_failures_total")?,
+            answers: families.counters("larder_disk_orders_total")?,
+        })
     }
 
     /// Wrong bytes so far.
@@ -130,6 +104,3 @@ impl FoundBy {
         }
     }
 }
-
-/// Seconds, from 50 microseconds to ten seconds.
-const SYNC_BUCKETS: [f64; 9] = [5e-5, 2e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 2.0, 10.0];

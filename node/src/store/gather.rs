@@ -223,6 +223,7 @@ impl Store {
         self.cached_bytes += bytes;
         let chunk = self.index.get_mut(id);
         chunk.standing = Standing::Kept;
+        chunk.since_tenths = self.tenths;
         let chunk = self.index.get(id);
         self.policy.insert(id, facts(chunk));
         if !chunk.may_go() {

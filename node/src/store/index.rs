@@ -65,6 +65,8 @@ pub(crate) struct Chunk {
     /// How often it was read, up to a bound.
     pub(crate) reads: u8,
     pub(crate) standing: Standing,
+    /// Since when it is cached, in tenths of a second since the node started.
+    pub(crate) since_tenths: u32,
     /// By slice, then pool.
     pub(crate) blocks: SmallVec<[Block; 1]>,
 }
@@ -218,6 +220,7 @@ impl Index {
             priority: 0,
             reads: 0,
             standing: Standing::Kept,
+            since_tenths: 0,
             blocks: smallvec::smallvec![Block::Absent; blocks],
         };
         let id = self.vacant.pop().unwrap_or_else(|| {

@@ -404,6 +404,7 @@ impl Store {
                 }
                 continue;
             }
+            chunk.since_tenths = self.tenths;
             let facts = facts(chunk);
             self.cached_chunks += 1;
             self.policy.insert(id, facts);
