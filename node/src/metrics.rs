@@ -334,6 +334,10 @@ impl ActorMetrics {
             let gauge = self.metrics.tenant_bytes.with_label_values(&[tenant, &self.device, state]);
             gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
+        // Seen before the first of its sessions ends, so that a rate misses none.
+        for how in table::SESSION_ENDS {
+            self.metrics.session_ends.with_label_values(&[tenant, how]);
+        }
     }
 
     /// Brings the gauges up to date, and says how much the tenants hit.

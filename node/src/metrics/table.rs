@@ -198,7 +198,7 @@ const HELD: &[&str] =
     &["sessions", "leases", "reservations", "pins", "fetches", "grants", "lingering_processes"];
 
 /// How sessions end.
-const SESSION_ENDS: &[&str] =
+pub(super) const SESSION_ENDS: &[&str] =
     &["closed", "process_gone", "stopping", "protocol_error", "socket_error", "refused"];
 
 /// Seconds, from a microsecond, since a request that copies nothing takes a few, to the longest deadlines of fetches.
