@@ -5,7 +5,7 @@ from grafana import Dashboard, Panel
 DASHBOARD = Dashboard(
     uid="service",
     title="service levels",
-    description="What a cluster should reach: lookups in time, loads that come, requests that are served. Wrong bytes never reach an engine.",
+    description="What a cluster should reach: lookups in time, loads that come, requests that are served.",
     panels=[
         Panel(
             "Are lookups answered in time?",
