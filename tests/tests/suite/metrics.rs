@@ -1,12 +1,14 @@
 //! What a running cluster exports is what the table of metrics says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
 use larder_client::metrics::{Kind, Metric, Section, Values};
 use larder_coordinator::COORDINATOR;
-use larder_node::metrics::table::NODE;
+use larder_node::metrics::table::{DISK, NODE};
 use larder_tests::cluster::Cluster;
-use larder_tests::content::prompt;
+use larder_tests::content::{CHUNK_TOKENS, prompt};
 use larder_tests::server;
 use larder_tests::wait;
 
@@ -27,7 +29,8 @@ fn a_running_cluster_exports_what_the_table_says_and_nothing_else() {
     let writer = Engine::connect(&cluster.socket(0));
     writer.put(&hashes);
     let reader = Engine::connect(&cluster.socket(1));
-    wait::until("the directory knows", || (reader.find(&hashes, 8 * 16) > 0).then_some(()));
+    let all = hashes.len() as u64 * u64::from(CHUNK_TOKENS);
+    wait::until("the directory knows", || (reader.find(&hashes, all + 1) == all).then_some(()));
     assert_eq!(reader.get(&hashes), 8);
     drop(Engine::connect(&cluster.socket(1)));
     wait::until("a session has ended, and the packets of peers are counted", || {
@@ -49,6 +52,32 @@ fn the_counters_of_a_peer_go_with_it() {
     wait::until("a peer is known", || knows().then_some(()));
     cluster.node(1).signal(rustix::process::Signal::TERM).unwrap();
     wait::until("a peer that left is not", || (!knows()).then_some(()));
+}
+
+#[test]
+fn every_metric_that_a_dashboard_or_rule_names_is_in_the_table() {
+    let sections = NODE.iter().chain(COORDINATOR).chain([&DISK]);
+    let known: BTreeSet<&str> =
+        sections.flat_map(|section| section.metrics).map(|metric| metric.name).collect();
+    let dashboards = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dashboards");
+    let folders = [dashboards.clone(), dashboards.join("rules")];
+    let mut named = 0;
+    for path in
+        folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path())
+    {
+        if !path.extension().is_some_and(|extension| extension == "json" || extension == "yaml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
+        for word in words.filter(|word| word.starts_with("larder_")) {
+            let stems = ["_bucket", "_sum", "_count"].into_iter().filter_map(|end| word.strip_suffix(end));
+            let is_known = known.contains(word) || stems.into_iter().any(|stem| known.contains(stem));
+            assert!(is_known, "{}: {word}", path.display());
+            named += 1;
+        }
+    }
+    assert!(named > 100, "only {named} names were found");
 }
 
 fn assert_agree(table: &[Section], text: &str) {
