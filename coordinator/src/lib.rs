@@ -12,4 +12,5 @@ pub mod state;
 
 pub use config::{Config, ConfigError, HttpConfig, MembershipConfig, PeerConfig, StateConfig};
 pub use http::{NodeStatus, Status};
+pub use metrics::COORDINATOR;
 pub use server::{Ready, STOP_SECONDS, ServeError, run};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use larder_client::metrics::{Families, Label, Metric, PROCESS, ProcessMetrics, Section};
 use larder_protocol::table::MemberState;
-use prometheus::core::Collector;
 use prometheus::{
-    Encoder as _, Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder as _, Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 
 use crate::membership::{Counts, MemberReport};
@@ -22,64 +22,28 @@ pub(crate) struct Metrics {
     rejected: IntCounterVec,
     table_pushes: IntCounter,
     late_heartbeats: IntGauge,
+    process: ProcessMetrics,
 }
 
 impl Metrics {
     /// Registers everything.
     pub(crate) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let build = Opts::new("larder_build_info", "Always 1; the labels say what runs")
-            .const_label("role", "coordinator")
-            .const_label("version", env!("CARGO_PKG_VERSION"));
-        let build_info = IntGauge::with_opts(build)?;
-        build_info.set(1);
-        let vector = |name, help, label| IntGaugeVec::new(Opts::new(name, help), &[label]);
-        let counters = |name, help, label| IntCounterVec::new(Opts::new(name, help), &[label]);
-        let metrics = Self {
-            uptime: Gauge::new("larder_uptime_seconds", "Seconds since the process began to serve")?,
-            members: vector("larder_coordinator_members", "Nodes of the cluster, by state", "state")?,
-            epoch: vector(
-                "larder_coordinator_epoch",
-                "The epoch of the last table: its term and its number",
-                "part",
-            )?,
-            longest_silence: Gauge::new(
-                "larder_coordinator_longest_silence_seconds",
-                "Time since the member was heard of that was heard of least lately",
-            )?,
-            events: counters(
-                "larder_coordinator_events_total",
-                "Nodes that joined, left, became suspect or were removed, and partitions that moved",
-                "event",
-            )?,
-            rejected: counters(
-                "larder_coordinator_rejected_total",
-                "Connections and streams turned away, by reason",
-                "reason",
-            )?,
-            table_pushes: IntCounter::new(
-                "larder_coordinator_table_pushes_total",
-                "Tables sent to followers",
-            )?,
-            late_heartbeats: IntGauge::new(
-                "larder_coordinator_late_members",
-                "Members not heard of for more than two heartbeats",
-            )?,
+        let families = Families::new(&registry, COORDINATOR);
+        let build = families.gauges("larder_build_info")?;
+        build.with_label_values(&["coordinator", env!("CARGO_PKG_VERSION")]).set(1);
+        Ok(Self {
+            uptime: families.level("larder_uptime_seconds")?,
+            members: families.gauges("larder_coordinator_members")?,
+            epoch: families.gauges("larder_coordinator_epoch")?,
+            longest_silence: families.level("larder_coordinator_longest_silence_seconds")?,
+            events: families.counters("larder_coordinator_events_total")?,
+            rejected: families.counters("larder_coordinator_rejected_total")?,
+            table_pushes: families.counter("larder_coordinator_table_pushes_total")?,
+            late_heartbeats: families.gauge("larder_coordinator_late_members")?,
+            process: ProcessMetrics::new(&families)?,
             registry,
-        };
-        let all: [Box<dyn Collector>; 9] = [
-            Box::new(build_info),
-            Box::new(metrics.uptime.clone()),
-            Box::new(metrics.members.clone()),
-            Box::new(metrics.epoch.clone()),
-            Box::new(metrics.longest_silence.clone()),
-            Box::new(metrics.events.clone()),
-            Box::new(metrics.rejected.clone()),
-            Box::new(metrics.table_pushes.clone()),
-            Box::new(metrics.late_heartbeats.clone()),
-        ];
-        all.into_iter().try_for_each(|metric| metrics.registry.register(metric))?;
-        Ok(metrics)
+        })
     }
 
     /// Counts a connection or stream that was turned away.
@@ -123,11 +87,89 @@ impl Metrics {
             let counter = self.events.with_label_values(&[event]);
             counter.inc_by(total.saturating_sub(counter.get()));
         }
+        self.process.show();
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(text)
     }
 }
+
+/// Every metric of a coordinator: what is exported, and its documentation.
+pub const COORDINATOR: &[Section] = &[
+    Section {
+        title: "Membership",
+        only: "",
+        metrics: &[
+            Metric::gauge(
+                "larder_coordinator_members",
+                "nodes",
+                &[Label::one_of("state", &["alive", "suspect"])],
+                "Nodes of the cluster, by state",
+            ),
+            Metric::gauge(
+                "larder_coordinator_epoch",
+                "",
+                &[Label::one_of("part", &["term", "number"])],
+                "The epoch of the last table: its term and its number",
+            ),
+            Metric::gauge(
+                "larder_coordinator_longest_silence_seconds",
+                "seconds",
+                &[],
+                "Time since the member was heard of that was heard of least lately",
+            ),
+            Metric::gauge(
+                "larder_coordinator_late_members",
+                "nodes",
+                &[],
+                "Members not heard of for more than two heartbeats",
+            ),
+            Metric::counter(
+                "larder_coordinator_events_total",
+                "events",
+                &[Label::one_of("event", &["join", "leave", "suspect", "remove", "partition_moved"])],
+                "Nodes that joined, left, became suspect or were removed, and partitions that moved",
+            ),
+            Metric::counter(
+                "larder_coordinator_table_pushes_total",
+                "tables",
+                &[],
+                "Tables sent to followers",
+            ),
+            Metric::counter(
+                "larder_coordinator_rejected_total",
+                "refusals",
+                &[Label::one_of("reason", REJECTED)],
+                "Connections and streams turned away, by reason",
+            ),
+            Metric::gauge(
+                "larder_uptime_seconds",
+                "seconds",
+                &[],
+                "Seconds since the process began to serve",
+            ),
+            Metric::gauge(
+                "larder_build_info",
+                "",
+                &[Label::one_of("role", &["coordinator"]), Label::each("version", "the version that runs")],
+                "Always 1; the labels say what runs",
+            ),
+        ],
+    },
+    PROCESS,
+];
+
+/// Why somebody is turned away.
+const REJECTED: &[&str] = &[
+    "connections",
+    "certificate",
+    "identity",
+    "handshake",
+    "malformed",
+    "not_allowed",
+    "full",
+    "out_of_order",
+];
 
 #[cfg(test)]
 mod tests {

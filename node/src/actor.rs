@@ -405,6 +405,9 @@ impl Handler<AskReport> for GpuActor {
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let usage = self.store.usage();
         let tenants = self.metrics.observe(&usage, self.clock.now());
+        for (tenant, (held, limit)) in self.tenants.iter().zip(self.store.tenant_bytes()) {
+            self.metrics.tenant_holds(tenant, held, limit);
+        }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
         Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit, tenants }
     }

@@ -11,12 +11,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix::prelude::*;
 use actix_rt::Arbiter;
 use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
+use larder_client::metrics::Families;
 use larder_client::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
 use larder_protocol::identity::{Identity, Role};
-use larder_protocol::table::{MemberState, NodeNumber};
-use prometheus::Registry;
+use larder_protocol::table::{MemberState, NodeNumber, Table};
+use prometheus::{IntGaugeVec, Registry};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
@@ -27,6 +28,7 @@ use crate::exchange::{
     ExchangeHandle, ExchangeLimits, ExchangeMetrics, PeerActor, Serve, Services, SilentPeers,
 };
 use crate::limits::ClusterLimits;
+use crate::metrics::table;
 use crate::threads;
 
 /// The node in its cluster.
@@ -37,6 +39,7 @@ pub(crate) struct Cluster {
     sharing: Option<Sharing>,
     silent: SilentPeers,
     known: watch::Sender<Known>,
+    gauges: MembershipGauges,
     stop: Option<oneshot::Sender<()>>,
     left: Option<oneshot::Receiver<()>>,
 }
@@ -46,6 +49,13 @@ struct Sharing {
     handle: ExchangeHandle,
     peer: Addr<PeerActor>,
     directory: Addr<DirectoryActor>,
+}
+
+/// The table, as metrics.
+#[derive(Debug, Clone)]
+struct MembershipGauges {
+    epoch: IntGaugeVec,
+    members: IntGaugeVec,
 }
 
 /// Why a node cannot be a member.
@@ -136,7 +146,9 @@ impl Cluster {
             None
         };
         let known = watch::Sender::default();
-        Ok(Self { limits: limits.clone(), arbiter, endpoint, sharing, silent, known, stop: None, left: None })
+        let gauges = MembershipGauges::new(registry)?;
+        let limits = limits.clone();
+        Ok(Self { limits, arbiter, endpoint, sharing, silent, known, gauges, stop: None, left: None })
     }
 
     /// How the actor of a device reaches other nodes; `None` where chunks are not shared.
@@ -198,11 +210,13 @@ impl Cluster {
         }
     }
 
-    /// What a node knows of its cluster, for others to ask at any time.
+    /// What a node knows of its cluster, for others to ask at any time; the gauges are up to date then.
     pub(crate) fn reporter(&self) -> impl Fn() -> ClusterStatus + Send + Sync + use<> {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
+        let gauges = self.gauges.clone();
         move || {
             let Known { table, own, incarnation } = known.borrow().clone();
+            gauges.show(&table);
             let name = |number: &NodeNumber| table.member(*number).map(|member| member.name.clone());
             let suspects = table.members.iter().filter(|member| member.state == MemberState::Suspect);
             ClusterStatus {
@@ -229,6 +243,23 @@ impl Cluster {
         arbiter.stop();
         if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
             tracing::error!("the peer thread ended in a panic");
+        }
+    }
+}
+
+impl MembershipGauges {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let families = Families::new(registry, &[table::MEMBERSHIP]);
+        let (epoch, members) = ("larder_membership_epoch", "larder_membership_members");
+        Ok(Self { epoch: families.gauges(epoch)?, members: families.gauges(members)? })
+    }
+
+    fn show(&self, table: &Table) {
+        self.epoch.with_label_values(&["term"]).set(table.epoch.term as i64);
+        self.epoch.with_label_values(&["number"]).set(table.epoch.number as i64);
+        for (name, state) in [("alive", MemberState::Alive), ("suspect", MemberState::Suspect)] {
+            let members = table.members.iter().filter(|member| member.state == state);
+            self.members.with_label_values(&[name]).set(members.count() as i64);
         }
     }
 }

@@ -32,7 +32,7 @@ use io::Lane;
 use log::{Geometry, MIN_SEGMENTS};
 
 pub use log::ChunkKey;
-pub use metrics::DiskMetrics;
+pub use metrics::{DiskFamilies, DiskMetrics};
 pub use order::{
     BlockPlace, Gone, ReadAnswer, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,
 };

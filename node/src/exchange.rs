@@ -127,6 +127,7 @@ impl Actor for PeerActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+        ctx.run_interval(METRICS_TICK, |actor, _| actor.peers.show());
         let Some(mut orders) = self.orders.take() else { return };
         let peers = self.peers.clone();
         actix_rt::spawn(async move {
@@ -164,6 +165,9 @@ impl Handler<Serve> for PeerActor {
 
 /// Credits are counted in these.
 const CREDIT_UNIT_BYTES: u64 = 4 << 10;
+
+/// How often the metrics of peers are brought up to date.
+const METRICS_TICK: Duration = Duration::from_secs(1);
 
 /// Messages that wait for the peer thread; senders wait for a place.
 const MAILBOX_MESSAGES: usize = 4_096;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use prometheus::{IntGaugeVec, Opts};
 use serde::{Deserialize, Serialize};
 
 use crate::arena::{Arena, Placement, PlacementSource};
@@ -56,18 +55,18 @@ pub struct DeviceHardware {
 impl HardwareStatus {
     /// What resolving the configuration led to; the devices' parts are added as their arenas are made. Warns of what
     /// cannot be where it would be best, and counts it.
-    pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Self {
         for mismatch in &limits.mismatches {
             tracing::warn!("{mismatch}");
         }
-        count(&limits.mismatches, metrics)?;
+        limits.mismatches.iter().for_each(|mismatch| metrics.mismatched(mismatch.kind()));
         let place = limits.cluster.as_ref().map(|cluster| &cluster.place);
-        Ok(Self {
+        Self {
             devices: Vec::new(),
             peer_cpus: place.map(|place| place.cpus.to_string()),
             peer_interface: place.and_then(|place| place.interface.clone()),
             mismatches: limits.mismatches.iter().map(Mismatch::to_string).collect(),
-        })
+        }
     }
 }
 
@@ -126,16 +125,6 @@ fn export(device: u16, placement: &Placement, metrics: &Metrics) {
     }
 }
 
-fn count(mismatches: &[Mismatch], metrics: &Metrics) -> Result<(), prometheus::Error> {
-    let help = "What cannot be on the NUMA node where it would be best, by kind";
-    let gauge = IntGaugeVec::new(Opts::new("larder_placement_mismatches", help), &["kind"])?;
-    metrics.registry().register(Box::new(gauge.clone()))?;
-    for mismatch in mismatches {
-        gauge.with_label_values(&[mismatch.kind()]).inc();
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,7 +137,7 @@ mod tests {
             Config::parse("gpus = [{ pci = '0000:41:00.0' }]\n[host]\narena_bytes = '4MiB'").unwrap();
         let mut limits = config.resolve(&facts(&quarters())).unwrap();
         let metrics = Metrics::new().unwrap();
-        let status = HardwareStatus::new(&limits, &metrics).unwrap();
+        let status = HardwareStatus::new(&limits, &metrics);
         assert!(status.mismatches[0].contains("NUMA node 1 has no memory"), "{status:?}");
 
         let actor = &mut limits.actors[0];

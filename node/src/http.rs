@@ -151,6 +151,8 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
     for (device, report) in state.ask().await {
         state.metrics.actor_is_up(device, report.is_some());
     }
+    // Brings its gauges up to date.
+    let _ = state.cluster.get().map(|report| report());
     let text = state.metrics.render().map_err(error::ErrorInternalServerError)?;
     Ok(HttpResponse::Ok().insert_header(("content-type", prometheus::TEXT_FORMAT)).body(text))
 }

@@ -3,17 +3,20 @@
 //! Handles are taken out of their families once, by whoever counts; counting is one relaxed addition.
 
 mod rates;
+pub mod table;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use larder_client::metrics::{Families, ProcessMetrics};
 use larder_protocol::session::Tier;
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    CounterVec, Encoder, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry,
+    TextEncoder,
 };
 
 use crate::clock::Millis;
+use crate::disk::{DiskFamilies, DiskMetrics};
 use crate::reuse::Lookup;
 use crate::store::{Evictions, Usage};
 use rates::{RateGauges, Rates};
@@ -33,23 +36,31 @@ pub struct Metrics {
     fetched_chunks: IntCounterVec,
     given_up: IntCounterVec,
     evictions: IntCounterVec,
+    residence_seconds: CounterVec,
     arena_bytes: IntGaugeVec,
     placement_bytes: IntGaugeVec,
+    mismatches: IntGaugeVec,
     held: IntGaugeVec,
     cached_chunks: IntGaugeVec,
     cached_bytes: IntGaugeVec,
     up: IntGaugeVec,
-    disk_waiting_bytes: IntGaugeVec,
-    disk_shed: IntCounterVec,
+    disk: DiskFamilies,
     session_ends: IntCounterVec,
+    tenant_bytes: IntGaugeVec,
+    process: ProcessMetrics,
+    known: KnownNamespaces,
     /// Lookups that the lookup log left out.
     pub unrecorded: IntCounter,
     rates: RateGauges,
 }
 
+/// How many actors know a namespace of a tenant: when none does any more, its counters go.
+type KnownNamespaces = Arc<Mutex<HashMap<(String, String), usize>>>;
+
 /// The counters of one namespace of one tenant.
 #[derive(Debug)]
 struct NamespaceMetrics {
+    tenant: String,
     fingerprint: String,
     asked: IntCounter,
     asked_preempted: IntCounter,
@@ -127,71 +138,33 @@ impl Metrics {
     /// Where two metrics share a name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let families = Families(&registry);
-        let build =
-            families.gauge("larder_build_info", "Always 1; the labels say what runs", &["version"])?;
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let namespace = ["tenant", "namespace", "preempted"];
-        let hit = ["tenant", "namespace", "preempted", "tier"];
-        let skipped = "Prompt tokens of lookups whose caller could not use a hit";
-        let moved = "Bytes of blocks committed by engines, or leased to them";
-        let fetched = "Chunks wanted from other nodes, by what became of them";
-        let given_up = "Chunks that moved to other nodes";
-        let placed = "Bytes of the arena where the kernel says they are, and where they should be";
-        let held =
-            "What engines hold: sessions, leases, reservations, pins, processes that may still touch memory";
-        let ended = "Requests of sessions, by how they ended";
-        let arena = "Bytes of the arena, by what they are for";
+        let families = Families::new(&registry, table::NODE);
+        let build = families.gauges("larder_build_info")?;
+        build.with_label_values(&["node", env!("CARGO_PKG_VERSION")]).set(1);
         Ok(Self {
-            tokens_asked: families.counter(
-                "larder_tokens_asked_total",
-                "Prompt tokens of all lookups",
-                &namespace,
-            )?,
-            tokens_hit: families.counter("larder_tokens_hit_total", "Prompt tokens found, by tier", &hit)?,
-            tokens_skipped: families.counter("larder_tokens_skipped_total", skipped, &namespace[..2])?,
-            requests: families.counter("larder_requests_total", ended, &["request", "outcome"])?,
-            request_seconds: families
-                .seconds("larder_request_seconds", "Time to answer a session's request")?,
-            moved_bytes: families.counter("larder_moved_bytes_total", moved, &["device", "movement"])?,
-            fetched_chunks: families.counter(
-                "larder_fetched_chunks_total",
-                fetched,
-                &["device", "placement"],
-            )?,
-            given_up: families.counter("larder_given_up_chunks_total", given_up, &["device"])?,
-            disk_waiting_bytes: families.gauge(
-                "larder_disk_waiting_bytes",
-                "Bytes of chunks that wait to be written to disk",
-                &["device"],
-            )?,
-            disk_shed: families.counter(
-                "larder_disk_shed_chunks_total",
-                "Chunks that were not written to disk because too many waited",
-                &["device"],
-            )?,
-            evictions: families.counter(
-                "larder_evicted_chunks_total",
-                "Chunks evicted",
-                &["device", "reason"],
-            )?,
-            arena_bytes: families.gauge("larder_arena_bytes", arena, &["device", "state"])?,
-            placement_bytes: families.gauge("larder_arena_placement_bytes", placed, &["device", "place"])?,
-            held: families.gauge("larder_held", held, &["device", "what"])?,
-            cached_chunks: families.gauge("larder_cached_chunks", "Chunks in a tier", &["device", "tier"])?,
-            cached_bytes: families.gauge(
-                "larder_cached_bytes",
-                "Bytes of chunks in a tier",
-                &["device", "tier"],
-            )?,
-            up: families.gauge("larder_actor_up", "Whether the actor answers", &["device"])?,
-            session_ends: families.counter(
-                "larder_session_ends_total",
-                "Sessions that ended",
-                &["tenant", "how"],
-            )?,
-            unrecorded: families
-                .single("larder_unrecorded_lookups_total", "Lookups that the lookup log left out")?,
+            tokens_asked: families.counters("larder_tokens_asked_total")?,
+            tokens_hit: families.counters("larder_tokens_hit_total")?,
+            tokens_skipped: families.counters("larder_tokens_skipped_total")?,
+            requests: families.counters("larder_requests_total")?,
+            request_seconds: families.histograms("larder_request_seconds")?,
+            moved_bytes: families.counters("larder_moved_bytes_total")?,
+            fetched_chunks: families.counters("larder_fetched_chunks_total")?,
+            given_up: families.counters("larder_given_up_chunks_total")?,
+            evictions: families.counters("larder_evicted_chunks_total")?,
+            disk: DiskFamilies::new(&families)?,
+            residence_seconds: families.sums("larder_evicted_residence_seconds_total")?,
+            arena_bytes: families.gauges("larder_arena_bytes")?,
+            placement_bytes: families.gauges("larder_arena_placement_bytes")?,
+            mismatches: families.gauges("larder_placement_mismatches")?,
+            held: families.gauges("larder_held")?,
+            cached_chunks: families.gauges("larder_cached_chunks")?,
+            cached_bytes: families.gauges("larder_cached_bytes")?,
+            up: families.gauges("larder_actor_up")?,
+            session_ends: families.counters("larder_session_ends_total")?,
+            tenant_bytes: families.gauges("larder_tenant_arena_bytes")?,
+            process: ProcessMetrics::new(&families)?,
+            known: KnownNamespaces::default(),
+            unrecorded: families.counter("larder_unrecorded_lookups_total")?,
             rates: RateGauges::new(&families)?,
             registry,
         })
@@ -202,6 +175,7 @@ impl Metrics {
     /// # Errors
     /// Where a metric cannot be written as text.
     pub fn render(&self) -> Result<String, prometheus::Error> {
+        self.process.show();
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
@@ -223,9 +197,60 @@ impl Metrics {
         self.up.with_label_values(&[device.to_string()]).set(up.into());
     }
 
+    /// Those of the disk tier of one actor.
+    #[must_use]
+    pub fn disk(&self, device: u16) -> DiskMetrics {
+        self.disk.of_device(device)
+    }
+
+    /// The kinds of things that the machine could not give as it would be best.
+    pub fn mismatched(&self, kind: &str) {
+        self.mismatches.with_label_values(&[kind]).inc();
+    }
+
     /// Notes how many bytes of an actor's arena lie in a place.
     pub fn placed(&self, device: u16, place: &str, bytes: u64) {
         self.placement_bytes.with_label_values(&[&*device.to_string(), place]).set(bytes as i64);
+    }
+
+    fn of_namespace(&self, tenant: &str, fingerprint: &str) -> NamespaceMetrics {
+        let (mine, key) = ([tenant, fingerprint], (tenant.to_owned(), fingerprint.to_owned()));
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default() += 1;
+        let asked = |preempted| self.tokens_asked.with_label_values(&[mine[0], mine[1], preempted]);
+        let hit = |preempted| {
+            HIT_TIERS.map(|tier| {
+                self.tokens_hit.with_label_values(&[mine[0], mine[1], preempted, tier_name(tier)])
+            })
+        };
+        NamespaceMetrics {
+            tenant: tenant.to_owned(),
+            fingerprint: fingerprint.to_owned(),
+            asked: asked("false"),
+            asked_preempted: asked("true"),
+            hit: hit("false"),
+            hit_preempted: hit("true"),
+            skipped: self.tokens_skipped.with_label_values(&mine),
+        }
+    }
+
+    /// Takes the counters of a namespace away, unless another actor knows it.
+    fn forget(&self, NamespaceMetrics { tenant, fingerprint, .. }: &NamespaceMetrics) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (tenant.clone(), fingerprint.clone());
+        let actors = known.get(&key).map_or(0, |actors| actors.saturating_sub(1));
+        if actors > 0 {
+            known.insert(key, actors);
+            return;
+        }
+        known.remove(&key);
+        // Errors: it is not there, which is what is wanted.
+        let _ = self.tokens_skipped.remove_label_values(&[tenant, fingerprint]);
+        for preempted in ["false", "true"] {
+            let _ = self.tokens_asked.remove_label_values(&[tenant, fingerprint, preempted]);
+            for tier in HIT_TIERS.map(tier_name) {
+                let _ = self.tokens_hit.remove_label_values(&[tenant, fingerprint, preempted, tier]);
+            }
+        }
     }
 
     /// The metrics of one actor.
@@ -250,25 +275,15 @@ impl Metrics {
 }
 
 impl ActorMetrics {
-    /// A namespace became known under this number.
+    /// A namespace became known under this number, which another one may have had.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
-        let Metrics { tokens_asked, tokens_hit, tokens_skipped, .. } = &self.metrics;
-        let hits = |preempted: &str| {
-            [Tier::Host, Tier::Disk, Tier::Peer]
-                .map(|tier| tokens_hit.with_label_values(&[tenant, fingerprint, preempted, tier_name(tier)]))
-        };
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
             return;
         }
-        let known = NamespaceMetrics {
-            fingerprint: fingerprint.to_owned(),
-            asked: tokens_asked.with_label_values(&[tenant, fingerprint, "false"]),
-            asked_preempted: tokens_asked.with_label_values(&[tenant, fingerprint, "true"]),
-            hit: hits("false"),
-            hit_preempted: hits("true"),
-            skipped: tokens_skipped.with_label_values(&[tenant, fingerprint]),
-        };
-        self.namespaces.insert(number, known);
+        let known = self.metrics.of_namespace(tenant, fingerprint);
+        if let Some(forgotten) = self.namespaces.insert(number, known) {
+            self.metrics.forget(&forgotten);
+        }
         self.rates.know(number, tenant, fingerprint);
     }
 
@@ -334,6 +349,18 @@ impl ActorMetrics {
         self.fetched[placed as usize].inc();
     }
 
+    /// Notes how many bytes of extents a tenant holds, and may hold.
+    pub fn tenant_holds(&self, tenant: &str, held: u64, limit: u64) {
+        for (state, bytes) in [("held", held), ("limit", limit)] {
+            let gauge = self.metrics.tenant_bytes.with_label_values(&[tenant, &self.device, state]);
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        // Seen before the first of its sessions ends, so that a rate misses none.
+        for how in table::SESSION_ENDS {
+            self.metrics.session_ends.with_label_values(&[tenant, how]);
+        }
+    }
+
     /// Brings the gauges up to date, and says how much the tenants hit.
     pub fn observe(&mut self, usage: &Usage, now: Millis) -> Vec<TenantRates> {
         let device = &*self.device;
@@ -358,11 +385,11 @@ impl ActorMetrics {
         set(&metrics.cached_bytes, tier_name(Tier::Host), usage.cached_bytes);
         if let Some(disk) = usage.disk {
             set(&metrics.cached_chunks, tier_name(Tier::Disk), disk.chunks);
-            metrics.disk_waiting_bytes.with_label_values(&[device]).set(disk.waiting_bytes as i64);
-            metrics.disk_shed.with_label_values(&[device]).inc_by(disk.shed - self.counted_shed);
+            metrics.disk.waiting_bytes.with_label_values(&[device]).set(disk.waiting_bytes as i64);
+            metrics.disk.shed.with_label_values(&[device]).inc_by(disk.shed - self.counted_shed);
             self.counted_shed = disk.shed;
         }
-        let Evictions { watermark, need, clearing } = usage.evictions;
+        let Evictions { watermark, need, clearing, resided_ms } = usage.evictions;
         let reasons = [
             ("watermark", watermark - self.counted.watermark),
             ("need", need - self.counted.need),
@@ -371,46 +398,12 @@ impl ActorMetrics {
         for (reason, more) in reasons {
             metrics.evictions.with_label_values(&[device, reason]).inc_by(more);
         }
+        let resided_ms = resided_ms - self.counted.resided_ms;
+        metrics.residence_seconds.with_label_values(&[device]).inc_by(resided_ms as f64 / 1e3);
         self.counted = usage.evictions;
         metrics.given_up.with_label_values(&[device]).inc_by(usage.given_up - self.counted_given_up);
         self.counted_given_up = usage.given_up;
         self.rates.observe(now)
-    }
-}
-
-/// Makes families of metrics and registers them.
-struct Families<'a>(&'a Registry);
-
-impl Families<'_> {
-    fn counter(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
-        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
-        self.0.register(Box::new(family.clone()))?;
-        Ok(family)
-    }
-
-    fn single(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
-        let counter = IntCounter::new(name, help)?;
-        self.0.register(Box::new(counter.clone()))?;
-        Ok(counter)
-    }
-
-    fn gauge(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
-        let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
-        self.0.register(Box::new(family.clone()))?;
-        Ok(family)
-    }
-
-    fn rate(&self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, prometheus::Error> {
-        let family = GaugeVec::new(Opts::new(name, help), labels)?;
-        self.0.register(Box::new(family.clone()))?;
-        Ok(family)
-    }
-
-    fn seconds(&self, name: &str, help: &str) -> Result<HistogramVec, prometheus::Error> {
-        let options = HistogramOpts::new(name, help).buckets(REQUEST_BUCKETS.to_vec());
-        let family = HistogramVec::new(options, &["request"])?;
-        self.0.register(Box::new(family.clone()))?;
-        Ok(family)
     }
 }
 
@@ -427,8 +420,8 @@ pub fn tier_name(tier: Tier) -> &'static str {
 /// The metrics of a node, shared by its threads.
 pub type SharedMetrics = Arc<Metrics>;
 
-/// Seconds, from a microsecond to a tenth: a request that copies nothing takes a few microseconds.
-const REQUEST_BUCKETS: [f64; 11] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 2e-3, 1e-2, 0.1];
+/// Where lookups find tokens.
+const HIT_TIERS: [Tier; 3] = [Tier::Host, Tier::Disk, Tier::Peer];
 
 #[cfg(test)]
 mod tests {
@@ -451,5 +444,18 @@ mod tests {
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"disk\"}} 32")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"peer\"}} 16")), "{text}");
         assert!(text.contains(r#"larder_evicted_chunks_total{device="0",reason="watermark"} 5"#), "{text}");
+    }
+
+    #[test]
+    fn a_namespace_that_no_actor_knows_any_more_has_no_counters_left() {
+        let metrics = Metrics::new().unwrap();
+        let (mut one, mut other) = (metrics.of_actor(0), metrics.of_actor(1));
+        one.know(0, "team", "00");
+        other.know(0, "team", "00");
+        one.know(0, "team", "01");
+        let has = |fingerprint| metrics.render().unwrap().contains(&format!(r#"namespace="{fingerprint}""#));
+        assert!(has("00") && has("01"), "the other actor knows it still");
+        other.know(0, "team", "01");
+        assert!(!has("00") && has("01"));
     }
 }

@@ -153,7 +153,7 @@ pub async fn run(
         None => None,
     };
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
-    let mut hardware = HardwareStatus::new(&limits, &metrics)?;
+    let mut hardware = HardwareStatus::new(&limits, &metrics);
     let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);

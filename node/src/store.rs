@@ -70,6 +70,8 @@ pub struct Store {
     cached_chunks: u64,
     cached_bytes: u64,
     evictions: Evictions,
+    /// When it last ticked, in tenths of a second since the node started.
+    tenths: u32,
 }
 
 /// What bounds a store; every value is resolved from the configuration once.
@@ -271,6 +273,7 @@ impl Store {
             cached_chunks: 0,
             cached_bytes: 0,
             evictions: Evictions::default(),
+            tenths: 0,
         }
     }
 
@@ -359,6 +362,7 @@ impl Store {
 
     /// Ends what has passed its deadline: pins and reservations.
     pub fn tick(&mut self, now: Millis) {
+        self.tenths = self.tenths.max(u32::try_from(now.0 / 100).unwrap_or(u32::MAX));
         for (session, reservation) in self.sessions.lapsed(now) {
             self.lapse(session, reservation);
         }

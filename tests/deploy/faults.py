@@ -60,6 +60,8 @@ def planted(documents):
     if any(one["kind"] == "ServiceMonitor" for one in documents):
         endpoint = of("ServiceMonitor", "node")["spec"]["endpoints"][0]
         yield "a monitor of an unknown port", lambda: endpoint.update(port="metrics")
+        groups = of("PrometheusRule")["spec"]["groups"]
+        yield "a rule with an unknown field", lambda: groups[0]["rules"][0].update(expression="1")
         yield "a monitor with an unknown field", lambda: endpoint.update(period="15s")
         yield (
             "scrapers from elsewhere",

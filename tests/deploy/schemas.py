@@ -10,6 +10,7 @@ from tools import found
 
 CRDS = {
     "ServiceMonitor": ("prometheus-operator", "monitoring.coreos.com/v1"),
+    "PrometheusRule": ("prometheus-operator", "monitoring.coreos.com/v1"),
     "Certificate": ("cert-manager", "cert-manager.io/v1"),
     "Issuer": ("cert-manager", "cert-manager.io/v1"),
 }

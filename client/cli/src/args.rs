@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use larder_node::store::policy::PolicyName;
 
 use crate::commands::{
-    bench, ca, completions, coordinator, dev, doctor, lookup, node, plan, replay, size, status,
+    bench, ca, completions, coordinator, dev, doctor, lookup, metrics, node, plan, replay, size, status,
 };
 use crate::logging::LogOptions;
 
@@ -49,6 +49,7 @@ pub(crate) enum Command {
     Status(status::Args),
     Lookup(lookup::Args),
     Doctor(doctor::Args),
+    Metrics(metrics::Args),
     Bench(bench::Args),
     Plan(plan::Args),
     Size(size::Args),
@@ -75,6 +76,7 @@ impl Command {
             Self::Status(args) => status::run(&args),
             Self::Lookup(args) => lookup::run(&args),
             Self::Doctor(args) => doctor::run(&args),
+            Self::Metrics(args) => metrics::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::Plan(args) => plan::run(&args),
             Self::Size(args) => size::run(&args),

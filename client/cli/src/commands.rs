@@ -7,6 +7,7 @@ pub(crate) mod coordinator;
 pub(crate) mod dev;
 pub(crate) mod doctor;
 pub(crate) mod lookup;
+pub(crate) mod metrics;
 pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod replay;

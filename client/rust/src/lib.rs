@@ -17,6 +17,7 @@ mod handshake;
 mod lease;
 mod link;
 pub mod mapping;
+pub mod metrics;
 mod namespace;
 mod options;
 pub mod quic;

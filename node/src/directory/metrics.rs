@@ -1,9 +1,11 @@
 //! What the directory counts.
 
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use larder_client::metrics::Families;
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::outbox::Outbox;
 use super::shard::{Shard, ShardCounts};
+use crate::metrics::table;
 
 /// Every metric of the directory.
 #[derive(Debug, Clone)]
@@ -48,35 +50,24 @@ impl DirectoryMetrics {
     /// # Errors
     /// Where the registry has one of these names already.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let families = Families(registry);
-        let homes = HistogramOpts::new("larder_directory_homes_asked", "Homes asked in one lookup")
-            .buckets(vec![0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
-        let lag = HistogramOpts::new(
-            "larder_directory_announce_lag_seconds",
-            "From a chunk's gain or loss until its home knows",
-        )
-        .buckets(vec![0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0]);
+        let families = Families::new(registry, &[table::DIRECTORY]);
         Ok(Self {
-            rows: families.gauge("rows", "Rows whose home this node is")?,
-            holders: families.gauge("holders", "Actors of the cluster that announce to this home")?,
-            held: families.gauge("held_chunks", "Chunks that this node's actors hold")?,
-            waiting: families.gauge("waiting_changes", "Changes that no announcement carries yet")?,
-            finds: families.by("finds_total", "Questions to other homes, by outcome", "outcome")?,
-            homes: families.histogram(homes)?,
-            cached: families.counter("cached_chunks_total", "Chunks asked for whose answer was known")?,
-            asked: families.counter("asked_chunks_total", "Chunks asked for")?,
-            served: families.counter("served_finds_total", "Questions of peers that were answered")?,
-            announced: families.by(
-                "served_announces_total",
-                "Announcements received, by outcome",
-                "outcome",
-            )?,
-            batches: families.by("announces_total", "Announcements sent, by outcome", "outcome")?,
-            changes: families.counter("announced_changes_total", "Changes that homes have taken")?,
-            lag: families.histogram(lag)?,
-            moved: families.by("moved_total", "Holders told that chunks moved, by outcome", "outcome")?,
-            stale: families.counter("stale_chunks_total", "Chunks that their holder did not have")?,
-            shard: families.by("shard_events_total", "What happened to rows of this home", "event")?,
+            rows: families.gauge("larder_directory_rows")?,
+            holders: families.gauge("larder_directory_holders")?,
+            held: families.gauge("larder_directory_held_chunks")?,
+            waiting: families.gauge("larder_directory_waiting_changes")?,
+            finds: families.counters("larder_directory_finds_total")?,
+            homes: families.histogram("larder_directory_homes_asked")?,
+            cached: families.counter("larder_directory_cached_chunks_total")?,
+            asked: families.counter("larder_directory_asked_chunks_total")?,
+            served: families.counter("larder_directory_served_finds_total")?,
+            announced: families.counters("larder_directory_served_announces_total")?,
+            batches: families.counters("larder_directory_announces_total")?,
+            changes: families.counter("larder_directory_announced_changes_total")?,
+            lag: families.histogram("larder_directory_announce_lag_seconds")?,
+            moved: families.counters("larder_directory_moved_total")?,
+            stale: families.counter("larder_directory_stale_chunks_total")?,
+            shard: families.counters("larder_directory_shard_events_total")?,
         })
     }
 
@@ -100,33 +91,3 @@ impl DirectoryMetrics {
         }
     }
 }
-
-struct Families<'a>(&'a Registry);
-
-impl Families<'_> {
-    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
-        let gauge = IntGauge::new(format!("{PREFIX}{name}"), help)?;
-        self.0.register(Box::new(gauge.clone()))?;
-        Ok(gauge)
-    }
-
-    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
-        let counter = IntCounter::new(format!("{PREFIX}{name}"), help)?;
-        self.0.register(Box::new(counter.clone()))?;
-        Ok(counter)
-    }
-
-    fn by(&self, name: &str, help: &str, label: &str) -> Result<IntCounterVec, prometheus::Error> {
-        let counters = IntCounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), &[label])?;
-        self.0.register(Box::new(counters.clone()))?;
-        Ok(counters)
-    }
-
-    fn histogram(&self, options: HistogramOpts) -> Result<Histogram, prometheus::Error> {
-        let histogram = Histogram::with_opts(options)?;
-        self.0.register(Box::new(histogram.clone()))?;
-        Ok(histogram)
-    }
-}
-
-const PREFIX: &str = "larder_directory_";

@@ -1,11 +1,10 @@
 //! What a disk tier counts.
 
-use prometheus::core::Collector;
-use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use larder_client::metrics::Families;
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::log::Log;
+use crate::metrics::table;
 
 /// The metrics of a disk tier.
 #[derive(Debug, Clone)]
@@ -29,6 +28,7 @@ pub struct DiskMetrics {
     segments: IntGaugeVec,
     damaged: IntCounterVec,
     answers: IntCounterVec,
+    device: String,
 }
 
 /// Where wrong bytes were found.
@@ -44,82 +44,105 @@ pub enum FoundBy {
     Recovery,
 }
 
+/// The metrics of all disk tiers of a node, which differ in the device.
+#[derive(Debug, Clone)]
+pub struct DiskFamilies {
+    read_bytes: IntCounterVec,
+    written_bytes: IntCounterVec,
+    moved_bytes: IntCounterVec,
+    scrubbed_bytes: IntCounterVec,
+    records: IntGaugeVec,
+    evicted: IntCounterVec,
+    sync_seconds: HistogramVec,
+    closed: IntGaugeVec,
+    segments: IntGaugeVec,
+    damaged: IntCounterVec,
+    answers: IntCounterVec,
+    /// Bytes of chunks that wait to be written.
+    pub(crate) waiting_bytes: IntGaugeVec,
+    /// Chunks that were not written because too many waited.
+    pub(crate) shed: IntCounterVec,
+}
+
+impl DiskFamilies {
+    /// Registers them.
+    ///
+    /// # Errors
+    /// Where a name is taken.
+    pub fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            read_bytes: families.counters("larder_disk_read_bytes_total")?,
+            written_bytes: families.counters("larder_disk_written_bytes_total")?,
+            moved_bytes: families.counters("larder_disk_moved_bytes_total")?,
+            scrubbed_bytes: families.counters("larder_disk_scrubbed_bytes_total")?,
+            records: families.gauges("larder_disk_records")?,
+            evicted: families.counters("larder_disk_evicted_chunks_total")?,
+            sync_seconds: families.histograms("larder_disk_sync_seconds")?,
+            closed: families.gauges("larder_disk_closed")?,
+            segments: families.gauges("larder_disk_segments")?,
+            damaged: families.counters("larder_disk_checksum_failures_total")?,
+            answers: families.counters("larder_disk_orders_total")?,
+            waiting_bytes: families.gauges("larder_disk_waiting_bytes")?,
+            shed: families.counters("larder_disk_shed_chunks_total")?,
+        })
+    }
+
+    /// Those of the tier of one actor.
+    #[must_use]
+    pub fn of_device(&self, device: u16) -> DiskMetrics {
+        let device = device.to_string();
+        let only = &[device.as_str()];
+        DiskMetrics {
+            read_bytes: self.read_bytes.with_label_values(only),
+            written_bytes: self.written_bytes.with_label_values(only),
+            moved_bytes: self.moved_bytes.with_label_values(only),
+            scrubbed_bytes: self.scrubbed_bytes.with_label_values(only),
+            records: self.records.with_label_values(only),
+            evicted: self.evicted.with_label_values(only),
+            sync_seconds: self.sync_seconds.with_label_values(only),
+            closed: self.closed.with_label_values(only),
+            segments: self.segments.clone(),
+            damaged: self.damaged.clone(),
+            answers: self.answers.clone(),
+            device,
+        }
+    }
+}
+
 impl DiskMetrics {
-    /// Registers them, for the tier of the actor with this number.
+    /// Registers those of one tier alone.
     ///
     /// # Errors
     /// Where they are registered already.
     pub fn new(registry: &Registry, device: u16) -> Result<Self, prometheus::Error> {
-        let device = device.to_string();
-        let opts = |name: &str, help: &str| {
-            Opts::new(format!("larder_disk_{name}"), help).const_label("device", &device)
-        };
-        let counter = |name: &str, help: &str| IntCounter::with_opts(opts(name, help));
-        let gauge = |name: &str, help: &str| IntGauge::with_opts(opts(name, help));
-        let sync = HistogramOpts::new("larder_disk_sync_seconds", "Time until the drive has everything");
-        let sync = sync.const_label("device", &device);
-        let metrics = Self {
-            read_bytes: counter("read_bytes_total", "Bytes read from disk")?,
-            written_bytes: counter("written_bytes_total", "Bytes written to disk")?,
-            moved_bytes: counter("moved_bytes_total", "Bytes rewritten because they were in use")?,
-            scrubbed_bytes: counter("scrubbed_bytes_total", "Bytes that the scrubber verified")?,
-            records: gauge("records", "Chunks on disk")?,
-            evicted: counter("evicted_chunks_total", "Chunks that left the disk to make room")?,
-            sync_seconds: Histogram::with_opts(sync.buckets(SYNC_BUCKETS.to_vec()))?,
-            closed: gauge("closed", "1 where the disk tier closed itself after a failure")?,
-            segments: IntGaugeVec::new(opts("segments", "Segments, by state"), &["state"])?,
-            damaged: IntCounterVec::new(
-                opts("checksum_failures_total", "Wrong bytes on disk, by who found them"),
-                &["found_by"],
-            )?,
-            answers: IntCounterVec::new(opts("orders_total", "Orders, by what came of them"), &["outcome"])?,
-        };
-        metrics.register(registry)?;
-        Ok(metrics)
-    }
-
-    fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
-        let all: [Box<dyn Collector>; 11] = [
-            Box::new(self.read_bytes.clone()),
-            Box::new(self.written_bytes.clone()),
-            Box::new(self.moved_bytes.clone()),
-            Box::new(self.scrubbed_bytes.clone()),
-            Box::new(self.records.clone()),
-            Box::new(self.evicted.clone()),
-            Box::new(self.sync_seconds.clone()),
-            Box::new(self.closed.clone()),
-            Box::new(self.segments.clone()),
-            Box::new(self.damaged.clone()),
-            Box::new(self.answers.clone()),
-        ];
-        all.into_iter().try_for_each(|metric| registry.register(metric))
+        Ok(DiskFamilies::new(&Families::new(registry, &[table::DISK]))?.of_device(device))
     }
 
     /// Wrong bytes so far.
     #[must_use]
     pub fn damaged(&self, by: FoundBy) -> u64 {
-        self.damaged.with_label_values(&[by.name()]).get()
+        self.damaged.with_label_values(&[&*self.device, by.name()]).get()
     }
 
     /// Orders so far that ended this way.
     #[must_use]
     pub fn answers(&self, outcome: &str) -> u64 {
-        self.answers.with_label_values(&[outcome]).get()
+        self.answers.with_label_values(&[&*self.device, outcome]).get()
     }
 
     pub(super) fn found_damage(&self, by: FoundBy) {
-        self.damaged.with_label_values(&[by.name()]).inc();
+        self.damaged.with_label_values(&[&*self.device, by.name()]).inc();
     }
 
     pub(super) fn answered(&self, outcome: &str) {
-        self.answers.with_label_values(&[outcome]).inc();
+        self.answers.with_label_values(&[&*self.device, outcome]).inc();
     }
 
     pub(super) fn bring_up_to_date(&self, log: &Log) {
         self.records.set(log.records() as i64);
         let counts = log.counts();
         for (state, count) in [("free", counts.free), ("open", counts.open), ("sealed", counts.sealed)] {
-            self.segments.with_label_values(&[state]).set(count as i64);
+            self.segments.with_label_values(&[&*self.device, state]).set(count as i64);
         }
     }
 }
@@ -134,6 +157,3 @@ impl FoundBy {
         }
     }
 }
-
-/// Seconds, from 50 microseconds to ten seconds.
-const SYNC_BUCKETS: [f64; 9] = [5e-5, 2e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 2.0, 10.0];

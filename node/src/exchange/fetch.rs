@@ -85,9 +85,13 @@ async fn fetch_batch(
 ) {
     let most = peers.limits().credit_bytes / CREDIT_UNIT_BYTES;
     let units = batch.bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, most) as u32;
+    let asked = peers.clock().elapsed();
     // They are never closed.
     let Ok(_stream) = link.streams.acquire().await else { return };
     let Ok(_credit) = link.credits.acquire_many(units).await else { return };
+    let by_peer = &peers.metrics().by_peer;
+    let waited = (peers.clock().elapsed() - asked).as_secs_f64();
+    by_peer.credit_wait_seconds.with_label_values(&[&link.name]).inc_by(waited);
     let note = |at: usize, fetched: Fetched| came.borrow_mut()[batch.first + at] = Some(fetched);
     let fill = |from: usize, with: &dyn Fn() -> Fetched| {
         (from..batch.chunks.len()).for_each(|at| note(at, with()));
@@ -111,7 +115,7 @@ async fn fetch_batch(
             Ok(fetched) => {
                 if let Fetched::Here { .. } = &fetched {
                     let bytes: u64 = chunk.blocks.iter().map(|block| block.bytes).sum();
-                    peers.metrics().received_bytes.inc_by(bytes);
+                    by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
                 }
                 note(at, fetched);
             }

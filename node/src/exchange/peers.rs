@@ -14,6 +14,7 @@ use quinn::VarInt;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use super::metrics::{OTHER, Watched};
 use super::{CREDIT_UNIT_BYTES, ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::clock::Clock;
 
@@ -30,6 +31,7 @@ struct Shared {
     own: Cell<NodeNumber>,
     links: RefCell<BTreeMap<NodeNumber, Rc<Link>>>,
     silent: SilentPeers,
+    watched: RefCell<Watched>,
 }
 
 /// Nodes that do not answer now; other threads look into it.
@@ -39,6 +41,7 @@ pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
 /// One other node, in one of its lives.
 pub(super) struct Link {
     node: NodeNumber,
+    pub(super) name: String,
     incarnation: u64,
     connection: RefCell<Option<Connection>>,
     /// One dials at a time.
@@ -96,6 +99,7 @@ impl Peers {
             own: Cell::default(),
             links: RefCell::default(),
             silent,
+            watched: RefCell::default(),
         }))
     }
 
@@ -105,6 +109,10 @@ impl Peers {
 
     pub(super) fn metrics(&self) -> &ExchangeMetrics {
         &self.0.metrics
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        self.0.clock
     }
 
     /// The table that counts.
@@ -122,8 +130,38 @@ impl Peers {
             }
             stays
         });
+        let gone = |was: &&Member| table.members.iter().all(|member| member.name != was.name);
+        let by_peer = &self.0.metrics.by_peer;
+        self.table().members.iter().filter(gone).for_each(|member| by_peer.forget(&member.name));
+        let others = table.members.iter().filter(|member| member.number != own);
+        others.for_each(|member| by_peer.know(&member.name));
         self.0.own.set(own);
         self.0.table.replace(table);
+    }
+
+    /// How a node is called in metrics.
+    pub(super) fn metrics_name<'a>(&self, name: &'a str) -> &'a str {
+        if self.0.table.borrow().members.iter().any(|member| member.name == name) { name } else { OTHER }
+    }
+
+    /// Counts the packets of a connection with another node.
+    pub(super) fn watch(&self, connection: &Connection) {
+        if connection.peer().role == Role::Node {
+            self.0.watched.borrow_mut().add(&connection.peer().name, connection.quic().clone());
+        }
+    }
+
+    /// Brings the metrics of peers up to date.
+    pub(super) fn show(&self) {
+        let (table, by_peer) = (self.table(), &self.0.metrics.by_peer);
+        let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
+        self.0.watched.borrow_mut().show(by_peer, is_member);
+        for link in self.0.links.borrow().values() {
+            let credits = self.0.limits.credit_bytes / CREDIT_UNIT_BYTES;
+            let under_way = credits.saturating_sub(link.credits.available_permits() as u64);
+            let gauge = by_peer.in_flight_bytes.with_label_values(&[&link.name]);
+            gauge.set((under_way * CREDIT_UNIT_BYTES) as i64);
+        }
     }
 
     /// Asks a node something small.
@@ -189,6 +227,7 @@ impl Peers {
         match timeout(DIAL_DEADLINE, dial).await {
             Ok(Ok(connection)) => {
                 tracing::debug!(node = %link.node, name, %address, "connected");
+                self.watch(&connection);
                 link.connection.replace(Some(connection.clone()));
                 Ok(connection)
             }
@@ -255,6 +294,7 @@ impl Link {
     fn new(member: &Member, limits: &ExchangeLimits) -> Self {
         Self {
             node: member.number,
+            name: member.name.clone(),
             incarnation: member.incarnation,
             connection: RefCell::default(),
             dialling: tokio::sync::Mutex::default(),

@@ -78,6 +78,7 @@ impl Server {
             }
             Err(_) => return metrics.rejected("handshake"),
         };
+        self.peers.watch(&connection);
         metrics.connections.inc();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
         while let Ok((send, receive)) = connection.quic().accept_bi().await {
@@ -109,7 +110,7 @@ impl Server {
                 PeerResponse::Refused(refused.to_owned())
             }
             Ok(()) => match request {
-                PeerRequest::Fetch(fetch) => return self.send_blocks(send, fetch).await,
+                PeerRequest::Fetch(fetch) => return self.send_blocks(connection.peer(), send, fetch).await,
                 request => self.answer(request).await,
             },
         };
@@ -180,7 +181,7 @@ impl Server {
     }
 
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
-    async fn send_blocks(&self, mut send: SendStream, fetch: Fetch) {
+    async fn send_blocks(&self, peer: &Identity, mut send: SendStream, fetch: Fetch) {
         let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes } = fetch;
         let granted = match self.services.blocks.get(usize::from(device)) {
             Some(actor) => actor.send(AskBlocks { fingerprint, hashes, block_bytes }).await,
@@ -207,7 +208,8 @@ impl Server {
             write_message(&mut send, &PeerResponse::Fetched(said)).await.ok()?;
             send.write_all_chunks(&mut blocks).await.ok()?;
             send.finish().ok()?;
-            self.peers.metrics().sent_bytes.inc_by(bytes);
+            let peer = self.peers.metrics_name(&peer.name);
+            self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes);
             send.stopped().await.ok()
         };
         if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {

@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use larder_client::metrics::Families;
 use prometheus::{Gauge, GaugeVec};
 use serde::{Deserialize, Serialize};
 
-use super::Families;
 use crate::clock::Millis;
 use crate::reuse::{Lookup, ReuseWindows, Tokens, Window};
 
@@ -52,19 +52,14 @@ struct Namespace {
 
 impl RateGauges {
     pub(super) fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
-        let hit = "Tokens hit of tokens asked in a sliding window";
-        let infinite =
-            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing";
-        let (of_namespace, of_tenant) =
-            (["tenant", "namespace", "device", "window"], ["tenant", "device", "window"]);
         Ok(Self {
             of_namespaces: [
-                families.rate("larder_hit_rate", hit, &of_namespace)?,
-                families.rate("larder_infinite_hit_rate", infinite, &of_namespace)?,
+                families.levels("larder_hit_rate")?,
+                families.levels("larder_infinite_hit_rate")?,
             ],
             of_tenants: [
-                families.rate("larder_tenant_hit_rate", hit, &of_tenant)?,
-                families.rate("larder_tenant_infinite_hit_rate", infinite, &of_tenant)?,
+                families.levels("larder_tenant_hit_rate")?,
+                families.levels("larder_tenant_infinite_hit_rate")?,
             ],
         })
     }
@@ -130,11 +125,12 @@ mod tests {
     use larder_protocol::ChunkHash;
     use prometheus::{Encoder as _, Registry, TextEncoder};
 
+    use super::super::table;
     use super::*;
 
     fn rates() -> (Registry, Rates) {
         let registry = Registry::new();
-        let gauges = RateGauges::new(&Families(&registry)).unwrap();
+        let gauges = RateGauges::new(&Families::new(&registry, table::NODE)).unwrap();
         let rates = gauges.of_actor("0");
         (registry, rates)
     }

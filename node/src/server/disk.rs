@@ -18,7 +18,7 @@ pub(super) async fn start(
     metrics: &SharedMetrics,
 ) -> Result<Option<DiskParts>, ServeError> {
     let Some(limits) = limits.cloned() else { return Ok(None) };
-    let disk_metrics = DiskMetrics::new(metrics.registry(), device)?;
+    let disk_metrics = metrics.disk(device);
     let closed = disk_metrics.closed.clone();
     let open = move || open(limits, disk_metrics);
     let opened = tokio::task::spawn_blocking(open).await;

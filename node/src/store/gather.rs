@@ -332,7 +332,9 @@ impl Store {
         self.gathers.passing_bytes -= bytes;
         self.cached_chunks += 1;
         self.cached_bytes += bytes;
-        self.index.get_mut(id).standing = Standing::Kept;
+        let chunk = self.index.get_mut(id);
+        chunk.standing = Standing::Kept;
+        chunk.since_tenths = self.tenths;
         self.occupy(id);
         let chunk = self.index.get(id);
         self.policy.insert(id, facts(chunk));

@@ -70,6 +70,8 @@ pub(crate) struct Chunk {
     pub(crate) disk: OnDisk,
     /// Whether it is in memory, or about to be; else it is on disk alone.
     is_resident: bool,
+    /// Since when it is cached, in tenths of a second since the node started.
+    pub(crate) since_tenths: u32,
     /// By slice, then pool.
     pub(crate) blocks: SmallVec<[Block; 1]>,
 }
@@ -278,6 +280,7 @@ impl Index {
             standing: Standing::Kept,
             disk: OnDisk::Nowhere,
             is_resident: false,
+            since_tenths: 0,
             blocks: smallvec::smallvec![Block::Absent; blocks],
         };
         let id = self.vacant.pop().unwrap_or_else(|| {

@@ -395,6 +395,7 @@ impl Store {
             chunk.claims -= 1;
             let is_first = usize::from(chunk.ready) == slices.len() * self.namespaces.get(number).pools.len();
             if is_first {
+                chunk.since_tenths = self.tenths;
                 self.cached_chunks += 1;
                 self.policy.insert(id, facts(chunk));
                 if !chunk.may_go() {

@@ -28,6 +28,8 @@ pub struct Evictions {
     pub need: u64,
     /// Because of [`EvictionReason::Clearing`].
     pub clearing: u64,
+    /// How long they had been cached, together.
+    pub resided_ms: u64,
 }
 
 impl Store {
@@ -163,6 +165,7 @@ impl Store {
             EvictionReason::Need => self.evictions.need += 1,
             EvictionReason::Clearing => self.evictions.clearing += 1,
         }
+        self.evictions.resided_ms += u64::from(self.tenths - self.index.get(id).since_tenths) * 100;
         let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
         self.policy.remove(id, why);
         if reason == EvictionReason::Watermark && self.demote(id) {

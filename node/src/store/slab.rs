@@ -255,6 +255,12 @@ impl Slab {
         None
     }
 
+    /// Bytes that each tenant holds and may hold.
+    pub(crate) fn tenant_bytes(&self) -> impl Iterator<Item = (u64, u64)> {
+        let bytes = |extents: u32| u64::from(extents) * self.extent_bytes;
+        self.tenants.iter().map(move |tenant| (bytes(tenant.held), bytes(tenant.most)))
+    }
+
     fn may_grow(&self, tenant: TenantId) -> bool {
         let TenantExtents { held, most } = self.tenants[usize::from(tenant.0)];
         held < most

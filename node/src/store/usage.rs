@@ -70,4 +70,10 @@ impl Store {
             disk: self.disk.as_ref().map(Disk::usage),
         }
     }
+
+    /// Bytes of extents that each tenant holds and may hold, by its place in the configuration.
+    #[must_use]
+    pub fn tenant_bytes(&self) -> Vec<(u64, u64)> {
+        self.slab.tenant_bytes().collect()
+    }
 }

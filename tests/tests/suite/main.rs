@@ -9,6 +9,7 @@ mod events;
 mod faults;
 mod hostile;
 mod lifecycle;
+mod metrics;
 mod peers;
 mod replay;
 mod tenants;

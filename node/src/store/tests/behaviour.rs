@@ -76,6 +76,20 @@ fn leaves_go_before_their_parents() {
 }
 
 #[test]
+fn eviction_says_how_long_chunks_had_been_cached() {
+    let mut f = Fixture::new(limits(16, 2));
+    f.store.tick(Millis(5_000));
+    f.put("a");
+    f.store.tick(Millis(6_000));
+    f.put("b");
+    assert_eq!(f.store.usage().evictions.resided_ms, 0);
+    f.store.tick(Millis(9_500));
+    f.put("x");
+    f.put("y");
+    assert_eq!(f.store.usage().evictions.resided_ms, 4_500 + 3_500);
+}
+
+#[test]
 fn a_reservation_is_whole_or_not_at_all() {
     let mut f = Fixture::new(limits(4, 4));
     f.put("ab");

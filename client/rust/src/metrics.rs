@@ -1,0 +1,185 @@
+//! What a server counts: one table, from which its metrics are made and which is their documentation.
+//!
+//! A server has its table as a list of [`Section`]s. [`Families`] makes the metrics of such a table and of no other, so that
+//! what is written and what is exported are the same. Labels are bounded: a label has a closed list of values, or one for
+//! each of something that is bounded itself. Where every label of a metric has a closed list, all of its values are there
+//! from the start, at zero.
+
+mod families;
+mod process;
+
+use std::fmt;
+
+pub use families::Families;
+pub use process::{PROCESS, ProcessMetrics};
+
+/// Metrics that answer one question, and what that is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Section {
+    /// What they are about.
+    pub title: &'static str,
+    /// Who exports them, where that is not every server of this kind.
+    pub only: &'static str,
+    /// The metrics.
+    pub metrics: &'static [Metric],
+}
+
+/// One metric, with all of its labels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Metric {
+    /// Its name, as Prometheus has it.
+    pub name: &'static str,
+    /// What can be done with it.
+    pub kind: Kind,
+    /// The unit of its values.
+    pub unit: &'static str,
+    /// Its labels.
+    pub labels: &'static [Label],
+    /// What it means.
+    pub help: &'static str,
+}
+
+/// A kind of metric.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// It only grows.
+    Counter,
+    /// It grows and shrinks.
+    Gauge,
+    /// Values are counted in buckets, whose upper bounds these are.
+    Histogram(&'static [f64]),
+}
+
+/// A label of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Label {
+    /// Its name.
+    pub name: &'static str,
+    /// Its values.
+    pub values: Values,
+}
+
+/// What values a label has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// These and no others.
+    OneOf(&'static [&'static str]),
+    /// One for each of something, of which there are only so many.
+    Each(&'static str),
+}
+
+impl Metric {
+    /// Something that only grows.
+    #[must_use]
+    pub const fn counter(
+        name: &'static str,
+        unit: &'static str,
+        labels: &'static [Label],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Counter, unit, labels, help }
+    }
+
+    /// Something that grows and shrinks.
+    #[must_use]
+    pub const fn gauge(
+        name: &'static str,
+        unit: &'static str,
+        labels: &'static [Label],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Gauge, unit, labels, help }
+    }
+
+    /// Values in buckets.
+    #[must_use]
+    pub const fn histogram(
+        name: &'static str,
+        buckets: &'static [f64],
+        unit: &'static str,
+        labels: &'static [Label],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Histogram(buckets), unit, labels, help }
+    }
+
+    /// The names of its labels.
+    #[must_use]
+    pub fn label_names(&self) -> Vec<&'static str> {
+        self.labels.iter().map(|label| label.name).collect()
+    }
+
+    /// Every combination of its labels' values; `None` where one of them has no closed list.
+    #[must_use]
+    pub fn combinations(&self) -> Option<Vec<Vec<&'static str>>> {
+        self.labels.iter().try_fold(vec![Vec::new()], |all: Vec<Vec<&str>>, label| {
+            let Values::OneOf(values) = label.values else { return None };
+            let with = |known: &Vec<&'static str>| {
+                let known = known.clone();
+                values.iter().map(move |&value| [&known[..], &[value]].concat())
+            };
+            Some(all.iter().flat_map(with).collect())
+        })
+    }
+}
+
+impl Label {
+    /// A label with these values and no others.
+    #[must_use]
+    pub const fn one_of(name: &'static str, values: &'static [&'static str]) -> Self {
+        Self { name, values: Values::OneOf(values) }
+    }
+
+    /// A label with a value for each of something.
+    #[must_use]
+    pub const fn each(name: &'static str, what: &'static str) -> Self {
+        Self { name, values: Values::Each(what) }
+    }
+
+    /// Whether it may have this value.
+    #[must_use]
+    pub fn allows(&self, value: &str) -> bool {
+        match self.values {
+            Values::OneOf(values) => values.contains(&value),
+            Values::Each(_) => true,
+        }
+    }
+}
+
+impl Kind {
+    /// Its name in Prometheus' text format.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram(_) => "histogram",
+        }
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.values {
+            Values::OneOf(values) => write!(f, "{}: {}", self.name, values.join(", ")),
+            Values::Each(what) => write!(f, "{}: {what}", self.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_values_of_closed_labels_are_combined_and_those_of_others_are_not() {
+        const BOTH: &[Label] =
+            &[Label::one_of("request", &["get", "put"]), Label::one_of("outcome", &["done", "busy"])];
+        let metric = Metric::counter("requests_total", "requests", BOTH, "Requests");
+        let combinations = metric.combinations().unwrap();
+        assert_eq!(combinations, [["get", "done"], ["get", "busy"], ["put", "done"], ["put", "busy"]]);
+        let open = Metric { labels: const { &[Label::each("tenant", "a tenant")] }, ..metric };
+        assert_eq!(open.combinations(), None);
+        assert_eq!(Metric { labels: &[], ..metric }.combinations(), Some(vec![vec![]]));
+    }
+}

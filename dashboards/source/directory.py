@@ -1,0 +1,136 @@
+"""Who has what, and who is there."""
+
+from grafana import Dashboard, Panel
+
+DASHBOARD = Dashboard(
+    uid="directory",
+    title="directory and consistency",
+    description="The directory is a hint: how good it is, how soon it knows, and whether all nodes know the same table.",
+    panels=[
+        Panel(
+            "How often is the directory right?",
+            "percentunit",
+            "Chunks that their holder had, of chunks that it was asked for because of the directory. A wrong hint costs a "
+            "round trip, never wrong data.",
+            {"hint accuracy": 'sum(rate(larder_peer_fetches_total{@n,outcome="here"}[$__rate_interval]))'
+             ' / sum(rate(larder_peer_fetches_total{@n,outcome=~"here|not_held"}[$__rate_interval]))'},
+            most=1,
+        ),
+        Panel(
+            "How many hints are stale?",
+            "short",
+            "Chunks a second that their holder did not have.",
+            {"{{node}}": "sum by (node) (rate(larder_directory_stale_chunks_total{@n}[$__rate_interval]))"},
+            zero_is_fine=True,
+        ),
+        Panel(
+            "How soon does the directory know?",
+            "s",
+            "From a chunk's gain or loss until its home knows: median and 99th percentile.",
+            {
+                "median": "histogram_quantile(0.5, sum by (le) "
+                "(rate(larder_directory_announce_lag_seconds_bucket{@n}[$__rate_interval])))",
+                "99 %": "histogram_quantile(0.99, sum by (le) "
+                "(rate(larder_directory_announce_lag_seconds_bucket{@n}[$__rate_interval])))",
+            },
+        ),
+        Panel(
+            "How many rows does each home have?",
+            "short",
+            "Rows of the directory by home. They should be spread as the members' weights are.",
+            {"{{node}}": "larder_directory_rows{@n}"},
+        ),
+        Panel(
+            "Do rows and chunks agree?",
+            "short",
+            "All rows of the directory beside all chunks that actors hold. They differ by what is on its way, and by rows "
+            "of nodes that left.",
+            {
+                "rows": "sum(larder_directory_rows{@c})",
+                "chunks held": "sum(larder_directory_held_chunks{@c})",
+            },
+        ),
+        Panel(
+            "How many changes wait to be announced?",
+            "short",
+            "Gains and losses that no announcement carries yet.",
+            {"{{node}}": "larder_directory_waiting_changes{@n}"},
+            zero_is_fine=True,
+        ),
+        Panel(
+            "What comes of announcements?",
+            "short",
+            "Announcements sent in a second: known; restarted, because the home lost the thread; again, because it did not "
+            "answer; late.",
+            {"{{outcome}}": "sum by (outcome) (rate(larder_directory_announces_total{@n}[$__rate_interval]))"},
+        ),
+        Panel(
+            "What is repaired?",
+            "short",
+            "What happens to rows of homes in a second: rows that are not theirs (foreign), rows dropped for want of "
+            "room, streams begun anew, sums that differed, rows repaired.",
+            {"{{event}}": "sum by (event) (rate(larder_directory_shard_events_total{@n}[$__rate_interval]))"},
+            zero_is_fine=True,
+        ),
+        Panel(
+            "How many homes does a lookup ask?",
+            "short",
+            "Other homes asked in one lookup, on average.",
+            {"{{node}}": "sum by (node) (rate(larder_directory_homes_asked_sum{@n}[$__rate_interval]))"
+             " / sum by (node) (rate(larder_directory_homes_asked_count{@n}[$__rate_interval]))"},
+        ),
+        Panel(
+            "How much does a node know without asking?",
+            "percentunit",
+            "Chunks whose holders were remembered, of chunks asked for.",
+            {"{{node}}": "sum by (node) (rate(larder_directory_cached_chunks_total{@n}[$__rate_interval]))"
+             " / sum by (node) (rate(larder_directory_asked_chunks_total{@n}[$__rate_interval]))"},
+            most=1,
+        ),
+        Panel(
+            "What do homes answer?",
+            "short",
+            "Questions to other homes in a second, by outcome. Shed: too many were under way, and what was asked counts as "
+            "held by nobody.",
+            {"{{outcome}}": "sum by (outcome) (rate(larder_directory_finds_total{@n}[$__rate_interval]))"},
+        ),
+        Panel(
+            "Who is a member?",
+            "short",
+            "Members as the coordinator knows them, and as each node does.",
+            {
+                "coordinator: {{state}}": "sum by (state) (larder_coordinator_members{@c})",
+                "{{node}}": "sum by (node) (larder_membership_members{@n})",
+            },
+        ),
+        Panel(
+            "Do all know the same table?",
+            "short",
+            "The number of the epoch, at the coordinator and at each node. Lines part for a moment when members change.",
+            {
+                "coordinator": 'max(larder_coordinator_epoch{@c,part="number"})',
+                "{{node}}": 'max by (node) (larder_membership_epoch{@n,part="number"})',
+            },
+        ),
+        Panel(
+            "How often do members and partitions move?",
+            "short",
+            "Joins, leaves, suspicions, removals and partitions moved, in the last ten minutes.",
+            {"{{event}}": "sum by (event) (increase(larder_coordinator_events_total{@c}[10m]))"},
+            zero_is_fine=True,
+        ),
+        Panel(
+            "How long was a member silent?",
+            "s",
+            "Time since the coordinator heard of the member that it heard of least lately.",
+            {"longest silence": "max(larder_coordinator_longest_silence_seconds{@c})"},
+        ),
+        Panel(
+            "How many members are late?",
+            "short",
+            "Members that the coordinator did not hear of for more than two heartbeats.",
+            {"late": "sum(larder_coordinator_late_members{@c})"},
+            zero_is_fine=True,
+        ),
+    ],
+)

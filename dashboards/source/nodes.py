@@ -1,0 +1,121 @@
+"""Nodes, their operations and their memory."""
+
+from grafana import Dashboard, Panel
+
+DASHBOARD = Dashboard(
+    uid="nodes",
+    title="nodes and tiers",
+    description="What nodes do, how long it takes them, and what their memory holds.",
+    panels=[
+        Panel(
+            "What do engines ask for?",
+            "reqps",
+            "Requests of sessions in a second, by kind.",
+            {"{{request}}": "sum by (request) (rate(larder_requests_total{@n}[$__rate_interval])) > 0"},
+        ),
+        Panel(
+            "How long do requests take?",
+            "s",
+            "The 99th percentile by kind of request; what other nodes have to be asked is included.",
+            {"{{request}}": "histogram_quantile(0.99, sum by (le, request) "
+             "(rate(larder_request_seconds_bucket{@n}[$__rate_interval])))"},
+        ),
+        Panel(
+            "How are the arenas used?",
+            "bytes",
+            "Free, used and quarantined bytes add up to all of it. Quarantined: a process that closed its session may "
+            "still touch them.",
+            {"{{state}}": 'sum by (state) (larder_arena_bytes{@n,state=~"free|used|quarantined"})'},
+            stacked=True,
+        ),
+        Panel(
+            "How full is each node?",
+            "percentunit",
+            "Used bytes of the arena's, by node.",
+            {"{{node}}": 'sum by (node) (larder_arena_bytes{@n,state="used"})'
+             ' / sum by (node) (larder_arena_bytes{@n,state="total"})'},
+            most=1,
+        ),
+        Panel(
+            "How much is pinned, passing or quarantined?",
+            "bytes",
+            "Bytes that eviction cannot take: pinned by engines, passing through from another node, or quarantined.",
+            {"{{state}}": 'sum by (state) (larder_arena_bytes{@n,state=~"pinned|passing|quarantined"})'},
+            zero_is_fine=True,
+        ),
+        Panel(
+            "How many chunks are cached?",
+            "short",
+            "Chunks in host memory, by node.",
+            {"{{node}}": "sum by (node) (larder_cached_chunks{@n})"},
+        ),
+        Panel(
+            "Why are chunks evicted?",
+            "short",
+            "Chunks evicted in a second: watermark, because more is cached than the capacity or the watermark allows; "
+            "need, because a reservation found no slot; clearing, because an extent serves other blocks.",
+            {"{{reason}}": "sum by (reason) (rate(larder_evicted_chunks_total{@n}[$__rate_interval]))"},
+        ),
+        Panel(
+            "How long does a chunk stay before it is evicted?",
+            "s",
+            "The mean of the chunks that were evicted, by node. Where that is shorter than the pause between two turns "
+            "of a conversation, the second turn finds nothing.",
+            {"{{node}}": "sum by (node) (rate(larder_evicted_residence_seconds_total{@n}[$__rate_interval]))"
+             " / sum by (node) (rate(larder_evicted_chunks_total{@n}[$__rate_interval]))"},
+        ),
+        Panel(
+            "What do engines and peers hold?",
+            "short",
+            "Open sessions, leases, reservations and pins of engines; fetches from other nodes and grants to them; "
+            "processes that closed their sessions and may still run.",
+            {"{{what}}": "sum by (what) (larder_held{@n})"},
+        ),
+        Panel(
+            "Does every actor answer?",
+            "bool",
+            "1 where it does.",
+            {"{{node}}, device {{device}}": "larder_actor_up{@n}"},
+            most=1,
+        ),
+        Panel(
+            "How much CPU does each process use?",
+            "none",
+            "CPU seconds in a second, in the kernel and outside.",
+            {"{{node}} ({{role}})": "sum by (node, role) (rate(process_cpu_seconds_total{@c}[$__rate_interval])"
+             " * on (instance) group_left (role) larder_build_info{@c})"},
+        ),
+        Panel(
+            "How much memory does each process have?",
+            "bytes",
+            "Resident memory. The pages of the arena are part of it once they are faulted in.",
+            {"{{node}} ({{role}})": "sum by (node, role) (process_resident_memory_bytes{@c}"
+             " * on (instance) group_left (role) larder_build_info{@c})"},
+        ),
+        Panel(
+            "Do file descriptors suffice?",
+            "percentunit",
+            "Open ones of those that there may be. Every extent, session and engine process takes one.",
+            {"{{node}}": "process_open_fds{@n} / process_max_fds{@n}"},
+            most=1,
+        ),
+        Panel(
+            "How do sessions end?",
+            "short",
+            "Sessions a second that ended, or were refused.",
+            {"{{how}}": "sum by (how) (rate(larder_session_ends_total{@t}[$__rate_interval]))"},
+        ),
+        Panel(
+            "Where does the kernel say the arena is?",
+            "bytes",
+            "Bytes on each NUMA node, and in huge pages; misplaced ones are on another NUMA node than was asked for.",
+            {"{{node}}, {{place}}": "sum by (node, place) (larder_arena_placement_bytes{@n})"},
+        ),
+        Panel(
+            "Which versions run?",
+            "short",
+            "Processes by role and version. Two versions are fine during an upgrade.",
+            {"{{role}} {{version}}": "count by (role, version) (larder_build_info{@c})"},
+        ),
+    ],
+)

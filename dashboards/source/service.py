@@ -1,0 +1,100 @@
+"""Objectives, and whether they are reached."""
+
+from grafana import Dashboard, Panel
+
+DASHBOARD = Dashboard(
+    uid="service",
+    title="service levels",
+    description="What a cluster should reach: lookups in time, loads that come, requests that are served.",
+    panels=[
+        Panel(
+            "Are lookups answered in time?",
+            "percentunit",
+            "Lookups answered within 10 ms, over an hour. Objective: 99 %.",
+            {"in time": "1 - avg(larder:lookups_late:ratio_rate1h{@c})"},
+            kind="stat", most=1, width=6,
+        ),
+        Panel(
+            "Do loads come?",
+            "percentunit",
+            "Chunks wanted from other nodes that came, over an hour. Objective: 99 %.",
+            {"came": "1 - avg(larder:loads_failed:ratio_rate1h{@c})"},
+            kind="stat", most=1, width=6,
+        ),
+        Panel(
+            "Are requests served?",
+            "percentunit",
+            "Requests that were neither busy nor refused, over five minutes.",
+            {"served": "1 - avg(larder:requests_not_served:ratio_rate5m{@c})"},
+            kind="stat", most=1, width=6,
+        ),
+        Panel(
+            "Were wrong bytes found?",
+            "short",
+            "Chunks from other nodes with a wrong checksum, in the last day. Nobody was given them. Expected: "
+            "none.",
+            {"wrong": 'sum(increase(larder_peer_fetches_total{@c,outcome="checksum"}[1d]))'},
+            kind="stat", width=6, zero_is_fine=True,
+        ),
+        Panel(
+            "How fast is the budget for late lookups spent?",
+            "none",
+            "1: it is just spent when the month is over. An alert comes at 14.4 over an hour, and at 6 over six hours.",
+            {
+                "5 minutes": "avg(larder:lookups_late:ratio_rate5m{@c}) / 0.01",
+                "1 hour": "avg(larder:lookups_late:ratio_rate1h{@c}) / 0.01",
+                "6 hours": "avg(larder:lookups_late:ratio_rate6h{@c}) / 0.01",
+            },
+            zero_is_fine=True,
+        ),
+        Panel(
+            "How fast is the budget for failed loads spent?",
+            "none",
+            "1: it is just spent when the month is over. An alert comes at 14.4 over an hour, and at 6 over six hours.",
+            {
+                "5 minutes": "avg(larder:loads_failed:ratio_rate5m{@c}) / 0.01",
+                "1 hour": "avg(larder:loads_failed:ratio_rate1h{@c}) / 0.01",
+                "6 hours": "avg(larder:loads_failed:ratio_rate6h{@c}) / 0.01",
+            },
+            zero_is_fine=True,
+        ),
+        Panel(
+            "How long does a lookup take?",
+            "s",
+            "Median, 90th and 99th percentile; questions to other homes are included.",
+            {
+                f"{int(q * 100)} %": f"histogram_quantile({q}, sum by (le) "
+                '(rate(larder_request_seconds_bucket{@n,request="lookup"}[$__rate_interval])))'
+                for q in [0.5, 0.9, 0.99]
+            },
+        ),
+        Panel(
+            "How long does a lease take?",
+            "s",
+            "Median, 90th and 99th percentile; fetches from other nodes are included.",
+            {
+                f"{int(q * 100)} %": f"histogram_quantile({q}, sum by (le) "
+                '(rate(larder_request_seconds_bucket{@n,request="lease"}[$__rate_interval])))'
+                for q in [0.5, 0.9, 0.99]
+            },
+        ),
+        Panel(
+            "Which requests are not served?",
+            "reqps",
+            "Requests a second that were answered with busy or refused.",
+            {"{{request}}, {{outcome}}": "sum by (request, outcome) "
+             '(rate(larder_requests_total{@n,outcome!="done"}[$__rate_interval]))'},
+            zero_is_fine=True,
+        ),
+        Panel(
+            "How good are the hit rate and the directory?",
+            "percentunit",
+            "As the recording rules have them, over five minutes.",
+            {
+                "tokens hit": "larder:token_hit:ratio_rate5m{@c}",
+                "hints right": "larder:hints_right:ratio_rate5m{@c}",
+            },
+            most=1,
+        ),
+    ],
+)

@@ -1,0 +1,72 @@
+"""Whose cache it is."""
+
+from grafana import Dashboard, Panel
+
+DASHBOARD = Dashboard(
+    uid="tenants",
+    title="tenants",
+    description="What each tenant asks, hits and holds.",
+    panels=[
+        Panel(
+            "Who asks how much?",
+            "short",
+            "Prompt tokens a second, by tenant.",
+            {"{{tenant}}": "sum by (tenant) (rate(larder_tokens_asked_total{@t}[$__rate_interval]))"},
+        ),
+        Panel(
+            "Who hits how much?",
+            "percentunit",
+            "Prompt tokens found, of those asked, by tenant.",
+            {"{{tenant}}": "sum by (tenant) (rate(larder_tokens_hit_total{@t}[$__rate_interval]))"
+             " / sum by (tenant) (rate(larder_tokens_asked_total{@t}[$__rate_interval]))"},
+            most=1,
+        ),
+        Panel(
+            "Who would gain by more memory?",
+            "percentunit",
+            "What an infinite cache would hit beyond this one, in the last hour, by tenant; the mean of the actors.",
+            {"{{tenant}}": 'avg by (tenant) (larder_tenant_infinite_hit_rate{@t,window="1h"}'
+             ' - larder_tenant_hit_rate{@t,window="1h"})'},
+        ),
+        Panel(
+            "Who holds how much of the arenas?",
+            "bytes",
+            "Bytes of extents, whether or not blocks are in them: an extent serves one tenant at a time.",
+            {"{{tenant}}": 'sum by (tenant) (larder_tenant_arena_bytes{@t,state="held"})'},
+            stacked=True,
+        ),
+        Panel(
+            "Who is near to its limit?",
+            "percentunit",
+            "Bytes of extents held, of those that the tenant may hold (max_bytes, or the arena).",
+            {"{{tenant}}": 'sum by (tenant) (larder_tenant_arena_bytes{@t,state="held"})'
+             ' / sum by (tenant) (larder_tenant_arena_bytes{@t,state="limit"})'},
+            most=1,
+        ),
+        Panel(
+            "Which namespaces hit how much?",
+            "percentunit",
+            "In the last ten minutes, by namespace (its first eight digits): a model, its chunk size, and all else that "
+            "makes bytes interchangeable.",
+            {"{{tenant}} {{short}}": "avg by (tenant, short) (label_replace("
+             'larder_hit_rate{@t,window="10m"}, "short", "$1", "namespace", "(.{8}).*"))'},
+            most=1,
+        ),
+        Panel(
+            "Whose engines are preempted?",
+            "short",
+            "Prompt tokens a second of lookups for requests that were preempted before. They hit by nature: take them "
+            "out of a hit rate that is to say something of users.",
+            {"{{tenant}}": 'sum by (tenant) (rate(larder_tokens_asked_total{@t,preempted="true"}[$__rate_interval]))'},
+            zero_is_fine=True,
+        ),
+        Panel(
+            "Whose sessions end badly?",
+            "short",
+            "Sessions in the last ten minutes that were refused or broke the protocol, or whose socket failed.",
+            {"{{tenant}}, {{how}}": "sum by (tenant, how) "
+             '(increase(larder_session_ends_total{@t,how=~"protocol_error|socket_error|refused"}[10m]))'},
+            zero_is_fine=True,
+        ),
+    ],
+)

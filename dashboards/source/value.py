@@ -1,0 +1,83 @@
+"""What the cache is worth."""
+
+from grafana import Dashboard, Panel
+
+DASHBOARD = Dashboard(
+    uid="value",
+    title="cluster value",
+    description="What the cache saves: how much of what engines ask was computed before.",
+    numbers=[("prefill", "Tokens that an engine computes in a second", "10000")],
+    panels=[
+        Panel(
+            "How much of what engines ask is hit?",
+            "percentunit",
+            "Prompt tokens found, of prompt tokens asked, over all tiers. Lookups whose caller could not use a hit are in "
+            "neither.",
+            {"hit rate": "sum(rate(larder_tokens_hit_total{@t}[$__rate_interval]))"
+             " / sum(rate(larder_tokens_asked_total{@t}[$__rate_interval]))"},
+            kind="stat", most=1, width=6,
+        ),
+        Panel(
+            "How much would an infinite cache hit?",
+            "percentunit",
+            "Over the last ten minutes, the mean of the actors. Where it is close to the hit rate, more memory buys "
+            "nothing. Each actor counts what it is asked itself.",
+            {"infinite": 'avg(larder_tenant_infinite_hit_rate{@t,window="10m"})'},
+            kind="stat", most=1, width=6,
+        ),
+        Panel(
+            "How many tokens are not computed again?",
+            "short",
+            "Prompt tokens hit in a second, over all tiers.",
+            {"tokens/s": "sum(rate(larder_tokens_hit_total{@t}[$__rate_interval]))"},
+            kind="stat", width=6,
+        ),
+        Panel(
+            "How many engines would compute what is hit?",
+            "none",
+            "Seconds of prefill avoided in a second: tokens hit, over the tokens that an engine computes in a second. "
+            "Larder cannot know that speed: set it above to what your engines do. Loading takes time too, and the first "
+            "tokens of a prompt are cheaper than the last, so take it as an order of magnitude.",
+            {"engines": "sum(rate(larder_tokens_hit_total{@t}[$__rate_interval])) / $prefill"},
+            kind="stat", width=6,
+        ),
+        Panel(
+            "Where are tokens hit?",
+            "short",
+            "Prompt tokens a second: asked; found in the memory of the node itself (host); found in other nodes (peer).",
+            {
+                "asked": "sum(rate(larder_tokens_asked_total{@t}[$__rate_interval]))",
+                "hit, {{tier}}": "sum by (tier) (rate(larder_tokens_hit_total{@t}[$__rate_interval]))",
+            },
+        ),
+        Panel(
+            "Would more memory help?",
+            "percentunit",
+            "The hit rate of the last ten minutes beside that of an infinite cache, by node. The distance between both is "
+            "what more memory, or another policy, could win at most.",
+            {
+                "{{node}}": 'avg by (node) (larder_tenant_hit_rate{@t,window="10m"})',
+                "{{node}}, infinite": 'avg by (node) (larder_tenant_infinite_hit_rate{@t,window="10m"})',
+            },
+            most=1,
+        ),
+        Panel(
+            "How much do engines read and write?",
+            "Bps",
+            "Bytes of blocks leased to engines, and committed by them.",
+            {"{{movement}}": "sum by (movement) (rate(larder_moved_bytes_total{@n}[$__rate_interval]))"},
+        ),
+        Panel(
+            "How many loads fail?",
+            "short",
+            "Chunks a second that a lease wanted from another node and that did not come: the engine computes them. And "
+            "leases that were answered with busy or refused.",
+            {
+                "chunks missed": 'sum(rate(larder_fetched_chunks_total{@n,placement="missed"}[$__rate_interval]))',
+                "leases {{outcome}}": "sum by (outcome) "
+                '(rate(larder_requests_total{@n,request="lease",outcome!="done"}[$__rate_interval]))',
+            },
+            zero_is_fine=True,
+        ),
+    ],
+)

@@ -1,0 +1,102 @@
+//! What is counted for each other node.
+//!
+//! Labels are names of members; what they name goes when the member does.
+
+use std::collections::BTreeMap;
+
+use larder_client::metrics::Families;
+use prometheus::{CounterVec, Error, GaugeVec, IntCounterVec, IntGaugeVec};
+
+/// Metrics by peer.
+#[derive(Debug, Clone)]
+pub(in crate::exchange) struct ByPeer {
+    pub(in crate::exchange) received_bytes: IntCounterVec,
+    pub(in crate::exchange) sent_bytes: IntCounterVec,
+    pub(in crate::exchange) in_flight_bytes: IntGaugeVec,
+    pub(in crate::exchange) credit_wait_seconds: CounterVec,
+    rtt_seconds: GaugeVec,
+    sent_packets: IntCounterVec,
+    lost_packets: IntCounterVec,
+}
+
+/// Connections with other nodes, whichever side made them, whose packets are counted.
+#[derive(Debug, Default)]
+pub(in crate::exchange) struct Watched(Vec<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    peer: String,
+    quic: quinn::Connection,
+    /// What was counted already.
+    sent_packets: u64,
+    lost_packets: u64,
+}
+
+impl ByPeer {
+    pub(super) fn new(families: &Families<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            received_bytes: families.counters("larder_peer_received_bytes_total")?,
+            sent_bytes: families.counters("larder_peer_sent_bytes_total")?,
+            in_flight_bytes: families.gauges("larder_peer_in_flight_bytes")?,
+            credit_wait_seconds: families.sums("larder_peer_credit_wait_seconds_total")?,
+            rtt_seconds: families.levels("larder_peer_rtt_seconds")?,
+            sent_packets: families.counters("larder_peer_sent_packets_total")?,
+            lost_packets: families.counters("larder_peer_lost_packets_total")?,
+        })
+    }
+
+    /// A node is a member: its counters are there from now on.
+    pub(in crate::exchange) fn know(&self, peer: &str) {
+        self.received_bytes.with_label_values(&[peer]);
+        self.sent_bytes.with_label_values(&[peer]);
+        self.in_flight_bytes.with_label_values(&[peer]);
+        self.credit_wait_seconds.with_label_values(&[peer]);
+        self.sent_packets.with_label_values(&[peer]);
+        self.lost_packets.with_label_values(&[peer]);
+    }
+
+    /// A node is a member no longer.
+    pub(in crate::exchange) fn forget(&self, peer: &str) {
+        // Errors: it is not there, which is what is wanted.
+        let _ = self.received_bytes.remove_label_values(&[peer]);
+        let _ = self.sent_bytes.remove_label_values(&[peer]);
+        let _ = self.in_flight_bytes.remove_label_values(&[peer]);
+        let _ = self.credit_wait_seconds.remove_label_values(&[peer]);
+        let _ = self.rtt_seconds.remove_label_values(&[peer]);
+        let _ = self.sent_packets.remove_label_values(&[peer]);
+        let _ = self.lost_packets.remove_label_values(&[peer]);
+    }
+}
+
+impl Watched {
+    /// Counts the packets of a connection from now on, until it is closed.
+    pub(in crate::exchange) fn add(&mut self, peer: &str, quic: quinn::Connection) {
+        self.0.push(Connection { peer: peer.to_owned(), quic, sent_packets: 0, lost_packets: 0 });
+    }
+
+    /// Counts what was sent and lost since the last time; `is_member` says whose packets are counted.
+    pub(in crate::exchange) fn show(&mut self, metrics: &ByPeer, is_member: impl Fn(&str) -> bool) {
+        let mut slowest = BTreeMap::<&str, f64>::new();
+        for Connection { peer, quic, sent_packets, lost_packets } in &mut self.0 {
+            if !is_member(peer) {
+                continue;
+            }
+            let path = quic.stats().path;
+            let count = |counters: &IntCounterVec, counted: &mut u64, now: u64| {
+                counters.with_label_values(&[&*peer]).inc_by(now.saturating_sub(*counted));
+                *counted = now;
+            };
+            count(&metrics.sent_packets, sent_packets, path.sent_packets);
+            count(&metrics.lost_packets, lost_packets, path.lost_packets);
+            let rtt = slowest.entry(&*peer).or_default();
+            *rtt = rtt.max(path.rtt.as_secs_f64());
+        }
+        for (peer, rtt) in slowest {
+            metrics.rtt_seconds.with_label_values(&[peer]).set(rtt);
+        }
+        self.0.retain(|connection| connection.quic.close_reason().is_none());
+    }
+}
+
+/// Stands for those that are not members, or not yet.
+pub(in crate::exchange) const OTHER: &str = "other";

@@ -1,0 +1,245 @@
+//! Every metric of a node: what is exported, and its documentation.
+
+mod cluster;
+mod disk;
+
+use larder_client::metrics::{Label, Metric, PROCESS, Section};
+
+pub use cluster::{DIRECTORY, MEMBERSHIP, PEERS};
+pub use disk::DISK;
+
+/// All of it, in the order in which people read.
+pub const NODE: &[Section] =
+    &[VALUE, OPERATIONS, TIERS, DISK, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, PROCESS];
+
+/// What the cache is worth.
+pub const VALUE: Section = Section {
+    title: "Value",
+    only: "",
+    metrics: &[
+        Metric::counter(
+            "larder_tokens_asked_total",
+            "tokens",
+            &[TENANT, NAMESPACE, PREEMPTED],
+            "Prompt tokens of lookups whose caller could use a hit",
+        ),
+        Metric::counter(
+            "larder_tokens_hit_total",
+            "tokens",
+            &[TENANT, NAMESPACE, PREEMPTED, TIER],
+            "Prompt tokens found, by tier",
+        ),
+        Metric::counter(
+            "larder_tokens_skipped_total",
+            "tokens",
+            &[TENANT, NAMESPACE],
+            "Prompt tokens of lookups whose caller could not use a hit",
+        ),
+        Metric::gauge(
+            "larder_hit_rate",
+            "ratio",
+            &[TENANT, NAMESPACE, DEVICE, WINDOW],
+            "Tokens hit of tokens asked in a sliding window",
+        ),
+        Metric::gauge(
+            "larder_infinite_hit_rate",
+            "ratio",
+            &[TENANT, NAMESPACE, DEVICE, WINDOW],
+            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing",
+        ),
+    ],
+};
+
+/// What engines ask.
+pub const OPERATIONS: Section = Section {
+    title: "Operations",
+    only: "",
+    metrics: &[
+        Metric::counter(
+            "larder_requests_total",
+            "requests",
+            &[REQUEST, Label::one_of("outcome", &["done", "busy", "refused"])],
+            "Requests of sessions, by how they ended",
+        ),
+        Metric::histogram(
+            "larder_request_seconds",
+            REQUEST_BUCKETS,
+            "seconds",
+            &[REQUEST],
+            "Time to answer a session's request, what other nodes have to be asked included",
+        ),
+        Metric::counter(
+            "larder_moved_bytes_total",
+            "bytes",
+            &[DEVICE, Label::one_of("movement", &["leased", "committed"])],
+            "Bytes of blocks committed by engines, or leased to them",
+        ),
+        Metric::gauge(
+            "larder_held",
+            "things",
+            &[DEVICE, Label::one_of("what", HELD)],
+            "What engines and other nodes hold: among them processes that ended their sessions and may still touch memory",
+        ),
+        Metric::counter(
+            "larder_session_ends_total",
+            "sessions",
+            &[TENANT, Label::one_of("how", SESSION_ENDS)],
+            "Sessions that ended, or were refused",
+        ),
+        Metric::gauge("larder_actor_up", "bool", &[DEVICE], "Whether the actor answers"),
+        Metric::gauge(
+            "larder_build_info",
+            "",
+            &[Label::one_of("role", &["node"]), Label::each("version", "the version that runs")],
+            "Always 1; the labels say what runs",
+        ),
+    ],
+};
+
+/// Where chunks are.
+pub const TIERS: Section = Section {
+    title: "Tiers",
+    only: "",
+    metrics: &[
+        Metric::gauge(
+            "larder_arena_bytes",
+            "bytes",
+            &[DEVICE, Label::one_of("state", &["total", "free", "used", "quarantined", "pinned", "passing"])],
+            "Bytes of the arena: total = free + used + quarantined; pinned and passing are parts of used",
+        ),
+        Metric::gauge(
+            "larder_arena_placement_bytes",
+            "bytes",
+            &[
+                DEVICE,
+                Label::each(
+                    "place",
+                    "huge_pages, transparent_huge_pages, ordinary_pages, misplaced, unknown, and numa_node_N for each of the host",
+                ),
+            ],
+            "Bytes of the arena where the kernel says they are, and where they should not be",
+        ),
+        Metric::gauge(
+            "larder_placement_mismatches",
+            "things",
+            &[Label::one_of("kind", &["unplaced_gpu", "no_cpus", "no_memory", "arenas_too_large"])],
+            "What cannot be on the NUMA node where it would be best, by kind",
+        ),
+        Metric::gauge("larder_cached_chunks", "chunks", &[DEVICE, LOCAL_TIER], "Chunks in a tier"),
+        Metric::gauge("larder_cached_bytes", "bytes", &[DEVICE, LOCAL_TIER], "Bytes of chunks in a tier"),
+        Metric::counter(
+            "larder_evicted_chunks_total",
+            "chunks",
+            &[DEVICE, Label::one_of("reason", &["watermark", "need", "clearing"])],
+            "Chunks evicted: above the capacity or watermark, for want of a slot, or with a whole extent",
+        ),
+        Metric::counter(
+            "larder_evicted_residence_seconds_total",
+            "seconds",
+            &[DEVICE],
+            "How long evicted chunks had been cached, summed: divided by the chunks evicted, their mean residence",
+        ),
+        Metric::counter(
+            "larder_fetched_chunks_total",
+            "chunks",
+            &[DEVICE, Label::one_of("placement", &["migrated", "replicated", "passed", "missed"])],
+            "Chunks wanted from other nodes, by what became of them; missed: a failed load, which the engine recomputes",
+        ),
+        Metric::counter(
+            "larder_given_up_chunks_total",
+            "chunks",
+            &[DEVICE],
+            "Chunks that moved to other nodes",
+        ),
+    ],
+};
+
+/// Whose chunks they are.
+pub const TENANTS: Section = Section {
+    title: "Tenants",
+    only: "",
+    metrics: &[
+        Metric::gauge(
+            "larder_tenant_hit_rate",
+            "ratio",
+            &[TENANT, DEVICE, WINDOW],
+            "Tokens hit of tokens asked in a sliding window",
+        ),
+        Metric::gauge(
+            "larder_tenant_infinite_hit_rate",
+            "ratio",
+            &[TENANT, DEVICE, WINDOW],
+            "The same for an infinite cache",
+        ),
+        Metric::gauge(
+            "larder_tenant_arena_bytes",
+            "bytes",
+            &[TENANT, DEVICE, Label::one_of("state", &["held", "limit"])],
+            "Bytes of extents that the tenant holds, whether or not blocks are in them, and how many it may hold",
+        ),
+    ],
+};
+
+/// What is kept of lookups.
+const RECORDING: Section = Section {
+    title: "Recording",
+    only: "",
+    metrics: &[Metric::counter(
+        "larder_unrecorded_lookups_total",
+        "lookups",
+        &[],
+        "Lookups that the lookup log left out",
+    )],
+};
+
+const TENANT: Label = Label::each("tenant", "each tenant of the configuration");
+const NAMESPACE: Label =
+    Label::each("namespace", "each namespace that the node knows; at most 1,024 an actor");
+const DEVICE: Label = Label::each("device", "each actor of the node, from 0");
+const PREEMPTED: Label = Label::one_of("preempted", &["false", "true"]);
+const TIER: Label = Label::one_of("tier", &["host", "disk", "peer"]);
+const LOCAL_TIER: Label = Label::one_of("tier", &["host", "disk"]);
+const WINDOW: Label = Label::one_of("window", &["10m", "1h"]);
+const REQUEST: Label = Label::one_of(
+    "request",
+    &[
+        "register", "lookup", "reserve", "commit", "abort", "lease", "release", "pin", "unpin", "prefetch",
+        "progress", "collect", "cancel",
+    ],
+);
+
+/// What `larder_held` counts.
+const HELD: &[&str] =
+    &["sessions", "leases", "reservations", "pins", "fetches", "grants", "lingering_processes"];
+
+/// How sessions end.
+pub(super) const SESSION_ENDS: &[&str] =
+    &["closed", "process_gone", "stopping", "protocol_error", "socket_error", "refused"];
+
+/// Seconds, from a microsecond, since a request that copies nothing takes a few, to the longest deadlines of fetches.
+const REQUEST_BUCKETS: &[f64] =
+    &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 2e-3, 1e-2, 0.05, 0.1, 0.5, 2.0, 10.0];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use larder_client::metrics::Kind;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_follow_prometheus_rules() {
+        let mut names = BTreeSet::new();
+        for metric in NODE.iter().chain([&DISK]).flat_map(|section| section.metrics) {
+            let Metric { name, kind, unit, help, .. } = metric;
+            assert!(names.insert(name), "{name} comes twice");
+            assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
+            let stem = name.trim_end_matches("_total");
+            for base in ["seconds", "bytes"] {
+                assert_eq!(*unit == base, stem.ends_with(base), "{name} counts {unit}");
+            }
+            assert!(!help.starts_with(char::is_lowercase) && !help.ends_with('.'), "{name}");
+        }
+    }
+}
