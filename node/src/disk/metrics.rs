@@ -92,6 +92,13 @@ impl DiskFamilies {
     pub fn of_device(&self, device: u16) -> DiskMetrics {
         let device = device.to_string();
         let only = &[device.as_str()];
+        // All of them are there from the start, at zero.
+        for by in [FoundBy::Read, FoundBy::Scrub, FoundBy::Move, FoundBy::Recovery] {
+            self.damaged.with_label_values(&[&*device, by.name()]);
+        }
+        for outcome in table::DISK_OUTCOMES {
+            self.answers.with_label_values(&[&*device, outcome]);
+        }
         DiskMetrics {
             read_bytes: self.read_bytes.with_label_values(only),
             written_bytes: self.written_bytes.with_label_values(only),

@@ -6,7 +6,7 @@ mod disk;
 use larder_client::metrics::{Label, Metric, PROCESS, Section};
 
 pub use cluster::{DIRECTORY, MEMBERSHIP, PEERS};
-pub use disk::DISK;
+pub use disk::{DISK, OUTCOMES as DISK_OUTCOMES};
 
 /// All of it, in the order in which people read.
 pub const NODE: &[Section] =

@@ -87,7 +87,7 @@ pub const DISK: Section = Section {
 };
 
 /// What comes of an order.
-const OUTCOMES: &[&str] = &[
+pub const OUTCOMES: &[&str] = &[
     "read",
     "not_held",
     "other_blocks",
