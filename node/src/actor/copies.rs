@@ -114,7 +114,7 @@ impl From<BlockChecksums> for Checksums {
     fn from(sums: BlockChecksums) -> Self {
         let ranges = match sums.ranges.as_slice() {
             &[range] => Ranges::One(range),
-            _ => Ranges::Many(sums.ranges.into_vec().into()),
+            _ => Ranges::Many(Box::new(sums.ranges.into_vec().into())),
         };
         Self { whole: sums.whole, ranges }
     }

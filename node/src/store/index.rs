@@ -128,8 +128,8 @@ pub struct Checksums {
 pub enum Ranges {
     /// There is one range.
     One(u64),
-    /// There are several.
-    Many(Box<[u64]>),
+    /// There are several. Behind one thin pointer, which leaves a block of one range its 32 bytes.
+    Many(Box<Box<[u64]>>),
 }
 
 impl Default for Ranges {

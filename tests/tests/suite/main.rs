@@ -11,6 +11,7 @@ mod hostile;
 mod lifecycle;
 mod metrics;
 mod peers;
+mod prefetch;
 mod replay;
 mod tenants;
 
