@@ -3,6 +3,7 @@
 pub mod measure;
 pub mod peer;
 pub mod placement;
+pub mod prefetch;
 pub mod quic;
 pub mod session;
 pub mod side_by_side;

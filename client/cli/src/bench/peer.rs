@@ -40,9 +40,10 @@ pub struct PeerBench {
     pids: Vec<u32>,
 }
 
-struct End {
-    session: Session,
-    namespace: Namespace,
+/// An engine at a node.
+pub(super) struct End {
+    pub(super) session: Session,
+    pub(super) namespace: Namespace,
 }
 
 impl PeerBench {
@@ -161,7 +162,7 @@ impl PeerBench {
 }
 
 impl End {
-    async fn connect(socket: &Path, transfer: Transfer) -> anyhow::Result<Self> {
+    pub(super) async fn connect(socket: &Path, transfer: Transfer) -> anyhow::Result<Self> {
         let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
         let options = SessionOptions { client, ..SessionOptions::default() };
         let session = Session::connect(socket, options).await?;
@@ -170,7 +171,7 @@ impl End {
         Ok(Self { session, namespace })
     }
 
-    async fn put(&self, chains: &[Chain], block: &[u8]) -> anyhow::Result<()> {
+    pub(super) async fn put(&self, chains: &[Chain], block: &[u8]) -> anyhow::Result<()> {
         for chain in chains {
             let reservation = self.session.reserve(&self.namespace, chain, 0).await?;
             for &position in reservation.chunks() {
@@ -183,7 +184,7 @@ impl End {
     }
 
     /// Waits until the directory knows of all of them.
-    async fn wait_for(&self, chains: &[Chain]) -> anyhow::Result<()> {
+    pub(super) async fn wait_for(&self, chains: &[Chain]) -> anyhow::Result<()> {
         let start = now();
         for chain in chains {
             let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };

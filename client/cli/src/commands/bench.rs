@@ -8,6 +8,7 @@ use larder_client::quic::TransportSettings;
 
 use crate::bench::measure::{medians, timed};
 use crate::bench::placement::Placement;
+use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
 use crate::bench::session::SessionBench;
 use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
 use crate::bench::store::StoreBench;
@@ -44,6 +45,7 @@ What is measured:
   peer_get_256KiB, _4MiB, _32MiB   leases of prompts of 4 MiB (or one block) from another node, four at a time  / raw TCP
   ..._of_quic         the same                                         / bare QUIC
   ..._cpu             CPU seconds of both ends for each GB             / the same
+  prefetch_spread     a prompt of 48 blocks of 4 MiB in memory, on disk and at a peer  / the slower third alone
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
 pub(crate) struct Args {
     /// Measure only what has this in its name
@@ -96,6 +98,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         )?;
     }
     peer_benches(rounds, &wanted, &mut measurements)?;
+    if wanted(PREFETCH_BENCH) {
+        measurements.push(prefetch_beside_its_slowest_tier(PREFETCH_BENCH, PREFETCH_ROUNDS)?);
+    }
     if wanted(CONTENT_BENCH) {
         measurements.push(content_fill(rounds)?);
     }
@@ -213,6 +218,10 @@ const PEER_GET_BENCHES: [(&str, usize); 3] =
     [("peer_get_256KiB", 256 << 10), ("peer_get_4MiB", 4 << 20), ("peer_get_32MiB", 32 << 20)];
 
 const STORE_BENCHES: [&str; 3] = ["store_lookup_100", "store_hit", "store_evict"];
+
+const PREFETCH_BENCH: &str = "prefetch_spread";
+
+const PREFETCH_ROUNDS: usize = 5;
 
 const CONTENT_BENCH: &str = "replay_content";
 

@@ -1,0 +1,162 @@
+//! A prompt that is spread over memory, disk and another node, brought as a whole.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use larder_client::LookupOptions;
+use larder_protocol::session::Wait;
+use larder_protocol::{Chain, ChunkHash};
+use tokio::runtime::{Builder, Runtime};
+
+use super::Measurement;
+use super::measure::medians;
+use super::peer::End;
+use super::transfer::Transfer;
+use crate::clock::now;
+use crate::content::chunk_hash;
+use crate::dev::{DevCluster, DevDisk, DevOptions, TENANT};
+use crate::http;
+
+/// Two nodes with disks, and an engine at each.
+struct PrefetchBench {
+    runtime: Runtime,
+    cluster: DevCluster,
+    near: End,
+    far: End,
+    next_id: u64,
+}
+
+/// Measures the time to the last chunk of a prompt of which a third each is in memory, on disk and at a peer, against the
+/// slower of disk and peer alone.
+///
+/// # Errors
+/// The cluster does not start, or a chunk does not come.
+pub fn prefetch_beside_its_slowest_tier(name: &str, rounds: usize) -> anyhow::Result<Measurement> {
+    let bench = RefCell::new(PrefetchBench::start()?);
+    let mut spread = || bench.borrow_mut().spread();
+    let mut disk = || bench.borrow_mut().disk();
+    let mut peer = || bench.borrow_mut().peer();
+    let [spread, disk, peer] = medians(rounds, [&mut spread, &mut disk, &mut peer])?;
+    let PrefetchBench { runtime, cluster, near, far, .. } = bench.into_inner();
+    drop((near, far));
+    runtime.block_on(cluster.stop())?;
+    let slowest = if disk > peer { "disk alone" } else { "peer alone" };
+    Ok(Measurement::microseconds(name, slowest, spread, disk.max(peer)))
+}
+
+impl PrefetchBench {
+    fn start() -> anyhow::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let options = DevOptions {
+            nodes: 2,
+            arena_bytes: Some(ARENA_BYTES),
+            extent_bytes: Some(EXTENT_BYTES),
+            chunks_per_node: Some(PART as u64 * 2),
+            disk: Some(DevDisk::of_bytes(DISK_BYTES)),
+            ..DevOptions::new()?
+        };
+        let (cluster, near, far) = runtime.block_on(async {
+            let cluster = DevCluster::start(options).await?;
+            cluster.joined().await?;
+            let connect = async |node: usize| {
+                let sockets = &cluster.addresses().nodes[node].sockets;
+                let socket = sockets.get(TENANT).context("the node has a socket")?;
+                End::connect(socket, Transfer::of(BLOCK_BYTES)).await
+            };
+            let ends = (connect(0).await?, connect(1).await?);
+            anyhow::Ok((cluster, ends.0, ends.1))
+        })?;
+        Ok(Self { runtime, cluster, near, far, next_id: 0 })
+    }
+
+    /// The first third in memory, the second on disk, the third at the other node.
+    fn spread(&mut self) -> anyhow::Result<Duration> {
+        let chain = self.prompt(3 * PART);
+        self.put_on_disk(&chain.part(0, 2 * PART))?;
+        let Self { runtime, near, far, .. } = self;
+        runtime.block_on(async {
+            // Leases bring what they find into memory.
+            drop(near.session.lease(&near.namespace, &chain.part(0, PART)).await?);
+            far.put(&[chain.part(2 * PART, 3 * PART)], &vec![1; BLOCK_BYTES]).await
+        })?;
+        self.time(&chain)
+    }
+
+    fn disk(&mut self) -> anyhow::Result<Duration> {
+        let chain = self.prompt(PART);
+        self.put_on_disk(&chain)?;
+        self.time(&chain)
+    }
+
+    fn peer(&mut self) -> anyhow::Result<Duration> {
+        let chain = self.prompt(PART);
+        let Self { runtime, far, .. } = self;
+        runtime.block_on(far.put(std::slice::from_ref(&chain), &vec![1; BLOCK_BYTES]))?;
+        self.time(&chain)
+    }
+
+    fn prompt(&mut self, chunks: usize) -> Chain {
+        let first = self.next_id;
+        self.next_id += chunks as u64;
+        let hashes: Vec<ChunkHash> = (first..self.next_id).map(chunk_hash).collect();
+        self.near.namespace.chain(hashes)
+    }
+
+    /// Puts chunks at the near node, and others after them, until they are on its disk alone.
+    fn put_on_disk(&mut self, chain: &Chain) -> anyhow::Result<()> {
+        let pushing = self.prompt(2 * PART);
+        let address = self.cluster.addresses().nodes[0].http;
+        let Self { runtime, near, .. } = self;
+        let block = vec![1; BLOCK_BYTES];
+        runtime.block_on(near.put(std::slice::from_ref(chain), &block))?;
+        wait_for_disk(address)?;
+        runtime.block_on(near.put(&[pushing], &block))?;
+        wait_for_disk(address)
+    }
+
+    /// How long a prefetch of all of it takes.
+    fn time(&self, chain: &Chain) -> anyhow::Result<Duration> {
+        let Self { runtime, near, .. } = self;
+        runtime.block_on(async {
+            near.wait_for(std::slice::from_ref(chain)).await?;
+            let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
+            let start = now();
+            let ticket = near.session.prefetch(&near.namespace, chain, options, None).await?;
+            let lease = near.session.collect(ticket, Wait::Complete).await?;
+            let took = now() - start;
+            anyhow::ensure!(lease.chunks() == chain.len(), "a chunk that was found did not come");
+            Ok(took)
+        })
+    }
+}
+
+/// Waits until nothing waits to be written.
+fn wait_for_disk(node: SocketAddr) -> anyhow::Result<()> {
+    let start = now();
+    loop {
+        let status: serde_json::Value = http::get_json(node, "/status")?;
+        let waiting_bytes = &status["actors"][0]["disk"]["waiting_bytes"];
+        if waiting_bytes.as_u64().context("the node has a disk")? == 0 {
+            return Ok(());
+        }
+        anyhow::ensure!(now() - start < PATIENCE, "the disk does not keep up");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Chunks of a third of the prompt.
+const PART: usize = 16;
+
+const BLOCK_BYTES: usize = 4 << 20;
+
+const ARENA_BYTES: u64 = 768 << 20;
+
+const EXTENT_BYTES: u64 = 64 << 20;
+
+const DISK_BYTES: u64 = 4 << 30;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const POLL: Duration = Duration::from_millis(5);
