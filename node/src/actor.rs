@@ -262,6 +262,8 @@ impl GpuActor {
     fn looked_up(&mut self, ask: &Lookup, found: &Found) {
         let &Lookup { namespace, prompt_tokens, skip_read, preempted, ref chain, .. } = ask;
         let now = self.clock.now();
+        // Whatever an engine says: sums of such numbers must not overflow.
+        let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
         let Some(usable) = self.store.usable(namespace, chain, prompt_tokens) else { return };
         let chunk_tokens = u64::from(usable.chunk_tokens);
         let in_tier = |tier| {
@@ -412,6 +414,9 @@ impl Handler<AskReport> for GpuActor {
         Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit, tenants }
     }
 }
+
+/// Tokens of a prompt that are counted: far more than any model takes.
+const MOST_PROMPT_TOKENS: u64 = 1 << 32;
 
 /// Messages that wait for the actor; senders wait for a place.
 const MAILBOX_MESSAGES: usize = 1_024;

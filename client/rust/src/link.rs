@@ -196,6 +196,12 @@ impl Link {
                 self.finish_chore(number)?;
                 continue;
             }
+            // The node says why it ends the session.
+            if number == 0
+                && let Response::Refused(refusal) = response
+            {
+                return Err(SessionError::Refused(refusal));
+            }
             let pending = lock(&self.state).pending.remove(&number);
             let pending = pending.ok_or(ProtocolError::UnknownRequest { number })?;
             if !(pending.deliver)(self, response, descriptors) {
