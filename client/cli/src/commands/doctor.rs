@@ -92,11 +92,7 @@ fn subject(args: &Args) -> anyhow::Result<Subject> {
     Ok(Subject {
         files: Files::below(root),
         limits: config.resolve(&host),
-        probes: Probes::run(
-            &config,
-            &targets,
-            args.disk.as_deref().or(config.disk.as_ref().map(|disk| disk.folder.as_path())),
-        ),
+        probes: Probes::run(&config, &targets, disk),
         now: SystemTime::now(),
         host,
         config,
