@@ -136,6 +136,9 @@ pub(crate) fn policy() -> impl TypedValueParser<Value = PolicyName> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use clap::CommandFactory as _;
 
     use super::*;
@@ -206,6 +209,35 @@ mod tests {
             ["node", "coordinator", "completions"],
             "servers say in JSON when they are ready"
         );
+    }
+
+    /// The `larder` lines of a text's code blocks, continued lines as one.
+    fn lines_of_code(text: &str) -> Vec<String> {
+        let code = text.split("```").skip(1).step_by(2).filter(|block| block.starts_with("sh\n"));
+        let joined = code.map(|block| block.replace("\\\n", " ")).collect::<Vec<_>>().join("\n");
+        joined.lines().map(str::trim).filter(|line| line.starts_with("larder ")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_command_that_the_documentation_shows_is_one() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let book = fs::read_dir(root.join("docs/book/src")).unwrap().map(|entry| entry.unwrap().path());
+        let pages = book.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+        let pages = pages.chain([root.join("README.md"), root.join("deploy/README.md")]);
+        let mut seen = 0;
+        for page in pages {
+            for line in lines_of_code(&fs::read_to_string(&page).unwrap()) {
+                let command = line.split(" #").next().unwrap_or_default();
+                let command = command.split(['>', '<', '|', '&', ';']).next().unwrap_or_default();
+                // Words in capitals stand for an address, and the shell fills in `$(...)`.
+                let command = command.replace("ADDR", "127.0.0.1:7600").replace('"', "");
+                if let Err(error) = Larder::try_parse_from(command.split_whitespace()) {
+                    panic!("{}: {line}\n{error}", page.display());
+                }
+                seen += 1;
+            }
+        }
+        assert!(seen > 40, "only {seen} commands were found");
     }
 
     #[test]

@@ -270,7 +270,7 @@ fn comes_to_nothing(manners: Manners, outcome: &str) -> u64 {
     let found = engine.find(&hashes, tokens + 1);
     assert_eq!(engine.put(&hashes), 4, "{}", node.log());
     assert_eq!(engine.get(&hashes), 4, "{}", node.log());
-    let status: serde_json::Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+    let status: Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
     let actor = &status["actors"][0];
     assert_eq!((&actor["chunks"], &actor["used_bytes"]), (&4.into(), &(4 * BLOCK_BYTES).into()), "{status}");
     found

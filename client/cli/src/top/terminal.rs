@@ -55,7 +55,7 @@ pub(crate) fn keys() -> mpsc::Receiver<u8> {
     let (sender, receiver) = mpsc::channel(MAX_KEYS);
     // It reads until the process ends.
     thread::spawn(move || {
-        for key in io::stdin().bytes() {
+        for key in io::stdin().lock().bytes() {
             match key {
                 Ok(key) if sender.blocking_send(key).is_ok() => {}
                 _ => return,
