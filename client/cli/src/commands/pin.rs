@@ -15,9 +15,9 @@ use crate::{args, output, visit};
 
 /// Keep a prompt from eviction for a time
 ///
-/// Each device that has a prefix of the prompt in memory pins it, and gives the pin a number. A pin outlives this command and
-/// belongs to the tenant; `larder unpin NUMBER` ends it before its time. The node bounds how long a pin lasts
-/// (session.max_pin_ms) and how much is pinned (session.max_pinned_fraction).
+/// Each device that has a prefix of the prompt in memory pins it, and gives the pin a number. A pin outlives this
+/// command and belongs to the tenant; `larder unpin NUMBER` ends it before its time. The node bounds how long a pin
+/// lasts (session.max_pin_ms) and how much is pinned (session.max_pinned_fraction).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

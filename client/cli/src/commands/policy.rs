@@ -21,8 +21,9 @@ use crate::{args, dev, http, output};
 
 /// Show by which policy nodes evict, or set another one while they run
 ///
-/// The change goes over QUIC and needs an admin's certificate: HTTP knows nobody, so it changes nothing. It is for the nodes
-/// of a cluster that share chunks, and lasts until a node ends: `host.policy` in its configuration says what it starts with.
+/// The change goes over QUIC and needs an admin's certificate: HTTP knows nobody, so it changes nothing. It is for
+/// the nodes of a cluster that share chunks, and lasts until a node ends: `host.policy` in its configuration says
+/// what it starts with.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -17,8 +17,8 @@ use crate::{args, output, signals};
 
 /// Watch what nodes do, as it happens
 ///
-/// Rates are those of the last interval. `in` is what engines commit, `out` what is leased to them. Keys: q quits, s sorts by
-/// the next column, r reverses.
+/// Rates are those of the last interval. `in` is what engines commit, `out` what is leased to them. Keys: q quits, s
+/// sorts by the next column, r reverses.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

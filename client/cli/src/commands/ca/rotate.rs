@@ -27,8 +27,9 @@ use crate::output;
 
 /// Replace the authority while the cluster goes on, step by step
 ///
-/// Every step may be done again: what was done stays. Without a step it says where the change stands and what comes next.
-/// After each step the files go to the processes, which use them within half a minute for new connections, without a restart.
+/// Every step may be done again: what was done stays. Without a step it says where the change stands and what comes
+/// next. After each step the files go to the processes, which use them within half a minute for new connections,
+/// without a restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,7 +46,8 @@ pub(super) struct Rotate {
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Where certificates of processes are, with their keys; may be given several times [default: beside the authority's]
+    /// Where certificates of processes are, with their keys; may be given several times [default: beside the
+    /// authority's]
     #[arg(long, value_name = "DIR")]
     certificates: Vec<PathBuf>,
 
