@@ -2,9 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io::{BufRead as _, BufReader};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -161,4 +165,47 @@ fn top_shows_one_interval_of_every_node() {
     assert!(!text.contains('\x1b'), "{text}");
     let silent = played.json(&["top", "--node", "127.0.0.1:9", "--interval", "1ms"]);
     assert_eq!(silent["nodes"][0]["state"], "silent");
+}
+
+/// A terminal of 24 rows: the side of whoever sits before it, and the side of the program.
+fn terminal() -> (File, File) {
+    let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&near).unwrap();
+    unlockpt(&near).unwrap();
+    let far =
+        open(ptsname(&near, Vec::new()).unwrap(), OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
+    tcsetwinsize(&far, Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    (near.into(), far.into())
+}
+
+/// Reads what is drawn until `part` is among it.
+fn read_until(screen: &mut File, drawn: &mut String, part: &str) {
+    let mut bytes = [0; 4096];
+    while !drawn.contains(part) {
+        let count = screen.read(&mut bytes).unwrap();
+        *drawn += &String::from_utf8_lossy(&bytes[..count]);
+    }
+}
+
+#[test]
+fn on_a_terminal_top_redraws_obeys_keys_and_leaves_it_as_it_was() {
+    let played = Played::new();
+    let (mut near, far) = terminal();
+    let end = || Stdio::from(far.try_clone().unwrap());
+    let mut top = command(&played.runtime, &["top", "--interval", "20ms"]);
+    let mut top = top.stdin(end()).stdout(end()).stderr(Stdio::null()).spawn().unwrap();
+    let mut drawn = String::new();
+    read_until(&mut near, &mut drawn, "by name");
+    assert!(drawn.starts_with("\x1b[?1049h") && drawn.contains("\x1b[H"), "{drawn:?}");
+    assert!(!tcgetattr(&far).unwrap().local_modes.contains(LocalModes::ECHO), "keys are not shown");
+    near.write_all(b"s").unwrap();
+    read_until(&mut near, &mut drawn, "by hit");
+    near.write_all(b"r").unwrap();
+    read_until(&mut near, &mut drawn, "by hit, reversed");
+    drawn.clear();
+    read_until(&mut near, &mut drawn, "node-1");
+    near.write_all(b"q").unwrap();
+    read_until(&mut near, &mut drawn, "\x1b[?1049l");
+    assert!(top.wait().unwrap().success());
+    assert!(tcgetattr(&far).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON));
 }

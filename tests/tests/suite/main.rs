@@ -11,6 +11,7 @@ mod hostile;
 mod lifecycle;
 mod peers;
 mod replay;
+mod rotation;
 mod tenants;
 
 use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
