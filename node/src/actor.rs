@@ -33,6 +33,7 @@ use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
 use crate::events::Feed;
+use crate::exchange::SetPolicy;
 use crate::metrics::{ActorMetrics, Hit, Movement, TenantRates};
 use crate::record::Recorder;
 use crate::reuse;
@@ -398,6 +399,14 @@ impl Handler<ProcessGone> for GpuActor {
 
     fn handle(&mut self, gone: ProcessGone, _: &mut Self::Context) {
         self.store.process_gone(gone.process);
+    }
+}
+
+impl Handler<SetPolicy> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, SetPolicy(policy): SetPolicy, _: &mut Self::Context) {
+        self.store.set_policy(policy);
     }
 }
 

@@ -171,6 +171,7 @@ impl Cluster {
             let services = Services {
                 blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 find: directory.clone().recipient(),
                 announce: directory.clone().recipient(),
                 repair: directory.clone().recipient(),

@@ -28,6 +28,7 @@ use crate::arena::ExtentMemory;
 use crate::clock::Clock;
 use crate::copy::BlockChecksums;
 use crate::directory::NewTable;
+use crate::store::policy::PolicyName;
 
 /// What bounds the exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -250,6 +251,11 @@ pub struct GiveUp {
     /// The chunks.
     pub hashes: Vec<ChunkHash>,
 }
+
+/// Has an actor evict by this policy from now on.
+#[derive(Message, Debug, Clone, Copy)]
+#[rtype(result = "()")]
+pub struct SetPolicy(pub PolicyName);
 
 /// Chunks to fetch from one holder.
 #[derive(Debug)]

@@ -44,8 +44,9 @@ impl Cluster {
     /// Where they do not come up.
     pub fn start_with(program: &str, nodes: usize, capacity_chunks: u64, more: &str) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
-        let (authority, _) = Authority::create(Validity::days(1))?;
-        fs::write(dir.path().join("ca.pem"), authority.certificate_pem())?;
+        let (authority, files) = Authority::create(Validity::days(1))?;
+        fs::write(dir.path().join("ca.pem"), files.certificate_pem)?;
+        fs::write(dir.path().join("ca.key"), files.key_pem)?;
         let config = dir.path().join("coordinator.toml");
         issue(&authority, dir.path(), &Identity::new(Role::Coordinator, "coordinator"))?;
         fs::write(&config, coordinator_config(dir.path(), ANY_PORT, ANY_PORT))?;
@@ -92,6 +93,12 @@ impl Cluster {
         let config = self.dir.path().join(format!("node-{number}.toml"));
         self.nodes[number] = Server::start(&self.program, "node", &config)?;
         Ok(())
+    }
+
+    /// Where the authority's files, and the certificates and keys of its processes are.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// The session socket of a node.

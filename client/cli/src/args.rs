@@ -1,6 +1,7 @@
 //! What the command line understands.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -8,7 +9,8 @@ use clap::{Parser, Subcommand};
 use larder_node::store::policy::PolicyName;
 
 use crate::commands::{
-    bench, ca, completions, coordinator, dev, doctor, lookup, metrics, node, plan, replay, size, status,
+    bench, ca, completions, config, coordinator, dev, doctor, lookup, man, metrics, node, pin, plan, policy,
+    replay, size, status, top, unpin, r#where,
 };
 use crate::logging::LogOptions;
 
@@ -22,6 +24,7 @@ Examples:
   larder replay --dev 4            Play a generated trace through four nodes, check every byte
   larder dev --nodes 1             Run a development cluster here until Ctrl-C
   larder status                    Show what the newest development cluster holds
+  larder top                       Watch what its nodes do
   larder plan trace.jsonl          Show what policies, capacities and node counts would make of a trace
   larder size config.json          Show what a model's KV takes, and how fast it moves
   larder doctor --config node.toml Show what of this machine is in a node's way, and what to do
@@ -47,16 +50,23 @@ pub(crate) enum Command {
     Replay(replay::Args),
     Dev(dev::Args),
     Status(status::Args),
+    Top(top::Args),
     Lookup(lookup::Args),
+    Where(r#where::Args),
+    Pin(pin::Args),
+    Unpin(unpin::Args),
+    Policy(policy::Args),
     Doctor(doctor::Args),
     Metrics(metrics::Args),
     Bench(bench::Args),
     Plan(plan::Args),
     Size(size::Args),
+    Config(config::Args),
     Ca(ca::Args),
     Node(node::Args),
     Coordinator(coordinator::Args),
     Completions(completions::Args),
+    Man(man::Args),
 }
 
 impl Command {
@@ -74,16 +84,23 @@ impl Command {
             Self::Replay(args) => replay::run(&args),
             Self::Dev(args) => dev::run(args),
             Self::Status(args) => status::run(&args),
+            Self::Top(args) => top::run(&args),
             Self::Lookup(args) => lookup::run(&args),
+            Self::Where(args) => r#where::run(&args),
+            Self::Pin(args) => pin::run(&args),
+            Self::Unpin(args) => unpin::run(&args),
+            Self::Policy(args) => policy::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Metrics(args) => metrics::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::Plan(args) => plan::run(&args),
             Self::Size(args) => size::run(&args),
+            Self::Config(args) => config::run(&args),
             Self::Ca(args) => ca::run(&args),
             Self::Node(args) => node::run(&args),
             Self::Coordinator(args) => coordinator::run(&args),
             Self::Completions(args) => completions::run(&args),
+            Self::Man(args) => man::run(&args),
         }
     }
 }
@@ -97,6 +114,22 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A time as people write it: `500ms`, `90s`, `10m`, `1h`; at least a millisecond.
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
+    let wrong = || "not a time such as 500ms, 90s, 10m or 1h".to_owned();
+    let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let number: u64 = text[..unit].parse().map_err(|_| wrong())?;
+    let unit_ms = match &text[unit..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(wrong()),
+    };
+    let time = number.checked_mul(unit_ms).filter(|&ms| ms > 0).ok_or_else(wrong)?;
+    Ok(Duration::from_millis(time))
+}
+
 /// The policies of a node, by name.
 pub(crate) fn policy() -> impl TypedValueParser<Value = PolicyName> {
     let values = PolicyName::ALL.map(|name| PossibleValue::new(name.as_str()).help(name.about()));
@@ -105,6 +138,9 @@ pub(crate) fn policy() -> impl TypedValueParser<Value = PolicyName> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use clap::CommandFactory as _;
 
     use super::*;
@@ -139,6 +175,71 @@ mod tests {
         assert_eq!(bytes("64KiB"), Ok(65_536));
         assert_eq!(bytes("1.5 GB"), Ok(1_500_000_000));
         assert!(bytes("0").is_err() && bytes("many").is_err() && bytes("-1").is_err());
+    }
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        let ms = |text| time(text).map(|time| time.as_millis());
+        assert_eq!(
+            (ms("500ms"), ms("90s"), ms("10m"), ms("2h")),
+            (Ok(500), Ok(90_000), Ok(600_000), Ok(7_200_000))
+        );
+        for text in ["", "5", "0s", "s", "-1s", "1.5s", "1d", "99999999999999999999s", "9999999999999999h"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+
+    /// Commands below which there are no others.
+    fn leaves(command: &clap::Command, name: &str, found: &mut Vec<(String, clap::Command)>) {
+        if command.get_subcommands().next().is_none() {
+            found.push((name.to_owned(), command.clone()));
+        }
+        for below in command.get_subcommands() {
+            leaves(below, format!("{name} {}", below.get_name()).trim_start(), found);
+        }
+    }
+
+    #[test]
+    fn every_command_prints_json_but_servers_and_what_prints_scripts() {
+        let mut found = Vec::new();
+        leaves(&Larder::command(), "", &mut found);
+        let without =
+            found.iter().filter(|(_, command)| command.get_arguments().all(|arg| arg.get_id() != "json"));
+        let without: Vec<&str> = without.map(|(name, _)| name.as_str()).collect();
+        assert_eq!(
+            without,
+            ["node", "coordinator", "completions"],
+            "servers say in JSON when they are ready"
+        );
+    }
+
+    /// The `larder` lines of a text's code blocks, continued lines as one.
+    fn lines_of_code(text: &str) -> Vec<String> {
+        let code = text.split("```").skip(1).step_by(2).filter(|block| block.starts_with("sh\n"));
+        let joined = code.map(|block| block.replace("\\\n", " ")).collect::<Vec<_>>().join("\n");
+        joined.lines().map(str::trim).filter(|line| line.starts_with("larder ")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_command_that_the_documentation_shows_is_one() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let book = fs::read_dir(root.join("docs/book/src")).unwrap().map(|entry| entry.unwrap().path());
+        let pages = book.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+        let pages = pages.chain([root.join("README.md"), root.join("deploy/README.md")]);
+        let mut seen = 0;
+        for page in pages {
+            for line in lines_of_code(&fs::read_to_string(&page).unwrap()) {
+                let command = line.split(" #").next().unwrap_or_default();
+                let command = command.split(['>', '<', '|', '&', ';']).next().unwrap_or_default();
+                // Words in capitals stand for an address, and the shell fills in `$(...)`.
+                let command = command.replace("ADDR", "127.0.0.1:7600").replace('"', "");
+                if let Err(error) = Larder::try_parse_from(command.split_whitespace()) {
+                    panic!("{}: {line}\n{error}", page.display());
+                }
+                seen += 1;
+            }
+        }
+        assert!(seen > 40, "only {seen} commands were found");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, select_all, try_join_all};
+use larder_client::quic::CredentialFiles;
 use larder_coordinator::Status;
 use larder_protocol::identity::Role;
 
@@ -187,6 +188,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
         config,
         log: files.log(name),
     };
+    files.issue(&authority, Role::Admin, ADMIN)?;
     let credentials = files.issue(&authority, Role::Coordinator, COORDINATOR)?;
     let config = files.write_config(COORDINATOR, &files.coordinator(credentials.clone(), None))?;
     let (coordinator, ready) = Child::start(spec(COORDINATOR, COORDINATOR, config)).await?;
@@ -220,6 +222,16 @@ pub fn newest() -> Result<Addresses, DevError> {
     Announcement::read(&runtime_dir()?)
 }
 
+/// An admin's certificate for the newest development cluster of this user on this machine.
+///
+/// # Errors
+/// [`DevError`]: there is none, or what names it cannot be read.
+pub fn newest_admin() -> Result<CredentialFiles, DevError> {
+    let dir = Announcement::dir_of_newest(&runtime_dir()?)?;
+    let [ca, certificate, key] = ["ca.pem", "admin.pem", "admin.key"].map(|name| dir.join(name));
+    Ok(CredentialFiles { ca, certificate, key })
+}
+
 /// How long nodes may take to become members.
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
 const JOIN_POLL: Duration = Duration::from_millis(10);
@@ -230,6 +242,7 @@ const RESTART_MEMORY: Duration = Duration::from_secs(60);
 const RESTART_PAUSE: Duration = Duration::from_millis(250);
 
 const COORDINATOR: &str = "coordinator";
+const ADMIN: &str = "admin";
 
 /// The tenant of a development cluster.
 pub const TENANT: &str = "default";

@@ -4,31 +4,46 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
+use ureq::Body;
+use ureq::http::Response;
 
 /// `GET http://ADDRESS PATH` as JSON.
 pub(crate) fn get_json<T: DeserializeOwned>(address: SocketAddr, path: &str) -> anyhow::Result<T> {
-    let (url, body) = get(address, path)?;
-    serde_json::from_slice(&body).with_context(|| format!("{url} is no Larder server of this version"))
-}
-
-/// The same as text.
-pub(crate) fn get_text(address: SocketAddr, path: &str) -> anyhow::Result<String> {
-    let (url, body) = get(address, path)?;
-    String::from_utf8(body).with_context(|| format!("{url} is no Larder server of this version"))
-}
-
-fn get(address: SocketAddr, path: &str) -> anyhow::Result<(String, Vec<u8>)> {
     let url = format!("http://{address}{path}");
-    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into();
-    let mut answer = agent.get(&url).call().with_context(|| format!("no answer from {url}"))?;
-    let body = answer
-        .body_mut()
-        .with_config()
-        .limit(MAX_BODY_BYTES)
-        .read_to_vec()
-        .with_context(|| format!("no whole answer from {url}"))?;
-    Ok((url, body))
+    json(&url, read(&url, agent().get(&url).call())?)
+}
+
+/// `GET http://ADDRESS PATH` as text.
+pub(crate) fn get_text(address: SocketAddr, path: &str) -> anyhow::Result<String> {
+    let url = format!("http://{address}{path}");
+    Ok(String::from_utf8_lossy(&read(&url, agent().get(&url).call())?).into_owned())
+}
+
+/// `POST http://ADDRESS PATH` with JSON, answered in JSON.
+pub(crate) fn post_json<T: DeserializeOwned>(
+    address: SocketAddr,
+    path: &str,
+    body: &impl Serialize,
+) -> anyhow::Result<T> {
+    let url = format!("http://{address}{path}");
+    let request = agent().post(&url).content_type("application/json");
+    json(&url, read(&url, request.send(serde_json::to_vec(body)?))?)
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into()
+}
+
+fn read(url: &str, answer: Result<Response<Body>, ureq::Error>) -> anyhow::Result<Vec<u8>> {
+    let mut answer = answer.with_context(|| format!("no answer from {url}"))?;
+    let body = answer.body_mut().with_config().limit(MAX_BODY_BYTES);
+    body.read_to_vec().with_context(|| format!("no whole answer from {url}"))
+}
+
+fn json<T: DeserializeOwned>(url: &str, body: Vec<u8>) -> anyhow::Result<T> {
+    serde_json::from_slice(&body).with_context(|| format!("{url} is no Larder server of this version"))
 }
 
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -13,6 +13,7 @@ pub mod trace;
 mod args;
 mod clock;
 mod commands;
+mod config_report;
 mod doctor;
 mod failure;
 mod http;
@@ -20,7 +21,10 @@ mod logging;
 mod namespace_file;
 mod output;
 mod parent;
+mod prompt;
 mod signals;
+mod top;
+mod visit;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -283,3 +283,67 @@ fn doctor_finds_what_is_wrong_with_the_files_of_a_configuration() {
     std::fs::write(&file, "nonsense = 1").unwrap();
     assert_eq!(doctor().status.code(), Some(2));
 }
+
+#[test]
+fn config_check_shows_what_a_file_comes_to_and_refuses_what_cannot_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.toml");
+    let check = |text: &str, more: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        larder(&[&["config", "check", file.to_str().unwrap()], more].concat())
+    };
+    let node = "name = \"a\"\n[host]\narena_bytes = \"16MiB\"\npolicy = \"sieve\"\n";
+    let report: serde_json::Value = serde_json::from_slice(&check(node, &["--json"]).stdout).unwrap();
+    assert_eq!((&report["role"], &report["values"]["name"]), (&"node".into(), &"a".into()));
+    assert_eq!(report["values"]["device 0 arena bytes"], 16 << 20);
+    let text = String::from_utf8(check(node, &[]).stdout).unwrap();
+    assert!(text.contains("16.0 MiB") && text.contains("sieve"), "{text}");
+
+    let coordinator = "[membership]\nsuspect_after_ms = 4000\n";
+    let report: serde_json::Value = serde_json::from_slice(&check(coordinator, &["--json"]).stdout).unwrap();
+    assert_eq!(
+        (&report["role"], &report["values"]["suspect after ms"]),
+        (&"coordinator".into(), &4000.into())
+    );
+
+    for (text, part) in [
+        ("[host]\narena_byte = 5\n", "line 2: unknown field `arena_byte`"),
+        ("[host]\narena_bytes = \"900TiB\"\n", "or less"),
+        ("[membership]\nheartbeat_ms = 0\n", "heartbeat_ms"),
+        ("not toml", "line 1"),
+    ] {
+        let output = check(text, &["--json"]);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+    assert_eq!(check("[membership]\n", &["--role", "node"]).status.code(), Some(2));
+    assert_eq!(larder(&["config", "check", "/nowhere/x.toml"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_configuration_that_a_server_prints_is_one_that_it_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    for role in ["node", "coordinator"] {
+        let printed = larder(&[role, "--print-config"]);
+        let file = dir.path().join(role);
+        std::fs::write(&file, printed.stdout).unwrap();
+        let checked = larder(&["config", "check", file.to_str().unwrap(), "--role", role]);
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+}
+
+#[test]
+fn manual_pages_are_written_where_they_are_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let man = dir.path().join("man1");
+    let output = larder(&["man", man.to_str().unwrap(), "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let pages: Vec<&str> =
+        report["pages"].as_array().unwrap().iter().map(|page| page.as_str().unwrap()).collect();
+    for page in ["larder.1", "larder-top.1", "larder-ca-rotate.1", "larder-config-check.1"] {
+        assert!(pages.contains(&page) && man.join(page).exists(), "{page} is not among {pages:?}");
+    }
+    let (status, text) = refusal(&["man", "/proc/nowhere"]);
+    assert!(status == Some(2) && text.contains("cannot write to /proc/nowhere"), "{text}");
+}

@@ -34,6 +34,9 @@ pub enum PeerRequest {
     Moved(Chunks),
     /// Asks whether anybody is there; answered [`PeerResponse::Done`].
     Ping,
+    /// Has every actor evict by another policy from now on, until the node ends; answered [`PeerResponse::Done`]. Only an
+    /// admin may.
+    SetPolicy(String),
 }
 
 /// Asks the home who holds chunks.

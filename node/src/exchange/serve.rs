@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::peers::{Peers, SMALL_FIRST};
-use super::{AskBlocks, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk};
+use super::{AskBlocks, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk, SetPolicy};
 use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Whom requests go to.
@@ -28,6 +28,8 @@ pub struct Services {
     pub blocks: Vec<Recipient<AskBlocks>>,
     /// The same actors.
     pub give_up: Vec<Recipient<GiveUp>>,
+    /// The same actors.
+    pub policy: Vec<Recipient<SetPolicy>>,
     /// The directory.
     pub find: Recipient<ServeFind>,
     /// The directory.
@@ -125,6 +127,7 @@ impl Server {
         let is_node = peer.role == Role::Node;
         match request {
             PeerRequest::Ping => Ok(()),
+            PeerRequest::SetPolicy(_) if peer.role == Role::Admin => Ok(()),
             PeerRequest::Find(find) if find.rows.len() > MAX_FIND_ROWS => {
                 Err("too many rows in one question")
             }
@@ -176,8 +179,23 @@ impl Server {
                 let given_up = actor.send(GiveUp { fingerprint, hashes }).await;
                 given_up.map_or(busy, |()| PeerResponse::Done)
             }
+            PeerRequest::SetPolicy(name) => self.set_policy(&name).await,
             PeerRequest::Fetch(_) => PeerResponse::Refused("a fetch has a stream of its own".to_owned()),
         }
+    }
+
+    /// Tells every actor. Asking again is right where one was too busy.
+    async fn set_policy(&self, name: &str) -> PeerResponse {
+        let Ok(policy) = name.parse() else {
+            return PeerResponse::Refused(format!("there is no policy `{name}`"));
+        };
+        for actor in &self.services.policy {
+            if actor.send(SetPolicy(policy)).await.is_err() {
+                return PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
+            }
+        }
+        tracing::info!(%policy, "an admin has set the eviction policy");
+        PeerResponse::Done
     }
 
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
@@ -248,6 +266,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Fetch(_) => "fetch",
         PeerRequest::Moved(_) => "moved",
         PeerRequest::Ping => "ping",
+        PeerRequest::SetPolicy(_) => "set_policy",
     }
 }
 

@@ -13,6 +13,7 @@ mod metrics;
 mod peers;
 mod prefetch;
 mod replay;
+mod rotation;
 mod tenants;
 
 use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};

@@ -14,6 +14,7 @@ use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, prompt};
 use larder_tests::impostor::{Impostor, Manners};
 use larder_tests::visitor::Visitor;
 use larder_tests::wait;
+use serde_json::Value;
 
 use super::{Engine, LARDER};
 
@@ -88,6 +89,7 @@ fn requests(cluster: &Cluster) -> Vec<PeerRequest> {
         PeerRequest::Moved(chunks),
         PeerRequest::Announce(announcement(cluster, holder)),
         PeerRequest::Find(Find { epoch: cluster.table().unwrap().epoch, rows: Vec::new() }),
+        PeerRequest::SetPolicy("fifo".to_owned()),
     ]
 }
 
@@ -109,8 +111,8 @@ fn announcement(cluster: &Cluster, holder: Holder) -> Announce {
 fn engines_and_admins_get_no_blocks_and_change_nothing_in_the_directory() {
     let cluster = Cluster::start(LARDER, 2).unwrap();
     let address = cluster.member("node-0").peer;
-    // Everybody but an engine may ask who has what.
-    for (identity, refusals) in [(Identity::engine("default", "e"), 4), (Identity::new(Role::Admin, "a"), 3)]
+    // Everybody but an engine may ask who has what, and an admin alone sets the policy.
+    for (identity, refusals) in [(Identity::engine("default", "e"), 5), (Identity::new(Role::Admin, "a"), 3)]
     {
         let before = node_rejections(&cluster, "not_allowed");
         let visitor = visitor(&cluster, &identity);
@@ -122,6 +124,31 @@ fn engines_and_admins_get_no_blocks_and_change_nothing_in_the_directory() {
         assert_eq!(node_rejections(&cluster, "not_allowed") - before, refusals as f64);
     }
     nothing_happened(&cluster);
+}
+
+fn policy(cluster: &Cluster) -> Value {
+    let status: Value = serde_json::from_str(&cluster.node(0).get("/status").unwrap()).unwrap();
+    status["actors"][0]["policy"].clone()
+}
+
+#[test]
+fn an_admin_alone_sets_the_policy_of_a_running_node() {
+    let cluster = Cluster::start(LARDER, 1).unwrap();
+    let address = cluster.member("node-0").peer;
+    let ask = |identity: &Identity, name: &str| {
+        let visitor = visitor(&cluster, identity);
+        let connection = visitor.dial(address, Role::Node).unwrap();
+        visitor.ask(&connection, &PeerRequest::SetPolicy(name.to_owned())).unwrap()
+    };
+    let admin = Identity::new(Role::Admin, "me");
+    for role in [Role::Node, Role::Coordinator] {
+        let refused = ask(&Identity::new(role, "other"), "sieve");
+        assert!(matches!(refused, PeerResponse::Refused(_)), "{refused:?}");
+    }
+    assert!(matches!(ask(&admin, "random"), PeerResponse::Refused(text) if text.contains("`random`")));
+    assert_eq!(policy(&cluster), "lru");
+    assert_eq!(ask(&admin, "sieve"), PeerResponse::Done);
+    assert_eq!(policy(&cluster), "sieve");
 }
 
 #[test]
@@ -243,7 +270,7 @@ fn comes_to_nothing(manners: Manners, outcome: &str) -> u64 {
     let found = engine.find(&hashes, tokens + 1);
     assert_eq!(engine.put(&hashes), 4, "{}", node.log());
     assert_eq!(engine.get(&hashes), 4, "{}", node.log());
-    let status: serde_json::Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+    let status: Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
     let actor = &status["actors"][0];
     assert_eq!((&actor["chunks"], &actor["used_bytes"]), (&4.into(), &(4 * BLOCK_BYTES).into()), "{status}");
     found

@@ -1,5 +1,7 @@
 //! `larder ca`: a small certificate authority for a cluster.
 
+mod rotate;
+
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -10,6 +12,7 @@ use anyhow::Context as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use larder_client::quic::ca::{Authority, Issued, Validity};
 use larder_protocol::identity::{Identity, Role};
+use serde_json::json;
 
 use crate::failure::Usage;
 use crate::output;
@@ -27,6 +30,7 @@ Examples:
   larder ca issue node node-0 --dir ca                 For each node: ca/node-0.pem and ca/node-0.key
   larder ca issue coordinator main --dir ca --out /etc/larder
   larder ca issue engine vllm-0 --tenant red --dir ca --days 30
+  larder ca rotate --dir ca                            Where the change to a new authority stands
 
 Every process gets ca.pem, its own certificate and its own key. ca.key goes nowhere: whoever has it can be anybody.")]
 pub(crate) struct Args {
@@ -38,6 +42,7 @@ pub(crate) struct Args {
 enum Command {
     Init(Init),
     Issue(Issue),
+    Rotate(rotate::Rotate),
 }
 
 /// Make an authority: its certificate ca.pem and its key ca.key
@@ -56,6 +61,10 @@ struct Init {
     /// Days until it expires
     #[arg(long, value_name = "N", default_value_t = 3_650, value_parser = days())]
     days: u32,
+
+    /// Print JSON: one object with `certificate` and `key`
+    #[arg(long)]
+    json: bool,
 }
 
 /// Issue a certificate and its key: NAME.pem and NAME.key
@@ -91,12 +100,17 @@ struct Issue {
     /// Where the new files go; made where it is missing, for its owner alone [default: beside the authority's]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+
+    /// Print JSON: one object with `certificate`, `key`, `identity` and `days`
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Init(init) => init.run()?,
         Command::Issue(issue) => issue.run()?,
+        Command::Rotate(rotate) => rotate.run()?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -105,6 +119,9 @@ impl Init {
     fn run(&self) -> anyhow::Result<()> {
         let (_, files) = Authority::create(Validity::days(self.days))?;
         let (certificate, key) = write(&self.dir, AUTHORITY, &files)?;
+        if self.json {
+            return Ok(output::print_json(&json!({ "certificate": certificate, "key": key }))?);
+        }
         let (certificate, key) = (certificate.display(), key.display());
         Ok(output::print(&format!("{certificate} is for every process, {key} for nobody else."))?)
     }
@@ -115,6 +132,12 @@ impl Issue {
         let identity = self.identity()?;
         let issued = self.authority()?.issue(&identity, Validity::days(self.days))?;
         let (certificate, key) = write(self.out.as_ref().unwrap_or(&self.dir), &self.name, &issued)?;
+        if self.json {
+            let identity = identity.to_string();
+            let days = self.days;
+            let made = json!({ "certificate": certificate, "key": key, "identity": identity, "days": days });
+            return Ok(output::print_json(&made)?);
+        }
         let (certificate, key, days) = (certificate.display(), key.display(), self.days);
         let lasts = output::counted(days as usize, "day");
         Ok(output::print(&format!("{certificate} and {key} make a process {identity} for {lasts}."))?)
@@ -124,8 +147,10 @@ impl Issue {
         if self.tenant.is_some() && self.role != Role::Engine {
             return Err(Usage(format!("--tenant: a {} has no tenant, only an engine has", self.role)).into());
         }
-        if self.name == AUTHORITY {
-            return Err(Usage(format!("the name {AUTHORITY} is taken: its files are the authority's")).into());
+        if [AUTHORITY, rotate::NEXT].contains(&&*self.name) {
+            return Err(
+                Usage(format!("the name {} is taken: its files are the authority's", self.name)).into()
+            );
         }
         let identity = Identity { role: self.role, tenant: self.tenant.clone(), name: self.name.clone() };
         let read_back = identity.to_string().parse::<Identity>();

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use larder_coordinator::{Config, Ready};
 
+use crate::commands::config;
 use crate::dev::ReadyLine;
 use crate::failure::Usage;
 use crate::{output, parent, signals};
@@ -16,8 +17,9 @@ use crate::{output, parent, signals};
 /// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","peer":"ADDRESS:PORT"}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Example:
+Examples:
   larder coordinator --config coordinator.toml
+  larder coordinator --print-config       Every key with its default
 
   coordinator.toml:
     [http]
@@ -38,12 +40,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// Print every key with its default, and do nothing else
+    #[arg(long, conflicts_with = "config")]
+    print_config: bool,
+
     /// End when this process does, which must be the one that started this
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.print_config {
+        output::print(config::COORDINATOR)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     args.parent.map_or(Ok(()), parent::die_with)?;
     let config = match &args.config {
         Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,

@@ -9,6 +9,7 @@ use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
 use larder_node::{Config, Ready};
 
+use crate::commands::config;
 use crate::dev::ReadyLine;
 use crate::failure::Usage;
 use crate::{output, parent, signals};
@@ -18,8 +19,9 @@ use crate::{output, parent, signals};
 /// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Example:
+Examples:
   larder node --config node.toml
+  larder node --print-config       Every key with its default
 
   node.toml:
     [host]
@@ -37,12 +39,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
+    /// Print every key with its default, and do nothing else
+    #[arg(long, conflicts_with = "config")]
+    print_config: bool,
+
     /// End when this process does, which must be the one that started this
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.print_config {
+        output::print(config::NODE)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     args.parent.map_or(Ok(()), parent::die_with)?;
     let limits = limits(args.config.as_deref(), args.record.as_deref())
         .context(Usage("the node cannot start".into()))?;

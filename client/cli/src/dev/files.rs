@@ -292,8 +292,17 @@ impl Announcement {
         Ok(Self { path, dir: dir.to_owned() })
     }
 
-    /// The newest cluster, if it still runs.
+    /// Where the processes of the newest cluster are, if it still runs.
     pub(super) fn read(runtime_dir: &Path) -> Result<Addresses, DevError> {
+        Self::newest(runtime_dir).map(|file| file.addresses)
+    }
+
+    /// The directory of the newest cluster, if it still runs.
+    pub(super) fn dir_of_newest(runtime_dir: &Path) -> Result<PathBuf, DevError> {
+        Self::newest(runtime_dir).map(|file| file.dir)
+    }
+
+    fn newest(runtime_dir: &Path) -> Result<DevFile, DevError> {
         let path = runtime_dir.join("dev.json");
         match fs::read(&path) {
             Ok(text) => {
@@ -301,7 +310,7 @@ impl Announcement {
                     .map_err(|error| DevError::File { path, source: error.into() })?;
                 // Nobody holds the lock of a cluster that was killed.
                 if lock(&file.dir).is_ok_and(|lock| lock.is_none()) {
-                    Ok(file.addresses)
+                    Ok(file)
                 } else {
                     Err(DevError::NotRunning)
                 }

@@ -182,7 +182,7 @@ mod tests {
         for field in fields {
             assert!(json.get(field).is_some(), "{field} is missing");
         }
-        assert_eq!(json["tokens_hit_by_tier"], serde_json::json!({"host": 0, "disk": 0, "peer": 0}));
+        assert_eq!(json["tokens_hit_by_tier"], serde_json::json!({"disk": 0, "host": 0, "peer": 0}));
     }
 
     #[test]

@@ -1,0 +1,338 @@
+//! `larder ca rotate`: another authority in the place of one, while the cluster goes on.
+//!
+//! Where it stands can be read off the files, so that a step that was cut short is done again:
+//!
+//! | stage | `ca.pem` | `ca.key` | `ca-next.pem`, `ca-next.key` |
+//! | --- | --- | --- | --- |
+//! | settled | the authority | its key | – |
+//! | started | the old, then the new | the old one's | the new one's |
+//! | reissued | the new, then the old | the new one's | – |
+//!
+//! A certificate and its key change by two renames. Between them stands the new certificate as NAME.pem.new without
+//! NAME.key.new, and the next run ends what was begun.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context as _, bail};
+use clap::ValueEnum;
+use larder_client::quic::ca::{Authority, Issued, Validity};
+use larder_client::quic::{CredentialFiles, Credentials, RENEWAL_CHECK, inspect};
+use serde::Serialize;
+
+use super::{AUTHORITY, create, days, paths};
+use crate::failure::Usage;
+use crate::output;
+
+/// Replace the authority while the cluster goes on, step by step
+///
+/// Every step may be done again: what was done stays. Without a step it says where the change stands and what comes
+/// next. After each step the files go to the processes, which use them within half a minute for new connections,
+/// without a restart.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder ca rotate start --dir ca     1. A new authority; ca.pem trusts both. Copy ca.pem to every process, wait
+  larder ca rotate reissue --dir ca   2. New certificates from it. Copy NAME.pem and NAME.key to their process, wait
+  larder ca rotate finish --dir ca    3. ca.pem trusts the new one alone. Copy ca.pem to every process
+  larder ca rotate --dir ca           Where it stands
+  larder ca rotate reissue --dir ca --certificates out --days 90")]
+pub(super) struct Rotate {
+    /// What to do
+    step: Option<Step>,
+
+    /// Where the authority's files are
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+
+    /// Where certificates of processes are, with their keys; may be given several times [default: beside the
+    /// authority's]
+    #[arg(long, value_name = "DIR")]
+    certificates: Vec<PathBuf>,
+
+    /// Days until what is made expires [default: 3650 for the authority, 365 for certificates]
+    #[arg(long, value_name = "N", value_parser = days())]
+    days: Option<u32>,
+
+    /// Print JSON: one object with `stage`, `done` and `next`
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Step {
+    /// Makes the new authority, and has ca.pem trust both
+    Start,
+    /// Issues every certificate anew, by the new authority
+    Reissue,
+    /// Has ca.pem trust the new authority alone
+    Finish,
+}
+
+/// How far a change has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Stage {
+    Settled,
+    Started,
+    Reissued,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    stage: Stage,
+    done: Vec<String>,
+    next: String,
+}
+
+/// The authority's files.
+struct Files<'a> {
+    dir: &'a Path,
+    /// What `ca.pem` trusts, first to last.
+    trusted: Vec<String>,
+}
+
+impl Rotate {
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        let mut files = Files::read(&self.dir)?;
+        let mut done = Vec::new();
+        match self.step {
+            None => {}
+            Some(Step::Start) => files.start(self.days.unwrap_or(AUTHORITY_DAYS), &mut done)?,
+            Some(Step::Reissue) => {
+                files.reissue(self.folders(), self.days.unwrap_or(CERTIFICATE_DAYS), &mut done)?;
+            }
+            Some(Step::Finish) => files.finish(self.folders(), &mut done)?,
+        }
+        let stage = files.stage();
+        let report = Report { stage, done, next: self.next(stage) };
+        if self.json {
+            return Ok(output::print_json(&report)?);
+        }
+        let mut text = report.done.join("\n");
+        if report.done.is_empty() && self.step.is_some() {
+            text += "It was done before: nothing has changed.";
+        }
+        Ok(output::print(format!("{text}\n{}", report.next).trim_start())?)
+    }
+
+    fn folders(&self) -> Vec<&Path> {
+        if self.certificates.is_empty() {
+            vec![&self.dir]
+        } else {
+            self.certificates.iter().map(PathBuf::as_path).collect()
+        }
+    }
+
+    fn next(&self, stage: Stage) -> String {
+        let (dir, wait) = (self.dir.display(), RENEWAL_CHECK.as_secs() + 5);
+        match stage {
+            Stage::Settled => format!(
+                "Next: copy ca.pem to every process, if they do not have it. `larder ca rotate start --dir {dir}` begins a change."
+            ),
+            Stage::Started => format!(
+                "Next: copy ca.pem to every process, wait {wait} s, then `larder ca rotate reissue --dir {dir}`."
+            ),
+            Stage::Reissued => format!(
+                "Next: copy NAME.pem and NAME.key to the process NAME, each of them, wait {wait} s, then `larder ca rotate \
+                 finish --dir {dir}`."
+            ),
+        }
+    }
+}
+
+impl<'a> Files<'a> {
+    fn read(dir: &'a Path) -> anyhow::Result<Self> {
+        let path = &paths(dir, AUTHORITY)[0];
+        let hint = || Usage(format!("cannot read {}: `larder ca init` makes it", path.display()));
+        let trusted = certificates(&fs::read_to_string(path).with_context(hint)?);
+        if trusted.is_empty() {
+            return Err(Usage(format!("{} has no certificate", path.display())).into());
+        }
+        Ok(Self { dir, trusted })
+    }
+
+    fn stage(&self) -> Stage {
+        let [next, next_key] = paths(self.dir, NEXT);
+        match (next.exists() && next_key.exists(), self.trusted.len()) {
+            (true, _) => Stage::Started,
+            (false, 1) => Stage::Settled,
+            (false, _) => Stage::Reissued,
+        }
+    }
+
+    fn start(&mut self, days: u32, done: &mut Vec<String>) -> anyhow::Result<()> {
+        let [next, next_key] = paths(self.dir, NEXT);
+        match self.stage() {
+            Stage::Reissued => {
+                return Err(Usage("a change is under way: finish it before another one starts".into()).into());
+            }
+            Stage::Settled => {
+                let (_, made) = Authority::create(Validity::days(days))?;
+                replace(&next_key, 0o600, &made.key_pem)?;
+                replace(&next, 0o644, &made.certificate_pem)?;
+                done.push(format!("{} is the new authority.", next.display()));
+            }
+            Stage::Started => {}
+        }
+        let new = certificates(&fs::read_to_string(&next)?);
+        if !self.trusted.iter().any(|trusted| new.contains(trusted)) {
+            self.trust([self.trusted.clone(), new].concat(), done)?;
+        }
+        Ok(())
+    }
+
+    fn reissue(&mut self, folders: Vec<&Path>, days: u32, done: &mut Vec<String>) -> anyhow::Result<()> {
+        let [next, next_key] = paths(self.dir, NEXT);
+        let [_, key] = paths(self.dir, AUTHORITY);
+        let stage = self.stage();
+        if stage == Stage::Settled {
+            return Err(Usage("no change is under way: `larder ca rotate start` begins one".into()).into());
+        }
+        let new = self.new_authority()?;
+        let signs = if stage == Stage::Started { &next_key } else { &key };
+        let authority = Authority::load(&new, &fs::read_to_string(signs)?)
+            .with_context(|| Usage(format!("cannot use the authority in {}", self.dir.display())))?;
+        for files in process_files(&folders)? {
+            if !is_issued_by(&files, &new)? {
+                done.push(reissue(&authority, &files, days)?);
+            }
+        }
+        if stage == Stage::Started {
+            let old = self.trusted.iter().filter(|trusted| **trusted != new).cloned();
+            self.trust([new.clone()].into_iter().chain(old).collect(), done)?;
+            fs::rename(&next_key, &key).with_context(|| format!("cannot replace {}", key.display()))?;
+            fs::remove_file(&next).with_context(|| format!("cannot remove {}", next.display()))?;
+            done.push(format!("{} is the new authority's: the old one issues nothing more.", key.display()));
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, folders: Vec<&Path>, done: &mut Vec<String>) -> anyhow::Result<()> {
+        match self.stage() {
+            Stage::Settled => return Ok(()),
+            Stage::Started => {
+                let text =
+                    "certificates are the old authority's still: `larder ca rotate reissue` comes first";
+                return Err(Usage(text.into()).into());
+            }
+            Stage::Reissued => {}
+        }
+        let new = self.new_authority()?;
+        for files in process_files(&folders)? {
+            if !is_issued_by(&files, &new)? {
+                let path = files.certificate.display();
+                let text =
+                    format!("{path} is the old authority's still: `larder ca rotate reissue` replaces it");
+                return Err(Usage(text).into());
+            }
+        }
+        self.trust(vec![new], done)
+    }
+
+    /// The certificate of the authority that takes over.
+    fn new_authority(&self) -> anyhow::Result<String> {
+        let next = &paths(self.dir, NEXT)[0];
+        let found = match self.stage() {
+            Stage::Started => certificates(&fs::read_to_string(next)?).into_iter().next(),
+            _ => self.trusted.first().cloned(),
+        };
+        found.with_context(|| Usage(format!("{} has no certificate", next.display())))
+    }
+
+    fn trust(&mut self, trusted: Vec<String>, done: &mut Vec<String>) -> anyhow::Result<()> {
+        let path = &paths(self.dir, AUTHORITY)[0];
+        replace(path, 0o644, &trusted.concat())?;
+        let count = output::counted(trusted.len(), "authority").replace("authoritys", "authorities");
+        done.push(format!("{} trusts {count}.", path.display()));
+        self.trusted = trusted;
+        Ok(())
+    }
+}
+
+/// The certificates in a text of PEM.
+fn certificates(pem: &str) -> Vec<String> {
+    let (begin, end) = ("-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----");
+    let bodies = pem.split(begin).skip(1).filter_map(|rest| Some(rest.split_once(end)?.0));
+    bodies.map(|body| format!("{begin}{}{end}\n", body.replace('\r', ""))).collect()
+}
+
+/// The certificates with keys in these folders, but for the authority's. What a cut-short run left is set right first.
+fn process_files(folders: &[&Path]) -> anyhow::Result<Vec<CredentialFiles>> {
+    let mut found = Vec::new();
+    for folder in folders {
+        let wrong = || Usage(format!("cannot read {}", folder.display()));
+        for entry in fs::read_dir(folder).with_context(wrong)? {
+            let key = entry.with_context(wrong)?.path();
+            let Some(name) = key.file_stem().map(|name| name.to_string_lossy().into_owned()) else {
+                continue;
+            };
+            let is_key = key.extension().is_some_and(|extension| extension == "key");
+            let [certificate, _] = paths(folder, &name);
+            if is_key && name != AUTHORITY && name != NEXT && certificate.exists() {
+                found.push(CredentialFiles { ca: PathBuf::new(), certificate, key });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.certificate.cmp(&b.certificate));
+    for files in &found {
+        let [new, new_key] = [&files.certificate, &files.key].map(|path| beside(path));
+        if new.exists() && !new_key.exists() {
+            fs::rename(&new, &files.certificate)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Whether others that trust this authority alone would take a certificate, now.
+fn is_issued_by(files: &CredentialFiles, authority: &str) -> anyhow::Result<bool> {
+    let mut ca = tempfile::NamedTempFile::new()?;
+    std::io::Write::write_all(&mut ca, authority.as_bytes())?;
+    Ok(inspect(&CredentialFiles { ca: ca.path().to_owned(), ..files.clone() }, SystemTime::now()).is_ok())
+}
+
+/// A new certificate and key for whoever has the old ones.
+fn reissue(authority: &Authority, files: &CredentialFiles, days: u32) -> anyhow::Result<String> {
+    let path = files.certificate.display();
+    let wrong = || Usage(format!("cannot use {path}"));
+    let own = fs::read(&files.certificate).with_context(wrong)?;
+    let key = fs::read(&files.key).with_context(wrong)?;
+    let identity = Credentials::from_pem(&own, &own, &key).with_context(wrong)?.identity().clone();
+    let Issued { certificate_pem, key_pem } = authority.issue(&identity, Validity::days(days))?;
+    let [new, new_key] = [&files.certificate, &files.key].map(|path| beside(path));
+    replace(&new_key, 0o600, &key_pem)?;
+    replace(&new, 0o644, &certificate_pem)?;
+    fs::rename(&new_key, &files.key)?;
+    fs::rename(&new, &files.certificate)?;
+    Ok(format!("{path} makes a process {identity}, issued by the new authority."))
+}
+
+/// Where the next version of a file is made.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+/// Writes a file that appears whole or not at all.
+fn replace(path: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".unfinished");
+    let unfinished = PathBuf::from(unfinished);
+    match fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            bail!("cannot replace {path:?}: {error}")
+        }
+        _ => {}
+    }
+    let written = create(&unfinished, mode, text).and_then(|()| fs::rename(&unfinished, path));
+    written.with_context(|| Usage(format!("cannot write {}", path.display())))
+}
+
+/// Name of the new authority's files until it issues everything.
+pub(super) const NEXT: &str = "ca-next";
+
+const AUTHORITY_DAYS: u32 = 3_650;
+const CERTIFICATE_DAYS: u32 = 365;

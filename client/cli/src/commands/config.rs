@@ -1,0 +1,112 @@
+//! `larder config`: what a configuration file comes to.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use larder_coordinator::Config as CoordinatorConfig;
+use larder_node::Config;
+use larder_node::host::HostFacts;
+use serde_json::json;
+
+use crate::config_report::ConfigReport;
+use crate::failure::Usage;
+use crate::output;
+
+/// Look at configuration files
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder config check node.toml            What it comes to on this machine, or what is wrong in which line
+  larder node --print-config > node.toml   Every key with its default")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Check(Check),
+}
+
+/// Show what a node's or a coordinator's configuration comes to on this machine
+///
+/// Nothing is started and no file that it names is opened: `larder doctor --config FILE` looks at those.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder config check node.toml
+  larder config check coordinator.toml --json      One object with `file`, `role`, `values` and `warnings`
+  larder config check /etc/larder/x.toml --role node
+
+Exit status: 2 where the file cannot be used.")]
+struct Check {
+    /// The file
+    file: PathBuf,
+
+    /// Whose it is [default: a coordinator's where it has [peer], [state] or [membership]]
+    #[arg(long, value_name = "ROLE")]
+    role: Option<Role>,
+
+    /// Print JSON: one object with `file`, `role`, `values` and `warnings`
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// A node
+    Node,
+    /// A coordinator
+    Coordinator,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let Command::Check(check) = &args.command;
+    check.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Check {
+    fn run(&self) -> anyhow::Result<()> {
+        let wrong = || Usage("the configuration cannot be used".into());
+        let role = match self.role {
+            Some(role) => role,
+            None => role_of(&self.file).with_context(wrong)?,
+        };
+        let report = match role {
+            Role::Node => {
+                let config = Config::load(&self.file).with_context(wrong)?;
+                let limits = config.resolve(&HostFacts::read(Path::new("/"))?).with_context(wrong)?;
+                ConfigReport::of_node(&limits)
+            }
+            Role::Coordinator => {
+                ConfigReport::of_coordinator(&CoordinatorConfig::read(&self.file).with_context(wrong)?)
+            }
+        };
+        if self.json {
+            let role = if role == Role::Node { "node" } else { "coordinator" };
+            let (values, warnings) = (report.json(), &report.warnings);
+            let report = json!({ "file": self.file, "role": role, "values": values, "warnings": warnings });
+            return Ok(output::print_json(&report)?);
+        }
+        let warnings = report.warnings.iter().map(|warning| format!("\nwarning: {warning}"));
+        Ok(output::print(&(report.table() + &warnings.collect::<String>()))?)
+    }
+}
+
+/// Whose file it looks like. One that is no TOML counts as a node's, whose reader says what is wrong in which line.
+fn role_of(file: &Path) -> anyhow::Result<Role> {
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let table: toml::Table = text.parse().unwrap_or_default();
+    let is_coordinator = ["peer", "state", "membership"].iter().any(|key| table.contains_key(*key));
+    Ok(if is_coordinator { Role::Coordinator } else { Role::Node })
+}
+
+/// Every key of a node with its default: the file that is deployed where nobody writes another.
+pub(crate) const NODE: &str = include_str!("../../../../deploy/config/node.toml");
+
+/// The same of a coordinator.
+pub(crate) const COORDINATOR: &str = include_str!("../../../../deploy/config/coordinator.toml");

@@ -1,0 +1,109 @@
+//! `larder pin`: keeps a prompt from eviction for a time.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use larder_client::BlockingSession;
+use larder_protocol::NamespaceSpec;
+use serde::Serialize;
+
+use crate::failure::FAILED;
+use crate::prompt::{Prompt, PromptArgs};
+use crate::{args, output, visit};
+
+/// Keep a prompt from eviction for a time
+///
+/// Each device that has a prefix of the prompt in memory pins it, and gives the pin a number. A pin outlives this
+/// command and belongs to the tenant; `larder unpin NUMBER` ends it before its time. The node bounds how long a pin
+/// lasts (session.max_pin_ms) and how much is pinned (session.max_pinned_fraction).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder pin 0 1 2 --for 5m               A prompt of a trace, on every node of the newest development cluster
+  larder pin --namespace qwen.json --tokens system-prompt.json --for 10m --socket /run/larder/default.sock
+  larder pin 0 1 --json                   An array with one object for each device
+
+Exit status: 1 where nothing of the prompt is in any memory, so that nothing is pinned. `larder lookup --help` explains
+namespace files.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    prompt: PromptArgs,
+
+    /// How long: 500ms, 90s, 10m, 1h; the node may grant less
+    #[arg(long = "for", value_name = "TIME", value_parser = args::time, default_value = "10m")]
+    duration: Duration,
+
+    /// The node's session socket [default: that of every node of the newest development cluster]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Print JSON: an array with one object for each device
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one device pinned.
+#[derive(Serialize)]
+struct Pinned {
+    node: String,
+    device: u16,
+    socket: PathBuf,
+    /// `None` where nothing of the prompt is in its memory.
+    pin: Option<u64>,
+    chunks: u32,
+    tokens: u64,
+    seconds: f64,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (spec, prompt) = args.prompt.read()?;
+    let mut pinned = Vec::new();
+    for socket in visit::sockets(args.socket.as_ref())? {
+        for session in visit::every_device(&socket)? {
+            let answer = pin(&session, &socket, &spec, &prompt, args.duration);
+            pinned.push(answer.with_context(|| format!("node {}", session.node()))?);
+        }
+    }
+    if args.json {
+        output::print_json(&pinned)?;
+    } else {
+        output::print(&table(&pinned))?;
+    }
+    let any = pinned.iter().any(|pinned| pinned.pin.is_some());
+    Ok(if any { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+fn pin(
+    session: &BlockingSession,
+    socket: &Path,
+    spec: &NamespaceSpec,
+    prompt: &Prompt,
+    duration: Duration,
+) -> anyhow::Result<Pinned> {
+    let namespace = visit::register(session, spec)?;
+    let pinned = session.pin(&namespace, &prompt.chain(&namespace), duration)?;
+    Ok(Pinned {
+        node: session.node().to_owned(),
+        device: session.device(),
+        socket: socket.to_owned(),
+        pin: Some(pinned.pin).filter(|&pin| pin != 0),
+        chunks: pinned.chunks,
+        tokens: u64::from(pinned.chunks) * u64::from(spec.chunk_tokens),
+        seconds: if pinned.pin == 0 { 0.0 } else { pinned.duration_ms as f64 / 1_000.0 },
+    })
+}
+
+fn table(pinned: &[Pinned]) -> String {
+    let mut table = output::table(&["node", "device", "pin", "chunks", "tokens", "for"]);
+    for Pinned { node, device, pin, chunks, tokens, seconds, .. } in pinned {
+        let (pin, seconds) = match pin {
+            Some(pin) => (pin.to_string(), format!("{seconds} s")),
+            None => ("nothing to pin".into(), String::new()),
+        };
+        let device = device.to_string();
+        table.add_row([node.clone(), device, pin, chunks.to_string(), tokens.to_string(), seconds]);
+    }
+    table.to_string()
+}

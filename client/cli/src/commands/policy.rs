@@ -1,0 +1,213 @@
+//! `larder policy`: which chunks nodes evict first.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use larder_client::quic::{
+    CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
+};
+use larder_coordinator::NodeStatus;
+use larder_node::store::policy::PolicyName;
+use larder_protocol::identity::Role;
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+use crate::failure::{FAILED, Usage};
+use crate::{args, dev, http, output};
+
+/// Show by which policy nodes evict, or set another one while they run
+///
+/// The change goes over QUIC and needs an admin's certificate: HTTP knows nobody, so it changes nothing. It is for
+/// the nodes of a cluster that share chunks, and lasts until a node ends: `host.policy` in its configuration says
+/// what it starts with.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder policy                      What the nodes of the newest development cluster do
+  larder policy sieve                All of them by `sieve` from now on
+  larder policy lru --member node-0 --coordinator 10.0.0.10:7600 \\
+      --ca ca.pem --certificate me.pem --key me.key
+  larder policy --json               One object with `nodes`: `name`, and `policies` by device or `error`
+
+An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
+Exit status: 1 where a node did not do it or does not answer.")]
+pub(crate) struct Args {
+    /// The policy to set
+    #[arg(value_name = "POLICY", value_parser = args::policy())]
+    policy: Option<PolicyName>,
+
+    /// The nodes that this coordinator knows [default: the newest development cluster]
+    #[arg(long, value_name = "ADDR")]
+    coordinator: Option<SocketAddr>,
+
+    /// Only this member; may be given several times
+    #[arg(long = "member", value_name = "NAME")]
+    members: Vec<String>,
+
+    /// Certificates of the authorities that the nodes have
+    #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
+    ca: Option<PathBuf>,
+
+    /// An admin's certificate
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    certificate: Option<PathBuf>,
+
+    /// Its key
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    key: Option<PathBuf>,
+
+    /// Print JSON: one object with `nodes`
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    nodes: Vec<NodeReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeReport {
+    name: String,
+    /// By device.
+    policies: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// What of a node's `GET /status` is shown.
+#[derive(Deserialize)]
+struct Policies {
+    actors: Vec<ActorPolicy>,
+}
+
+#[derive(Deserialize)]
+struct ActorPolicy {
+    policy: String,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let coordinator = match args.coordinator {
+        Some(coordinator) => coordinator,
+        None => dev::newest()?.coordinator.context("the development cluster has no coordinator")?,
+    };
+    let status: larder_coordinator::Status = http::get_json(coordinator, "/status")?;
+    let mut members = status.nodes;
+    if let Some(unknown) = args.members.iter().find(|&name| members.iter().all(|node| node.name != *name)) {
+        return Err(Usage(format!("--member: the coordinator knows no node `{unknown}`")).into());
+    }
+    members.retain(|node| args.members.is_empty() || args.members.contains(&node.name));
+    let mut errors: Vec<Option<String>> = vec![None; members.len()];
+    if let Some(policy) = args.policy {
+        errors = set(&args.credentials()?, policy, &members)?;
+    }
+    let report = |(member, error)| NodeReport::of(member, error);
+    let report = Report { nodes: members.iter().zip(errors).map(report).collect() };
+    if args.json {
+        output::print_json(&report)?;
+    } else {
+        output::print(&report.table())?;
+    }
+    let failed = report.nodes.iter().any(|node| node.error.is_some());
+    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+}
+
+/// Asks every node; what went wrong with each.
+fn set(
+    credentials: &Credentials,
+    policy: PolicyName,
+    members: &[NodeStatus],
+) -> anyhow::Result<Vec<Option<String>>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut errors = Vec::new();
+        for member in members {
+            let asked = timeout(PATIENCE, ask(credentials, policy, member)).await;
+            let asked = asked.unwrap_or_else(|_| {
+                bail!("no answer from {} within {} s; does it share chunks?", member.peer, PATIENCE.as_secs())
+            });
+            errors.push(asked.err().map(|error| format!("{error:#}")));
+        }
+        Ok(errors)
+    })
+}
+
+async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus) -> anyhow::Result<()> {
+    let any = if member.peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::default())?;
+    let connection = endpoint.connect(member.peer, Role::Node, Some(&member.name)).await?;
+    let (mut send, mut receive) = connection.quic().open_bi().await?;
+    write_message(&mut send, &PeerRequest::SetPolicy(policy.to_string())).await?;
+    send.finish()?;
+    let answer = read_message(&mut receive).await?;
+    endpoint.close().await;
+    match answer {
+        Some(PeerResponse::Done) => Ok(()),
+        Some(PeerResponse::Refused(why)) => bail!("refused: {why}"),
+        Some(PeerResponse::Busy(_)) => bail!("it has too much to do: try again"),
+        _ => bail!("it answers something else"),
+    }
+}
+
+impl NodeReport {
+    fn of(member: &NodeStatus, error: Option<String>) -> Self {
+        let name = member.name.clone();
+        match http::get_json::<Policies>(member.http, "/status") {
+            Ok(Policies { actors }) => {
+                Self { name, policies: actors.into_iter().map(|actor| actor.policy).collect(), error }
+            }
+            Err(silent) => {
+                Self { name, policies: Vec::new(), error: error.or_else(|| Some(format!("{silent:#}"))) }
+            }
+        }
+    }
+}
+
+impl Report {
+    fn table(&self) -> String {
+        let mut table = output::table(&["node", "device", "policy", "what goes first"]);
+        for NodeReport { name, policies, error } in &self.nodes {
+            for (device, policy) in policies.iter().enumerate() {
+                let about = policy.parse().map_or("", PolicyName::about);
+                table.add_row([name, &device.to_string(), policy, about]);
+            }
+            if let Some(error) = error {
+                table.add_row([name, "", "", &format!("failed: {error}")]);
+            }
+        }
+        table.to_string()
+    }
+}
+
+impl Args {
+    /// An admin's: those given, or the development cluster's own.
+    fn credentials(&self) -> anyhow::Result<Credentials> {
+        let files = match (&self.ca, &self.certificate, &self.key) {
+            (Some(ca), Some(certificate), Some(key)) => {
+                CredentialFiles { ca: ca.clone(), certificate: certificate.clone(), key: key.clone() }
+            }
+            _ if self.coordinator.is_none() => dev::newest_admin()?,
+            _ => {
+                let text =
+                    "a change needs an admin's --ca, --certificate and --key: `larder ca issue admin NAME`";
+                return Err(Usage(text.into()).into());
+            }
+        };
+        let credentials = Credentials::load(&files).context(Usage("cannot use the certificate".into()))?;
+        let role = credentials.identity().role;
+        if role != Role::Admin {
+            return Err(
+                Usage(format!("the certificate is a {role}'s, and only an admin sets a policy")).into()
+            );
+        }
+        Ok(credentials)
+    }
+}
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,0 +1,114 @@
+//! `larder top`: what nodes do, as it happens.
+
+use std::io::{self, IsTerminal as _};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::top::render::{Order, Sort, render};
+use crate::top::sample::{Sample, Targets};
+use crate::top::terminal::{Screen, keys};
+use crate::top::view::View;
+use crate::{args, output, signals};
+
+/// Watch what nodes do, as it happens
+///
+/// Rates are those of the last interval. `in` is what engines commit, `out` what is leased to them. Keys: q quits, s
+/// sorts by the next column, r reverses.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder top                                   The newest development cluster
+  larder top --coordinator 10.0.0.10:7600 --sort hit
+  larder top --node 127.0.0.1:9440 --once      One interval, as text
+  larder top --json --interval 10s             One interval, as one JSON object with `seconds`, `total` and `nodes`")]
+pub(crate) struct Args {
+    /// Ask this coordinator, and the nodes that it knows
+    #[arg(long, value_name = "ADDR")]
+    coordinator: Option<SocketAddr>,
+
+    /// Ask this node; may be given several times
+    #[arg(long = "node", value_name = "ADDR", conflicts_with = "coordinator")]
+    nodes: Vec<SocketAddr>,
+
+    /// By what nodes are sorted
+    #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
+    sort: Sort,
+
+    /// How long one interval is
+    #[arg(long, value_name = "TIME", value_parser = args::time, default_value = "1s")]
+    interval: Duration,
+
+    /// Show one interval and end; so it is where standard output is no terminal
+    #[arg(long)]
+    once: bool,
+
+    /// Print JSON: one interval
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let targets = Targets::of(args.coordinator, &args.nodes)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let order = Order { sort: args.sort, reversed: false };
+    if args.json || args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        let view = runtime.block_on(once(&targets, args.interval))?;
+        if args.json {
+            output::print_json(&view)?;
+        } else {
+            let text = render(&view, order, usize::MAX, usize::MAX);
+            output::print(text.rsplit_once('\n').map_or(&*text, |(without_keys, _)| without_keys))?;
+        }
+    } else {
+        runtime.block_on(watch(&targets, args.interval, order))?;
+    }
+    // Nobody waits for a sample that is under way.
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn once(targets: &Targets, interval: Duration) -> anyhow::Result<View> {
+    let before = sample(targets).await?;
+    tokio::time::sleep(interval).await;
+    Ok(View::between(&before, &sample(targets).await?))
+}
+
+async fn watch(targets: &Targets, every: Duration, mut order: Order) -> anyhow::Result<()> {
+    let mut stop = pin!(signals::stop()?);
+    let mut before = sample(targets).await?;
+    let mut view = View::between(&before, &before);
+    let mut keys = keys();
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first one is over at once.
+    ticks.tick().await;
+    let screen = Screen::open()?;
+    loop {
+        let (columns, rows) = screen.size();
+        screen.draw(&render(&view, order, columns, rows))?;
+        tokio::select! {
+            () = &mut stop => return Ok(()),
+            Some(key) = keys.recv() => match key {
+                b'q' | b'Q' => return Ok(()),
+                b's' => order = order.next(),
+                b'r' => order.reversed = !order.reversed,
+                _ => {}
+            },
+            _ = ticks.tick() => {
+                let after = sample(targets).await?;
+                view = View::between(&before, &after);
+                before = after;
+            }
+        }
+    }
+}
+
+async fn sample(targets: &Targets) -> anyhow::Result<Sample> {
+    let targets = targets.clone();
+    spawn_blocking(move || targets.sample()).await?
+}

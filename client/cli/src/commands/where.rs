@@ -1,0 +1,155 @@
+//! `larder where`: who in a cluster holds how much of a prompt's prefix.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use larder_protocol::ChunkHash;
+use larder_protocol::identity::Identity;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{FAILED, Usage};
+use crate::prompt::PromptArgs;
+use crate::{dev, http, output};
+
+/// Ask the coordinator who holds how much of a prompt's prefix
+///
+/// What routers ask too: `POST /v1/prefix`. The answer comes from the directory, which follows what nodes hold within
+/// moments; a node may hold a part of the prefix only.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder where 0 1 2                       A prompt of a trace, in the newest development cluster
+  larder where --namespace qwen.json --tokens prompt.json --coordinator 10.0.0.10:7600
+  larder where 0 1 --tenant red --json     One object with `cluster`, `nodes` and `silent_homes`
+
+Exit status: 1 where a node that knows a part of the answer did not answer. `larder lookup --help` explains namespace files,
+and asks one node, on its socket, what it would find for an engine.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    prompt: PromptArgs,
+
+    /// The tenant whose chunks are meant
+    #[arg(long, value_name = "TENANT", default_value = dev::TENANT)]
+    tenant: String,
+
+    /// Ask this coordinator [default: that of the newest development cluster]
+    #[arg(long, value_name = "ADDR")]
+    coordinator: Option<SocketAddr>,
+
+    /// Print JSON: the coordinator's own answer, with `prompt_chunks` and `chunk_tokens`
+    #[arg(long)]
+    json: bool,
+}
+
+/// The question, as the coordinator reads it.
+#[derive(Serialize)]
+struct Question {
+    fingerprint: String,
+    chunk_tokens: u32,
+    hashes: Vec<ChunkHashText>,
+}
+
+/// 64 hexadecimal digits.
+type ChunkHashText = String;
+
+/// The answer, and what it is about.
+#[derive(Debug, Serialize)]
+struct Answer {
+    prompt_chunks: usize,
+    chunk_tokens: u32,
+    #[serde(flatten)]
+    holdings: Holdings,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Holdings {
+    cluster: Held,
+    nodes: Vec<NodeHeld>,
+    silent_homes: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct NodeHeld {
+    name: String,
+    #[serde(flatten)]
+    held: Held,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Held {
+    chunks: usize,
+    tokens: u64,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (spec, prompt) = args.prompt.read()?;
+    if Identity::engine(&args.tenant, "x").to_string().parse::<Identity>().is_err() {
+        return Err(Usage(format!("--tenant: `{}` is no tenant's name", args.tenant)).into());
+    }
+    let coordinator = match args.coordinator {
+        Some(coordinator) => coordinator,
+        None => dev::newest()?.coordinator.context("the development cluster has no coordinator")?,
+    };
+    let fingerprint = spec.fingerprint(&args.tenant);
+    let hashes = prompt.hashes(fingerprint, spec.chunk_tokens);
+    let question = Question {
+        fingerprint: ChunkHash(fingerprint.0).to_string(),
+        chunk_tokens: spec.chunk_tokens,
+        hashes: hashes.iter().map(ToString::to_string).collect(),
+    };
+    let holdings = http::post_json(coordinator, "/v1/prefix", &question)?;
+    let answer = Answer { prompt_chunks: hashes.len(), chunk_tokens: spec.chunk_tokens, holdings };
+    if args.json {
+        output::print_json(&answer)?;
+    } else {
+        output::print(&answer.text())?;
+    }
+    let complete = answer.holdings.silent_homes.is_empty();
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        let mut table = output::table(&["holder", "chunks", "of", "tokens"]);
+        let Holdings { cluster, nodes, silent_homes } = &self.holdings;
+        let row = |name: &str, held: &Held| {
+            let numbers = [held.chunks, self.prompt_chunks].map(|chunks| output::count(chunks as u64));
+            [name.to_owned()].into_iter().chain(numbers).chain([output::count(held.tokens)])
+        };
+        let mut nodes: Vec<&NodeHeld> = nodes.iter().collect();
+        nodes.sort_by(|a, b| b.held.chunks.cmp(&a.held.chunks).then_with(|| a.name.cmp(&b.name)));
+        for NodeHeld { name, held } in nodes {
+            table.add_row(row(name, held));
+        }
+        table.add_row(row("all together", cluster));
+        for column in 1..4 {
+            output::align_right(&mut table, column);
+        }
+        let mut text = table.to_string();
+        if !silent_homes.is_empty() {
+            text += &format!("\n{} did not answer: more may be held.", silent_homes.join(", "));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn who_holds_most_stands_first_and_what_is_missing_is_said() {
+        let holdings = json!({
+            "cluster": {"chunks": 3, "tokens": 1536},
+            "nodes": [{"name": "a", "chunks": 1, "tokens": 512}, {"name": "b", "chunks": 3, "tokens": 1536}],
+            "silent_homes": ["c"]
+        });
+        let holdings = serde_json::from_value(holdings).unwrap();
+        let text = Answer { prompt_chunks: 4, chunk_tokens: 512, holdings }.text();
+        assert!(text.find(" b ").unwrap() < text.find(" a ").unwrap(), "{text}");
+        assert!(text.contains("1,536") && text.ends_with("c did not answer: more may be held."), "{text}");
+    }
+}

@@ -1,0 +1,163 @@
+//! A prompt as the command line gives it: blocks of a trace, tokens, or hashes, in a namespace.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use larder_client::Namespace;
+use larder_protocol::hashing::{PromptExtra, hash_prompt};
+use larder_protocol::namespace::HashAlgorithm;
+use larder_protocol::{Chain, ChunkHash, Fingerprint, NamespaceSpec};
+
+use crate::failure::Usage;
+use crate::replay::DEFAULT_BLOCK_BYTES;
+use crate::replay::namespace::replay_namespace;
+use crate::{args, content, namespace_file};
+
+/// Which prompt.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PromptArgs {
+    /// Ids of the prompt's full blocks, as the trace has them, first to last
+    #[arg(required_unless_present_any = ["tokens", "hashes"], conflicts_with_all = ["namespace"], value_name = "BLOCK_ID")]
+    block_ids: Vec<u64>,
+
+    /// The prompt's token ids: a JSON array, or numbers between white space; `-` reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["block_ids", "hashes"], requires = "namespace")]
+    tokens: Option<PathBuf>,
+
+    /// The hashes of the prompt's full chunks, first to last: 64 hexadecimal digits each, as a JSON array or between
+    /// white space; `-` reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "block_ids")]
+    hashes: Option<PathBuf>,
+
+    /// The namespace [default: that of `larder replay`]
+    #[arg(long, value_name = "FILE")]
+    namespace: Option<PathBuf>,
+
+    /// Bytes of one chunk's block in the namespace of `larder replay`
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value_t = DEFAULT_BLOCK_BYTES,
+          conflicts_with = "namespace")]
+    block_bytes: u64,
+}
+
+/// A prompt, as far as it can be read without knowing the namespace's root.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Tokens(Vec<u32>),
+    Hashes(Vec<ChunkHash>),
+}
+
+impl PromptArgs {
+    /// The namespace, and the prompt in it.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the namespace's chunks are not hashed from tokens.
+    pub(crate) fn read(&self) -> anyhow::Result<(NamespaceSpec, Prompt)> {
+        let spec = match &self.namespace {
+            Some(path) => namespace_file::read(path)?,
+            None => replay_namespace(self.block_bytes),
+        };
+        let prompt = match (&self.tokens, &self.hashes) {
+            (Some(path), _) => Prompt::Tokens(read_list(path, |word| Ok(word.parse()?))?),
+            (None, Some(path)) => Prompt::Hashes(read_list(path, |word| Ok(word.parse()?))?),
+            (None, None) => {
+                Prompt::Hashes(self.block_ids.iter().map(|&id| content::chunk_hash(id)).collect())
+            }
+        };
+        if matches!((&prompt, &spec.hash), (Prompt::Tokens(_), HashAlgorithm::Engine(_))) {
+            let text = "the engine of this namespace hashes its chunks itself: give --hashes";
+            return Err(Usage(text.into()).into());
+        }
+        Ok((spec, prompt))
+    }
+}
+
+impl Prompt {
+    /// Its full chunks, in a namespace that a node knows.
+    pub(crate) fn chain(&self, namespace: &Namespace) -> Chain {
+        match self {
+            Self::Tokens(tokens) => namespace.chain_of_tokens(tokens, PromptExtra::default()),
+            Self::Hashes(hashes) => namespace.chain(hashes.clone()),
+        }
+    }
+
+    /// The hashes of its full chunks, in a namespace that no node was told of.
+    pub(crate) fn hashes(&self, fingerprint: Fingerprint, chunk_tokens: u32) -> Vec<ChunkHash> {
+        match self {
+            Self::Tokens(tokens) => {
+                hash_prompt(fingerprint.root(), tokens, chunk_tokens, PromptExtra::default())
+            }
+            Self::Hashes(hashes) => hashes.clone(),
+        }
+    }
+}
+
+/// Reads a JSON array, or words between white space.
+fn read_list<T>(path: &Path, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyhow::Result<Vec<T>> {
+    let wrong = || Usage(format!("cannot use {}", path.display()));
+    let mut text = String::new();
+    if path.as_os_str() == "-" {
+        io::stdin().lock().take(MAX_INPUT_BYTES).read_to_string(&mut text).with_context(wrong)?;
+    } else {
+        fs::File::open(path)
+            .and_then(|file| file.take(MAX_INPUT_BYTES).read_to_string(&mut text))
+            .with_context(wrong)?;
+    }
+    let list = parse_list(&text, parse).with_context(wrong)?;
+    if list.is_empty() {
+        return Err(anyhow::anyhow!("it is empty")).with_context(wrong);
+    }
+    Ok(list)
+}
+
+fn parse_list<T>(text: &str, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyhow::Result<Vec<T>> {
+    let words: Vec<String> = if text.trim_start().starts_with('[') {
+        let array: Vec<serde_json::Value> = serde_json::from_str(text)?;
+        let word = |value| match value {
+            serde_json::Value::String(word) => Ok(word),
+            serde_json::Value::Number(number) => Ok(number.to_string()),
+            other => bail!("`{other}` is neither a number nor a text"),
+        };
+        array.into_iter().map(word).collect::<anyhow::Result<_>>()?
+    } else {
+        text.split_whitespace().map(str::to_owned).collect()
+    };
+    words.iter().map(|word| parse(word).with_context(|| format!("`{word}`"))).collect()
+}
+
+/// Far more than the longest prompt has.
+const MAX_INPUT_BYTES: u64 = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(text: &str) -> anyhow::Result<Vec<u32>> {
+        parse_list(text, |word| Ok(word.parse()?))
+    }
+
+    #[test]
+    fn lists_are_json_or_words() {
+        assert_eq!(numbers(" [1, 2,\n3] ").unwrap(), [1, 2, 3]);
+        assert_eq!(numbers("1 2\n3\t").unwrap(), [1, 2, 3]);
+        assert!(numbers("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_list_is_named() {
+        for text in ["1 x", "[1, \"x\"]"] {
+            let error = numbers(text).unwrap_err();
+            assert!(format!("{error:#}").starts_with("`x`: invalid digit"), "{error:#}");
+        }
+        assert!(numbers("[1, {}]").is_err() && numbers("[1").is_err() && numbers("-1").is_err());
+    }
+
+    #[test]
+    fn hashes_are_read_from_both_kinds_of_list() {
+        let hash = content::chunk_hash(1);
+        let parse = |text: &str| parse_list(text, |word| Ok(word.parse::<ChunkHash>()?)).unwrap();
+        assert_eq!(parse(&format!("{hash}\n{hash}")), [hash; 2]);
+        assert_eq!(parse(&format!("[\"{hash}\"]")), [hash]);
+    }
+}

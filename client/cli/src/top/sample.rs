@@ -1,0 +1,219 @@
+//! What nodes and coordinator say at one time.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Instant;
+
+use larder_coordinator::NodeStatus as Member;
+use serde::Deserialize;
+
+use super::exposition::sum;
+use crate::clock::now;
+use crate::{dev, http};
+
+/// Whom to ask.
+#[derive(Debug, Clone)]
+pub(crate) enum Targets {
+    /// A coordinator, and the nodes that it knows at the time.
+    Cluster(SocketAddr),
+    /// These nodes.
+    Nodes(Vec<SocketAddr>),
+}
+
+/// All nodes at one time.
+#[derive(Debug, Clone)]
+pub(crate) struct Sample {
+    pub(crate) at: Instant,
+    pub(crate) nodes: Vec<NodeSample>,
+}
+
+/// One node at one time.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeSample {
+    pub(crate) name: String,
+    /// `alive`, `suspect`, `not ready` or `silent`.
+    pub(crate) state: String,
+    /// What it said; `None` where it is silent.
+    pub(crate) said: Option<Said>,
+}
+
+/// What one node says.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Said {
+    pub(crate) uptime_seconds: f64,
+    pub(crate) counters: Counters,
+    pub(crate) gauges: Gauges,
+}
+
+/// What grows from a node's start on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counters {
+    pub(crate) tokens_asked: f64,
+    pub(crate) tokens_hit: f64,
+    pub(crate) requests: f64,
+    pub(crate) in_bytes: f64,
+    pub(crate) out_bytes: f64,
+    pub(crate) evictions: f64,
+    pub(crate) peer_in_bytes: f64,
+    pub(crate) peer_out_bytes: f64,
+    pub(crate) disk_in_bytes: f64,
+    pub(crate) disk_out_bytes: f64,
+}
+
+/// What a node has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Gauges {
+    pub(crate) host_chunks: u64,
+    pub(crate) host_bytes: u64,
+    pub(crate) arena_bytes: u64,
+    pub(crate) disk_chunks: Option<u64>,
+    pub(crate) disk_waiting_bytes: u64,
+    pub(crate) sessions: u64,
+    pub(crate) leases: u64,
+}
+
+/// What of a node's `GET /status` is shown. Others of its fields are let pass: it may be newer.
+#[derive(Debug, Deserialize)]
+struct NodeStatus {
+    name: String,
+    ready: bool,
+    uptime_seconds: f64,
+    actors: Vec<ActorStatus>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ActorStatus {
+    chunks: u64,
+    used_bytes: u64,
+    arena_bytes: u64,
+    sessions: u64,
+    leases: u64,
+    tokens_asked: u64,
+    tokens_hit: u64,
+    evictions: u64,
+    #[serde(default)]
+    disk: Option<DiskStatus>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DiskStatus {
+    chunks: u64,
+    waiting_bytes: u64,
+}
+
+impl Targets {
+    /// Those named, or the newest development cluster.
+    ///
+    /// # Errors
+    /// Nothing is named, and no development cluster runs.
+    pub(crate) fn of(coordinator: Option<SocketAddr>, nodes: &[SocketAddr]) -> anyhow::Result<Self> {
+        if !nodes.is_empty() {
+            return Ok(Self::Nodes(nodes.to_vec()));
+        }
+        if let Some(coordinator) = coordinator {
+            return Ok(Self::Cluster(coordinator));
+        }
+        let dev = dev::newest()?;
+        let nodes = || dev.nodes.iter().map(|node| node.http).collect();
+        Ok(dev.coordinator.map_or_else(|| Self::Nodes(nodes()), Self::Cluster))
+    }
+
+    /// Asks all of them at once.
+    ///
+    /// # Errors
+    /// The coordinator does not answer. A node that does not is shown as silent.
+    pub(crate) fn sample(&self) -> anyhow::Result<Sample> {
+        let nodes: Vec<(String, SocketAddr, Option<String>)> = match self {
+            Self::Cluster(coordinator) => {
+                let status: larder_coordinator::Status = http::get_json(*coordinator, "/status")?;
+                let known = |member: Member| (member.name, member.http, Some(member.state));
+                status.nodes.into_iter().map(known).collect()
+            }
+            Self::Nodes(nodes) => nodes.iter().map(|node| (node.to_string(), *node, None)).collect(),
+        };
+        let nodes = thread::scope(|scope| {
+            let asked: Vec<_> = nodes
+                .into_iter()
+                .map(|(name, address, state)| scope.spawn(move || NodeSample::ask(name, address, state)))
+                .collect();
+            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        });
+        Ok(Sample { at: now(), nodes })
+    }
+}
+
+impl NodeSample {
+    fn ask(name: String, address: SocketAddr, state: Option<String>) -> Self {
+        let answers = http::get_json::<NodeStatus>(address, "/status")
+            .and_then(|status| Ok((status, http::get_text(address, "/metrics")?)));
+        match answers {
+            Ok((status, metrics)) => {
+                let own = if status.ready { "alive" } else { "not ready" };
+                let state = state.filter(|_| status.ready).unwrap_or_else(|| own.to_owned());
+                Self { state, said: Some(Said::of(&status, &metrics)), name: status.name }
+            }
+            Err(error) => {
+                tracing::debug!(name, %error, "a node does not answer");
+                Self { name, state: "silent".to_owned(), said: None }
+            }
+        }
+    }
+}
+
+impl Said {
+    fn of(status: &NodeStatus, metrics: &str) -> Self {
+        let actors = || status.actors.iter();
+        let total = |name, labels: &[(&str, &str)]| sum(metrics, name, labels);
+        let disk = || actors().filter_map(|actor| actor.disk.as_ref());
+        Self {
+            uptime_seconds: status.uptime_seconds,
+            counters: Counters {
+                tokens_asked: actors().map(|actor| actor.tokens_asked).sum::<u64>() as f64,
+                tokens_hit: actors().map(|actor| actor.tokens_hit).sum::<u64>() as f64,
+                requests: total("larder_requests_total", &[]),
+                in_bytes: total("larder_moved_bytes_total", &[("movement", "committed")]),
+                out_bytes: total("larder_moved_bytes_total", &[("movement", "leased")]),
+                evictions: actors().map(|actor| actor.evictions).sum::<u64>() as f64,
+                peer_in_bytes: total("larder_peer_received_bytes_total", &[]),
+                peer_out_bytes: total("larder_peer_sent_bytes_total", &[]),
+                disk_in_bytes: total("larder_disk_written_bytes_total", &[]),
+                disk_out_bytes: total("larder_disk_read_bytes_total", &[]),
+            },
+            gauges: Gauges {
+                host_chunks: actors().map(|actor| actor.chunks).sum(),
+                host_bytes: actors().map(|actor| actor.used_bytes).sum(),
+                arena_bytes: actors().map(|actor| actor.arena_bytes).sum(),
+                disk_chunks: disk().next().is_some().then(|| disk().map(|disk| disk.chunks).sum()),
+                disk_waiting_bytes: disk().map(|disk| disk.waiting_bytes).sum(),
+                sessions: actors().map(|actor| actor.sessions).sum(),
+                leases: actors().map(|actor| actor.leases).sum(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_actors_of_a_node_are_added_and_unknown_fields_pass() {
+        let actor = |chunks: u64, disk| {
+            json!({
+                "device": 0, "chunks": chunks, "used_bytes": 10, "arena_bytes": 100, "sessions": 1, "leases": 2,
+                "tokens_asked": 1000, "tokens_hit": 500, "evictions": 3, "disk": disk, "later": true
+            })
+        };
+        let disk = json!({"chunks": 7, "waiting_bytes": 5, "shed": 0});
+        let status = json!({
+            "name": "a", "ready": true, "uptime_seconds": 4.5, "actors": [actor(1, json!(null)), actor(2, disk)]
+        });
+        let metrics = "larder_moved_bytes_total{movement=\"leased\"} 40\nlarder_disk_read_bytes_total{device=\"1\"} 9\n";
+        let said = Said::of(&serde_json::from_value(status).unwrap(), metrics);
+        assert_eq!((said.gauges.host_chunks, said.gauges.disk_chunks), (3, Some(7)));
+        assert_eq!((said.counters.tokens_hit, said.counters.out_bytes), (1000.0, 40.0));
+        assert_eq!((said.counters.disk_out_bytes, said.counters.evictions), (9.0, 6.0));
+    }
+}

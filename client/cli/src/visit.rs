@@ -1,0 +1,61 @@
+//! Short sessions of the command line itself, with each device of a node.
+
+use std::path::{Path, PathBuf};
+
+use larder_client::{BlockingSession, Namespace, SessionError, SessionOptions};
+use larder_protocol::NamespaceSpec;
+use larder_protocol::session::RefusalCode;
+
+use crate::dev;
+
+/// Sessions with every device behind a socket.
+///
+/// # Errors
+/// Nobody answers there, or the node takes no session.
+pub(crate) fn every_device(socket: &Path) -> anyhow::Result<Vec<BlockingSession>> {
+    let mut sessions = Vec::new();
+    for device in 0.. {
+        match device_of(socket, device) {
+            Err(SessionError::Refused(refusal)) if device > 0 && refusal.code == RefusalCode::Unknown => {
+                break;
+            }
+            session => sessions.push(session?),
+        }
+    }
+    Ok(sessions)
+}
+
+/// A session with one device.
+///
+/// # Errors
+/// Nobody answers there, or the node takes no session.
+pub(crate) fn device_of(socket: &Path, device: u16) -> Result<BlockingSession, SessionError> {
+    let options = SessionOptions {
+        client: concat!("larder ", env!("CARGO_PKG_VERSION")).into(),
+        device: Some(device),
+        window_bytes: 0,
+        ..SessionOptions::default()
+    };
+    BlockingSession::connect(socket, options)
+}
+
+/// Makes a namespace known to a device, as an engine with all of its slices would.
+///
+/// # Errors
+/// The node does not take it.
+pub(crate) fn register(session: &BlockingSession, spec: &NamespaceSpec) -> Result<Namespace, SessionError> {
+    let slices: Vec<u16> = (0..spec.slices).collect();
+    let block_bytes: Vec<u64> = spec.pools.iter().map(|pool| pool.block_bytes()).collect();
+    session.register(spec, &slices, &block_bytes)
+}
+
+/// This socket, or those of the newest development cluster.
+///
+/// # Errors
+/// None is given, and no development cluster runs.
+pub(crate) fn sockets(given: Option<&PathBuf>) -> anyhow::Result<Vec<PathBuf>> {
+    Ok(match given {
+        Some(socket) => vec![socket.clone()],
+        None => dev::newest()?.nodes.into_iter().flat_map(|node| node.sockets.into_values()).collect(),
+    })
+}

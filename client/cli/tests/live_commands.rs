@@ -1,0 +1,211 @@
+//! What looks into a running cluster and changes it: top, where, pin, unpin, policy.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A development cluster of two nodes that has played a few requests. Dropping it kills it.
+struct Played {
+    runtime: TempDir,
+    child: Child,
+    nodes: Vec<Value>,
+    coordinator: String,
+}
+
+impl Played {
+    fn new() -> Self {
+        let runtime = tempfile::tempdir().unwrap();
+        let mut command = command(&runtime, &["dev", "--json", "--nodes", "2", "--arena-bytes", "16MiB"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let ready: Value = serde_json::from_str(&line).unwrap();
+        let coordinator = ready["coordinator"].as_str().unwrap().to_owned();
+        let nodes = ready["nodes"].as_array().unwrap().clone();
+        let played = Self { runtime, child, nodes, coordinator };
+        let replay =
+            ["replay", "--coordinator", &played.coordinator, "--requests", "40", "--block-bytes", "4096"];
+        assert!(played.run(&replay).status.success());
+        played
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        command(&self.runtime, args).output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let output = self.run(&[args, &["--json"]].concat());
+        serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{args:?}: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+
+    fn pins(&self) -> Vec<u64> {
+        let status = self.json(&["status"]);
+        let nodes = status["nodes"].as_array().unwrap();
+        nodes.iter().map(|node| node["actors"][0]["pins"].as_u64().unwrap()).collect()
+    }
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+fn command(runtime: &TempDir, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command.args(args).env("XDG_RUNTIME_DIR", runtime.path()).env_remove("LARDER_LOG");
+    command
+}
+
+#[test]
+fn a_pin_outlives_the_command_that_made_it_and_ends_by_its_number() {
+    let played = Played::new();
+    let prompt = ["0", "1", "--block-bytes", "4096"];
+    let pinned = played.json(&[&["pin", "--for", "5m"], &prompt[..]].concat());
+    let made: Vec<&Value> = pinned.as_array().unwrap().iter().filter(|row| !row["pin"].is_null()).collect();
+    assert!(!made.is_empty(), "{pinned}");
+    assert_eq!(played.pins().iter().sum::<u64>(), made.len() as u64);
+    for pin in made {
+        assert_eq!(pin["seconds"], 300.0);
+        assert!(pin["chunks"].as_u64().unwrap() > 0, "{pin}");
+        let (number, socket) = (pin["pin"].to_string(), pin["socket"].as_str().unwrap());
+        assert_eq!(played.run(&["unpin", &number]).status.code(), Some(2), "two nodes: which one's?");
+        let unpinned = played.json(&["unpin", &number, "--socket", socket]);
+        assert_eq!(unpinned["unpinned"].to_string(), number);
+        assert_eq!(played.run(&["unpin", &number, "--socket", socket]).status.code(), Some(1), "it is gone");
+    }
+    assert_eq!(played.pins(), [0, 0]);
+
+    let nothing = played.run(&["pin", "999999", "--block-bytes", "4096"]);
+    assert_eq!(nothing.status.code(), Some(1));
+    assert!(String::from_utf8(nothing.stdout).unwrap().contains("nothing to pin"));
+}
+
+#[test]
+fn where_says_what_the_directory_knows_of_a_prompt() {
+    let played = Played::new();
+    // The directory hears of commits within moments.
+    let held = (0..1_000)
+        .map(|_| played.json(&["where", "0", "1", "999999", "--block-bytes", "4096"]))
+        .find(|held| held["cluster"]["chunks"].as_u64() > Some(0))
+        .unwrap();
+    assert_eq!((&held["prompt_chunks"], &held["chunk_tokens"]), (&3.into(), &512.into()));
+    let nodes = held["nodes"].as_array().unwrap();
+    assert!(nodes.iter().any(|node| node["chunks"].as_u64() > Some(0)), "{held}");
+    let table = String::from_utf8(played.run(&["where", "0", "--block-bytes", "4096"]).stdout).unwrap();
+    assert!(table.contains("all together") && table.contains("node-0"), "{table}");
+    let stranger = played.json(&["where", "0", "--block-bytes", "4096", "--tenant", "red"]);
+    assert_eq!(stranger["cluster"]["chunks"], 0, "another tenant's chunks have other names");
+    assert_eq!(played.run(&["where", "0", "--tenant", "no/name"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_policy_is_set_on_running_nodes_by_an_admin() {
+    let played = Played::new();
+    let policies = |report: &Value| -> Vec<String> {
+        let nodes = report["nodes"].as_array().unwrap();
+        nodes.iter().map(|node| node["policies"][0].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(policies(&played.json(&["policy"])), ["adaptive", "adaptive"]);
+    assert_eq!(policies(&played.json(&["policy", "sieve"])), ["sieve", "sieve"]);
+    assert_eq!(policies(&played.json(&["policy", "lru", "--member", "node-1"])), ["lru"]);
+    assert_eq!(policies(&played.json(&["policy"])), ["sieve", "lru"]);
+
+    let without = played.run(&["policy", "fifo", "--coordinator", &played.coordinator]);
+    assert_eq!(without.status.code(), Some(2));
+    assert!(String::from_utf8(without.stderr).unwrap().contains("larder ca issue admin"));
+    let dir = std::path::Path::new(played.nodes[0]["sockets"]["default"].as_str().unwrap()).parent().unwrap();
+    let [ca, certificate, key] = ["ca.pem", "node-0.pem", "node-0.key"].map(|name| dir.join(name));
+    let files = [
+        "--ca",
+        ca.to_str().unwrap(),
+        "--certificate",
+        certificate.to_str().unwrap(),
+        "--key",
+        key.to_str().unwrap(),
+    ];
+    let as_node = played.run(&[&["policy", "fifo"], &files[..]].concat());
+    assert_eq!(as_node.status.code(), Some(2));
+    assert!(String::from_utf8(as_node.stderr).unwrap().contains("only an admin sets a policy"));
+    assert_eq!(played.run(&["policy", "fifo", "--member", "node-7"]).status.code(), Some(2));
+}
+
+#[test]
+fn top_shows_one_interval_of_every_node() {
+    let played = Played::new();
+    let view = played.json(&["top", "--interval", "50ms"]);
+    let nodes = view["nodes"].as_array().unwrap();
+    assert_eq!(nodes.len(), 2);
+    assert!(view["seconds"].as_f64().unwrap() >= 0.05 && view["total"]["host_chunks"].as_u64() > Some(0));
+    for node in nodes {
+        assert_eq!(node["state"], "alive", "{node}");
+        assert_eq!(node["hit_rate"], Value::Null, "nobody asked in this interval");
+        assert_eq!(node["requests_per_second"], 0.0);
+        assert_eq!(node["arena_bytes"], 16 << 20);
+    }
+    // Standard output is no terminal here: one interval as text.
+    let address = played.nodes[0]["http"].as_str().unwrap();
+    let output = played.run(&["top", "--node", address, "--interval", "50ms", "--sort", "memory"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("1 node, 1 alive") && text.contains("by memory") && !text.contains("quit"),
+        "{text}"
+    );
+    assert!(!text.contains('\x1b'), "{text}");
+    let silent = played.json(&["top", "--node", "127.0.0.1:9", "--interval", "1ms"]);
+    assert_eq!(silent["nodes"][0]["state"], "silent");
+}
+
+/// A terminal of 24 rows: the side of whoever sits before it, and the side of the program.
+fn terminal() -> (File, File) {
+    let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&near).unwrap();
+    unlockpt(&near).unwrap();
+    let far =
+        open(ptsname(&near, Vec::new()).unwrap(), OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
+    tcsetwinsize(&far, Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    (near.into(), far.into())
+}
+
+/// Reads what is drawn until `part` is among it.
+fn read_until(screen: &mut File, drawn: &mut String, part: &str) {
+    let mut bytes = [0; 4096];
+    while !drawn.contains(part) {
+        let count = screen.read(&mut bytes).unwrap();
+        *drawn += &String::from_utf8_lossy(&bytes[..count]);
+    }
+}
+
+#[test]
+fn on_a_terminal_top_redraws_obeys_keys_and_leaves_it_as_it_was() {
+    let played = Played::new();
+    let (mut near, far) = terminal();
+    let end = || Stdio::from(far.try_clone().unwrap());
+    let mut top = command(&played.runtime, &["top", "--interval", "20ms"]);
+    let mut top = top.stdin(end()).stdout(end()).stderr(Stdio::null()).spawn().unwrap();
+    let mut drawn = String::new();
+    read_until(&mut near, &mut drawn, "by name");
+    assert!(drawn.starts_with("\x1b[?1049h") && drawn.contains("\x1b[H"), "{drawn:?}");
+    assert!(!tcgetattr(&far).unwrap().local_modes.contains(LocalModes::ECHO), "keys are not shown");
+    near.write_all(b"s").unwrap();
+    read_until(&mut near, &mut drawn, "by hit");
+    near.write_all(b"r").unwrap();
+    read_until(&mut near, &mut drawn, "by hit, reversed");
+    drawn.clear();
+    read_until(&mut near, &mut drawn, "node-1");
+    near.write_all(b"q").unwrap();
+    read_until(&mut near, &mut drawn, "\x1b[?1049l");
+    assert!(top.wait().unwrap().success());
+    assert!(tcgetattr(&far).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON));
+}
