@@ -239,6 +239,18 @@ pub enum Refused {
     /// A message that is not allowed at this point of a session.
     #[error("this message is not allowed here: a session starts with one hello")]
     OutOfOrder,
+    /// Not one set of pools a chunk, or one with a pool that the namespace does not have.
+    #[error(
+        "{found} sets of pools for {chunks} chunks of a namespace with {of} pools: name one for each chunk, or none at all"
+    )]
+    Pools {
+        /// Sets found.
+        found: usize,
+        /// Chunks of the chain.
+        chunks: usize,
+        /// Pools of the namespace.
+        of: usize,
+    },
     /// Not one source a block.
     #[error("{found} block sources for {blocks} blocks")]
     Sources {
@@ -320,7 +332,7 @@ impl Store {
         }
         namespaces.insert(number, slices.into());
         self.namespaces.get_mut(number).sessions += u32::from(is_new);
-        Ok(Registered { namespace: number.0, fingerprint, root: fingerprint.root() })
+        Ok(Registered { namespace: number.0.into(), fingerprint, root: fingerprint.root() })
     }
 
     /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its
@@ -380,19 +392,19 @@ impl Store {
     /// The fingerprint of a namespace.
     #[must_use]
     pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {
-        Some(self.namespaces.find(NamespaceId(namespace))?.fingerprint)
+        Some(self.namespaces.find(NamespaceId::of(namespace))?.fingerprint)
     }
 
     /// Tokens of one chunk of a namespace.
     #[must_use]
     pub fn chunk_tokens(&self, namespace: u32) -> Option<u32> {
-        Some(self.namespaces.find(NamespaceId(namespace))?.chunk_tokens)
+        Some(self.namespaces.find(NamespaceId::of(namespace))?.chunk_tokens)
     }
 
     /// Bytes of the slots of a whole chunk of a namespace; 0 for one that nobody registered.
     #[must_use]
     pub fn chunk_bytes_of(&self, namespace: u32) -> u64 {
-        let number = NamespaceId(namespace);
+        let number = NamespaceId::of(namespace);
         self.namespaces.find(number).map_or(0, |_| self.whole_chunk_bytes(number))
     }
 
@@ -417,12 +429,9 @@ impl Store {
     /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` where it is not here.
     #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
-        let chunk = self.index.get(self.index.find(NamespaceId(namespace), hash)?);
-        chunk
-            .blocks
-            .iter()
-            .map(|block| if let Block::Ready(_, checksums) = block { Some(checksums) } else { None })
-            .collect()
+        let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);
+        let ready = |block| if let &Block::Ready(_, ref checksums) = block { Some(checksums) } else { None };
+        chunk.is_complete().then(|| chunk.blocks.iter().filter_map(ready).collect())
     }
 
     /// The policy in force.
@@ -441,7 +450,7 @@ impl Store {
 
     /// The slices with which a session registered a namespace.
     fn slices(&self, session: SessionId, namespace: u32) -> Result<(NamespaceId, &[u16]), Refused> {
-        let number = NamespaceId(namespace);
+        let number = NamespaceId::of(namespace);
         let slices = self.session(session)?.namespaces.get(&number);
         let unknown = Refused::Unknown { what: "namespace", number: namespace.into() };
         Ok((number, slices.ok_or(unknown)?))

@@ -115,7 +115,12 @@ impl Holder2 {
 async fn send_all(send: &mut SendStream, hashes: &[ChunkHash]) {
     let held = hashes.iter().map(|hash| {
         let block = HeldBlock { bytes: BLOCK_BYTES, checksum: checksum(hash) };
-        FetchedChunk::Held(HeldChunk { reads: 1, is_on_disk: false, blocks: vec![block] })
+        FetchedChunk::Held(HeldChunk {
+            reads: 1,
+            is_on_disk: false,
+            pools: PoolSet::first(1),
+            blocks: vec![block],
+        })
     });
     write_message(send, &PeerResponse::Fetched(held.collect())).await.unwrap();
     for _ in hashes {

@@ -1,17 +1,18 @@
 //! Reservations and commits: how a put starts and ends.
 //!
 //! A chunk's block goes from absent to writing when it is reserved, and to ready when its bytes were copied and summed.
-//! A reservation takes a slot for every missing block of every pool and slice, or none at all.
+//! A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all.
 
 use std::collections::HashMap;
 
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Place, Scarce};
-use larder_protocol::{Chain, ChunkHash, ChunkRef};
+use larder_protocol::{Chain, ChunkHash, ChunkRef, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
 use super::index::{Block, Checksums, OnDisk};
+use super::journal::is_held;
 use super::namespaces::Pool;
 use super::room::facts;
 use super::sessions::{Item, ItemState, Reservation};
@@ -26,7 +27,9 @@ pub struct Reserved {
     pub reservation: u64,
     /// Positions of the chunks to write.
     pub chunks: Vec<u32>,
-    /// Where each block of them will stand: for each chunk, for each slice of the session, for each pool.
+    /// For each of them, the pools to write; empty where these are all pools everywhere.
+    pub pools: Vec<PoolSet>,
+    /// Where each block of them will stand: for each chunk, for each slice of the session, for each of its pools to write.
     pub places: Vec<Place>,
     /// Where engines are trusted: extents among the places whose memory the session was not given before.
     pub new_extents: Vec<u32>,
@@ -82,7 +85,7 @@ impl Orders {
 }
 
 impl Store {
-    /// Takes room for every chunk of a chain that is not here and is not being written, all of them or none.
+    /// Takes room for every block of a chain that is not here and is not being written, all of them or none.
     ///
     /// # Errors
     /// [`Refused::Busy`] where there is no room now, [`Refused::TooLarge`] where there never is, and as
@@ -95,12 +98,29 @@ impl Store {
         priority: i8,
         now: Millis,
     ) -> Result<Reserved, Refused> {
+        self.reserve_pools(session, namespace, chain, &[], priority, now)
+    }
+
+    /// The same, where by position `pools` says which pools will be written; all of them where it is empty. Those that no
+    /// chunk is without always are, and a chunk that is here already gets those that it lacks.
+    ///
+    /// # Errors
+    /// As [`Store::reserve`], and [`Refused::Pools`].
+    pub fn reserve_pools(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
         self.walk(number, chain)?;
-        let wanted = self.missing(number, chain, &slices);
-        let bytes = wanted.len() as u64 * self.chunk_bytes(number, slices.len());
-        let blocks = wanted.len() * slices.len() * self.namespaces.get(number).pools.len();
+        let wanted = self.missing(number, chain, &slices, pools)?;
+        let bytes = wanted.iter().map(|&(_, pools)| self.pools_bytes(number, slices.len(), pools)).sum();
+        let blocks = wanted.iter().map(|(_, pools)| pools.len()).sum::<usize>() * slices.len();
         let most = self.limits.max_reserved_bytes;
         if blocks > MAX_MESSAGE_BLOCKS || bytes > most {
             return Err(Refused::TooLarge { blocks, bytes, most });
@@ -109,7 +129,8 @@ impl Store {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: MEMORY_RETRY_MS });
         }
         let items = self.enter(number, chain, &wanted, priority);
-        if !items.iter().all(|item| self.take_slots(number, item.chunk, &slices)) {
+        let mut to_take = items.iter().zip(&wanted);
+        if !to_take.all(|(item, &(_, pools))| self.take_slots(number, item.chunk, &slices, pools)) {
             self.undo(&items, number, &slices);
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
         }
@@ -122,8 +143,13 @@ impl Store {
             return Err(Refused::TooLarge { blocks, bytes, most });
         }
         let deadline = now + self.limits.reservation_ttl_ms;
+        let (chunks, mut pools): (Vec<u32>, Vec<PoolSet>) = wanted.into_iter().unzip();
+        let every = self.namespaces.get(number).rules.every();
+        if pools.iter().all(|&pools| pools == every) {
+            pools.clear();
+        }
         if items.is_empty() {
-            return Ok(Reserved { reservation: 0, chunks: wanted, places, new_extents, deadline });
+            return Ok(Reserved { reservation: 0, chunks, pools, places, new_extents, deadline });
         }
         new_extents.iter().for_each(|&extent| _ = self.sessions.show_extent(session, extent));
         let reservation = self.next_number();
@@ -131,7 +157,7 @@ impl Store {
         held.reserved_bytes += bytes;
         held.reservations
             .insert(reservation, Reservation { namespace: number, slices, deadline, items, bytes });
-        Ok(Reserved { reservation, chunks: wanted, places, new_extents, deadline })
+        Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
     }
 
     /// Takes over chunks that the session has written. The caller copies what the order says and then calls
@@ -156,16 +182,21 @@ impl Store {
             Some(held) => (held.namespace, held.slices.clone()),
             None => return Err(unknown),
         };
-        let blocks = positions.len() * slices.len() * self.namespaces.get(number).pools.len();
-        if sources.len() != if trusted { 0 } else { blocks } {
-            return Err(Refused::Sources { found: sources.len(), blocks });
-        }
-        self.check_sources(session, number, sources)?;
         let chunks = self.start_copying(session, reservation, positions, order)?;
-        let mut moves = Vec::with_capacity(blocks);
-        let mut sources = sources.iter().copied();
+        let mut moves = Vec::with_capacity(sources.len());
+        let mut next_source = sources.iter().copied();
         for &chunk in &chunks {
-            self.block_moves(number, chunk, &slices, || sources.next(), &mut moves);
+            self.block_moves(number, chunk, &slices, || next_source.next(), &mut moves);
+        }
+        let (found, blocks) = (sources.len(), moves.len());
+        let checked = if found == if trusted { 0 } else { blocks } {
+            self.check_sources(session, &moves)
+        } else {
+            Err(Refused::Sources { found, blocks })
+        };
+        if let Err(refused) = checked {
+            self.stop_copying(session, reservation, order);
+            return Err(refused);
         }
         let reservation = Some(reservation);
         self.orders
@@ -177,17 +208,22 @@ impl Store {
     /// The copies of an order cannot be made now: its chunks can be committed again.
     pub fn postpone_commit(&mut self, order: OrderId) {
         let Some(held) = self.orders.open.get(&order) else { return };
-        let session = held.reservation.and_then(|number| {
-            self.sessions.get_mut(held.session).and_then(|session| session.reservations.get_mut(&number))
-        });
-        let Some(reservation) = session else {
+        let Some(reservation) = held.reservation else {
             self.finish_commit(order, None);
             return;
         };
-        for item in reservation.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
+        self.stop_copying(held.session, reservation, order);
+        self.orders.open.remove(&order);
+    }
+
+    fn stop_copying(&mut self, session: SessionId, reservation: u64, order: OrderId) {
+        let session = self.sessions.get_mut(session);
+        let Some(held) = session.and_then(|session| session.reservations.get_mut(&reservation)) else {
+            return;
+        };
+        for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
             item.state = ItemState::Reserved;
         }
-        self.orders.open.remove(&order);
     }
 
     /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
@@ -250,21 +286,63 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Positions of a chain of which nobody has written, or is writing, any block in these slices.
-    fn missing(&self, number: NamespaceId, chain: &Chain, slices: &[u16]) -> Vec<u32> {
+    /// Positions of a chain at which blocks in these slices are to be written, and in which pools: in those that were asked
+    /// for and every one that no chunk is without, where the chunk is not here; in those of the first that it lacks, where
+    /// it is; in none where somebody else writes it.
+    fn missing(
+        &self,
+        number: NamespaceId,
+        chain: &Chain,
+        slices: &[u16],
+        asked: &[PoolSet],
+    ) -> Result<Vec<(u32, PoolSet)>, Refused> {
         let namespace = self.namespaces.get(number);
-        let absent = |hash: &ChunkHash| {
-            let Some(id) = self.index.find(number, hash) else { return true };
-            let first = |&slice: &u16| &self.index.get(id).blocks[namespace.block(slice, 0)];
-            slices.iter().all(|slice| matches!(first(slice), Block::Absent))
+        let (every, obligatory) = (namespace.rules.every(), namespace.rules.obligatory());
+        let are_possible = asked.is_empty() || asked.len() == chain.len();
+        if !are_possible || !asked.iter().all(|&pools| every.has_all(pools)) {
+            let (found, chunks, of) = (asked.len(), chain.len(), every.len());
+            return Err(Refused::Pools { found, chunks, of });
+        }
+        let missing = |position: usize, hash: &ChunkHash| {
+            let asked = asked.get(position).map_or(every, |&asked| asked.and(obligatory));
+            let Some(id) = self.index.find(number, hash) else { return asked };
+            let chunk = self.index.get(id);
+            let all = |pool: usize, is: fn(&Block) -> bool| {
+                slices.iter().all(|&slice| is(&chunk.blocks[namespace.block(slice, pool)]))
+            };
+            if all(0, Block::is_absent) {
+                return asked;
+            }
+            // What somebody is writing in these slices is settled before anything is added.
+            let is_settled =
+                || every.iter().all(|pool| all(pool, |block| !matches!(block, Block::Writing(_))));
+            if namespace.rules.is_plain()
+                || !all(0, |block| matches!(block, Block::Ready(..)))
+                || !is_settled()
+            {
+                return PoolSet::default();
+            }
+            asked.iter().filter(|&pool| all(pool, Block::is_absent)).fold(PoolSet::default(), PoolSet::with)
         };
-        (0..).zip(&chain.hashes).filter(|(_, hash)| absent(hash)).map(|(position, _)| position).collect()
+        let missing = chain
+            .hashes
+            .iter()
+            .enumerate()
+            .map(|(position, hash)| (position as u32, missing(position, hash)));
+        Ok(missing.filter(|(_, pools)| !pools.is_empty()).collect())
     }
 
-    /// Enters chunks into the index, claimed and without slots, so that their parents stay while slots are found.
-    fn enter(&mut self, number: NamespaceId, chain: &Chain, wanted: &[u32], priority: i8) -> Vec<Item> {
+    /// Enters chunks into the index, claimed and without new slots, so that they and their parents stay while slots are
+    /// found.
+    fn enter(
+        &mut self,
+        number: NamespaceId,
+        chain: &Chain,
+        wanted: &[(u32, PoolSet)],
+        priority: i8,
+    ) -> Vec<Item> {
         let mut items = Vec::with_capacity(wanted.len());
-        for &position in wanted {
+        for &(position, _) in wanted {
             let name = chain.chunk(position as usize);
             let chunk = self.insert(number, name);
             self.change(chunk, |chunk| {
@@ -292,10 +370,16 @@ impl Store {
         self.index.insert(number, name, flat, blocks)
     }
 
-    /// Finds a slot for each block of a chunk in these slices; whether there was room.
-    pub(super) fn take_slots(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
+    /// Finds a slot for each block of a chunk in these slices and pools; whether there was room.
+    pub(super) fn take_slots(
+        &mut self,
+        number: NamespaceId,
+        id: ChunkId,
+        slices: &[u16],
+        pools: PoolSet,
+    ) -> bool {
         for &slice in slices {
-            for pool in 0..self.namespaces.get(number).pools.len() {
+            for pool in pools.iter() {
                 let namespace = self.namespaces.get(number);
                 let block = namespace.block(slice, pool);
                 let class = namespace.pools[pool].class;
@@ -356,45 +440,59 @@ impl Store {
         slots
     }
 
-    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left.
+    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left, or it was not to stay.
     fn unwrite(&mut self, id: ChunkId) {
         self.change(id, |chunk| chunk.claims -= 1);
-        let chunk = self.index.get(id);
-        if chunk.claims == 0 && chunk.slots().next().is_none() {
-            self.forget(id);
-        }
+        self.let_pass(id);
     }
 
     /// Evicts what has to go for chunks that become cached now, before they count as candidates themselves.
     fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
+        // A chunk that only passed stays from now on.
+        chunks.iter().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
         let new_chunks = chunks.iter().filter(|&&chunk| !self.index.get(chunk).is_cached()).count() as u64;
-        self.evict_ahead(new_chunks, chunks.len() as u64 * self.chunk_bytes(number, slices.len()));
+        let mut bytes = 0;
+        let namespace = self.namespaces.get(number);
+        for &chunk in chunks {
+            let chunk = self.index.get(chunk);
+            for block in slices.iter().flat_map(|&slice| &chunk.blocks[namespace.slice(slice)]) {
+                bytes += if let Block::Writing(slot) = *block { self.slab.slot_bytes_of(slot) } else { 0 };
+            }
+        }
+        self.evict_ahead(new_chunks, bytes);
     }
 
     /// Makes the blocks of written chunks readable.
     fn keep(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId], checksums: Vec<Checksums>) {
         let namespace = self.namespaces.get(number);
         let mut checksums = checksums.into_iter();
+        let mut before = Vec::with_capacity(chunks.len());
         for &id in chunks {
             let chunk = self.index.get_mut(id);
+            before.push((is_held(chunk), chunk.is_cached()));
             for &slice in slices {
-                for (pool, Pool { class, .. }) in namespace.pools.iter().enumerate() {
-                    let block = &mut chunk.blocks[namespace.block(slice, pool)];
-                    if let Block::Writing(slot) = *block {
-                        *block = Block::Ready(slot, checksums.next().unwrap_or_default());
-                        chunk.ready += 1;
-                        self.cached_bytes += self.slab.slot_bytes(*class);
+                for block in &mut chunk.blocks[namespace.slice(slice)] {
+                    let Block::Writing(slot) = *block else { continue };
+                    *block = Block::Ready(slot, checksums.next().unwrap_or_default());
+                    chunk.ready += 1;
+                    self.cached_bytes += self.slab.slot_bytes_of(slot);
+                    if chunk.orphaned_leases > 0 {
+                        // It goes the way of the chunk's other blocks, which a vanished process may still read.
+                        self.slab.quarantine(slot);
                     }
                 }
             }
+            chunk.pools = namespace.readable(chunk);
         }
-        for &id in chunks.iter().rev() {
-            // What is complete now was not before: its last blocks came just now.
-            self.tell(id, self.index.get(id).disk == OnDisk::Here, ChangeKind::Gained);
+        for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {
+            self.tell(id, was_held, ChangeKind::Gained);
             let chunk = self.index.get_mut(id);
             chunk.claims -= 1;
-            let is_first = usize::from(chunk.ready) == slices.len() * self.namespaces.get(number).pools.len();
-            if is_first {
+            if chunk.disk == OnDisk::Elsewhere {
+                // The record there lacks what was written here.
+                chunk.disk = OnDisk::Nowhere;
+            }
+            if !was_cached {
                 chunk.since_tenths = self.tenths;
                 self.cached_chunks += 1;
                 self.policy.insert(id, facts(chunk));
@@ -480,11 +578,10 @@ impl Store {
     }
 
     /// Whether every source lies in the session's write window.
-    fn check_sources(&self, session: SessionId, number: NamespaceId, sources: &[u64]) -> Result<(), Refused> {
+    fn check_sources(&self, session: SessionId, moves: &[BlockMove]) -> Result<(), Refused> {
         let window_bytes = self.session(session)?.window_bytes;
-        let pools = self.namespaces.get(number).pools.iter().cycle();
-        for (&source_offset, pool) in sources.iter().zip(pools) {
-            let bytes = pool.spec.block_bytes();
+        for &BlockMove { source, bytes, .. } in moves {
+            let Some(source_offset) = source else { continue };
             if source_offset.checked_add(bytes).is_none_or(|end| end > window_bytes) {
                 return Err(Refused::OutsideWindow { source_offset, bytes, window_bytes });
             }
@@ -507,9 +604,11 @@ impl Store {
         moves.into_iter().map(|block| block.place).collect()
     }
 
-    pub(super) fn chunk_bytes(&self, number: NamespaceId, slices: usize) -> u64 {
-        let pools = &self.namespaces.get(number).pools;
-        pools.iter().map(|pool| self.slab.slot_bytes(pool.class)).sum::<u64>() * slices as u64
+    /// Bytes of the slots of a chunk's blocks in so many slices and these pools.
+    pub(super) fn pools_bytes(&self, number: NamespaceId, slices: usize, pools: PoolSet) -> u64 {
+        let namespace = self.namespaces.get(number);
+        let of = |pool: usize| self.slab.slot_bytes(namespace.pools[pool].class);
+        pools.iter().map(of).sum::<u64>() * slices as u64
     }
 }
 

@@ -254,8 +254,8 @@ fn a_snapshot_names_every_chunk_that_is_held_in_sealed_segments_and_in_the_open_
         after = page.next;
         pages += 1;
     }
-    held.sort_by_key(|(_, chunk)| u64::from_le_bytes(chunk.hash.0[8..16].try_into().unwrap()));
-    let right = expected.iter().map(|chunk| (chunk.key().fingerprint, chunk.chunk_ref()));
+    held.sort_by_key(|(_, chunk, _)| u64::from_le_bytes(chunk.hash.0[8..16].try_into().unwrap()));
+    let right = expected.iter().map(|chunk| (chunk.key().fingerprint, chunk.chunk_ref(), chunk.pools()));
     assert!(held.into_iter().eq(right));
     assert!(pages > 3 && expected.len() > 5);
 }
