@@ -12,6 +12,7 @@ mod lifecycle;
 mod metrics;
 mod peers;
 mod prefetch;
+mod pools;
 mod replay;
 mod tenants;
 

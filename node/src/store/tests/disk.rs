@@ -457,8 +457,9 @@ fn ten_thousand_random_tickets_with_cancels_and_failures_end_with_nothing_held()
         let chain = f.chain(&word);
         match rng.u8(..8) {
             0 => f.put(&word),
-            1 => (0..chain.len())
-                .for_each(|position| _ = f.store.recovered(&fingerprint, chain.chunk(position), PoolSet::first(1))),
+            1 => (0..chain.len()).for_each(|position| {
+                _ = f.store.recovered(&fingerprint, chain.chunk(position), PoolSet::first(1))
+            }),
             _ => {}
         }
         f.write_all();
