@@ -1,9 +1,10 @@
 //! The store: one actor's chunks and everything that is decided about them.
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
-//! `reserve`, get in `lookup`, a get that needs the disk or other nodes in `gather`, what they get in
+//! `reserve` and `commit`, get in `lookup`, a get that needs the disk or other nodes in `gather`, what they get in
 //! `grants`, eviction in `room`, what goes to disk and leaves it in `disk`, the end of a session in `sessions`.
 
+mod commit;
 mod disk;
 mod gather;
 mod grants;
@@ -39,12 +40,13 @@ use policy::{Policy, PolicyName};
 use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
+pub use commit::{BlockMove, CommitOrder};
 pub use disk::{DiskStoreLimits, DiskUsage, DiskWrite, WriteId, WritePolicy};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
-pub use reserve::{BlockMove, CommitOrder, Reserved};
+pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
 pub use usage::Usage;
@@ -60,7 +62,7 @@ pub struct Store {
     policy: Box<dyn Policy>,
     policy_name: PolicyName,
     pins: Pins,
-    orders: reserve::Orders,
+    orders: commit::Orders,
     gathers: gather::Gathers,
     grants: grants::Grants,
     journal: journal::Journal,
@@ -280,7 +282,7 @@ impl Store {
             sessions: Sessions::default(),
             index: Index::default(),
             pins: Pins::default(),
-            orders: reserve::Orders::default(),
+            orders: commit::Orders::default(),
             last_number: 0,
             cached_chunks: 0,
             cached_bytes: 0,
@@ -430,8 +432,11 @@ impl Store {
     #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
         let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);
-        let ready = |block| if let &Block::Ready(_, ref checksums) = block { Some(checksums) } else { None };
-        chunk.is_complete().then(|| chunk.blocks.iter().filter_map(ready).collect())
+        let readable = chunk.blocks.iter().filter_map(|block| match block {
+            Block::Ready(_, checksums) => Some(checksums),
+            Block::Absent | Block::Writing(_) => None,
+        });
+        chunk.is_complete().then(|| readable.collect())
     }
 
     /// The policy in force.

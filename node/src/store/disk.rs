@@ -10,11 +10,11 @@ use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::session::Place;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};
 
+use super::commit::BlockMove;
 use super::ids::{ChunkId, TenantId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::namespaces::Pool;
-use super::reserve::BlockMove;
 use super::{Checksums, Refused, Store, namespaces};
 use crate::directory::ChangeKind;
 use crate::disk::ChunkKey;

@@ -9,12 +9,12 @@ use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Progress, Scarce};
 use larder_protocol::{Chain, ChunkHash, ChunkRef, Fingerprint, PoolRules, PoolSet};
 
+use super::commit::BlockMove;
 use super::disk::Disk;
 use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
-use super::reserve::BlockMove;
 use super::room::facts;
 use super::sessions::Lease;
 use super::{Checksums, Refused, Store};

@@ -11,8 +11,8 @@ mod hostile;
 mod lifecycle;
 mod metrics;
 mod peers;
-mod prefetch;
 mod pools;
+mod prefetch;
 mod replay;
 mod tenants;
 
