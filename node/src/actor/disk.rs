@@ -408,7 +408,8 @@ impl GpuActor {
 
     /// A chunk cannot be read from disk: other nodes may have it.
     fn missed_on_disk(&mut self, id: FetchId, ctx: &mut Context<Self>) {
-        if self.peers.is_some() && self.store.is_leased_soon(id) && self.is_not_asked_again(id) {
+        let may_come = self.store.is_leased_soon(id) && self.store.takes_all_pools(id);
+        if self.peers.is_some() && may_come && self.is_not_asked_again(id) {
             self.ask_again(vec![id], ctx);
         } else {
             self.did_not_come(id);

@@ -396,6 +396,13 @@ impl Store {
         self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
     }
 
+    /// Whether a chunk that is being fetched has slots for every pool, so that a peer may be asked for it: one that comes from
+    /// disk has them for what its record has.
+    #[must_use]
+    pub fn takes_all_pools(&self, FetchId(id): FetchId) -> bool {
+        self.gathers.is_coming(id) && !self.index.get(id).blocks.iter().any(Block::is_absent)
+    }
+
     /// Whether anybody waits for a chunk that is being fetched.
     #[must_use]
     pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {

@@ -194,3 +194,38 @@ fn a_pool_that_a_passing_chunk_gets_makes_it_stay() {
         assert_eq!((usage.passing_bytes, usage.bytes.used, usage.cached_bytes), (0, 0, 0), "{end}");
     }
 }
+
+#[test]
+fn a_ticket_tells_of_legal_boundaries_alone() {
+    let spec = hybrid(&[HitPolicy::All, HitPolicy::Last], 1);
+    let mut f = Fixture::with_spec(with_disk(8, WritePolicy::WriteThrough), &spec);
+    let (chain, fingerprint) = (f.chain("abcde"), spec.fingerprint("a"));
+    for (position, pools) in [(0, 1), (1, 3), (2, 1), (3, 3), (4, 1)] {
+        f.store.recovered(&fingerprint, chain.chunk(position), PoolSet(pools));
+    }
+    let gathered = f.store.gather(f.session, f.namespace, &chain, &[]).unwrap();
+    assert!(
+        gathered
+            .wanted
+            .iter()
+            .map(|wanted| f.store.takes_all_pools(wanted.fetch))
+            .eq([false, true, false, true])
+    );
+    let mut told = Vec::new();
+    for wanted in &gathered.wanted {
+        let progress = f.store.progress(f.session, gathered.gather).unwrap();
+        told.push((progress.tokens_in_place / 16, progress.tokens_expected / 16));
+        let checksums = vec![Checksums::default(); wanted.blocks.len()];
+        let came = Came { checksums, pools: PoolSet::ANY, reads: 1, is_on_disk_elsewhere: false };
+        f.store.fetched(wanted.fetch, (wanted.position < 3).then_some(came), Some(ChangeKind::Gained));
+    }
+    assert_eq!(told, [(0, 4), (0, 4), (2, 4), (2, 4)]);
+    assert_eq!(
+        f.store.progress(f.session, gathered.gather).unwrap().tokens_expected,
+        32,
+        "the last one failed"
+    );
+    let leased = f.store.finish_gather(gathered.gather).unwrap();
+    assert_eq!((leased.chunks, leased.places.len()), (2, 3));
+    f.store.assert_consistent();
+}
