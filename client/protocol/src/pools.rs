@@ -108,7 +108,12 @@ impl PoolSet {
 
     /// The pools in it, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MAX_POOLS).filter(move |&pool| self.has(pool))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let next = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            (next < u8::BITS).then_some(next as usize)
+        })
     }
 }
 
