@@ -7,7 +7,7 @@ use larder_node::store::ids::{ProcessId, SessionId, TenantId};
 use larder_node::store::policy::{Facts, PolicyName, Removal, Verdict};
 use larder_node::store::{Checksums, LookupOptions, Store, StoreLimits};
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::{Chain, ChunkHash, PoolSpec};
+use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
 
 fn main() {
     divan::main();
@@ -163,7 +163,7 @@ fn spec() -> NamespaceSpec {
         pipeline_parallel: 1,
         context_parallel: 1,
         slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK_BYTES }],
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK_BYTES, hit: HitPolicy::All }],
         flat: false,
     }
 }

@@ -303,11 +303,13 @@ impl GpuActor {
 
     fn reserve(&mut self, session: SessionId, ask: &Reserve) -> Result<Answer, Refused> {
         let now = self.clock.now();
-        let reserved = self.store.reserve(session, ask.namespace, &ask.chain, ask.priority, now)?;
+        let Reserve { namespace, ref chain, ref pools, priority } = *ask;
+        let reserved = self.store.reserve_pools(session, namespace, chain, pools, priority, now)?;
         let (extents, descriptors) = self.show(&reserved.new_extents);
         let response = Response::Reserved(Reserved {
             reservation: reserved.reservation,
             chunks: reserved.chunks,
+            pools: reserved.pools,
             places: if self.store.trusts_engines() { reserved.places } else { Vec::new() },
             deadline_ms: reserved.deadline.since(now),
             extents,

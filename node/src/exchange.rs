@@ -17,7 +17,7 @@ use larder_client::quic::Endpoint;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber};
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::metrics::ExchangeMetrics;
@@ -206,7 +206,9 @@ pub struct GrantedChunk {
     pub reads: u32,
     /// Whether it is on disk here too.
     pub is_on_disk: bool,
-    /// By slice, then pool.
+    /// The pools that it has.
+    pub pools: PoolSet,
+    /// Their blocks, by slice, then pool.
     pub blocks: Vec<GrantedBlock>,
     /// Keeps the blocks from reuse; it must live until the last of their bytes was acknowledged.
     pub lease: Arc<PeerLease>,
@@ -301,8 +303,10 @@ pub struct Destination {
 pub enum Fetched {
     /// Its blocks are in their slots, and right.
     Here {
-        /// By slice, then pool.
+        /// Of the blocks that came: by slice, then pool.
         checksums: Vec<BlockChecksums>,
+        /// Their pools. The slots of the others hold anything.
+        pools: PoolSet,
         /// How often it was read, this time included.
         reads: u32,
         /// Whether the holder has it on disk.

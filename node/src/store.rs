@@ -1,9 +1,10 @@
 //! The store: one actor's chunks and everything that is decided about them.
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
-//! `reserve`, get in `lookup`, a get that needs the disk or other nodes in `gather`, what they get in
+//! `reserve` and `commit`, get in `lookup`, a get that needs the disk or other nodes in `gather`, what they get in
 //! `grants`, eviction in `room`, what goes to disk and leaves it in `disk`, the end of a session in `sessions`.
 
+mod commit;
 mod disk;
 mod gather;
 mod grants;
@@ -39,12 +40,13 @@ use policy::{Policy, PolicyName};
 use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
+pub use commit::{BlockMove, CommitOrder};
 pub use disk::{DiskStoreLimits, DiskUsage, DiskWrite, WriteId, WritePolicy};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
-pub use reserve::{BlockMove, CommitOrder, Reserved};
+pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
 pub use usage::Usage;
@@ -60,7 +62,7 @@ pub struct Store {
     policy: Box<dyn Policy>,
     policy_name: PolicyName,
     pins: Pins,
-    orders: reserve::Orders,
+    orders: commit::Orders,
     gathers: gather::Gathers,
     grants: grants::Grants,
     journal: journal::Journal,
@@ -239,6 +241,18 @@ pub enum Refused {
     /// A message that is not allowed at this point of a session.
     #[error("this message is not allowed here: a session starts with one hello")]
     OutOfOrder,
+    /// Not one set of pools a chunk, or one with a pool that the namespace does not have.
+    #[error(
+        "{found} sets of pools for {chunks} chunks of a namespace with {of} pools: name one for each chunk, or none at all"
+    )]
+    Pools {
+        /// Sets found.
+        found: usize,
+        /// Chunks of the chain.
+        chunks: usize,
+        /// Pools of the namespace.
+        of: usize,
+    },
     /// Not one source a block.
     #[error("{found} block sources for {blocks} blocks")]
     Sources {
@@ -268,7 +282,7 @@ impl Store {
             sessions: Sessions::default(),
             index: Index::default(),
             pins: Pins::default(),
-            orders: reserve::Orders::default(),
+            orders: commit::Orders::default(),
             last_number: 0,
             cached_chunks: 0,
             cached_bytes: 0,
@@ -320,7 +334,7 @@ impl Store {
         }
         namespaces.insert(number, slices.into());
         self.namespaces.get_mut(number).sessions += u32::from(is_new);
-        Ok(Registered { namespace: number.0, fingerprint, root: fingerprint.root() })
+        Ok(Registered { namespace: number.0.into(), fingerprint, root: fingerprint.root() })
     }
 
     /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its
@@ -380,19 +394,19 @@ impl Store {
     /// The fingerprint of a namespace.
     #[must_use]
     pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {
-        Some(self.namespaces.find(NamespaceId(namespace))?.fingerprint)
+        Some(self.namespaces.find(NamespaceId::of(namespace))?.fingerprint)
     }
 
     /// Tokens of one chunk of a namespace.
     #[must_use]
     pub fn chunk_tokens(&self, namespace: u32) -> Option<u32> {
-        Some(self.namespaces.find(NamespaceId(namespace))?.chunk_tokens)
+        Some(self.namespaces.find(NamespaceId::of(namespace))?.chunk_tokens)
     }
 
     /// Bytes of the slots of a whole chunk of a namespace; 0 for one that nobody registered.
     #[must_use]
     pub fn chunk_bytes_of(&self, namespace: u32) -> u64 {
-        let number = NamespaceId(namespace);
+        let number = NamespaceId::of(namespace);
         self.namespaces.find(number).map_or(0, |_| self.whole_chunk_bytes(number))
     }
 
@@ -417,12 +431,12 @@ impl Store {
     /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` where it is not here.
     #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
-        let chunk = self.index.get(self.index.find(NamespaceId(namespace), hash)?);
-        chunk
-            .blocks
-            .iter()
-            .map(|block| if let Block::Ready(_, checksums) = block { Some(checksums) } else { None })
-            .collect()
+        let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);
+        let readable = chunk.blocks.iter().filter_map(|block| match block {
+            Block::Ready(_, checksums) => Some(checksums),
+            Block::Absent | Block::Writing(_) => None,
+        });
+        chunk.is_complete().then(|| readable.collect())
     }
 
     /// The policy in force.
@@ -441,7 +455,7 @@ impl Store {
 
     /// The slices with which a session registered a namespace.
     fn slices(&self, session: SessionId, namespace: u32) -> Result<(NamespaceId, &[u16]), Refused> {
-        let number = NamespaceId(namespace);
+        let number = NamespaceId::of(namespace);
         let slices = self.session(session)?.namespaces.get(&number);
         let unknown = Refused::Unknown { what: "namespace", number: namespace.into() };
         Ok((number, slices.ok_or(unknown)?))

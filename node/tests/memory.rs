@@ -16,7 +16,7 @@ use larder_node::store::policy::PolicyName;
 use larder_node::store::{Checksums, Store, StoreLimits};
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, PARTITIONS, Table};
-use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolSpec};
+use larder_protocol::{Chain, ChunkHash, Fingerprint, HitPolicy, PoolSpec};
 
 /// Chunks that are cached.
 const CHUNKS: u64 = 1_000_000;
@@ -224,7 +224,7 @@ fn spec() -> NamespaceSpec {
         pipeline_parallel: 1,
         context_parallel: 1,
         slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK_BYTES }],
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK_BYTES, hit: HitPolicy::All }],
         flat: false,
     }
 }

@@ -1,7 +1,7 @@
 //! A namespace and blocks for tests: the bytes of a block follow from its name.
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::{ChunkHash, PoolSpec};
+use larder_protocol::{ChunkHash, HitPolicy, PoolSpec};
 
 /// Bytes of one block of [`namespace`].
 pub const BLOCK_BYTES: usize = 4_096;
@@ -24,7 +24,12 @@ pub fn namespace() -> NamespaceSpec {
         pipeline_parallel: 1,
         context_parallel: 1,
         slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK_BYTES as u64 }],
+        pools: vec![PoolSpec {
+            name: "kv".into(),
+            layers: 1,
+            layer_bytes: BLOCK_BYTES as u64,
+            hit: HitPolicy::All,
+        }],
         flat: false,
     }
 }

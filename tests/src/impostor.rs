@@ -289,7 +289,15 @@ impl Manners {
             _ => {}
         }
         let held = HeldBlock { bytes: bytes.len() as u64, checksum };
-        (FetchedChunk::Held(HeldChunk { reads: 1, is_on_disk: false, blocks: vec![held] }), bytes)
+        (
+            FetchedChunk::Held(HeldChunk {
+                reads: 1,
+                is_on_disk: false,
+                pools: larder_protocol::PoolSet::first(1),
+                blocks: vec![held],
+            }),
+            bytes,
+        )
     }
 }
 

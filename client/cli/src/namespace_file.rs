@@ -13,7 +13,8 @@
 //! | `engine_block_tokens` | tokens of one engine block; divides `chunk_tokens` | 16 |
 //! | `tensor_parallel`, `pipeline_parallel`, `context_parallel` | ranks | 1 |
 //! | `slices` | parts of a chunk that ranks hold | 1 |
-//! | `pools` | array of `{"name": ..., "layers": ..., "layer_bytes": ...}`; the first is called `kv` | – |
+//! | `pools` | array of `{"name": ..., "layers": ..., "layer_bytes": ..., "hit": ...}`; the first is called `kv` | – |
+//! | `hit` of a pool | which chunks of a prefix must have it: `"all"`, `"last"`, or `{"window": chunks}` | `"all"` |
 //! | `flat` | whether keys stand for themselves, without order | `false` |
 
 use std::fs;
@@ -21,7 +22,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use larder_protocol::namespace::{EngineHash, HashAlgorithm};
-use larder_protocol::{NamespaceSpec, PoolSpec};
+use larder_protocol::{HitPolicy, NamespaceSpec, PoolSpec};
 use serde::Deserialize;
 
 use crate::failure::Usage;
@@ -71,6 +72,17 @@ struct Pool {
     name: String,
     layers: u32,
     layer_bytes: u64,
+    #[serde(default)]
+    hit: Hit,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum Hit {
+    #[default]
+    All,
+    Window(u32),
+    Last,
 }
 
 /// Reads the namespace in the file at `path`.
@@ -82,7 +94,14 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<NamespaceSpec> {
 
 fn parse(text: &[u8]) -> anyhow::Result<NamespaceSpec> {
     let file: NamespaceFile = serde_json::from_slice(text)?;
-    let pool = |Pool { name, layers, layer_bytes }| PoolSpec { name, layers, layer_bytes };
+    let pool = |Pool { name, layers, layer_bytes, hit }| {
+        let hit = match hit {
+            Hit::All => HitPolicy::All,
+            Hit::Window(chunks) => HitPolicy::Window(chunks),
+            Hit::Last => HitPolicy::Last,
+        };
+        PoolSpec { name, layers, layer_bytes, hit }
+    };
     let spec = NamespaceSpec {
         model: file.model,
         revision: file.revision,
@@ -149,5 +168,20 @@ mod tests {
         assert!(format!("{unknown:#}").contains("unknown field `modle`"), "{unknown:#}");
         let impossible = parse(br#"{"model": "m", "kv_dtype": "x", "layout": "y", "pools": []}"#);
         assert!(impossible.is_err());
+    }
+
+    #[test]
+    fn the_pools_of_a_hybrid_model_say_where_a_prefix_needs_them() {
+        let pools = |hit: &str| {
+            let text = format!(
+                r#"{{"model": "m", "kv_dtype": "bfloat16", "layout": "nhd", "pools": [
+                    {{"name": "kv", "layers": 2, "layer_bytes": 4096}},
+                    {{"name": "mamba", "layers": 2, "layer_bytes": 4096, "hit": {hit}}}]}}"#
+            );
+            parse(text.as_bytes()).map(|spec| spec.pools[1].hit)
+        };
+        assert_eq!(pools(r#""last""#).unwrap(), HitPolicy::Last);
+        assert_eq!(pools(r#"{"window": 3}"#).unwrap(), HitPolicy::Window(3));
+        assert!(pools(r#"{"window": 0}"#).unwrap_err().to_string().contains("at least 1"));
     }
 }

@@ -114,12 +114,13 @@ pub fn block_checksum(key: &BlockKey, ranges: &[u64]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pools::HitPolicy;
 
     const KEY: BlockKey =
         BlockKey { fingerprint: Fingerprint([1; 32]), hash: ChunkHash([2; 32]), slice: 3, pool: 4 };
 
     fn pool(layers: u32, layer_bytes: u64) -> PoolSpec {
-        PoolSpec { name: "kv".into(), layers, layer_bytes }
+        PoolSpec { name: "kv".into(), layers, layer_bytes, hit: HitPolicy::All }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use crate::chunk::ChunkHash;
 use crate::geometry::AttentionGeometry;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_TOKENS, MAX_LAYERS, MAX_NAME_BYTES, MAX_POOLS, MAX_SLICES};
+use crate::pools::HitPolicy;
 
 /// What an engine says of its KV. Two engines that differ in any of it never see each other's blocks.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub struct NamespaceSpec {
     pub context_parallel: u16,
     /// Parts of a chunk that engine ranks hold: TP x PP, or fewer where ranks hold the same KV (MLA: one per PP rank).
     pub slices: u16,
-    /// Kinds of state of one chunk; the first is called `kv`.
+    /// Kinds of state of one chunk; the first is called `kv`, and every chunk has it.
     pub pools: Vec<PoolSpec>,
     /// Whether keys stand for themselves, without order (LMCache, vLLM's secondary tier).
     pub flat: bool,
@@ -48,6 +49,8 @@ pub struct PoolSpec {
     pub layers: u32,
     /// Bytes of one layer of one chunk in one slice.
     pub layer_bytes: u64,
+    /// Which chunks of a prefix must have it.
+    pub hit: HitPolicy,
 }
 
 /// Who computes chunk hashes, and how.
@@ -78,7 +81,7 @@ impl PoolSpec {
     pub fn attention(geometry: &AttentionGeometry, chunk_tokens: u32) -> Option<Self> {
         geometry.block_bytes(chunk_tokens)?;
         let layer_bytes = geometry.layer_bytes(chunk_tokens)?;
-        Some(Self { name: "kv".into(), layers: geometry.layers, layer_bytes })
+        Some(Self { name: "kv".into(), layers: geometry.layers, layer_bytes, hit: HitPolicy::All })
     }
 
     /// Bytes of one block: one chunk of this pool in one slice.
@@ -130,6 +133,12 @@ impl NamespaceSpec {
         encoding.number(self.slices).number(self.pools.len() as u64);
         for pool in &self.pools {
             encoding.text(&pool.name).number(pool.layers).number(pool.layer_bytes);
+            let (policy, chunks) = match pool.hit {
+                HitPolicy::All => (0, 0),
+                HitPolicy::Window(chunks) => (1, chunks),
+                HitPolicy::Last => (2, 0),
+            };
+            encoding.number(policy as u32).number(chunks);
         }
         encoding.number(self.flat);
         Fingerprint(encoding.0.finalize().into())
@@ -160,8 +169,12 @@ impl NamespaceSpec {
     }
 
     fn check_pools(&self) -> Result<(), NamespaceError> {
-        if !(1..=MAX_POOLS).contains(&self.pools.len()) || self.pools[0].name != "kv" {
+        if !(1..=MAX_POOLS).contains(&self.pools.len()) {
             return Err(NamespaceError::Pools { found: self.pools.len() });
+        }
+        let PoolSpec { name, hit, .. } = &self.pools[0];
+        if name != "kv" || *hit != HitPolicy::All {
+            return Err(NamespaceError::FirstPool { pool: name.clone(), hit: *hit });
         }
         for (i, pool) in self.pools.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&pool.name.len()) {
@@ -170,11 +183,17 @@ impl NamespaceSpec {
             if self.pools[..i].iter().any(|other| other.name == pool.name) {
                 return Err(NamespaceError::DuplicatePool { pool: pool.name.clone() });
             }
+            if pool.hit == HitPolicy::Window(0) {
+                return Err(NamespaceError::EmptyWindow { pool: pool.name.clone() });
+            }
+            if self.flat && pool.hit != HitPolicy::All {
+                return Err(NamespaceError::FlatPool { pool: pool.name.clone(), hit: pool.hit });
+            }
             let possible = (1..=MAX_LAYERS).contains(&pool.layers)
                 && (1..=MAX_BLOCK_BYTES).contains(&pool.layer_bytes)
                 && pool.block_bytes() <= MAX_BLOCK_BYTES;
             if !possible {
-                let PoolSpec { name, layers, layer_bytes } = pool.clone();
+                let PoolSpec { name, layers, layer_bytes, .. } = pool.clone();
                 return Err(NamespaceError::BlockSize { pool: name, layers, layer_bytes });
             }
         }
@@ -257,14 +276,44 @@ pub enum NamespaceError {
     /// A parallel layout with no rank.
     #[error("tensor, pipeline and context parallel ranks start at 1")]
     ZeroRanks,
-    /// No pool, too many, or the first is not `kv`.
-    #[error("a namespace has 1 to {MAX_POOLS} pools, the first called `kv`; this has {found}")]
+    /// No pool, or too many.
+    #[error(
+        "a namespace has 1 to {MAX_POOLS} pools, this has {found}: layers that are needed at the same chunks share one"
+    )]
     Pools {
         /// Pools found.
         found: usize,
     },
+    /// The first pool is not the one that every chunk has.
+    #[error(
+        "the first pool is `kv` with hit policy `all`, the state that every chunk has; this is `{pool}` with {hit:?}"
+    )]
+    FirstPool {
+        /// Its name.
+        pool: String,
+        /// Its policy.
+        hit: HitPolicy,
+    },
+    /// A window of no chunks.
+    #[error(
+        "pool `{pool}` has a window of 0 chunks: a window has at least 1 (window tokens / chunk_tokens, rounded up)"
+    )]
+    EmptyWindow {
+        /// The pool.
+        pool: String,
+    },
+    /// A pool of a flat namespace that is needed only at the end of a prefix.
+    #[error(
+        "pool `{pool}` has hit policy {hit:?}, but keys of a flat namespace stand in no order: only `all` means anything there"
+    )]
+    FlatPool {
+        /// The pool.
+        pool: String,
+        /// Its policy.
+        hit: HitPolicy,
+    },
     /// Two pools of one name.
-    #[error("pool `{pool}` comes twice")]
+    #[error("pool `{pool}` comes twice: give each kind of state a name of its own")]
     DuplicatePool {
         /// The name.
         pool: String,
@@ -300,14 +349,23 @@ mod tests {
             pipeline_parallel: 1,
             context_parallel: 1,
             slices: 1,
-            pools: vec![PoolSpec { name: "kv".into(), layers: 32, layer_bytes: 1 << 20 }],
+            pools: vec![PoolSpec {
+                name: "kv".into(),
+                layers: 32,
+                layer_bytes: 1 << 20,
+                hit: HitPolicy::All,
+            }],
             flat: false,
         }
     }
 
     type Edit = fn(&mut NamespaceSpec);
 
-    const EDITS: [Edit; 15] = [
+    fn state(hit: HitPolicy) -> PoolSpec {
+        PoolSpec { name: "state".into(), layers: 1, layer_bytes: 1 << 20, hit }
+    }
+
+    const EDITS: [Edit; 20] = [
         |s| s.model.push('x'),
         |s| s.revision.push('x'),
         |s| s.kv_dtype.push('x'),
@@ -323,6 +381,14 @@ mod tests {
         |s| s.pools[0].layers = 16,
         |s| s.pools[0].layer_bytes = 1 << 19,
         |s| s.flat = true,
+        |s| s.pools.push(state(HitPolicy::All)),
+        |s| s.pools.push(state(HitPolicy::Last)),
+        |s| s.pools.push(state(HitPolicy::Window(1))),
+        |s| s.pools.push(state(HitPolicy::Window(2))),
+        |s| {
+            s.pools
+                .extend([state(HitPolicy::Last), PoolSpec { name: "draft".into(), ..state(HitPolicy::All) }])
+        },
     ];
 
     #[test]
@@ -342,7 +408,7 @@ mod tests {
 
     #[test]
     fn the_fingerprint_is_what_it_always_was() {
-        assert_eq!(spec().fingerprint("default").to_string(), "70fc09299ea616d7");
+        assert_eq!(spec().fingerprint("default").to_string(), "bc57aabaab7d79dc");
     }
 
     #[test]
@@ -371,5 +437,45 @@ mod tests {
         ));
         assert!(matches!(refused(|s| s.pools[0].layer_bytes = u64::MAX), NamespaceError::BlockSize { .. }));
         assert_eq!(refused(|s| s.slices = 0), NamespaceError::Slices { slices: 0 });
+    }
+
+    #[test]
+    fn impossible_pool_sets_are_refused_and_told_what_to_do() {
+        let refused = |edit: Edit| {
+            let mut edited = spec();
+            edit(&mut edited);
+            edited.check().unwrap_err().to_string()
+        };
+        let told = [
+            (refused(|s| s.pools.clear()), "1 to 8 pools, this has 0"),
+            (
+                refused(|s| {
+                    (0..8)
+                        .for_each(|i| s.pools.push(PoolSpec { name: i.to_string(), ..state(HitPolicy::All) }))
+                }),
+                "1 to 8 pools, this has 9",
+            ),
+            (refused(|s| s.pools[0].name = "mamba".into()), "the first pool is `kv` with hit policy `all`"),
+            (refused(|s| s.pools[0].hit = HitPolicy::Last), "this is `kv` with Last"),
+            (refused(|s| s.pools.push(s.pools[0].clone())), "pool `kv` comes twice"),
+            (refused(|s| s.pools.push(state(HitPolicy::Window(0)))), "a window has at least 1"),
+            (
+                refused(|s| {
+                    s.flat = true;
+                    s.pools.push(state(HitPolicy::Window(2)));
+                }),
+                "only `all` means anything there",
+            ),
+            (
+                refused(|s| {
+                    s.flat = true;
+                    s.pools.push(state(HitPolicy::Last));
+                }),
+                "only `all` means anything there",
+            ),
+        ];
+        for (message, said) in told {
+            assert!(message.contains(said), "{message}");
+        }
     }
 }

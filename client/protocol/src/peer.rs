@@ -16,6 +16,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 use crate::chunk::ChunkHash;
 use crate::membership::{CoordinatorMessage, FollowerMessage};
 use crate::namespace::Fingerprint;
+use crate::pools::PoolSet;
 use crate::table::{Epoch, Holder, RowKey};
 
 /// What a node asks of a node.
@@ -98,7 +99,7 @@ pub struct Chunks {
     pub hashes: Vec<ChunkHash>,
 }
 
-/// Asks a holder for blocks: all slices and pools of each chunk.
+/// Asks a holder for blocks: all slices of each chunk, and every pool that it has.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS).
@@ -160,7 +161,7 @@ pub enum Announced {
 /// What comes of one chunk of a fetch.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum FetchedChunk {
-    /// Its blocks follow, in the order of slices, then pools, after those of the chunks before it.
+    /// Its blocks follow, in the order of slices, then of the pools that it has, after those of the chunks before it.
     Held(HeldChunk),
     /// It is not here (any more): the directory was wrong.
     NotHeld,
@@ -182,7 +183,9 @@ pub struct HeldChunk {
     pub reads: u32,
     /// Whether the holder has it on disk too: then nobody else has to.
     pub is_on_disk: bool,
-    /// By slice, then pool.
+    /// The pools that it has in every slice: at least those that no chunk is without.
+    pub pools: PoolSet,
+    /// Their blocks, by slice, then pool.
     pub blocks: Vec<HeldBlock>,
 }
 

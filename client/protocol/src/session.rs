@@ -9,6 +9,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 use crate::chain::Chain;
 use crate::chunk::ChunkHash;
 use crate::namespace::{Fingerprint, NamespaceSpec};
+use crate::pools::PoolSet;
 
 /// What an engine asks.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -138,6 +139,9 @@ pub struct Reserve {
     pub chain: Chain,
     /// Higher stays longer under the `priority` policy; 0 for ordinary traffic.
     pub priority: i8,
+    /// By position in the chain, which pools will be written; all of them everywhere where this is empty. Pools that every
+    /// chunk has are written whether named or not. A pool that a chunk lacks may be added later.
+    pub pools: Vec<PoolSet>,
 }
 
 /// Hands over the blocks of chunks.
@@ -148,7 +152,7 @@ pub struct Commit {
     /// Positions (in the reserved chain) of the chunks that are complete.
     pub chunks: Vec<u32>,
     /// Where in the write window each chunk's blocks stand: for each chunk, for each slice of the session, for each
-    /// pool. Empty where the node trusts its engines, which then wrote to the places that [`Reserved`] named.
+    /// pool that is to be written. Empty where the node trusts its engines, which then wrote to the places that [`Reserved`] named.
     pub sources: Vec<u64>,
 }
 
@@ -296,6 +300,8 @@ pub struct Reserved {
     pub reservation: u64,
     /// Positions (in the chain, ascending) of the chunks to write; the others are here already or are being written.
     pub chunks: Vec<u32>,
+    /// For each of these chunks, which pools are to be written; all of them in each where this is empty.
+    pub pools: Vec<PoolSet>,
     /// Where the node trusts its engines: where to write each block, in the order of [`Commit::sources`]. Empty else.
     pub places: Vec<Place>,
     /// When the right to commit ends, counted from this answer.
@@ -311,7 +317,8 @@ pub struct Leased {
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,
-    /// Where each block stands: for each chunk, for each slice of the session, for each pool.
+    /// Where the blocks stand that restoring these chunks needs, and no others: for each chunk, for each slice of the
+    /// session, for each pool of [`PoolRules::needed`](crate::PoolRules::needed).
     pub places: Vec<Place>,
     /// Extents that the session sees for the first time; their descriptors come along in this order.
     pub extents: Vec<Extent>,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_protocol::session::{Found, Pinned, Progress, Wait};
-use larder_protocol::{Chain, NamespaceSpec};
+use larder_protocol::{Chain, NamespaceSpec, PoolSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 use tokio::sync::TryAcquireError;
@@ -162,7 +162,23 @@ impl BlockingSession {
         chain: &Chain,
         priority: i8,
     ) -> Result<Reservation, SessionError> {
-        self.exchange(exchange::reserve(namespace, chain, priority)?)
+        self.exchange(exchange::reserve(namespace, chain, &[], priority)?)
+    }
+
+    /// The same, for an engine that has not all pools of each chunk: by position in the chain, `pools` says which it will
+    /// write. Pools that every chunk has are written whether named or not; one that a chunk lacks may be added later. The
+    /// blocks that are to be written, [`StagedChunk::blocks`] says.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`]; `Refused` where there is not one set of pools of the namespace for each chunk.
+    pub fn reserve_pools(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+    ) -> Result<Reservation, SessionError> {
+        self.exchange(exchange::reserve(namespace, chain, pools, priority)?)
     }
 
     /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until other threads have freed
@@ -174,7 +190,7 @@ impl BlockingSession {
     /// # Panics
     /// Where the reservation has no chunk there.
     pub fn stage(&self, reservation: &Reservation, position: u32) -> Result<StagedChunk, SessionError> {
-        let range = match reservation.room_needed()? {
+        let range = match reservation.room_needed(position)? {
             Some((window, bytes)) => {
                 self.deliver_late_answers();
                 Some(window.take_within(bytes, self.link.timeout).ok_or(SessionError::Timeout)?)

@@ -8,7 +8,7 @@ use larder_protocol::session::{
     Busy, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Prefetch, Progress, Register, Request, Reserve,
     Response, Wait,
 };
-use larder_protocol::{Chain, NamespaceSpec};
+use larder_protocol::{Chain, NamespaceSpec, PoolSet};
 
 use crate::error::SessionError;
 use crate::lease::LeaseGuard;
@@ -158,10 +158,13 @@ pub(crate) fn lease(namespace: &Namespace, chain: &Chain) -> Result<Exchange<Lea
 pub(crate) fn reserve(
     namespace: &Namespace,
     chain: &Chain,
+    pools: &[PoolSet],
     priority: i8,
 ) -> Result<Exchange<Reservation>, SessionError> {
     chain.check(namespace.root(), namespace.is_flat())?;
-    let request = Request::Reserve(Reserve { namespace: namespace.number(), chain: chain.clone(), priority });
+    let (namespace_number, chain_asked, pools) = (namespace.number(), chain.clone(), pools.to_vec());
+    let request =
+        Request::Reserve(Reserve { namespace: namespace_number, chain: chain_asked, priority, pools });
     let (namespace, asked) = (namespace.clone(), chain.len());
     let accept: Accept<_> = Box::new(move |link, response, descriptors| match response {
         Response::Reserved(reserved) => Reservation::accept(link, namespace, asked, reserved, &descriptors),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use larder_protocol::PoolSet;
 use larder_protocol::session::{Extent, Place};
 
 use crate::error::SessionError;
@@ -22,6 +23,8 @@ pub(crate) struct Extents {
 pub(crate) struct Placed {
     mappings: Vec<(u32, Arc<Mapping>)>,
     places: Vec<Place>,
+    /// Where the places of each chunk begin, and the pools of which it has them; empty where each chunk has all.
+    chunks: Vec<(usize, PoolSet)>,
 }
 
 impl Extents {
@@ -48,7 +51,7 @@ impl Extents {
         Ok(())
     }
 
-    /// Finds the mappings of the blocks of `chunks` chunks.
+    /// Finds the mappings of the blocks of `chunks` chunks, which have places in the pools that `pools` says.
     ///
     /// # Errors
     /// Where there is not one place for each block, or one lies outside of all extents.
@@ -56,14 +59,26 @@ impl Extents {
         &self,
         namespace: &Namespace,
         chunks: usize,
+        pools: impl Fn(usize) -> PoolSet,
         places: Vec<Place>,
     ) -> Result<Placed, SessionError> {
-        let blocks = namespace.blocks_per_chunk();
-        if Some(places.len()) != chunks.checked_mul(blocks) {
+        let (blocks, every) = (namespace.blocks_per_chunk(), namespace.rules().every());
+        let mut starts = Vec::new();
+        let mut expected = chunks.saturating_mul(blocks);
+        if (0..chunks).any(|chunk| pools(chunk) != every) {
+            expected = 0;
+            for pools in (0..chunks).map(pools) {
+                starts.push((expected, pools));
+                expected += pools.len() * namespace.slices();
+            }
+        }
+        if places.len() != expected {
             return Err(SessionError::wrong_answer("one place comes for each block"));
         }
         let mut mappings: Vec<(u32, Arc<Mapping>)> = Vec::new();
-        for (i, place) in places.iter().enumerate() {
+        let partial = starts.iter().flat_map(|&(_, pools)| namespace.blocks_of(pools));
+        let whole = (0..if starts.is_empty() { places.len() } else { 0 }).map(|i| i % blocks);
+        for (place, block) in places.iter().zip(whole.chain(partial)) {
             let mapping = match mappings.iter().position(|(number, _)| *number == place.extent) {
                 Some(i) => &mappings[i].1,
                 None => {
@@ -74,23 +89,34 @@ impl Extents {
                     known
                 }
             };
-            if !mapping.contains(place.offset, namespace.block_bytes(i % blocks)) {
+            if !mapping.contains(place.offset, namespace.block_bytes(block)) {
                 return Err(SessionError::wrong_answer("a place outside of its extent"));
             }
         }
-        Ok(Placed { mappings, places })
+        Ok(Placed { mappings, places, chunks: starts })
     }
 }
 
 impl Placed {
-    /// The mapping and offset of the block at `index`.
+    /// The mapping and offset of block `block` of the chunk with this index, if it has a place.
     ///
     /// # Panics
-    /// Where there is no such block.
-    pub(crate) fn block(&self, index: usize) -> (&Mapping, u64) {
+    /// Where there is no such chunk.
+    pub(crate) fn block(&self, namespace: &Namespace, chunk: usize, block: usize) -> Option<(&Mapping, u64)> {
+        let per_slice = namespace.pool_bytes().len();
+        let index = if self.chunks.is_empty() {
+            chunk * namespace.blocks_per_chunk() + block
+        } else {
+            let (start, pools) = self.chunks[chunk];
+            let pool = block % per_slice;
+            if !pools.has(pool) {
+                return None;
+            }
+            start + block / per_slice * pools.len() + pools.common(PoolSet::first(pool)).len()
+        };
         let place = self.places[index];
         let found = self.mappings.iter().find(|(number, _)| *number == place.extent);
         let (_, mapping) = found.expect("`place` kept the mapping of every place");
-        (mapping, place.offset)
+        Some((mapping, place.offset))
     }
 }

@@ -9,10 +9,14 @@ use crate::error::SessionError;
 use crate::extents::Placed;
 use crate::link::Link;
 use crate::lock;
+use crate::mapping::Mapping;
 use crate::namespace::Namespace;
 
 /// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; 0 of them on a miss. While it lives the node
 /// keeps them in place.
+///
+/// Every pool can be restored at their end. What that does not need, such as the recurrent state after any chunk but the
+/// last, is not among the blocks that may be read: see [`LeaseGuard::has_block`].
 ///
 /// Dropping it gives the lease back at once, without blocking, from any thread.
 pub struct LeaseGuard {
@@ -38,7 +42,9 @@ impl LeaseGuard {
         }
         let mut extents = lock(&link.extents);
         extents.add(&leased.extents, descriptors)?;
-        let placed = extents.place(&namespace, chunks, leased.places)?;
+        let rules = *namespace.rules();
+        let pools = |position| rules.needed(position, chunks);
+        let placed = extents.place(&namespace, chunks, pools, leased.places)?;
         Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, placed })
     }
 
@@ -66,17 +72,27 @@ impl LeaseGuard {
         &self.namespace
     }
 
+    /// Whether block `block` of the chunk at `position` may be read. In a namespace whose pools are all needed of every chunk,
+    /// all may.
+    ///
+    /// # Panics
+    /// Where there is no such chunk or block.
+    #[must_use]
+    pub fn has_block(&self, position: usize, block: usize) -> bool {
+        self.find(position, block).is_some()
+    }
+
     /// Copies block `block` of the chunk at `position` into `out`, and counts its bytes.
     ///
     /// # Panics
-    /// Where there is no such block, or `out` has another size than it.
+    /// Where there is no such block, it may not be read, or `out` has another size than it.
     pub fn copy_block(&self, position: usize, block: usize, out: &mut [u8]) {
         assert_eq!(
             out.len() as u64,
             self.namespace.block_bytes(block),
             "`out` must have the size of the block"
         );
-        let (mapping, offset) = self.placed.block(self.index(position, block));
+        let (mapping, offset) = self.place(position, block);
         mapping.copy_to(offset, out);
         self.link.traffic.count_read(out.len() as u64);
     }
@@ -85,11 +101,11 @@ impl LeaseGuard {
     /// Read-only, and valid until the lease is given back: keep it until the device has completed the copy.
     ///
     /// # Panics
-    /// Where there is no such block.
+    /// Where there is no such block, or it may not be read.
     #[must_use]
     pub fn block_ptr(&self, position: usize, block: usize) -> (*const u8, usize) {
         let bytes = self.namespace.block_bytes(block);
-        let (mapping, offset) = self.placed.block(self.index(position, block));
+        let (mapping, offset) = self.place(position, block);
         self.link.traffic.count_read(bytes);
         (mapping.as_ptr().wrapping_add(offset as usize).cast_const(), bytes as usize)
     }
@@ -97,9 +113,17 @@ impl LeaseGuard {
     /// Gives the lease back. The same as dropping it.
     pub fn release(self) {}
 
-    fn index(&self, position: usize, block: usize) -> usize {
+    fn place(&self, position: usize, block: usize) -> (&Mapping, u64) {
+        self.find(position, block).unwrap_or_else(|| {
+            panic!("restoring {} chunks needs no block {block} of the one at {position}", self.chunks)
+        })
+    }
+
+    fn find(&self, position: usize, block: usize) -> Option<(&Mapping, u64)> {
         assert!(position < self.chunks, "{} chunks are leased, there is none at {position}", self.chunks);
-        position * self.namespace.blocks_per_chunk() + block
+        let blocks = self.namespace.blocks_per_chunk();
+        assert!(block < blocks, "a chunk has {blocks} blocks, not {block}");
+        self.placed.block(&self.namespace, position, block)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::session::{Register, Registered};
-use larder_protocol::{Chain, ChunkHash, Fingerprint};
+use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
 /// A namespace as one session knows it. Cheap to clone; of use with the session that registered it alone.
 ///
@@ -22,6 +22,7 @@ struct Shape {
     root: ChunkHash,
     slices: usize,
     pool_bytes: Vec<u64>,
+    rules: PoolRules,
     chunk_tokens: u32,
     flat: bool,
 }
@@ -35,6 +36,7 @@ impl Namespace {
                 root: registered.root,
                 slices: asked.slices.len(),
                 pool_bytes: asked.block_bytes.clone(),
+                rules: PoolRules::new(&asked.spec.pools),
                 chunk_tokens: asked.spec.chunk_tokens,
                 flat: asked.spec.flat,
             }),
@@ -81,6 +83,18 @@ impl Namespace {
     #[must_use]
     pub fn pool_bytes(&self) -> &[u64] {
         &self.shape.pool_bytes
+    }
+
+    /// Which pools a prefix needs where.
+    #[must_use]
+    pub fn rules(&self) -> &PoolRules {
+        &self.shape.rules
+    }
+
+    /// The blocks of one chunk in this session that are of some pools, ascending.
+    pub fn blocks_of(&self, pools: PoolSet) -> impl Iterator<Item = usize> + use<> {
+        let per_slice = self.shape.pool_bytes.len();
+        (0..self.blocks_per_chunk()).filter(move |block| pools.has(block % per_slice))
     }
 
     /// Blocks of one chunk in this session: slices x pools.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use larder_protocol::PoolSet;
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Request, Reserved};
 
@@ -23,6 +24,8 @@ use crate::window::{Window, WindowRange};
 pub struct Reservation {
     claim: Arc<Claim>,
     chunks: Vec<u32>,
+    /// For each of them, the pools to write.
+    pools: Vec<PoolSet>,
     deadline: Duration,
 }
 
@@ -30,6 +33,8 @@ pub struct Reservation {
 pub struct StagedChunk {
     claim: Arc<Claim>,
     position: u32,
+    /// The pools to write.
+    pools: PoolSet,
     room: Room,
 }
 
@@ -71,24 +76,35 @@ impl Reservation {
         reserved: Reserved,
         descriptors: &[OwnedFd],
     ) -> Result<Self, SessionError> {
-        let Reserved { reservation, chunks, places, deadline_ms, extents } = reserved;
+        let Reserved { reservation, chunks, mut pools, places, deadline_ms, extents } = reserved;
         let ascending = chunks.is_sorted_by(|a, b| a < b);
         if !ascending || chunks.last().is_some_and(|&last| last as usize >= asked) {
             return Err(SessionError::wrong_answer(
                 "a reservation names chunks that were asked for, in order",
             ));
         }
+        let every = namespace.rules().every();
+        if pools.is_empty() {
+            pools = vec![every; chunks.len()];
+        }
+        if pools.len() != chunks.len()
+            || !pools.iter().all(|&pools| every.has_all(pools) && !pools.is_empty())
+        {
+            return Err(SessionError::wrong_answer(
+                "a reservation names pools of the namespace for each chunk",
+            ));
+        }
         let mut mapped = lock(&link.extents);
         mapped.add(&extents, descriptors)?;
         let placed = match link.welcome.trusted {
-            true => Some(mapped.place(&namespace, chunks.len(), places)?),
+            true => Some(mapped.place(&namespace, chunks.len(), |chunk| pools[chunk], places)?),
             false => None,
         };
         drop(mapped);
         // A reservation without chunks is never used up by commits, so that dropping it gives it back.
         let remaining = Remaining(Arc::new(AtomicUsize::new(chunks.len().max(1))));
         let claim = Claim { link: Arc::clone(link), namespace, number: reservation, remaining, placed };
-        Ok(Self { claim: Arc::new(claim), chunks, deadline: Duration::from_millis(deadline_ms) })
+        Ok(Self { claim: Arc::new(claim), chunks, pools, deadline: Duration::from_millis(deadline_ms) })
     }
 
     /// Positions (in the chain) of the chunks to write, ascending; the others are here already or are being written.
@@ -112,12 +128,17 @@ impl Reservation {
     /// Gives back what is not committed. The same as dropping it.
     pub fn abort(self) {}
 
-    /// The window and the bytes in it that staging a chunk takes; `None` where chunks go straight into the arena.
-    pub(crate) fn room_needed(&self) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
+    /// The window and the bytes in it that staging the chunk at `position` takes; `None` where chunks go straight into the
+    /// arena.
+    ///
+    /// # Panics
+    /// Where the reservation has no chunk there.
+    pub(crate) fn room_needed(&self, position: u32) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
+        let pools = self.pools[self.index(position)];
         if self.claim.placed.is_some() {
             return Ok(None);
         }
-        let chunk_bytes = self.claim.block_offset(self.claim.namespace.blocks_per_chunk());
+        let chunk_bytes = self.claim.block_offset(pools, self.claim.namespace.blocks_per_chunk());
         match &self.claim.link.window {
             Some(window) if chunk_bytes <= window.len() => Ok(Some((window, chunk_bytes))),
             window => {
@@ -132,10 +153,14 @@ impl Reservation {
     /// # Panics
     /// Where the reservation has no chunk there.
     pub(crate) fn staged(&self, position: u32, range: Option<WindowRange>) -> StagedChunk {
-        let index = self.chunks.binary_search(&position);
-        let index = index.unwrap_or_else(|_| panic!("the chunk at {position} is not reserved"));
+        let index = self.index(position);
         let room = range.map_or(Room::Arena(index), Room::Window);
-        StagedChunk { claim: Arc::clone(&self.claim), position, room }
+        StagedChunk { claim: Arc::clone(&self.claim), position, pools: self.pools[index], room }
+    }
+
+    fn index(&self, position: u32) -> usize {
+        let index = self.chunks.binary_search(&position);
+        index.unwrap_or_else(|_| panic!("the chunk at {position} is not reserved"))
     }
 
     /// Splits staged chunks into messages.
@@ -160,7 +185,9 @@ impl Reservation {
             if let Some(part) = parts.last_mut() {
                 part.chunks.push(chunk.position);
                 if let Room::Window(range) = chunk.room {
-                    part.sources.extend((0..blocks).map(|i| range.offset() + self.claim.block_offset(i)));
+                    let blocks = self.claim.namespace.blocks_of(chunk.pools);
+                    let offset = |block| range.offset() + self.claim.block_offset(chunk.pools, block);
+                    part.sources.extend(blocks.map(offset));
                     part.ranges.push(range);
                 }
             }
@@ -176,11 +203,17 @@ impl StagedChunk {
         self.position
     }
 
-    /// Copies `bytes` into block `block`, at `offset` bytes from its start, and counts them. All bytes of all blocks must
-    /// be written before the commit.
+    /// The blocks to write, ascending: all of the chunk, unless the reservation was for some of its pools, or the node has
+    /// the others.
+    pub fn blocks(&self) -> impl Iterator<Item = usize> + use<> {
+        self.claim.namespace.blocks_of(self.pools)
+    }
+
+    /// Copies `bytes` into block `block`, at `offset` bytes from its start, and counts them. All bytes of all
+    /// [`StagedChunk::blocks`] must be written before the commit.
     ///
     /// # Panics
-    /// Where they do not fit in the block, or there is no such block.
+    /// Where they do not fit in the block, there is no such block, or it is not to be written.
     pub fn copy_from(&mut self, block: usize, offset: u64, bytes: &[u8]) {
         let block_bytes = self.claim.namespace.block_bytes(block);
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= block_bytes);
@@ -194,7 +227,7 @@ impl StagedChunk {
     /// chunk is committed or dropped: do that only when the device has completed the copy.
     ///
     /// # Panics
-    /// Where there is no such block.
+    /// Where there is no such block, or it is not to be written.
     #[must_use]
     pub fn block_ptr(&mut self, block: usize) -> (*mut u8, usize) {
         let bytes = self.claim.namespace.block_bytes(block);
@@ -205,11 +238,16 @@ impl StagedChunk {
 
     /// The mapping in which block `block` lies, and where.
     fn block(&self, block: usize) -> (&Mapping, u64) {
+        let namespace = &self.claim.namespace;
+        let is_written = self.pools.has(block % namespace.pool_bytes().len());
+        assert!(is_written, "block {block} of the chunk at {} is not to be written", self.position);
         match (&self.room, &self.claim.placed) {
             (Room::Arena(index), Some(placed)) => {
-                placed.block(index * self.claim.namespace.blocks_per_chunk() + block)
+                placed.block(namespace, *index, block).expect("what is to be written has a place")
             }
-            (Room::Window(range), _) => (range.mapping(), range.offset() + self.claim.block_offset(block)),
+            (Room::Window(range), _) => {
+                (range.mapping(), range.offset() + self.claim.block_offset(self.pools, block))
+            }
             (Room::Arena(_), None) => {
                 unreachable!("a chunk is staged in the arena only where it has places there")
             }
@@ -227,13 +265,18 @@ impl Remaining {
 }
 
 impl Claim {
-    /// Where block `block` stands in the room of its chunk in the window: one behind the other, each at a multiple of
-    /// [`BLOCK_ALIGNMENT`]. For the number of blocks, the bytes of the whole room.
-    fn block_offset(&self, block: usize) -> u64 {
-        let pools = self.namespace.pool_bytes();
-        let bytes =
-            |pools: &[u64]| pools.iter().map(|bytes| bytes.next_multiple_of(BLOCK_ALIGNMENT)).sum::<u64>();
-        (block / pools.len()) as u64 * bytes(pools) + bytes(&pools[..block % pools.len()])
+    /// Where block `block` stands in the room in the window of a chunk of which these pools are written: one behind the
+    /// other, each at a multiple of [`BLOCK_ALIGNMENT`]. For the number of blocks, the bytes of the whole room.
+    fn block_offset(&self, pools: PoolSet, block: usize) -> u64 {
+        let all = self.namespace.pool_bytes();
+        let bytes = |pools: PoolSet| -> u64 {
+            pools
+                .iter()
+                .filter_map(|pool| all.get(pool))
+                .map(|bytes| bytes.next_multiple_of(BLOCK_ALIGNMENT))
+                .sum()
+        };
+        (block / all.len()) as u64 * bytes(pools) + bytes(pools.common(PoolSet::first(block % all.len())))
     }
 }
 

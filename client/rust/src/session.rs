@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::session::{Found, Pinned, Progress, Wait};
-use larder_protocol::{Chain, NamespaceSpec};
+use larder_protocol::{Chain, NamespaceSpec, PoolSet};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -175,7 +175,25 @@ impl Session {
         chain: &Chain,
         priority: i8,
     ) -> Result<Reservation, SessionError> {
-        self.exchange(exchange::reserve(namespace, chain, priority)?).await
+        self.exchange(exchange::reserve(namespace, chain, &[], priority)?).await
+    }
+
+    /// The same, for an engine that has not all pools of each chunk: by position in the chain, `pools` says which it will
+    /// write. Pools that every chunk has are written whether named or not; one that a chunk lacks may be added later. The
+    /// blocks that are to be written, [`StagedChunk::blocks`] says.
+    ///
+    /// Cancel safe: the reservation is given back.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`]; `Refused` where there is not one set of pools of the namespace for each chunk.
+    pub async fn reserve_pools(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+    ) -> Result<Reservation, SessionError> {
+        self.exchange(exchange::reserve(namespace, chain, pools, priority)?).await
     }
 
     /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until the write window has some.
@@ -191,7 +209,7 @@ impl Session {
     /// # Panics
     /// Where the reservation has no chunk there.
     pub async fn stage(&self, reservation: &Reservation, position: u32) -> Result<StagedChunk, SessionError> {
-        let range = match reservation.room_needed()? {
+        let range = match reservation.room_needed(position)? {
             Some((window, bytes)) => {
                 let range = async { Ok(window.take(bytes).await) };
                 Some(within(self.link.timeout, range).await?)

@@ -71,6 +71,7 @@ impl From<Refused> for Answer {
             | Refused::BlockSize { .. }
             | Refused::BlockSizes { .. }
             | Refused::Slices { .. }
+            | Refused::Pools { .. }
             | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
             Refused::BlockTooLarge { .. } | Refused::WindowTooSmall { .. } | Refused::TooLarge { .. } => {
                 RefusalCode::TooLarge

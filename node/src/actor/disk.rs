@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use larder_protocol::namespace::NamespaceSpec;
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
@@ -254,8 +254,8 @@ impl GpuActor {
 
     fn recovered(&mut self, page: Result<Option<SnapshotPage>, RecvError>, ctx: &mut Context<Self>) {
         let Ok(Some(SnapshotPage { held, next })) = page else { return };
-        for (fingerprint, chunk) in held {
-            self.store.recovered(&fingerprint, chunk);
+        for (fingerprint, chunk, pools) in held {
+            self.store.recovered(&fingerprint, chunk, pools);
         }
         self.follow_up(ctx);
         if let Some(next) = next {
@@ -341,7 +341,8 @@ impl GpuActor {
                 ranges: checksums.ranges.as_slice().iter().copied().collect(),
             },
         });
-        WriteOrder::new(write.fingerprint, write.chunk, sources.collect())
+        let order = WriteOrder::new(write.fingerprint, write.chunk, sources.collect())?;
+        Ok(if write.replaces { order.replacing() } else { order })
     }
 
     fn block_place(&self, block: &BlockMove) -> BlockPlace {
@@ -397,15 +398,18 @@ impl GpuActor {
         // What only a peer asked for stays no longer than it is sent.
         let kept = self.store.is_leased_soon(id).then_some(crate::directory::ChangeKind::Gained);
         let checksums = checksums.into_iter().map(crate::store::Checksums::from).collect();
-        let ready =
-            self.store.fetched(id, Some(Came { checksums, reads: 1, is_on_disk_elsewhere: false }), kept);
+        // What was asked for is what the record has.
+        let pools = PoolSet::ANY;
+        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false };
+        let ready = self.store.fetched(id, Some(came), kept);
         self.end_recalls(id);
         self.finish_gathers(ready);
     }
 
     /// A chunk cannot be read from disk: other nodes may have it.
     fn missed_on_disk(&mut self, id: FetchId, ctx: &mut Context<Self>) {
-        if self.peers.is_some() && self.store.is_leased_soon(id) && self.is_not_asked_again(id) {
+        let may_come = self.store.is_leased_soon(id) && self.store.takes_all_pools(id);
+        if self.peers.is_some() && may_come && self.is_not_asked_again(id) {
             self.ask_again(vec![id], ctx);
         } else {
             self.did_not_come(id);

@@ -163,7 +163,7 @@ impl GpuActor {
         let &Lookup { prompt_tokens, skip_read, pin_ms, ref tiers, .. } = ask;
         let options = LookupOptions { peers, prompt_tokens, skip_read, tiers, pin_ms };
         let now = self.clock.now();
-        let found = self.store.lookup_found(session, ask.namespace, &ask.chain, walk, options, now)?;
+        let found = self.store.lookup_found(session, &ask.chain, walk, options, now)?;
         self.looked_up(ask, &found);
         Ok(found)
     }
@@ -367,9 +367,10 @@ impl GpuActor {
                 _ => self.meters.peer(holder).gave_up(bytes),
             }
             match came {
-                Some(Fetched::Here { checksums, reads, is_on_disk }) => {
+                Some(Fetched::Here { checksums, pools, reads, is_on_disk }) => {
                     let checksums = checksums.into_iter().map(Checksums::from).collect();
-                    self.came(id, holder, Came { checksums, reads, is_on_disk_elsewhere: is_on_disk });
+                    let came = Came { checksums, pools, reads, is_on_disk_elsewhere: is_on_disk };
+                    self.came(id, holder, came);
                 }
                 Some(Fetched::NotHeld) => {
                     stale.extend(self.fetching.get(&id).map(|fetch| (fetch.fingerprint, fetch.wanted.chunk)));

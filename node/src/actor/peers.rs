@@ -109,7 +109,7 @@ impl GpuActor {
         block_bytes: &[u64],
     ) -> Option<Grant> {
         Some(match self.store.grant(fingerprint, hash, block_bytes) {
-            Granted::Held { grant, reads, is_on_disk, blocks } => {
+            Granted::Held { grant, reads, is_on_disk, pools, blocks } => {
                 let blocks = blocks.into_iter().map(|block| GrantedBlock {
                     memory: Arc::clone(self.arena.extent(block.place.extent)),
                     offset: block.place.offset,
@@ -118,7 +118,7 @@ impl GpuActor {
                 });
                 let lease = PeerLease { number: grant, ended: self.ended_grants.sender.clone() };
                 let (blocks, lease) = (blocks.collect(), Arc::new(lease));
-                Grant::Held(GrantedChunk { reads, is_on_disk, blocks, lease })
+                Grant::Held(GrantedChunk { reads, is_on_disk, pools, blocks, lease })
             }
             Granted::OnDisk => return None,
             Granted::NotHeld => Grant::NotHeld,

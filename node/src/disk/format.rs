@@ -85,7 +85,8 @@
 //! | 128..132 | `u32` index of the chunk |
 //! | 132..136 | `u32` page of the segment at which the record stands |
 //! | 136..140 | `u32` pages of the record |
-//! | 140..144 | zeros |
+//! | 140..141 | `u8` a bit for each pool of the record, the first the lowest |
+//! | 141..144 | zeros |
 //! | 144..152 | `u64` sequence of the record |
 //!
 //! | bytes of the tail | what |
@@ -103,7 +104,7 @@
 
 use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_INDEX, MAX_POOLS, MAX_SLICES};
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -203,6 +204,8 @@ pub struct FooterEntry {
     pub page: u32,
     /// How many pages.
     pub pages: u32,
+    /// The pools of its blocks.
+    pub pools: PoolSet,
     /// The record's sequence.
     pub sequence: u64,
 }
@@ -342,6 +345,7 @@ impl RecordHeader {
             chunk: self.chunk,
             page: self.page,
             pages: u32::try_from(self.record_pages()).unwrap_or(u32::MAX),
+            pools: self.blocks.iter().fold(PoolSet::default(), |pools, block| pools.with(block.pool.into())),
             sequence: self.sequence,
         }
     }
@@ -457,7 +461,7 @@ impl Footer {
         let mut out = Writer::default();
         for entry in &self.entries {
             out.bytes(&entry.fingerprint.0).chunk(&entry.chunk);
-            out.u32(entry.page).u32(entry.pages).zeros(4).u64(entry.sequence);
+            out.u32(entry.page).u32(entry.pages).u8(entry.pools.0).zeros(3).u64(entry.sequence);
         }
         let mut out = out.done();
         let checksum = xxh3_64(&out);
@@ -515,9 +519,9 @@ impl FooterEntry {
         let mut from = Reader::bare(bytes);
         let fingerprint = Fingerprint(from.bytes()?);
         let chunk = from.chunk()?;
-        let (page, pages) = (from.u32()?, from.u32()?);
-        from.skip(4)?;
-        Ok(Self { fingerprint, chunk, page, pages, sequence: from.u64()? })
+        let (page, pages, pools) = (from.u32()?, from.u32()?, PoolSet(from.u8()?));
+        from.skip(3)?;
+        Ok(Self { fingerprint, chunk, page, pages, pools, sequence: from.u64()? })
     }
 }
 

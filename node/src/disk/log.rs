@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{Footer, FooterEntry, PAGE_BYTES, SEGMENTS_START, SegmentHeader};
 
@@ -410,10 +410,10 @@ impl FooterEntry {
         ChunkKey { fingerprint: self.fingerprint, hash: self.chunk.hash }
     }
 
-    /// The chunk, as it is to be announced.
+    /// The chunk, as it is to be announced, with the pools of its blocks.
     #[must_use]
-    pub fn held(&self) -> (Fingerprint, ChunkRef) {
-        (self.fingerprint, self.chunk)
+    pub fn held(&self) -> (Fingerprint, ChunkRef, PoolSet) {
+        (self.fingerprint, self.chunk, self.pools)
     }
 }
 

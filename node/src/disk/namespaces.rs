@@ -81,8 +81,8 @@ const TEMPORARY: &str = ".new";
 
 #[cfg(test)]
 mod tests {
-    use larder_protocol::PoolSpec;
     use larder_protocol::namespace::HashAlgorithm;
+    use larder_protocol::{HitPolicy, PoolSpec};
 
     use super::*;
 
@@ -99,7 +99,7 @@ mod tests {
             pipeline_parallel: 1,
             context_parallel: 1,
             slices: 1,
-            pools: vec![PoolSpec { name: "kv".into(), layers: 2, layer_bytes: 8 }],
+            pools: vec![PoolSpec { name: "kv".into(), layers: 2, layer_bytes: 8, hit: HitPolicy::All }],
             flat: false,
         };
         KnownNamespace { tenant: tenant.into(), spec }

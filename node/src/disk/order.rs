@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_protocol::{ChunkRef, Fingerprint};
+use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
 use super::log::ChunkKey;
@@ -42,6 +42,7 @@ pub struct WriteOrder {
     pub(super) chunk: ChunkRef,
     pub(super) sources: Vec<Source>,
     pub(super) entries: Vec<BlockEntry>,
+    pub(super) replaces: bool,
 }
 
 /// A chunk to be read.
@@ -107,8 +108,8 @@ pub enum ReadAnswer {
 /// Chunks that are on disk, some at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotPage {
-    /// Namespace and chunk of each.
-    pub held: Vec<(Fingerprint, ChunkRef)>,
+    /// Namespace and chunk of each, and the pools of its blocks.
+    pub held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
     /// Where the next page begins; `None` after the last.
     pub next: Option<u64>,
 }
@@ -155,7 +156,14 @@ impl WriteOrder {
         if entries.is_empty() {
             return Err(OrderError::Blocks);
         }
-        Ok(Self { fingerprint, chunk, sources, entries })
+        Ok(Self { fingerprint, chunk, sources, entries, replaces: false })
+    }
+
+    /// The same order, where a record of the chunk that is there already is forgotten once this one is durable: it may lack
+    /// blocks.
+    #[must_use]
+    pub fn replacing(self) -> Self {
+        Self { replaces: true, ..self }
     }
 
     /// What the chunk is found by.

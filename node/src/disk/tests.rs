@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use prometheus::Registry;
 use tokio::sync::oneshot;
 
@@ -110,6 +110,11 @@ impl TestChunk {
     pub(super) fn chunk_ref(self) -> ChunkRef {
         let parent = hash(self.0.wrapping_sub(1));
         ChunkRef { hash: hash(self.0), parent, index: (self.0 % 1000) as u32, anchor: hash(self.0 / 16) }
+    }
+
+    /// The pools of its blocks.
+    pub(super) fn pools(self) -> PoolSet {
+        self.blocks().iter().fold(PoolSet::default(), |pools, block| pools.with(block.pool.into()))
     }
 
     /// Its blocks.

@@ -113,8 +113,9 @@ async fn fetch_batch(
     for (at, chunk) in batch.chunks.iter().enumerate() {
         match stream.receive(chunk).await {
             Ok(fetched) => {
-                if let Fetched::Here { .. } = &fetched {
-                    let bytes: u64 = chunk.blocks.iter().map(|block| block.bytes).sum();
+                if let Fetched::Here { pools, .. } = &fetched {
+                    let came = chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
+                    let bytes: u64 = came.map(|to| to.bytes).sum();
                     by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
                 }
                 note(at, fetched);
@@ -197,7 +198,7 @@ impl Coming {
 
     /// The next chunk. After an error nothing on the stream can be trusted.
     async fn receive(&mut self, chunk: &FetchChunk) -> Result<Fetched, FetchFailure> {
-        let HeldChunk { reads, is_on_disk, blocks } = match self.held.next() {
+        let HeldChunk { reads, is_on_disk, pools, blocks } = match self.held.next() {
             Some(FetchedChunk::Held(held)) => held,
             Some(FetchedChunk::NotHeld) => return Ok(Fetched::NotHeld),
             Some(FetchedChunk::Busy(RetryAfter { retry_after_ms })) => {
@@ -205,20 +206,20 @@ impl Coming {
             }
             None => return Err(FetchFailure::Malformed),
         };
-        let sizes =
-            |destinations: &[Destination]| destinations.iter().map(|block| block.bytes).collect::<Vec<_>>();
-        if blocks.iter().map(|block| block.bytes).ne(sizes(&chunk.blocks)) {
+        // What of the chunk no prefix needs everywhere, the holder may lack.
+        let coming = || chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
+        if blocks.iter().map(|block| block.bytes).ne(coming().map(|to| to.bytes)) {
             return Err(FetchFailure::Malformed);
         }
         let mut checksums = Vec::with_capacity(blocks.len());
         let mut is_right = true;
-        for (destination, said) in chunk.blocks.iter().zip(&blocks) {
+        for (destination, said) in coming().zip(&blocks) {
             let sums = self.receive_block(destination).await?;
             is_right &= sums.whole == said.checksum;
             checksums.push(sums);
         }
         if is_right {
-            return Ok(Fetched::Here { checksums, reads, is_on_disk });
+            return Ok(Fetched::Here { checksums, pools, reads, is_on_disk });
         }
         tracing::error!(chunk = %chunk.hash, "a node sent other bytes than it has checksums for: they are dropped");
         Ok(Fetched::Failed(FetchFailure::Checksum))

@@ -249,13 +249,13 @@ impl Server {
 
 /// What is said of a chunk; its blocks' bytes are added to `blocks`.
 fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
-    let GrantedChunk { reads, is_on_disk, blocks: granted, lease } = chunk;
+    let GrantedChunk { reads, is_on_disk, pools, blocks: granted, lease } = chunk;
     let mut held = Vec::with_capacity(granted.len());
     for block in granted {
         held.push(HeldBlock { bytes: block.bytes, checksum: block.checksum });
         blocks.push(block.memory.share(block.offset, block.bytes, Arc::clone(&lease)));
     }
-    HeldChunk { reads, is_on_disk, blocks: held }
+    HeldChunk { reads, is_on_disk, pools, blocks: held }
 }
 
 fn name_of(request: &PeerRequest) -> &'static str {

@@ -115,7 +115,12 @@ impl Holder2 {
 async fn send_all(send: &mut SendStream, hashes: &[ChunkHash]) {
     let held = hashes.iter().map(|hash| {
         let block = HeldBlock { bytes: BLOCK_BYTES, checksum: checksum(hash) };
-        FetchedChunk::Held(HeldChunk { reads: 1, is_on_disk: false, blocks: vec![block] })
+        FetchedChunk::Held(HeldChunk {
+            reads: 1,
+            is_on_disk: false,
+            pools: PoolSet::first(1),
+            blocks: vec![block],
+        })
     });
     write_message(send, &PeerResponse::Fetched(held.collect())).await.unwrap();
     for _ in hashes {
@@ -167,8 +172,11 @@ impl Asker {
             };
             FetchChunk { hash, blocks: vec![block] }
         };
+        self.order((first..first + chunks).map(chunk).collect(), deadline).await
+    }
+
+    async fn order(&self, chunks: Vec<FetchChunk>, deadline: Duration) -> Vec<Fetched> {
         let holder = Holder { node: NodeNumber(2), device: 0 };
-        let chunks = (first..first + chunks).map(chunk).collect();
         let order = FetchOrder { holder, fingerprint: SPACE, chunks, deadline, cancelled: None };
         self.handle.fetch(order).unwrap().await.unwrap()
     }
@@ -224,6 +232,29 @@ fn blocks_come_into_their_slots() {
         let mut bytes = vec![0; 10 * BLOCK_BYTES as usize];
         asker.memory.copy_out(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|&byte| byte == CONTENT[0]));
+    });
+}
+
+#[test]
+fn a_block_that_the_holder_lacks_is_said_to_be_missing_and_its_slot_is_left_alone() {
+    between(ExchangeLimits::default(), async |asker, _| {
+        asker.memory.copy_in(BLOCK_BYTES, &[0x11; 8]).unwrap();
+        let hash = ChunkHash([3; 32]);
+        let to = |pool: u8| Destination {
+            memory: Arc::clone(&asker.memory),
+            offset: u64::from(pool) * BLOCK_BYTES,
+            bytes: BLOCK_BYTES,
+            range_bytes: BLOCK_BYTES,
+            key: BlockKey { pool, ..key(&hash) },
+        };
+        let chunks = vec![FetchChunk { hash, blocks: vec![to(0), to(1)] }];
+        let [Fetched::Here { checksums, pools, .. }] = &asker.order(chunks, LONG).await[..] else {
+            panic!("the other block comes");
+        };
+        assert_eq!((checksums.len(), *pools), (1, PoolSet::first(1)));
+        let mut bytes = [0; 8];
+        asker.memory.copy_out(BLOCK_BYTES, &mut bytes).unwrap();
+        assert_eq!(bytes, [0x11; 8]);
     });
 }
 

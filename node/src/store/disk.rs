@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::session::Place;
-use larder_protocol::{ChunkRef, Fingerprint, PoolSpec};
+use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};
 
+use super::commit::BlockMove;
 use super::ids::{ChunkId, TenantId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::namespaces::Pool;
-use super::reserve::BlockMove;
 use super::{Checksums, Refused, Store, namespaces};
 use crate::directory::ChangeKind;
 use crate::disk::ChunkKey;
@@ -61,8 +61,8 @@ pub(super) struct Disk {
 }
 
 /// A write under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WriteId(ChunkId);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteId(ChunkId, PoolSet);
 
 /// A chunk to be written to disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +75,9 @@ pub struct DiskWrite {
     pub fingerprint: Fingerprint,
     /// Its name.
     pub chunk: ChunkRef,
-    /// Where its blocks stand, by slice, then pool, with their checksums.
+    /// Whether a record that is there already lacks some of these blocks, and is to be forgotten.
+    pub replaces: bool,
+    /// Where the blocks of its pools stand, by slice, then pool, with their checksums.
     pub blocks: Vec<(BlockMove, Checksums)>,
 }
 
@@ -134,18 +136,23 @@ impl Store {
             spec.pools.iter().map(PoolSpec::block_bytes).map(class).collect::<Result<Vec<_>, _>>()?;
         let too_many = Refused::TooManyNamespaces { most: namespaces::MAX_NAMESPACES };
         let number = self.namespaces.enter(spec.fingerprint(tenant_name), spec, &classes).ok_or(too_many)?;
-        Ok(number.0)
+        Ok(number.0.into())
     }
 
-    /// A chunk was found on disk when the node started. Whether its namespace is known, so that it can be used.
-    pub fn recovered(&mut self, fingerprint: &Fingerprint, name: ChunkRef) -> bool {
+    /// A chunk was found on disk with these pools when the node started. Whether its namespace is known, so that it can be
+    /// used.
+    pub fn recovered(&mut self, fingerprint: &Fingerprint, name: ChunkRef, pools: PoolSet) -> bool {
         let Some(number) = self.namespaces.of(fingerprint) else { return false };
         let id = match self.index.find(number, &name.hash) {
             Some(id) if self.index.agrees(id, &name).is_err() => return false,
             Some(id) => id,
             None => self.enter_name(number, name),
         };
-        self.now_on_disk(id);
+        if self.index.get(id).disk != OnDisk::Here {
+            let rules = &self.namespaces.get(number).rules;
+            self.index.get_mut(id).disk_pools = pools.common(rules.every()).and(rules.obligatory());
+            self.now_on_disk(id);
+        }
         true
     }
 
@@ -157,6 +164,9 @@ impl Store {
         let mut blocks = Vec::with_capacity(chunk.blocks.len());
         for slice in 0..namespace.slices {
             for (pool, Pool { spec, .. }) in namespace.pools.iter().enumerate() {
+                if !chunk.pools.has(pool) {
+                    continue;
+                }
                 let Block::Ready(slot, checksums) = &chunk.blocks[namespace.block(slice, pool)] else {
                     continue;
                 };
@@ -167,26 +177,34 @@ impl Store {
                 blocks.push((BlockMove { source: None, place, bytes, range_bytes, key }, checksums.clone()));
             }
         }
+        // Where all records of a namespace have the same blocks, none needs to take the place of another.
+        let (write, replaces) = (WriteId(id, chunk.pools), !namespace.rules.is_plain());
         let (fingerprint, chunk) = (namespace.fingerprint, self.index.name(id));
-        Some(DiskWrite { write: WriteId(id), namespace: number.0, fingerprint, chunk, blocks })
+        Some(DiskWrite { write, namespace: number.0.into(), fingerprint, chunk, replaces, blocks })
     }
 
     /// The write cannot be ordered now: it is the next again.
-    pub fn postpone_write(&mut self, WriteId(id): WriteId) {
+    pub fn postpone_write(&mut self, WriteId(id, _): WriteId) {
         if let Some(disk) = &mut self.disk {
             disk.waiting.push_front(id);
         }
     }
 
     /// A write has ended; whether the chunk is on disk.
-    pub fn written(&mut self, WriteId(id): WriteId, is_on_disk: bool) {
+    pub fn written(&mut self, WriteId(id, pools): WriteId, is_on_disk: bool) {
         let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
         if let Some(disk) = &mut self.disk {
             disk.waiting_bytes -= bytes;
         }
-        self.index.get_mut(id).disk = OnDisk::Nowhere;
+        let chunk = self.index.get_mut(id);
+        if chunk.disk == OnDisk::Coming {
+            chunk.disk = OnDisk::Nowhere;
+        }
         if is_on_disk && self.disk.is_some() {
+            self.index.get_mut(id).disk_pools = pools;
             self.now_on_disk(id);
+            // It may have got another pool meanwhile.
+            self.arrived(id);
         }
         self.unclaim(&[id]);
         self.evict_above_watermark();
@@ -205,7 +223,10 @@ impl Store {
     pub fn disk_closed(&mut self) {
         let Some(Disk { waiting, .. }) = self.disk.take() else { return };
         for id in waiting {
-            self.index.get_mut(id).disk = OnDisk::Nowhere;
+            let chunk = self.index.get_mut(id);
+            if chunk.disk == OnDisk::Coming {
+                chunk.disk = OnDisk::Nowhere;
+            }
             self.unclaim(&[id]);
         }
         let on_disk = self.index.iter_from(0).filter(|(_, _, chunk)| chunk.disk == OnDisk::Here);
@@ -223,7 +244,7 @@ impl Store {
     pub(super) fn arrived(&mut self, id: ChunkId) {
         let Some(disk) = &mut self.disk else { return };
         let chunk = self.index.get(id);
-        if chunk.disk != OnDisk::Nowhere || !chunk.is_complete() {
+        if !chunk.belongs_on_disk() {
             return;
         }
         let goes = match disk.limits.write {
@@ -241,8 +262,7 @@ impl Store {
         let Some(disk) = &mut self.disk else { return };
         let chunk = self.index.get(id);
         if disk.limits.write == WritePolicy::WriteThroughSelective
-            && chunk.disk == OnDisk::Nowhere
-            && chunk.is_complete()
+            && chunk.belongs_on_disk()
             && disk.admission.used(&chunk.hash)
         {
             self.wait_for_write(id);
@@ -254,9 +274,7 @@ impl Store {
     pub(super) fn demote(&mut self, id: ChunkId) -> bool {
         let chunk = self.index.get(id);
         let wants = self.disk.as_ref().is_some_and(|disk| {
-            disk.limits.write != WritePolicy::WriteThroughSelective
-                && chunk.disk == OnDisk::Nowhere
-                && chunk.is_complete()
+            disk.limits.write != WritePolicy::WriteThroughSelective && chunk.belongs_on_disk()
         });
         if !wants {
             return false;
@@ -266,7 +284,7 @@ impl Store {
             self.index.get_mut(id).standing = Standing::Kept;
             return false;
         }
-        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
+        let bytes = self.readable_bytes(id);
         self.gathers.add_passing(bytes);
         self.vacate(id);
         true
@@ -282,6 +300,7 @@ impl Store {
             }
         }
         chunk.ready = 0;
+        chunk.pools = PoolSet::default();
         chunk.standing = Standing::Kept;
         if std::mem::take(&mut chunk.reads) > 0
             && let Some(disk) = &mut self.disk
@@ -322,7 +341,9 @@ impl Store {
         disk.waiting.push_back(id);
         self.change(id, |chunk| {
             chunk.claims += 1;
-            chunk.disk = OnDisk::Coming;
+            if chunk.disk == OnDisk::Nowhere {
+                chunk.disk = OnDisk::Coming;
+            }
         });
         true
     }

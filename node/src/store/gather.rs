@@ -7,14 +7,14 @@ use std::collections::HashMap;
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Progress, Scarce};
-use larder_protocol::{Chain, ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{Chain, ChunkHash, ChunkRef, Fingerprint, PoolRules, PoolSet};
 
+use super::commit::BlockMove;
 use super::disk::Disk;
 use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
-use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence};
-use super::reserve::BlockMove;
+use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
 use super::room::facts;
 use super::sessions::Lease;
 use super::{Checksums, Refused, Store};
@@ -91,8 +91,10 @@ pub struct Wanted {
 /// The blocks of a fetched chunk are in their slots, and right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Came {
-    /// By slice, then pool.
+    /// Of those blocks that were wanted and came: by slice, then pool.
     pub checksums: Vec<Checksums>,
+    /// The pools of which every slice came; the others are not there.
+    pub pools: PoolSet,
     /// How often the chunk was read, this time included.
     pub reads: u32,
     /// Whether the node that sent it has it on disk.
@@ -141,14 +143,15 @@ impl Store {
     ) -> Result<Gathered, Refused> {
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
-        let blocks = slices.len() * self.namespaces.get(number).pools.len();
+        let rules = self.namespaces.get(number).rules;
         let found = self.walk(number, chain)?;
         let held = self.session(session)?.leased_blocks;
         let room = usize::try_from(self.limits.max_leased_blocks.saturating_sub(held)).unwrap_or(usize::MAX);
-        let most = (MAX_MESSAGE_BLOCKS.min(room) / blocks).min(chain.len());
+        let most = most_chunks(&rules, slices.len(), MAX_MESSAGE_BLOCKS.min(room), chain.len());
         if most == 0 && !chain.is_empty() {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
         }
+        let most = most.min(self.restorable_with(number, &found, peers));
         let gather = self.next_number();
         let mut started = Gather { session, namespace: number, slices, chunks: Vec::new(), waiting: 0 };
         let mut wanted = Vec::new();
@@ -178,7 +181,8 @@ impl Store {
             started.chunks.push(chunk);
         }
         let is_ready = started.waiting == 0;
-        self.session_mut(session)?.leased_blocks += (started.chunks.len() * blocks) as u64;
+        let blocks = started.slices.len() * rules.blocks(started.chunks.len());
+        self.session_mut(session)?.leased_blocks += blocks as u64;
         self.gathers.open.insert(gather, started);
         Ok(Gathered { gather, is_ready, wanted })
     }
@@ -190,8 +194,10 @@ impl Store {
         let Some(Fetch { gathers, .. }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
         let number = self.index.get(id).namespace;
         match came {
-            Some(Came { checksums, reads, is_on_disk_elsewhere }) => {
-                self.make_readable(id, checksums, reads);
+            Some(Came { checksums, pools, reads, is_on_disk_elsewhere })
+                if pools.has_all(self.namespaces.get(number).rules.obligatory()) =>
+            {
+                self.make_readable(id, pools, checksums, reads);
                 let chunk = self.index.get_mut(id);
                 if is_on_disk_elsewhere && chunk.disk == OnDisk::Nowhere {
                     chunk.disk = OnDisk::Elsewhere;
@@ -201,12 +207,12 @@ impl Store {
                     self.arrived(id);
                 }
             }
-            None => {
+            _ => {
                 let all = self.all_slices(number);
                 for slot in self.take_written_slots(number, id, &all) {
+                    self.gathers.passing_bytes -= self.slab.slot_bytes_of(slot);
                     self.slab.free(slot);
                 }
-                self.gathers.passing_bytes -= self.whole_chunk_bytes(number);
                 self.index.get_mut(id).standing = Standing::Kept;
             }
         }
@@ -230,9 +236,10 @@ impl Store {
         let unknown = Refused::Unknown { what: "gather", number: gather };
         let Gather { session, namespace, slices, chunks, .. } =
             self.gathers.open.remove(&gather).ok_or(unknown)?;
-        let blocks = slices.len() * self.namespaces.get(namespace).pools.len();
+        let rules = self.namespaces.get(namespace).rules;
+        let blocks = slices.len() * rules.blocks(chunks.len());
         if let Ok(held) = self.session_mut(session) {
-            held.leased_blocks -= (chunks.len() * blocks) as u64;
+            held.leased_blocks -= blocks as u64;
         } else {
             self.stop_waiting(gather, &chunks);
             self.unclaim(&chunks);
@@ -241,16 +248,14 @@ impl Store {
         }
         let mut leased = Leased::default();
         let complete = chunks.iter().take_while(|&&chunk| self.index.get(chunk).is_complete()).count();
-        let mut fit = 0;
-        while fit < complete && self.place_blocks(session, namespace, &slices, chunks[fit], &mut leased) {
-            fit += 1;
-        }
+        let restorable = self.restorable(&rules, &chunks[..complete]);
+        let fit = self.place_prefix(session, namespace, &slices, &chunks[..restorable], &mut leased);
         self.stop_waiting(gather, &chunks[complete..]);
         self.unclaim(&chunks[fit..]);
         if fit > 0 {
             leased.lease = self.next_number();
             leased.chunks = fit as u32;
-            let blocks = (fit * blocks) as u64;
+            let blocks = leased.places.len() as u64;
             let session = self.session_mut(session)?;
             session.leased_blocks += blocks;
             session.leases.insert(leased.lease, Lease { chunks: chunks[..fit].into(), blocks });
@@ -267,7 +272,7 @@ impl Store {
         let Some(Gather { namespace, slices, chunks, .. }) = self.gathers.open.remove(&gather) else {
             return;
         };
-        let blocks = (chunks.len() * slices.len() * self.namespaces.get(namespace).pools.len()) as u64;
+        let blocks = (slices.len() * self.namespaces.get(namespace).rules.blocks(chunks.len())) as u64;
         if let Ok(held) = self.session_mut(session) {
             held.leased_blocks -= blocks;
         }
@@ -283,10 +288,11 @@ impl Store {
     pub fn progress(&self, session: SessionId, gather: u64) -> Result<Progress, Refused> {
         let unknown = Refused::Unknown { what: "ticket", number: gather };
         let open = self.gathers.open.get(&gather).filter(|open| open.session == session).ok_or(unknown)?;
-        let in_place = open.chunks.iter().take_while(|&&chunk| self.index.get(chunk).is_complete()).count();
-        let coming = |chunk: &ChunkId| self.index.get(*chunk).is_complete() || self.gathers.is_coming(*chunk);
-        let expected = open.chunks.iter().take_while(|chunk| coming(chunk)).count();
-        let chunk_tokens = u64::from(self.namespaces.get(open.namespace).chunk_tokens);
+        let namespace = self.namespaces.get(open.namespace);
+        let in_place = namespace.rules.longest(open.chunks.iter().map(|&id| self.index.get(id).pools));
+        let expected = |&id: &ChunkId| self.expected(&namespace.rules, id);
+        let expected = namespace.rules.longest(open.chunks.iter().map(expected));
+        let chunk_tokens = u64::from(namespace.chunk_tokens);
         Ok(Progress {
             tokens_in_place: in_place as u64 * chunk_tokens,
             tokens_expected: expected as u64 * chunk_tokens,
@@ -326,8 +332,7 @@ impl Store {
             return;
         }
         let was_held = is_held(chunk);
-        let number = chunk.namespace;
-        let bytes = self.whole_chunk_bytes(number);
+        let bytes = self.readable_bytes(id);
         self.evict_ahead(1, bytes);
         self.gathers.passing_bytes -= bytes;
         self.cached_chunks += 1;
@@ -351,7 +356,7 @@ impl Store {
             return;
         }
         if chunk.standing != Standing::Kept {
-            self.gathers.passing_bytes -= self.whole_chunk_bytes(chunk.namespace);
+            self.gathers.passing_bytes -= self.readable_bytes(id);
             self.forget(id);
         } else if chunk.slots().next().is_none() {
             // It was to be fetched, and did not come.
@@ -391,6 +396,13 @@ impl Store {
         self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
     }
 
+    /// Whether a chunk that is being fetched has slots for every pool, so that a peer may be asked for it: one that comes from
+    /// disk has them for what its record has.
+    #[must_use]
+    pub fn takes_all_pools(&self, FetchId(id): FetchId) -> bool {
+        self.gathers.is_coming(id) && !self.index.get(id).blocks.iter().any(Block::is_absent)
+    }
+
     /// Whether anybody waits for a chunk that is being fetched.
     #[must_use]
     pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {
@@ -398,9 +410,37 @@ impl Store {
         fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0)
     }
 
-    /// Enters a chunk and takes slots for all its blocks; `None` where there is no room for what is not to stay.
+    /// The pools that a chunk of a gather has, or will have if it comes with all that it may.
+    fn expected(&self, rules: &PoolRules, id: ChunkId) -> PoolSet {
+        let chunk = self.index.get(id);
+        match (self.gathers.is_coming(id), chunk.disk) {
+            (false, _) => chunk.pools,
+            (true, OnDisk::Here) => chunk.disk_pools,
+            (true, _) => rules.every(),
+        }
+    }
+
+    /// How long a prefix may turn out to be restorable: what a peer has is known only when it has come.
+    fn restorable_with(&self, number: NamespaceId, found: &[Presence], peers: &[bool]) -> usize {
+        let rules = self.namespaces.get(number).rules;
+        if rules.is_plain() {
+            return found.len();
+        }
+        let held = found.iter().enumerate().map(|(position, &found)| match found {
+            Presence::Absent if peers.get(position) == Some(&true) => rules.every(),
+            found => self.pools_of(found),
+        });
+        rules.longest(held)
+    }
+
+    /// Enters a chunk and takes slots for all its blocks that may come; `None` where there is no room for what is not to stay.
     fn start_fetch(&mut self, number: NamespaceId, name: ChunkRef, from: Source) -> Option<ChunkId> {
-        let bytes = self.whole_chunk_bytes(number);
+        let every = self.namespaces.get(number).rules.every();
+        let pools = match (from, self.index.find(number, &name.hash)) {
+            (Source::Disk, Some(id)) => self.index.get(id).disk_pools,
+            _ => every,
+        };
+        let bytes = self.pools_bytes(number, self.namespaces.get(number).slices.into(), pools);
         let most = match from {
             Source::Disk => self.disk.as_ref().map_or(0, Disk::max_reading_bytes),
             Source::Peer => self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes),
@@ -411,7 +451,7 @@ impl Store {
         let all = self.all_slices(number);
         let chunk = self.insert(number, name);
         self.change(chunk, |chunk| chunk.claims += 1);
-        if !self.take_slots(number, chunk, &all) {
+        if !self.take_slots(number, chunk, &all, pools) {
             self.drop_written(number, chunk, &all);
             return None;
         }
@@ -427,15 +467,23 @@ impl Store {
         Wanted { fetch: FetchId(id), position, from, chunk: self.index.name(id), blocks }
     }
 
-    fn make_readable(&mut self, id: ChunkId, checksums: Vec<Checksums>, reads: u32) {
+    /// What came of a fetched chunk can be read; the slots of what did not are free.
+    fn make_readable(&mut self, id: ChunkId, pools: PoolSet, checksums: Vec<Checksums>, reads: u32) {
         let chunk = self.index.get_mut(id);
+        let namespace = self.namespaces.get(chunk.namespace);
         let mut checksums = checksums.into_iter();
-        for block in &mut chunk.blocks {
-            if let Block::Writing(slot) = *block {
+        for (number, block) in chunk.blocks.iter_mut().enumerate() {
+            let Block::Writing(slot) = *block else { continue };
+            if pools.has(number % namespace.pools.len()) {
                 *block = Block::Ready(slot, checksums.next().unwrap_or_default());
                 chunk.ready += 1;
+            } else {
+                *block = Block::Absent;
+                self.gathers.passing_bytes -= self.slab.slot_bytes_of(slot);
+                self.slab.free(slot);
             }
         }
+        chunk.pools = namespace.readable(chunk);
         chunk.reads = u8::try_from(reads).unwrap_or(u8::MAX);
     }
 
@@ -444,6 +492,7 @@ impl Store {
     }
 
     pub(super) fn whole_chunk_bytes(&self, number: NamespaceId) -> u64 {
-        self.chunk_bytes(number, usize::from(self.namespaces.get(number).slices))
+        let namespace = self.namespaces.get(number);
+        self.pools_bytes(number, namespace.slices.into(), namespace.rules.every())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use super::Store;
 use super::ids::ChunkId;
@@ -29,7 +29,9 @@ pub enum Granted {
         reads: u32,
         /// Whether it is on disk here too.
         is_on_disk: bool,
-        /// By slice, then pool.
+        /// The pools that it has.
+        pools: PoolSet,
+        /// Their blocks, by slice, then pool.
         blocks: Vec<GrantedBlock>,
     },
     /// It is on disk alone: [`Store::recall`] brings it.
@@ -73,9 +75,15 @@ impl Store {
         if chunk.disk == OnDisk::Here && !chunk.is_complete() {
             return Granted::OnDisk;
         }
-        let is_on_disk = chunk.disk == OnDisk::Here;
+        if !chunk.is_complete() {
+            return Granted::NotHeld;
+        }
+        let (is_on_disk, has) = (chunk.disk == OnDisk::Here && !chunk.outgrew_disk(), chunk.pools);
         let mut blocks = Vec::with_capacity(chunk.blocks.len());
-        for (block, pool) in chunk.blocks.iter().zip(pools.iter().cycle()) {
+        for (block, (number, pool)) in chunk.blocks.iter().zip(pools.iter().enumerate().cycle()) {
+            if !has.has(number) {
+                continue;
+            }
             let Block::Ready(slot, checksums) = block else { return Granted::NotHeld };
             let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
             blocks.push(GrantedBlock { place, bytes: pool.spec.block_bytes(), checksum: checksums.whole });
@@ -84,7 +92,7 @@ impl Store {
         let reads = self.index.get(id).reads.into();
         let grant = self.next_number();
         self.grants.open.insert(grant, id);
-        Granted::Held { grant, reads, is_on_disk, blocks }
+        Granted::Held { grant, reads, is_on_disk, pools: has, blocks }
     }
 
     /// Ends a grant. Where there is none of this number, nothing happens.

@@ -16,7 +16,15 @@ pub struct TenantId(pub u16);
 
 /// A namespace that the store knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NamespaceId(pub u32);
+pub struct NamespaceId(pub u16);
+
+impl NamespaceId {
+    /// The namespace of a number that may be anything; one that no namespace has where it is too large.
+    #[must_use]
+    pub fn of(number: u32) -> Self {
+        Self(u16::try_from(number).unwrap_or(u16::MAX))
+    }
+}
 
 /// A commit whose bytes are being copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

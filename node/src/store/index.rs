@@ -8,7 +8,7 @@ use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use larder_protocol::run::run_start;
-use larder_protocol::{ChainError, ChunkHash, ChunkRef};
+use larder_protocol::{ChainError, ChunkHash, ChunkRef, PoolSet};
 use smallvec::SmallVec;
 
 use super::ids::{ChunkId, NamespaceId, Slot};
@@ -63,6 +63,10 @@ pub(crate) struct Chunk {
     resident_children: u32,
     /// Blocks that can be read.
     pub(crate) ready: u16,
+    /// See [`Namespace::readable`](super::namespaces::Namespace::readable).
+    pub(crate) pools: PoolSet,
+    /// The pools of which every slice is in its record on disk, where it has one.
+    pub(crate) disk_pools: PoolSet,
     pub(crate) priority: i8,
     /// How often it was read, up to a bound.
     pub(crate) reads: u8,
@@ -150,14 +154,24 @@ impl Ranges {
 }
 
 impl Chunk {
-    /// Whether every block of every slice can be read.
+    /// Whether every block that no chunk is without can be read, in every slice.
     pub(crate) fn is_complete(&self) -> bool {
-        usize::from(self.ready) == self.blocks.len()
+        self.pools.has(0)
+    }
+
+    /// Whether it has pools in memory that its record on disk lacks.
+    pub(crate) fn outgrew_disk(&self) -> bool {
+        self.disk == OnDisk::Here && !self.disk_pools.has_all(self.pools)
     }
 
     /// Whether some block can be read and is to stay: then it counts as cached.
     pub(crate) fn is_cached(&self) -> bool {
         self.ready > 0 && self.standing == Standing::Kept
+    }
+
+    /// Whether all of it that others could read is not on disk yet, nor on its way there.
+    pub(crate) fn belongs_on_disk(&self) -> bool {
+        self.is_complete() && (self.disk == OnDisk::Nowhere || self.outgrew_disk())
     }
 
     /// Counts that it was read.
@@ -180,6 +194,13 @@ impl Chunk {
         self.disk == OnDisk::Here && !self.is_resident
     }
 
+    /// The slots of those of its blocks that can be read.
+    pub(crate) fn readable_slots(&self) -> impl Iterator<Item = Slot> {
+        self.blocks
+            .iter()
+            .filter_map(|block| if let Block::Ready(slot, _) = block { Some(*slot) } else { None })
+    }
+
     /// Its slots.
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
         self.blocks.iter().filter_map(Block::slot)
@@ -187,6 +208,11 @@ impl Chunk {
 }
 
 impl Block {
+    /// Whether nobody has written it.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+
     /// Its slot, if it has one.
     pub(crate) fn slot(&self) -> Option<Slot> {
         match self {
@@ -275,6 +301,8 @@ impl Index {
             pins: 0,
             resident_children: 0,
             ready: 0,
+            pools: PoolSet::default(),
+            disk_pools: PoolSet::default(),
             priority: 0,
             reads: 0,
             standing: Standing::Kept,

@@ -2,7 +2,7 @@
 
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};
-use larder_protocol::{Chain, ChainError, Fingerprint};
+use larder_protocol::{Chain, ChainError, Fingerprint, PoolRules, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::{Block, OnDisk};
@@ -45,7 +45,8 @@ pub struct Leased {
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,
-    /// Where each block stands: for each chunk, for each slice of the session, for each pool.
+    /// Where the blocks stand that restoring them needs: for each chunk, for each slice of the session, for each pool
+    /// of [`PoolRules::needed`].
     pub places: Vec<Place>,
     /// Bytes of these blocks.
     pub bytes: u64,
@@ -122,7 +123,7 @@ impl Store {
         now: Millis,
     ) -> Result<Found, Refused> {
         let walk = self.find(session, namespace, chain)?;
-        self.lookup_found(session, namespace, chain, &walk, options, now)
+        self.lookup_found(session, chain, &walk, options, now)
     }
 
     /// The same, of what was found just now.
@@ -132,7 +133,6 @@ impl Store {
     pub fn lookup_found(
         &mut self,
         session: SessionId,
-        namespace: u32,
         chain: &Chain,
         Walk { number, found }: &Walk,
         options: LookupOptions<'_>,
@@ -156,11 +156,22 @@ impl Store {
             return Ok(Found { tokens: chunks * chunk_tokens, spans, pin: None });
         }
         let usable = usable_chunks(options.prompt_tokens, known.chunk_tokens, chain).min(chain.len());
+        let usable = if known.rules.is_plain() {
+            usable
+        } else {
+            // What a peer has besides is known only when it has come.
+            let held = |position: usize| match place(position) {
+                Some(Tier::Peer) => known.rules.obligatory(),
+                Some(_) => self.pools_of(found[position]),
+                None => PoolSet::default(),
+            };
+            known.rules.longest((0..usable).map(held))
+        };
         let (spans, chunks) = spans((0..usable).map(place).take_while(Option::is_some));
         let pin = match (options.pin_ms, spans.first()) {
             (Some(duration_ms), Some(&Span { to, tier: Tier::Host, .. })) => {
-                let part = chain.part(0, to as usize);
-                Some(self.pin(session, namespace, &part, duration_ms, now)?.pin)
+                let chunks = found[..to as usize].iter().filter_map(|found| found.here()).collect();
+                Some(self.pin_chunks(session, *number, chunks, duration_ms, now)?.pin)
             }
             _ => None,
         };
@@ -171,7 +182,7 @@ impl Store {
     /// registered.
     #[must_use]
     pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<Usable> {
-        let known = self.namespaces.find(NamespaceId(namespace))?;
+        let known = self.namespaces.find(NamespaceId::of(namespace))?;
         let most =
             if known.flat { chain.len() } else { usable_chunks(prompt_tokens, known.chunk_tokens, chain) };
         let chunks = most.min(chain.len());
@@ -201,19 +212,18 @@ impl Store {
         Walk { number, found }: Walk,
     ) -> Result<Leased, Refused> {
         let slices = self.slices(session, namespace)?.1.to_vec();
-        let blocks = slices.len() * self.namespaces.get(number).pools.len();
+        let rules = self.namespaces.get(number).rules;
         let mut leased = Leased::default();
-        let most = MAX_MESSAGE_BLOCKS / blocks;
+        let most = most_chunks(&rules, slices.len(), MAX_MESSAGE_BLOCKS, found.len());
         let mut chunks: Vec<ChunkId> = found.into_iter().map_while(Presence::here).take(most).collect();
+        chunks.truncate(self.restorable(&rules, &chunks));
         let held = self.session(session)?.leased_blocks;
-        if held + (chunks.len() * blocks) as u64 > self.limits.max_leased_blocks {
+        let blocks = slices.len() * rules.blocks(chunks.len());
+        if held + blocks as u64 > self.limits.max_leased_blocks {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
         }
-        leased.places.reserve(chunks.len() * blocks);
-        let fit = chunks
-            .iter()
-            .take_while(|&&chunk| self.place_blocks(session, number, &slices, chunk, &mut leased));
-        let fit = fit.count();
+        leased.places.reserve(blocks);
+        let fit = self.place_prefix(session, number, &slices, &chunks, &mut leased);
         chunks.truncate(fit);
         if chunks.is_empty() {
             return Ok(leased);
@@ -221,7 +231,7 @@ impl Store {
         self.use_chunks(&chunks);
         leased.lease = self.next_number();
         leased.chunks = chunks.len() as u32;
-        let blocks = (chunks.len() * blocks) as u64;
+        let blocks = leased.places.len() as u64;
         let session = self.session_mut(session)?;
         session.leased_blocks += blocks;
         session.leases.insert(leased.lease, Lease { chunks: chunks.into(), blocks });
@@ -268,6 +278,23 @@ impl Store {
         Ok(found)
     }
 
+    /// The pools that a chunk has where it was found.
+    pub(super) fn pools_of(&self, found: Presence) -> PoolSet {
+        match found {
+            Presence::Here(id) => self.index.get(id).pools,
+            Presence::OnDisk(id) => self.index.get(id).disk_pools,
+            Presence::Absent => PoolSet::default(),
+        }
+    }
+
+    /// How many of these chunks, which are in memory and follow one another, can be restored.
+    pub(super) fn restorable(&self, rules: &PoolRules, chunks: &[ChunkId]) -> usize {
+        if rules.is_plain() {
+            return chunks.len();
+        }
+        rules.longest(chunks.iter().map(|&chunk| self.index.get(chunk).pools))
+    }
+
     fn presence(&self, id: ChunkId) -> Presence {
         let chunk = self.index.get(id);
         if chunk.is_complete() {
@@ -306,7 +333,7 @@ impl Store {
         let chunk = self.index.get_mut(id);
         chunk.orphaned_leases += 1;
         if chunk.orphaned_leases == 1 {
-            chunk.slots().for_each(|slot| self.slab.quarantine(slot));
+            chunk.readable_slots().for_each(|slot| self.slab.quarantine(slot));
         }
     }
 
@@ -315,17 +342,54 @@ impl Store {
         let chunk = self.index.get_mut(id);
         chunk.orphaned_leases -= 1;
         if chunk.orphaned_leases == 0 {
-            chunk.slots().for_each(|slot| self.slab.restore(slot));
+            chunk.readable_slots().for_each(|slot| self.slab.restore(slot));
         }
     }
 
-    /// Adds a chunk's places to a lease; whether the extents that the session has not seen still fit into one message.
-    pub(super) fn place_blocks(
+    /// Adds the places of restorable chunks to a lease, or of as many of them as can be restored where the extents that the
+    /// session has not seen do not all fit into one message; of how many.
+    pub(super) fn place_prefix(
         &mut self,
         session: SessionId,
         number: NamespaceId,
         slices: &[u16],
-        id: ChunkId,
+        chunks: &[ChunkId],
+        leased: &mut Leased,
+    ) -> usize {
+        let rules = self.namespaces.get(number).rules;
+        let mut fit = 0;
+        if rules.is_plain() {
+            while let Some(&chunk) = chunks.get(fit)
+                && self.place_blocks(session, number, slices, (chunk, rules.every()), leased)
+            {
+                fit += 1;
+            }
+            return fit;
+        }
+        // Which blocks are needed depends on where the prefix ends: first the extents of all that might be.
+        let all_of = |store: &Self, chunk| store.index.get(chunk).pools;
+        while let Some(&chunk) = chunks.get(fit)
+            && self.place_blocks(session, number, slices, (chunk, all_of(self, chunk)), leased)
+        {
+            fit += 1;
+        }
+        let prefix = self.restorable(&rules, &chunks[..fit]);
+        leased.places.clear();
+        leased.bytes = 0;
+        for (position, &chunk) in chunks[..prefix].iter().enumerate() {
+            self.place_blocks(session, number, slices, (chunk, rules.needed(position, prefix)), leased);
+        }
+        prefix
+    }
+
+    /// Adds the places of a chunk's blocks in some pools to a lease; whether the extents that the session has not seen still
+    /// fit into one message.
+    fn place_blocks(
+        &mut self,
+        session: SessionId,
+        number: NamespaceId,
+        slices: &[u16],
+        (id, pools): (ChunkId, PoolSet),
         leased: &mut Leased,
     ) -> bool {
         let namespace = self.namespaces.get(number);
@@ -339,7 +403,7 @@ impl Store {
             }
         }
         for &slice in slices {
-            for pool in 0..namespace.pools.len() {
+            for pool in pools.iter() {
                 let Block::Ready(slot, _) = &chunk.blocks[namespace.block(slice, pool)] else { return false };
                 leased.bytes += namespace.pools[pool].spec.block_bytes();
                 leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(*slot) });
@@ -354,6 +418,23 @@ impl Store {
 
 /// How long a session that holds too much should wait.
 pub(super) const CLAIMS_RETRY_MS: u64 = 10;
+
+/// How many of `chunks` chunks a message of at most so many blocks can answer.
+pub(super) fn most_chunks(rules: &PoolRules, slices: usize, most_blocks: usize, chunks: usize) -> usize {
+    if rules.is_plain() {
+        return (most_blocks / (slices * rules.every().len())).min(chunks);
+    }
+    let (mut fit, mut beyond) = (0, chunks + 1);
+    while fit + 1 < beyond {
+        let middle = fit.midpoint(beyond);
+        if slices.saturating_mul(rules.blocks(middle)) <= most_blocks {
+            fit = middle
+        } else {
+            beyond = middle
+        }
+    }
+    fit
+}
 
 /// How many chunks of a chain a prompt may use, so that at least one of its tokens is left to compute.
 fn usable_chunks(prompt_tokens: u64, chunk_tokens: u32, chain: &Chain) -> usize {

@@ -1,11 +1,13 @@
 //! The namespaces that a store knows.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use larder_protocol::namespace::NamespaceSpec;
-use larder_protocol::{ChunkHash, Fingerprint, PoolSpec};
+use larder_protocol::{ChunkHash, Fingerprint, PoolRules, PoolSet, PoolSpec};
 
 use super::ids::NamespaceId;
+use super::index::{Block, Chunk};
 use super::slab::ClassId;
 
 /// Namespaces that are in use at a time; one more is refused.
@@ -27,6 +29,7 @@ pub(crate) struct Namespace {
     pub(crate) flat: bool,
     pub(crate) slices: u16,
     pub(crate) pools: Vec<Pool>,
+    pub(crate) rules: PoolRules,
     /// Sessions that registered it.
     pub(crate) sessions: u32,
     /// Chunks of it in the index.
@@ -50,6 +53,23 @@ impl Namespace {
     pub(crate) fn block(&self, slice: u16, pool: usize) -> usize {
         usize::from(slice) * self.pools.len() + pool
     }
+
+    /// The blocks of a chunk in a slice.
+    pub(crate) fn slice(&self, slice: u16) -> Range<usize> {
+        self.block(slice, 0)..self.block(slice, self.pools.len())
+    }
+
+    /// The pools of which every slice of a chunk can be read. The first is among them only where every obligatory one is.
+    pub(crate) fn readable(&self, chunk: &Chunk) -> PoolSet {
+        if usize::from(chunk.ready) == chunk.blocks.len() {
+            return self.rules.every();
+        }
+        let is_ready = |slice, pool| matches!(chunk.blocks[self.block(slice, pool)], Block::Ready(..));
+        let whole =
+            self.rules.every().iter().filter(|&pool| (0..self.slices).all(|slice| is_ready(slice, pool)));
+        let whole = whole.fold(PoolSet::default(), PoolSet::with);
+        if whole.has_all(self.rules.obligatory()) { whole } else { whole.without(PoolSet::first(1)) }
+    }
 }
 
 impl Namespaces {
@@ -71,6 +91,7 @@ impl Namespaces {
             chunk_tokens: spec.chunk_tokens,
             flat: spec.flat,
             slices: spec.slices,
+            rules: PoolRules::new(&spec.pools),
             pools,
             sessions: 0,
             chunks: 0,
@@ -84,7 +105,7 @@ impl Namespaces {
             self.numbers.remove(&forgotten.fingerprint);
             position
         };
-        let number = NamespaceId(position as u32);
+        let number = NamespaceId(position as u16);
         self.numbers.insert(fingerprint, number);
         Some(number)
     }

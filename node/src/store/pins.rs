@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use larder_protocol::Chain;
 use larder_protocol::session::{Pinned, Scarce};
 
-use super::ids::{ChunkId, SessionId, TenantId};
+use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
 use super::lookup::Presence;
 use super::{Refused, Store};
 use crate::clock::Millis;
@@ -52,15 +52,26 @@ impl Store {
         now: Millis,
     ) -> Result<Pinned, Refused> {
         let (number, _) = self.slices(session, namespace)?;
-        let chunks: Box<[ChunkId]> =
+        let mut chunks: Vec<ChunkId> =
             self.walk(number, chain)?.into_iter().map_while(Presence::here).collect();
+        chunks.truncate(self.restorable(&self.namespaces.get(number).rules, &chunks));
+        self.pin_chunks(session, number, chunks.into(), duration_ms, now)
+    }
+
+    /// Keeps chunks that can be read from eviction.
+    pub(super) fn pin_chunks(
+        &mut self,
+        session: SessionId,
+        number: NamespaceId,
+        chunks: Box<[ChunkId]>,
+        duration_ms: u64,
+        now: Millis,
+    ) -> Result<Pinned, Refused> {
         let duration_ms = duration_ms.min(self.limits.max_pin_ms);
         if chunks.is_empty() {
             return Ok(Pinned { pin: 0, chunks: 0, duration_ms });
         }
-        let known = self.namespaces.get(number);
-        let chunk_bytes: u64 = known.pools.iter().map(|pool| self.slab.slot_bytes(pool.class)).sum();
-        let bytes = chunks.len() as u64 * chunk_bytes * u64::from(known.slices);
+        let bytes = chunks.len() as u64 * self.whole_chunk_bytes(number);
         if self.pins.bytes + bytes > self.limits.max_pinned_bytes {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
         }

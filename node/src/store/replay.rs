@@ -4,7 +4,7 @@
 //! chunks is scarce. No byte is moved.
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::{Chain, ChunkHash, PoolSpec};
+use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
 
 use super::ids::{ProcessId, SessionId, TenantId};
 use super::policy::PolicyName;
@@ -159,7 +159,7 @@ fn spec(chunk_tokens: u32) -> NamespaceSpec {
         pipeline_parallel: 1,
         context_parallel: 1,
         slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 1 }],
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 1, hit: HitPolicy::All }],
         flat: false,
     }
 }

@@ -1,23 +1,20 @@
-//! Reservations and commits: how a put starts and ends.
+//! Reservations: how a put starts.
 //!
 //! A chunk's block goes from absent to writing when it is reserved, and to ready when its bytes were copied and summed.
-//! A reservation takes a slot for every missing block of every pool and slice, or none at all.
-
-use std::collections::HashMap;
+//! A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all.
 
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Place, Scarce};
-use larder_protocol::{Chain, ChunkHash, ChunkRef};
+use larder_protocol::{Chain, ChunkHash, ChunkRef, PoolSet};
 
-use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
-use super::index::{Block, Checksums, OnDisk};
+use super::commit::BlockMove;
+use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
+use super::index::Block;
 use super::namespaces::Pool;
-use super::room::facts;
 use super::sessions::{Item, ItemState, Reservation};
 use super::{Refused, Store};
 use crate::clock::Millis;
-use crate::directory::ChangeKind;
 
 /// Room for chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +23,9 @@ pub struct Reserved {
     pub reservation: u64,
     /// Positions of the chunks to write.
     pub chunks: Vec<u32>,
-    /// Where each block of them will stand: for each chunk, for each slice of the session, for each pool.
+    /// For each of them, the pools to write; empty where these are all pools everywhere.
+    pub pools: Vec<PoolSet>,
+    /// Where each block of them will stand: for each chunk, for each slice of the session, for each of its pools to write.
     pub places: Vec<Place>,
     /// Where engines are trusted: extents among the places whose memory the session was not given before.
     pub new_extents: Vec<u32>,
@@ -34,55 +33,8 @@ pub struct Reserved {
     pub deadline: Millis,
 }
 
-/// Bytes to copy before chunks can be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CommitOrder {
-    /// Its number, for [`Store::finish_commit`].
-    pub order: OrderId,
-    /// One a block.
-    pub moves: Vec<BlockMove>,
-}
-
-/// One block to copy and sum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockMove {
-    /// Where it stands in the session's write window; `None` where the engine wrote it into its place.
-    pub source: Option<u64>,
-    /// Where it goes.
-    pub place: Place,
-    /// Its size.
-    pub bytes: u64,
-    /// Bytes that share one checksum: whole layers.
-    pub range_bytes: u64,
-    /// What it is called.
-    pub key: BlockKey,
-}
-
-/// Commits whose bytes are being copied.
-#[derive(Debug, Default)]
-pub(super) struct Orders {
-    open: HashMap<OrderId, Order>,
-}
-
-#[derive(Debug)]
-struct Order {
-    session: SessionId,
-    process: ProcessId,
-    /// The reservation, for as long as the right to commit lasts.
-    reservation: Option<u64>,
-    namespace: NamespaceId,
-    slices: Box<[u16]>,
-    chunks: Vec<ChunkId>,
-}
-
-impl Orders {
-    pub(super) fn len(&self) -> usize {
-        self.open.len()
-    }
-}
-
 impl Store {
-    /// Takes room for every chunk of a chain that is not here and is not being written, all of them or none.
+    /// Takes room for every block of a chain that is not here and is not being written, all of them or none.
     ///
     /// # Errors
     /// [`Refused::Busy`] where there is no room now, [`Refused::TooLarge`] where there never is, and as
@@ -95,12 +47,29 @@ impl Store {
         priority: i8,
         now: Millis,
     ) -> Result<Reserved, Refused> {
+        self.reserve_pools(session, namespace, chain, &[], priority, now)
+    }
+
+    /// The same, where by position `pools` says which pools will be written; all of them where it is empty. Those that no
+    /// chunk is without always are, and a chunk that is here already gets those that it lacks.
+    ///
+    /// # Errors
+    /// As [`Store::reserve`], and [`Refused::Pools`].
+    pub fn reserve_pools(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
         self.walk(number, chain)?;
-        let wanted = self.missing(number, chain, &slices);
-        let bytes = wanted.len() as u64 * self.chunk_bytes(number, slices.len());
-        let blocks = wanted.len() * slices.len() * self.namespaces.get(number).pools.len();
+        let wanted = self.missing(number, chain, &slices, pools)?;
+        let bytes = wanted.iter().map(|&(_, pools)| self.pools_bytes(number, slices.len(), pools)).sum();
+        let blocks = wanted.iter().map(|(_, pools)| pools.len()).sum::<usize>() * slices.len();
         let most = self.limits.max_reserved_bytes;
         if blocks > MAX_MESSAGE_BLOCKS || bytes > most {
             return Err(Refused::TooLarge { blocks, bytes, most });
@@ -109,7 +78,8 @@ impl Store {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: MEMORY_RETRY_MS });
         }
         let items = self.enter(number, chain, &wanted, priority);
-        if !items.iter().all(|item| self.take_slots(number, item.chunk, &slices)) {
+        let mut to_take = items.iter().zip(&wanted);
+        if !to_take.all(|(item, &(_, pools))| self.take_slots(number, item.chunk, &slices, pools)) {
             self.undo(&items, number, &slices);
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
         }
@@ -122,8 +92,13 @@ impl Store {
             return Err(Refused::TooLarge { blocks, bytes, most });
         }
         let deadline = now + self.limits.reservation_ttl_ms;
+        let (chunks, mut pools): (Vec<u32>, Vec<PoolSet>) = wanted.into_iter().unzip();
+        let every = self.namespaces.get(number).rules.every();
+        if pools.iter().all(|&pools| pools == every) {
+            pools.clear();
+        }
         if items.is_empty() {
-            return Ok(Reserved { reservation: 0, chunks: wanted, places, new_extents, deadline });
+            return Ok(Reserved { reservation: 0, chunks, pools, places, new_extents, deadline });
         }
         new_extents.iter().for_each(|&extent| _ = self.sessions.show_extent(session, extent));
         let reservation = self.next_number();
@@ -131,86 +106,7 @@ impl Store {
         held.reserved_bytes += bytes;
         held.reservations
             .insert(reservation, Reservation { namespace: number, slices, deadline, items, bytes });
-        Ok(Reserved { reservation, chunks: wanted, places, new_extents, deadline })
-    }
-
-    /// Takes over chunks that the session has written. The caller copies what the order says and then calls
-    /// [`Store::finish_commit`]; until then nobody sees them.
-    ///
-    /// # Errors
-    /// [`Refused::Unknown`] for a reservation that is not the session's (or no longer), [`Refused::NotOpen`] for a
-    /// position that cannot be committed, [`Refused::Sources`] for a list of another length.
-    pub fn begin_commit(
-        &mut self,
-        session: SessionId,
-        reservation: u64,
-        positions: &[u32],
-        sources: &[u64],
-    ) -> Result<CommitOrder, Refused> {
-        let order = OrderId(self.next_number());
-        let trusted = self.limits.trust_engines;
-        let held = self.session_mut(session)?;
-        let process = held.process;
-        let unknown = Refused::Unknown { what: "reservation", number: reservation };
-        let (number, slices) = match held.reservations.get(&reservation) {
-            Some(held) => (held.namespace, held.slices.clone()),
-            None => return Err(unknown),
-        };
-        let blocks = positions.len() * slices.len() * self.namespaces.get(number).pools.len();
-        if sources.len() != if trusted { 0 } else { blocks } {
-            return Err(Refused::Sources { found: sources.len(), blocks });
-        }
-        self.check_sources(session, number, sources)?;
-        let chunks = self.start_copying(session, reservation, positions, order)?;
-        let mut moves = Vec::with_capacity(blocks);
-        let mut sources = sources.iter().copied();
-        for &chunk in &chunks {
-            self.block_moves(number, chunk, &slices, || sources.next(), &mut moves);
-        }
-        let reservation = Some(reservation);
-        self.orders
-            .open
-            .insert(order, Order { session, process, reservation, namespace: number, slices, chunks });
-        Ok(CommitOrder { order, moves })
-    }
-
-    /// The copies of an order cannot be made now: its chunks can be committed again.
-    pub fn postpone_commit(&mut self, order: OrderId) {
-        let Some(held) = self.orders.open.get(&order) else { return };
-        let session = held.reservation.and_then(|number| {
-            self.sessions.get_mut(held.session).and_then(|session| session.reservations.get_mut(&number))
-        });
-        let Some(reservation) = session else {
-            self.finish_commit(order, None);
-            return;
-        };
-        for item in reservation.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
-            item.state = ItemState::Reserved;
-        }
-        self.orders.open.remove(&order);
-    }
-
-    /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
-    /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
-    pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
-        let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
-        let Order { session, process, reservation, namespace, slices, chunks } = order_open;
-        let kept = match (reservation, checksums) {
-            (Some(_), Some(checksums)) => {
-                self.make_room_for(namespace, &slices, &chunks);
-                self.keep(namespace, &slices, &chunks, checksums);
-                chunks.len() as u32
-            }
-            _ => {
-                chunks.iter().rev().for_each(|&chunk| self.discard(process, namespace, chunk, &slices));
-                0
-            }
-        };
-        if let Some(reservation) = reservation {
-            self.settle(session, reservation, order);
-        }
-        self.evict_above_watermark();
-        kept
+        Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
     }
 
     /// Gives back what of a reservation is not committed.
@@ -239,32 +135,70 @@ impl Store {
         for item in items.iter().rev() {
             match item.state {
                 ItemState::Reserved => self.discard(process, namespace, item.chunk, &slices),
-                ItemState::Copying(order) => {
-                    if let Some(order) = self.orders.open.get_mut(&order) {
-                        order.reservation = None;
-                    }
-                }
+                ItemState::Copying(order) => self.orders.forbid(order),
                 ItemState::Done => {}
             }
         }
         self.evict_above_watermark();
     }
 
-    /// Positions of a chain of which nobody has written, or is writing, any block in these slices.
-    fn missing(&self, number: NamespaceId, chain: &Chain, slices: &[u16]) -> Vec<u32> {
+    /// Positions of a chain at which blocks in these slices are to be written, and in which pools: in those that were asked
+    /// for and every one that no chunk is without, where the chunk is not here; in those of the first that it lacks, where
+    /// it is; in none where somebody else writes it.
+    fn missing(
+        &self,
+        number: NamespaceId,
+        chain: &Chain,
+        slices: &[u16],
+        asked: &[PoolSet],
+    ) -> Result<Vec<(u32, PoolSet)>, Refused> {
         let namespace = self.namespaces.get(number);
-        let absent = |hash: &ChunkHash| {
-            let Some(id) = self.index.find(number, hash) else { return true };
-            let first = |&slice: &u16| &self.index.get(id).blocks[namespace.block(slice, 0)];
-            slices.iter().all(|slice| matches!(first(slice), Block::Absent))
+        let (every, obligatory) = (namespace.rules.every(), namespace.rules.obligatory());
+        let are_possible = asked.is_empty() || asked.len() == chain.len();
+        if !are_possible || !asked.iter().all(|&pools| every.has_all(pools)) {
+            let (found, chunks, of) = (asked.len(), chain.len(), every.len());
+            return Err(Refused::Pools { found, chunks, of });
+        }
+        let missing = |position: usize, hash: &ChunkHash| {
+            let asked = asked.get(position).map_or(every, |&asked| asked.and(obligatory));
+            let Some(id) = self.index.find(number, hash) else { return asked };
+            let chunk = self.index.get(id);
+            let all = |pool: usize, is: fn(&Block) -> bool| {
+                slices.iter().all(|&slice| is(&chunk.blocks[namespace.block(slice, pool)]))
+            };
+            if all(0, Block::is_absent) {
+                return asked;
+            }
+            // What somebody is writing in these slices is settled before anything is added.
+            let is_settled =
+                || every.iter().all(|pool| all(pool, |block| !matches!(block, Block::Writing(_))));
+            if namespace.rules.is_plain()
+                || !all(0, |block| matches!(block, Block::Ready(..)))
+                || !is_settled()
+            {
+                return PoolSet::default();
+            }
+            asked.iter().filter(|&pool| all(pool, Block::is_absent)).fold(PoolSet::default(), PoolSet::with)
         };
-        (0..).zip(&chain.hashes).filter(|(_, hash)| absent(hash)).map(|(position, _)| position).collect()
+        let missing = chain
+            .hashes
+            .iter()
+            .enumerate()
+            .map(|(position, hash)| (position as u32, missing(position, hash)));
+        Ok(missing.filter(|(_, pools)| !pools.is_empty()).collect())
     }
 
-    /// Enters chunks into the index, claimed and without slots, so that their parents stay while slots are found.
-    fn enter(&mut self, number: NamespaceId, chain: &Chain, wanted: &[u32], priority: i8) -> Vec<Item> {
+    /// Enters chunks into the index, claimed and without new slots, so that they and their parents stay while slots are
+    /// found.
+    fn enter(
+        &mut self,
+        number: NamespaceId,
+        chain: &Chain,
+        wanted: &[(u32, PoolSet)],
+        priority: i8,
+    ) -> Vec<Item> {
         let mut items = Vec::with_capacity(wanted.len());
-        for &position in wanted {
+        for &(position, _) in wanted {
             let name = chain.chunk(position as usize);
             let chunk = self.insert(number, name);
             self.change(chunk, |chunk| {
@@ -292,10 +226,16 @@ impl Store {
         self.index.insert(number, name, flat, blocks)
     }
 
-    /// Finds a slot for each block of a chunk in these slices; whether there was room.
-    pub(super) fn take_slots(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
+    /// Finds a slot for each block of a chunk in these slices and pools; whether there was room.
+    pub(super) fn take_slots(
+        &mut self,
+        number: NamespaceId,
+        id: ChunkId,
+        slices: &[u16],
+        pools: PoolSet,
+    ) -> bool {
         for &slice in slices {
-            for pool in 0..self.namespaces.get(number).pools.len() {
+            for pool in pools.iter() {
                 let namespace = self.namespaces.get(number);
                 let block = namespace.block(slice, pool);
                 let class = namespace.pools[pool].class;
@@ -315,7 +255,7 @@ impl Store {
 
     /// Ends the writing of a chunk that was not committed. Slots that a living process could write to directly are
     /// quarantined until it is gone; the others are free.
-    fn discard(&mut self, process: ProcessId, number: NamespaceId, id: ChunkId, slices: &[u16]) {
+    pub(super) fn discard(&mut self, process: ProcessId, number: NamespaceId, id: ChunkId, slices: &[u16]) {
         if !self.limits.trust_engines || self.sessions.living(process).is_none() {
             return self.drop_written(number, id, slices);
         }
@@ -356,69 +296,10 @@ impl Store {
         slots
     }
 
-    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left.
+    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left, or it was not to stay.
     fn unwrite(&mut self, id: ChunkId) {
         self.change(id, |chunk| chunk.claims -= 1);
-        let chunk = self.index.get(id);
-        if chunk.claims == 0 && chunk.slots().next().is_none() {
-            self.forget(id);
-        }
-    }
-
-    /// Evicts what has to go for chunks that become cached now, before they count as candidates themselves.
-    fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
-        let new_chunks = chunks.iter().filter(|&&chunk| !self.index.get(chunk).is_cached()).count() as u64;
-        self.evict_ahead(new_chunks, chunks.len() as u64 * self.chunk_bytes(number, slices.len()));
-    }
-
-    /// Makes the blocks of written chunks readable.
-    fn keep(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId], checksums: Vec<Checksums>) {
-        let namespace = self.namespaces.get(number);
-        let mut checksums = checksums.into_iter();
-        for &id in chunks {
-            let chunk = self.index.get_mut(id);
-            for &slice in slices {
-                for (pool, Pool { class, .. }) in namespace.pools.iter().enumerate() {
-                    let block = &mut chunk.blocks[namespace.block(slice, pool)];
-                    if let Block::Writing(slot) = *block {
-                        *block = Block::Ready(slot, checksums.next().unwrap_or_default());
-                        chunk.ready += 1;
-                        self.cached_bytes += self.slab.slot_bytes(*class);
-                    }
-                }
-            }
-        }
-        for &id in chunks.iter().rev() {
-            // What is complete now was not before: its last blocks came just now.
-            self.tell(id, self.index.get(id).disk == OnDisk::Here, ChangeKind::Gained);
-            let chunk = self.index.get_mut(id);
-            chunk.claims -= 1;
-            let is_first = usize::from(chunk.ready) == slices.len() * self.namespaces.get(number).pools.len();
-            if is_first {
-                chunk.since_tenths = self.tenths;
-                self.cached_chunks += 1;
-                self.policy.insert(id, facts(chunk));
-                if !chunk.may_go() {
-                    self.policy.block(id);
-                }
-            } else if chunk.may_go() {
-                self.policy.unblock(id);
-            }
-            self.arrived(id);
-        }
-    }
-
-    /// Marks the chunks of a finished order, and forgets a reservation that has nothing left to commit.
-    fn settle(&mut self, session: SessionId, reservation: u64, order: OrderId) {
-        let Some(session) = self.sessions.get_mut(session) else { return };
-        let Some(held) = session.reservations.get_mut(&reservation) else { return };
-        for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
-            item.state = ItemState::Done;
-        }
-        if held.items.iter().all(|item| item.state == ItemState::Done) {
-            session.reserved_bytes -= held.bytes;
-            session.reservations.remove(&reservation);
-        }
+        self.let_pass(id);
     }
 
     pub(super) fn block_moves(
@@ -450,48 +331,6 @@ impl Store {
         }
     }
 
-    /// Marks reserved chunks as being copied; all of these positions or none.
-    fn start_copying(
-        &mut self,
-        session: SessionId,
-        reservation: u64,
-        positions: &[u32],
-        order: OrderId,
-    ) -> Result<Vec<ChunkId>, Refused> {
-        let held = self.session_mut(session)?.reservations.get_mut(&reservation);
-        let held = held.ok_or(Refused::Unknown { what: "reservation", number: reservation })?;
-        let mut chunks = Vec::with_capacity(positions.len());
-        for &position in positions {
-            let item = held.items.binary_search_by_key(&position, |item| item.position);
-            match item.ok().map(|at| &mut held.items[at]) {
-                Some(item) if item.state == ItemState::Reserved => {
-                    item.state = ItemState::Copying(order);
-                    chunks.push(item.chunk);
-                }
-                _ => {
-                    for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
-                        item.state = ItemState::Reserved;
-                    }
-                    return Err(Refused::NotOpen { reservation, position });
-                }
-            }
-        }
-        Ok(chunks)
-    }
-
-    /// Whether every source lies in the session's write window.
-    fn check_sources(&self, session: SessionId, number: NamespaceId, sources: &[u64]) -> Result<(), Refused> {
-        let window_bytes = self.session(session)?.window_bytes;
-        let pools = self.namespaces.get(number).pools.iter().cycle();
-        for (&source_offset, pool) in sources.iter().zip(pools) {
-            let bytes = pool.spec.block_bytes();
-            if source_offset.checked_add(bytes).is_none_or(|end| end > window_bytes) {
-                return Err(Refused::OutsideWindow { source_offset, bytes, window_bytes });
-            }
-        }
-        Ok(())
-    }
-
     fn unseen_extents(&self, session: SessionId, places: &[Place]) -> Vec<u32> {
         let seen = self.sessions.get(session).map(|session| &session.extents);
         let mut extents: Vec<u32> = places.iter().map(|place| place.extent).collect();
@@ -507,9 +346,11 @@ impl Store {
         moves.into_iter().map(|block| block.place).collect()
     }
 
-    pub(super) fn chunk_bytes(&self, number: NamespaceId, slices: usize) -> u64 {
-        let pools = &self.namespaces.get(number).pools;
-        pools.iter().map(|pool| self.slab.slot_bytes(pool.class)).sum::<u64>() * slices as u64
+    /// Bytes of the slots of a chunk's blocks in so many slices and these pools.
+    pub(super) fn pools_bytes(&self, number: NamespaceId, slices: usize, pools: PoolSet) -> u64 {
+        let namespace = self.namespaces.get(number);
+        let of = |pool: usize| self.slab.slot_bytes(namespace.pools[pool].class);
+        pools.iter().map(of).sum::<u64>() * slices as u64
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::ids::{ChunkId, Slot};
-use super::index::{Block, Chunk, OnDisk};
+use super::index::{Chunk, OnDisk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::slab::ClassId;
 use super::{Store, StoreLimits};
@@ -180,13 +180,12 @@ impl Store {
     /// A chunk that was cached is so no longer.
     pub(super) fn uncount(&mut self, id: ChunkId) {
         self.cached_chunks -= 1;
-        let chunk = self.index.get(id);
-        let pools = &self.namespaces.get(chunk.namespace).pools;
-        for (block, _) in
-            chunk.blocks.iter().enumerate().filter(|(_, block)| matches!(block, Block::Ready(..)))
-        {
-            self.cached_bytes -= self.slab.slot_bytes(pools[block % pools.len()].class);
-        }
+        self.cached_bytes -= self.readable_bytes(id);
+    }
+
+    /// Bytes of the slots of those of a chunk's blocks that can be read.
+    pub(super) fn readable_bytes(&self, id: ChunkId) -> u64 {
+        self.index.get(id).readable_slots().map(|slot| self.slab.slot_bytes_of(slot)).sum()
     }
 
     fn take_free_slot(&mut self, class: ClassId, owner: ChunkId) -> Option<Slot> {

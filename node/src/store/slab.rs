@@ -323,7 +323,8 @@ impl Slab {
         }
     }
 
-    fn slot_bytes_of(&self, slot: Slot) -> u64 {
+    /// Bytes that a slot takes.
+    pub(crate) fn slot_bytes_of(&self, slot: Slot) -> u64 {
         self.slot_bytes(self.assigned(slot.extent).class)
     }
 

@@ -6,9 +6,13 @@ mod gathers;
 mod histories;
 mod model;
 mod policies;
+mod pool_faults;
+mod pool_histories;
+mod pool_tiers;
+mod pools;
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::{Chain, ChunkHash, PoolSpec};
+use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
 
 use super::ids::{ProcessId, SessionId, TenantId};
 use super::policy::PolicyName;
@@ -54,7 +58,7 @@ fn spec() -> NamespaceSpec {
         pipeline_parallel: 1,
         context_parallel: 1,
         slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 2, layer_bytes: BLOCK / 2 }],
+        pools: vec![PoolSpec { name: "kv".into(), layers: 2, layer_bytes: BLOCK / 2, hit: HitPolicy::All }],
         flat: false,
     }
 }
@@ -144,6 +148,9 @@ impl Store {
         assert!(cached.clone().all(super::index::Chunk::is_cached));
         let ready: u64 = cached.map(|chunk| u64::from(chunk.ready)).sum();
         assert_eq!(ready * BLOCK, self.cached_bytes);
+        for (_, _, chunk) in self.index.iter_from(0) {
+            assert_eq!(chunk.pools, self.namespaces.get(chunk.namespace).readable(chunk));
+        }
         let mut slots: Vec<_> = order.iter().flat_map(|&id| self.index.get(id).slots()).collect();
         let count = slots.len();
         slots.sort_unstable();

@@ -11,6 +11,7 @@ mod hostile;
 mod lifecycle;
 mod metrics;
 mod peers;
+mod pools;
 mod prefetch;
 mod replay;
 mod rotation;

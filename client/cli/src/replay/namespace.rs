@@ -1,7 +1,7 @@
 //! The namespace of a replay: one block a chunk, hashes from the trace.
 
 use larder_protocol::namespace::{EngineHash, HashAlgorithm};
-use larder_protocol::{NamespaceSpec, PoolSpec};
+use larder_protocol::{HitPolicy, NamespaceSpec, PoolSpec};
 
 use crate::trace::CHUNK_TOKENS;
 
@@ -20,7 +20,7 @@ pub fn replay_namespace(block_bytes: u64) -> NamespaceSpec {
         pipeline_parallel: 1,
         context_parallel: 1,
         slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: block_bytes }],
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: block_bytes, hit: HitPolicy::All }],
         flat: false,
     }
 }

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_client::{Mapping, SessionOptions};
+use larder_protocol::HitPolicy;
 use larder_protocol::limits::SESSION_VERSION;
 use larder_protocol::namespace::{HashAlgorithm, PoolSpec};
 use larder_protocol::session::{
@@ -48,7 +49,8 @@ pub(crate) fn options() -> SessionOptions {
 }
 
 pub(crate) fn spec() -> NamespaceSpec {
-    let pool = |name: &str, layer_bytes| PoolSpec { name: name.into(), layers: 1, layer_bytes };
+    let pool =
+        |name: &str, layer_bytes| PoolSpec { name: name.into(), layers: 1, layer_bytes, hit: HitPolicy::All };
     NamespaceSpec {
         model: "m".into(),
         revision: String::new(),
@@ -109,7 +111,14 @@ pub(crate) fn leased(lease: u64, extent: u32, chunks: usize) -> (Response, Vec<O
 pub(crate) fn reserved(reservation: u64, chunks: impl IntoIterator<Item = u32>) -> Response {
     let chunks = chunks.into_iter().collect();
     let (places, extents) = (Vec::new(), Vec::new());
-    Response::Reserved(Reserved { reservation, chunks, places, deadline_ms: 5_000, extents })
+    Response::Reserved(Reserved {
+        reservation,
+        chunks,
+        pools: Vec::new(),
+        places,
+        deadline_ms: 5_000,
+        extents,
+    })
 }
 
 pub(crate) fn found(tokens: u64, pin: Option<u64>) -> Response {

@@ -7,5 +7,6 @@ mod dropped;
 mod fake_node;
 mod get;
 mod mapping;
+mod pools;
 mod put;
 mod socket;

@@ -95,7 +95,8 @@ fn a_trusted_engine_writes_straight_into_the_arena() {
         let view = Mapping::read_only(memory.as_fd(), bytes).unwrap();
         let extents = vec![Extent { extent: 9, bytes }];
         let chunks = vec![0, 1];
-        let reserved = Reserved { reservation: 21, chunks, places, deadline_ms: 5_000, extents };
+        let reserved =
+            Reserved { reservation: 21, chunks, pools: Vec::new(), places, deadline_ms: 5_000, extents };
         node.answer_next(&Response::Reserved(reserved), vec![memory]);
         let commit = Commit { reservation: 21, chunks: vec![1, 0], sources: Vec::new() };
         let number = node.expect(&Request::Commit(commit));

@@ -17,7 +17,7 @@ fn key(number: u64) -> ChunkKey {
 fn entry(number: u64, page: u32, pages: u32, sequence: u64) -> FooterEntry {
     let ChunkKey { fingerprint, hash } = key(number);
     let chunk = ChunkRef { hash, parent: hash, index: 0, anchor: hash };
-    FooterEntry { fingerprint, chunk, page, pages, sequence }
+    FooterEntry { fingerprint, chunk, page, pages, pools: PoolSet::first(1), sequence }
 }
 
 /// A log, what its disk would hold, and what it must say.

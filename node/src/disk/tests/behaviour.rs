@@ -102,6 +102,33 @@ fn a_chunk_that_is_there_is_not_written_again() {
 }
 
 #[test]
+fn a_record_with_more_blocks_takes_the_place_of_the_one_before_it_for_good() {
+    let mut rig = Rig::new();
+    let chunk = (0..).map(TestChunk).find(|chunk| chunk.blocks().len() == 3).unwrap();
+    let whole = rig.slots.write_order(chunk);
+    let part = WriteOrder::new(whole.fingerprint, whole.chunk, whole.sources[..1].to_vec()).unwrap();
+    let write = |rig: &mut Rig, order| {
+        let (done, answer) = oneshot::channel();
+        rig.volume.perform(vec![Job::Write((order, done))]);
+        now(answer)
+    };
+    assert_eq!(write(&mut rig, part), WriteAnswer::Durable);
+    assert_eq!(write(&mut rig, whole), WriteAnswer::AlreadyThere);
+    assert_eq!(rig.read(chunk.0), ReadAnswer::OtherBlocks);
+    let again = rig.slots.write_order(chunk).replacing();
+    assert_eq!(write(&mut rig, again), WriteAnswer::Durable);
+    for _ in ["before a restart", "after it"] {
+        let answer = rig.read(chunk.0);
+        rig.slots.assert_right(chunk, &answer);
+        let (done, answer) = oneshot::channel();
+        rig.volume.perform(vec![Job::Snapshot(0, done)]);
+        assert_eq!(now(answer).unwrap().held, [(chunk.key().fingerprint, chunk.chunk_ref(), chunk.pools())]);
+        let device = rig.platter.device();
+        rig.volume = Volume::over(device, GEOMETRY, STORAGE, rig.metrics.clone(), gone().0).unwrap();
+    }
+}
+
+#[test]
 fn one_sync_serves_all_writes_that_were_waiting() {
     let mut rig = Rig::new();
     rig.write(100);
@@ -254,8 +281,8 @@ fn a_snapshot_names_every_chunk_that_is_held_in_sealed_segments_and_in_the_open_
         after = page.next;
         pages += 1;
     }
-    held.sort_by_key(|(_, chunk)| u64::from_le_bytes(chunk.hash.0[8..16].try_into().unwrap()));
-    let right = expected.iter().map(|chunk| (chunk.key().fingerprint, chunk.chunk_ref()));
+    held.sort_by_key(|(_, chunk, _)| u64::from_le_bytes(chunk.hash.0[8..16].try_into().unwrap()));
+    let right = expected.iter().map(|chunk| (chunk.key().fingerprint, chunk.chunk_ref(), chunk.pools()));
     assert!(held.into_iter().eq(right));
     assert!(pages > 3 && expected.len() > 5);
 }

@@ -189,6 +189,7 @@ fn sparse_tier(path: &Path, geometry: Geometry) -> usize {
                     chunk: chunk.chunk_ref(),
                     page: 1 + number * 257,
                     pages: 257,
+                    pools: PoolSet::first(1),
                     sequence,
                 }
             })

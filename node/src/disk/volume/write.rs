@@ -28,7 +28,7 @@ impl Volume {
     /// Writes a chunk; it is answered when it is synced.
     pub(super) fn write(&mut self, (order, done): Writing) -> io::Result<()> {
         let key = order.key();
-        if self.log.find(&key).is_some() {
+        if !order.replaces && self.log.find(&key).is_some() {
             self.answer_write(done, WriteAnswer::AlreadyThere);
             return Ok(());
         }
@@ -44,7 +44,7 @@ impl Volume {
                 return Err(error);
             }
         }
-        let WriteOrder { fingerprint, chunk, sources, entries } = order;
+        let WriteOrder { fingerprint, chunk, sources, entries, .. } = order;
         let placed = self.log.place(pages);
         let header = RecordHeader {
             segment: placed.segment,

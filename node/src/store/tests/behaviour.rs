@@ -4,6 +4,8 @@ use larder_protocol::chain::{Links, Start};
 use larder_protocol::session::{Scarce, Span, Tier};
 use larder_protocol::{Chain, ChainError};
 
+use larder_protocol::HitPolicy;
+
 use super::*;
 use crate::store::{Refused, slab::Bytes};
 
@@ -230,7 +232,7 @@ fn a_block_size_that_disagrees_with_the_namespace_is_refused() {
     let refused = f.store.register(f.session, "a", &spec(), &[0], &[BLOCK / 2]).unwrap_err();
     assert!(refused.to_string().contains("2048 bytes, but 2 layers of 2048 bytes make 4096"), "{refused}");
     let large = NamespaceSpec {
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 1 << 20 }],
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 1 << 20, hit: HitPolicy::All }],
         ..spec()
     };
     let refused = f.store.register(f.session, "a", &large, &[0], &[1 << 20]).unwrap_err();
@@ -260,7 +262,8 @@ fn a_chunk_is_complete_only_when_every_slice_of_it_is_here() {
 
 #[test]
 fn a_multi_pool_reservation_takes_room_for_every_pool() {
-    let pool = |name: &str| PoolSpec { name: name.into(), layers: 1, layer_bytes: BLOCK };
+    let pool =
+        |name: &str| PoolSpec { name: name.into(), layers: 1, layer_bytes: BLOCK, hit: HitPolicy::All };
     let two = NamespaceSpec { pools: vec![pool("kv"), pool("mamba")], ..spec() };
     let mut f = Fixture::with_spec(limits(4, 4), &two);
     let chain = f.chain("abc");
@@ -275,7 +278,7 @@ fn blocks_of_another_size_get_an_extent_cleared_for_them() {
     let mut f = Fixture::new(limits(8, 8));
     f.put("abcdefgh");
     let large = NamespaceSpec {
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 4 * BLOCK }],
+        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 4 * BLOCK, hit: HitPolicy::All }],
         ..spec()
     };
     let registered = f.store.register(f.session, "a", &large, &[0], &[4 * BLOCK]).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use larder_protocol::session::{Span, Tier};
-use larder_protocol::{ChunkRef, Fingerprint};
+use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::super::index::OnDisk;
 use super::super::journal::is_held;
@@ -27,7 +27,12 @@ fn with_disk(slots: u32, capacity_chunks: u64, write: WritePolicy) -> StoreLimit
 }
 
 fn came() -> Option<Came> {
-    Some(Came { checksums: vec![Checksums::default()], reads: 1, is_on_disk_elsewhere: false })
+    Some(Came {
+        checksums: vec![Checksums::default()],
+        pools: PoolSet::ANY,
+        reads: 1,
+        is_on_disk_elsewhere: false,
+    })
 }
 
 impl Fixture {
@@ -159,9 +164,12 @@ fn a_restarted_store_tells_what_it_finds_on_disk_and_serves_it() {
     let mut f = Fixture::new(with_disk(16, 4, WritePolicy::WriteThrough));
     let (chain, fingerprint) = (f.chain("abc"), spec().fingerprint("a"));
     let unknown = Fingerprint([7; 32]);
-    assert!(!f.store.recovered(&unknown, chain.chunk(0)), "nobody knows what its blocks are");
+    assert!(
+        !f.store.recovered(&unknown, chain.chunk(0), PoolSet::first(1)),
+        "nobody knows what its blocks are"
+    );
     for position in [1, 0, 2, 1] {
-        assert!(f.store.recovered(&fingerprint, chain.chunk(position)));
+        assert!(f.store.recovered(&fingerprint, chain.chunk(position), PoolSet::first(1)));
     }
     assert_eq!(f.store.take_changes().len(), 3);
     assert_eq!(f.spans("abc"), [span(0, 3, Tier::Disk)]);
@@ -175,7 +183,7 @@ fn a_namespace_is_known_from_its_description_before_a_session_names_it() {
     let number = store.know(TenantId(0), "a", &spec()).unwrap();
     let fingerprint = spec().fingerprint("a");
     let chain = Chain::from_root(fingerprint.root(), vec![name("a")]);
-    assert!(store.recovered(&fingerprint, chain.chunk(0)));
+    assert!(store.recovered(&fingerprint, chain.chunk(0), PoolSet::first(1)));
     let Granted::OnDisk = store.grant(&fingerprint, &name("a"), &[BLOCK]) else { panic!("it is on disk") };
     let session = store.open_session(TenantId(0), ProcessId(0), 1 << 20);
     assert_eq!(store.register(session, "a", &spec(), &[0], &[BLOCK]).unwrap().namespace, number);
@@ -185,7 +193,7 @@ fn a_namespace_is_known_from_its_description_before_a_session_names_it() {
 fn a_peer_gets_a_chunk_from_disk_which_then_leaves_memory_again() {
     let mut f = Fixture::new(with_disk(16, 4, WritePolicy::WriteThrough));
     let (chain, fingerprint) = (f.chain("a"), spec().fingerprint("a"));
-    f.store.recovered(&fingerprint, chain.chunk(0));
+    f.store.recovered(&fingerprint, chain.chunk(0), PoolSet::first(1));
     let recall = f.store.recall(&fingerprint, &name("a")).unwrap();
     let second = f.store.recall(&fingerprint, &name("a")).unwrap();
     assert_eq!((second.fetch, second.wanted), (recall.fetch, None), "it is read once");
@@ -207,7 +215,7 @@ fn a_peer_gets_a_chunk_from_disk_which_then_leaves_memory_again() {
 fn a_chunk_that_is_not_there_after_all_ends_the_prefix_and_is_forgotten() {
     let mut f = Fixture::new(with_disk(16, 4, WritePolicy::WriteThrough));
     let (chain, fingerprint) = (f.chain("abc"), spec().fingerprint("a"));
-    (0..3).for_each(|position| _ = f.store.recovered(&fingerprint, chain.chunk(position)));
+    (0..3).for_each(|position| _ = f.store.recovered(&fingerprint, chain.chunk(position), PoolSet::first(1)));
     let gathered = f.store.gather(f.session, f.namespace, &chain, &[]).unwrap();
     let [a, b, c] = &gathered.wanted[..] else { panic!("three are read") };
     f.store.fetched(a.fetch, came(), Some(ChangeKind::Gained));
@@ -449,8 +457,9 @@ fn ten_thousand_random_tickets_with_cancels_and_failures_end_with_nothing_held()
         let chain = f.chain(&word);
         match rng.u8(..8) {
             0 => f.put(&word),
-            1 => (0..chain.len())
-                .for_each(|position| _ = f.store.recovered(&fingerprint, chain.chunk(position))),
+            1 => (0..chain.len()).for_each(|position| {
+                _ = f.store.recovered(&fingerprint, chain.chunk(position), PoolSet::first(1))
+            }),
             _ => {}
         }
         f.write_all();

@@ -1,7 +1,7 @@
 //! Leases with chunks of other nodes, and what other nodes get.
 
 use larder_protocol::session::{Span, Tier};
-use larder_protocol::{Chain, Fingerprint};
+use larder_protocol::{Chain, Fingerprint, PoolSet};
 
 use super::super::{Came, Granted, LookupOptions, PeerStoreLimits, Refused, StoreLimits};
 use super::*;
@@ -24,7 +24,12 @@ impl Fixture {
 
     /// Ends every fetch well; those at the positions in `kept` stay.
     fn come(&mut self, gathered: &super::super::Gathered, kept: Option<ChangeKind>) -> Vec<u64> {
-        let came = |_| Came { checksums: vec![Checksums::default()], reads: 1, is_on_disk_elsewhere: false };
+        let came = |_| Came {
+            checksums: vec![Checksums::default()],
+            pools: PoolSet::ANY,
+            reads: 1,
+            is_on_disk_elsewhere: false,
+        };
         gathered
             .wanted
             .iter()
@@ -40,7 +45,7 @@ impl Fixture {
         self.store.take_changes().into_iter().map(|change| (change.chunk.hash, change.kind)).collect()
     }
 
-    fn lookup_with(&mut self, chain: &Chain, tiers: &[Tier], peers: &[bool]) -> Vec<Span> {
+    pub(super) fn lookup_with(&mut self, chain: &Chain, tiers: &[Tier], peers: &[bool]) -> Vec<Span> {
         let options = LookupOptions { peers, prompt_tokens: 1_000, skip_read: false, tiers, pin_ms: None };
         self.store.lookup(self.session, self.namespace, chain, options, NOW).unwrap().spans
     }
@@ -119,7 +124,14 @@ fn a_chunk_that_does_not_come_ends_the_lease_before_it() {
     let mut f = shared(8, 8, 8);
     let gathered = f.gather("abc", &[true; 3]);
     let [a, b, c] = [0, 1, 2].map(|i| gathered.wanted[i].fetch);
-    let came = || Some(Came { checksums: vec![Checksums::default()], reads: 1, is_on_disk_elsewhere: false });
+    let came = || {
+        Some(Came {
+            checksums: vec![Checksums::default()],
+            pools: PoolSet::ANY,
+            reads: 1,
+            is_on_disk_elsewhere: false,
+        })
+    };
     assert!(f.store.fetched(c, came(), None).is_empty());
     assert!(f.store.fetched(b, None, None).is_empty());
     assert_eq!(f.store.fetched(a, came(), None), [gathered.gather]);

@@ -186,7 +186,7 @@ impl World {
 
     /// Tells the model what the store still has.
     fn tell(&mut self) {
-        let number = NamespaceId(self.f.namespace);
+        let number = NamespaceId::of(self.f.namespace);
         let is_here = |word: &String| self.f.store.index.find(number, &name(word)).is_some();
         self.model.present = WORDS.into_iter().flat_map(prefixes).filter(is_here).collect();
     }

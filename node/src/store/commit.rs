@@ -1,0 +1,275 @@
+//! Commits: how a put ends.
+//!
+//! The caller copies and sums what an order says; then its blocks can be read, unless the right to commit has ended.
+
+use std::collections::HashMap;
+
+use larder_protocol::checksum::BlockKey;
+use larder_protocol::session::Place;
+
+use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId};
+use super::index::{Block, Checksums, OnDisk};
+use super::journal::is_held;
+use super::room::facts;
+use super::sessions::ItemState;
+use super::{Refused, Store};
+use crate::directory::ChangeKind;
+
+/// Bytes to copy before chunks can be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitOrder {
+    /// Its number, for [`Store::finish_commit`].
+    pub order: OrderId,
+    /// One a block.
+    pub moves: Vec<BlockMove>,
+}
+
+/// One block to copy and sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockMove {
+    /// Where it stands in the session's write window; `None` where the engine wrote it into its place.
+    pub source: Option<u64>,
+    /// Where it goes.
+    pub place: Place,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes that share one checksum: whole layers.
+    pub range_bytes: u64,
+    /// What it is called.
+    pub key: BlockKey,
+}
+
+/// Commits whose bytes are being copied.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    open: HashMap<OrderId, Order>,
+}
+
+#[derive(Debug)]
+struct Order {
+    session: SessionId,
+    process: ProcessId,
+    /// The reservation, for as long as the right to commit lasts.
+    reservation: Option<u64>,
+    namespace: NamespaceId,
+    slices: Box<[u16]>,
+    chunks: Vec<ChunkId>,
+}
+
+impl Orders {
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// The right to commit what an order copies has ended.
+    pub(super) fn forbid(&mut self, order: OrderId) {
+        if let Some(order) = self.open.get_mut(&order) {
+            order.reservation = None;
+        }
+    }
+}
+
+impl Store {
+    /// Takes over chunks that the session has written. The caller copies what the order says and then calls
+    /// [`Store::finish_commit`]; until then nobody sees them.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a reservation that is not the session's (or no longer), [`Refused::NotOpen`] for a
+    /// position that cannot be committed, [`Refused::Sources`] for a list of another length.
+    pub fn begin_commit(
+        &mut self,
+        session: SessionId,
+        reservation: u64,
+        positions: &[u32],
+        sources: &[u64],
+    ) -> Result<CommitOrder, Refused> {
+        let order = OrderId(self.next_number());
+        let trusted = self.limits.trust_engines;
+        let held = self.session_mut(session)?;
+        let process = held.process;
+        let unknown = Refused::Unknown { what: "reservation", number: reservation };
+        let (number, slices) = match held.reservations.get(&reservation) {
+            Some(held) => (held.namespace, held.slices.clone()),
+            None => return Err(unknown),
+        };
+        let chunks = self.start_copying(session, reservation, positions, order)?;
+        let mut moves = Vec::with_capacity(sources.len());
+        let mut next_source = sources.iter().copied();
+        for &chunk in &chunks {
+            self.block_moves(number, chunk, &slices, || next_source.next(), &mut moves);
+        }
+        let (found, blocks) = (sources.len(), moves.len());
+        let checked = if found == if trusted { 0 } else { blocks } {
+            self.check_sources(session, &moves)
+        } else {
+            Err(Refused::Sources { found, blocks })
+        };
+        if let Err(refused) = checked {
+            self.stop_copying(session, reservation, order);
+            return Err(refused);
+        }
+        let reservation = Some(reservation);
+        self.orders
+            .open
+            .insert(order, Order { session, process, reservation, namespace: number, slices, chunks });
+        Ok(CommitOrder { order, moves })
+    }
+
+    /// The copies of an order cannot be made now: its chunks can be committed again.
+    pub fn postpone_commit(&mut self, order: OrderId) {
+        let Some(held) = self.orders.open.get(&order) else { return };
+        let Some(reservation) = held.reservation else {
+            self.finish_commit(order, None);
+            return;
+        };
+        self.stop_copying(held.session, reservation, order);
+        self.orders.open.remove(&order);
+    }
+
+    fn stop_copying(&mut self, session: SessionId, reservation: u64, order: OrderId) {
+        let session = self.sessions.get_mut(session);
+        let Some(held) = session.and_then(|session| session.reservations.get_mut(&reservation)) else {
+            return;
+        };
+        for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
+            item.state = ItemState::Reserved;
+        }
+    }
+
+    /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
+    /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
+    pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
+        let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
+        let Order { session, process, reservation, namespace, slices, chunks } = order_open;
+        let kept = match (reservation, checksums) {
+            (Some(_), Some(checksums)) => {
+                self.make_room_for(namespace, &slices, &chunks);
+                self.keep(namespace, &slices, &chunks, checksums);
+                chunks.len() as u32
+            }
+            _ => {
+                chunks.iter().rev().for_each(|&chunk| self.discard(process, namespace, chunk, &slices));
+                0
+            }
+        };
+        if let Some(reservation) = reservation {
+            self.settle(session, reservation, order);
+        }
+        self.evict_above_watermark();
+        kept
+    }
+
+    /// Evicts what has to go for chunks that become cached now, before they count as candidates themselves.
+    fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
+        // A chunk that only passed stays from now on.
+        chunks.iter().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
+        let new_chunks = chunks.iter().filter(|&&chunk| !self.index.get(chunk).is_cached()).count() as u64;
+        let mut bytes = 0;
+        let namespace = self.namespaces.get(number);
+        for &chunk in chunks {
+            let chunk = self.index.get(chunk);
+            for block in slices.iter().flat_map(|&slice| &chunk.blocks[namespace.slice(slice)]) {
+                bytes += if let Block::Writing(slot) = *block { self.slab.slot_bytes_of(slot) } else { 0 };
+            }
+        }
+        self.evict_ahead(new_chunks, bytes);
+    }
+
+    /// Makes the blocks of written chunks readable.
+    fn keep(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId], checksums: Vec<Checksums>) {
+        let namespace = self.namespaces.get(number);
+        let mut checksums = checksums.into_iter();
+        let mut before = Vec::with_capacity(chunks.len());
+        for &id in chunks {
+            let chunk = self.index.get_mut(id);
+            before.push((is_held(chunk), chunk.is_cached()));
+            for &slice in slices {
+                for block in &mut chunk.blocks[namespace.slice(slice)] {
+                    let Block::Writing(slot) = *block else { continue };
+                    *block = Block::Ready(slot, checksums.next().unwrap_or_default());
+                    chunk.ready += 1;
+                    self.cached_bytes += self.slab.slot_bytes_of(slot);
+                    if chunk.orphaned_leases > 0 {
+                        // It goes the way of the chunk's other blocks, which a vanished process may still read.
+                        self.slab.quarantine(slot);
+                    }
+                }
+            }
+            chunk.pools = namespace.readable(chunk);
+        }
+        for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {
+            self.tell(id, was_held, ChangeKind::Gained);
+            let chunk = self.index.get_mut(id);
+            chunk.claims -= 1;
+            if chunk.disk == OnDisk::Elsewhere {
+                // The record there lacks what was written here.
+                chunk.disk = OnDisk::Nowhere;
+            }
+            if !was_cached {
+                chunk.since_tenths = self.tenths;
+                self.cached_chunks += 1;
+                self.policy.insert(id, facts(chunk));
+                if !chunk.may_go() {
+                    self.policy.block(id);
+                }
+            } else if chunk.may_go() {
+                self.policy.unblock(id);
+            }
+            self.arrived(id);
+        }
+    }
+
+    /// Marks the chunks of a finished order, and forgets a reservation that has nothing left to commit.
+    fn settle(&mut self, session: SessionId, reservation: u64, order: OrderId) {
+        let Some(session) = self.sessions.get_mut(session) else { return };
+        let Some(held) = session.reservations.get_mut(&reservation) else { return };
+        for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
+            item.state = ItemState::Done;
+        }
+        if held.items.iter().all(|item| item.state == ItemState::Done) {
+            session.reserved_bytes -= held.bytes;
+            session.reservations.remove(&reservation);
+        }
+    }
+
+    /// Marks reserved chunks as being copied; all of these positions or none.
+    fn start_copying(
+        &mut self,
+        session: SessionId,
+        reservation: u64,
+        positions: &[u32],
+        order: OrderId,
+    ) -> Result<Vec<ChunkId>, Refused> {
+        let held = self.session_mut(session)?.reservations.get_mut(&reservation);
+        let held = held.ok_or(Refused::Unknown { what: "reservation", number: reservation })?;
+        let mut chunks = Vec::with_capacity(positions.len());
+        for &position in positions {
+            let item = held.items.binary_search_by_key(&position, |item| item.position);
+            match item.ok().map(|at| &mut held.items[at]) {
+                Some(item) if item.state == ItemState::Reserved => {
+                    item.state = ItemState::Copying(order);
+                    chunks.push(item.chunk);
+                }
+                _ => {
+                    for item in held.items.iter_mut().filter(|item| item.state == ItemState::Copying(order)) {
+                        item.state = ItemState::Reserved;
+                    }
+                    return Err(Refused::NotOpen { reservation, position });
+                }
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// Whether every source lies in the session's write window.
+    fn check_sources(&self, session: SessionId, moves: &[BlockMove]) -> Result<(), Refused> {
+        let window_bytes = self.session(session)?.window_bytes;
+        for &BlockMove { source, bytes, .. } in moves {
+            let Some(source_offset) = source else { continue };
+            if source_offset.checked_add(bytes).is_none_or(|end| end > window_bytes) {
+                return Err(Refused::OutsideWindow { source_offset, bytes, window_bytes });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! Hybrid models: engines save recurrent state at some boundaries, and prefixes end there, wherever they come from.
+
+use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
+use larder_protocol::{ChunkHash, HitPolicy, NamespaceSpec, PoolSet, PoolSpec};
+use larder_tests::cluster::Cluster;
+use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, namespace, prompt};
+use larder_tests::node::{NodeProcess, ONE_TENANT};
+use larder_tests::wait;
+
+use super::LARDER;
+
+/// An engine of a model with attention and recurrent layers.
+struct Hybrid {
+    session: BlockingSession,
+    namespace: Namespace,
+}
+
+impl Hybrid {
+    fn connect(socket: &std::path::Path) -> Self {
+        let options = SessionOptions { window_bytes: 1 << 20, ..SessionOptions::default() };
+        let session = BlockingSession::connect(socket, options).unwrap();
+        let mut spec: NamespaceSpec = namespace();
+        spec.pools.push(PoolSpec { name: "mamba".into(), hit: HitPolicy::Last, ..spec.pools[0].clone() });
+        let namespace = session.register(&spec, &[0], &[BLOCK_BYTES as u64; 2]).unwrap();
+        Self { session, namespace }
+    }
+
+    /// Stores what is missing, the state after these chunks included; how many chunks that were.
+    fn put(&self, hashes: &[ChunkHash], states: &[usize]) -> usize {
+        let chain = self.namespace.chain(hashes.to_vec());
+        let pools: Vec<PoolSet> =
+            (0..hashes.len()).map(|at| PoolSet(if states.contains(&at) { 2 } else { 0 })).collect();
+        let reservation = self.session.reserve_pools(&self.namespace, &chain, &pools, 0).unwrap();
+        let positions = reservation.chunks().to_vec();
+        for &position in &positions {
+            let mut staged = self.session.stage(&reservation, position).unwrap();
+            for number in staged.blocks() {
+                staged.copy_from(number, 0, &content(&hashes[position as usize], number));
+            }
+            assert_eq!(self.session.commit(&reservation, vec![staged]).unwrap(), 1);
+        }
+        positions.len()
+    }
+
+    /// Reads what can be restored and checks every byte; how many chunks that were.
+    fn get(&self, hashes: &[ChunkHash]) -> usize {
+        let lease = self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).unwrap();
+        for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
+            assert_eq!(
+                [0, 1].map(|number| lease.has_block(position, number)),
+                [true, position + 1 == lease.chunks()]
+            );
+            for number in (0..2).filter(|&number| lease.has_block(position, number)) {
+                let mut bytes = vec![0; BLOCK_BYTES];
+                lease.copy_block(position, number, &mut bytes);
+                assert!(bytes == content(hash, number), "wrong bytes under {hash}");
+            }
+        }
+        lease.chunks()
+    }
+
+    fn find(&self, hashes: &[ChunkHash]) -> u64 {
+        let options = LookupOptions { prompt_tokens: 10_000, ..LookupOptions::default() };
+        let chain = self.namespace.chain(hashes.to_vec());
+        self.session.lookup(&self.namespace, &chain, options).unwrap().tokens / u64::from(CHUNK_TOKENS)
+    }
+}
+
+fn content(hash: &ChunkHash, number: usize) -> Vec<u8> {
+    let mut bytes = block(hash);
+    bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_add(number as u8));
+    bytes
+}
+
+#[test]
+fn a_hybrid_prefix_ends_at_a_saved_state_in_memory_from_disk_and_after_a_restart() {
+    let config = "[http]\nlisten = \"127.0.0.1:0\"\n\
+                  [host]\narena_bytes = \"16MiB\"\nextent_bytes = \"2MiB\"\ncapacity_chunks = 12\npolicy = \"lru\"\n";
+    let disk = "[disk]\nfolder = \"{dir}/disk\"\ncapacity_bytes = \"8MiB\"\nsegment_bytes = \"512KiB\"\n";
+    let mut node = NodeProcess::start(LARDER, &format!("{config}{ONE_TENANT}{disk}")).unwrap();
+    let on_disk = |node: &NodeProcess, chunks: f64| {
+        let chunks_there = || node.metric("larder_cached_chunks{device=\"0\",tier=\"disk\"}");
+        wait::until("chunks are on disk", || {
+            (node.get("/status").is_ok() && chunks_there() >= chunks).then_some(())
+        });
+    };
+    let engine = Hybrid::connect(&node.socket("default"));
+    let (asked, other) = (prompt(b'a', 10), prompt(b'b', 12));
+    assert_eq!(engine.put(&asked, &[3]), 10);
+    assert_eq!((engine.find(&asked), engine.get(&asked)), (4, 4));
+    assert_eq!(engine.put(&asked, &[3, 7]), 1, "another state of what is here");
+    assert_eq!((engine.find(&asked), engine.get(&asked), engine.get(&asked[..7])), (8, 8, 4));
+    assert_eq!(engine.put(&other, &[11]), 12);
+    on_disk(&node, 22.0);
+    assert_eq!((engine.get(&other), engine.get(&asked), engine.get(&other)), (12, 8, 12));
+    drop(engine);
+    node.restart(|_| ()).unwrap();
+    on_disk(&node, 22.0);
+    let engine = Hybrid::connect(&node.socket("default"));
+    assert_eq!((engine.get(&asked), engine.get(&other)), (8, 12), "{}", node.log());
+}
+
+#[test]
+fn a_lease_gets_the_states_that_another_node_has() {
+    let cluster = Cluster::start(LARDER, 2).unwrap();
+    let hashes = prompt(b'a', 10);
+    assert_eq!(Hybrid::connect(&cluster.socket(0)).put(&hashes, &[2, 6]), 10);
+    let reader = Hybrid::connect(&cluster.socket(1));
+    wait::until("the prefix comes up to its last state", || (reader.get(&hashes) == 7).then_some(()));
+}
