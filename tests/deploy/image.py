@@ -19,7 +19,7 @@ set -eu
 mkdir -p target/release
 cp /prebuilt/larder target/release/larder
 """
-CONTEXT = "Cargo.lock Cargo.toml README.md client coordinator node tests "
+CONTEXT = "Cargo.lock Cargo.toml README.md client coordinator deploy node tests "
 ISOLATION = ["--isolation", "chroot"]
 
 

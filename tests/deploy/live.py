@@ -223,12 +223,14 @@ def default_files(folder):
         "192.0.2.1:9441": f"127.0.0.1:{node_peer}",
         '"node-0"': '"node"',
         '"1GiB"': '"16MiB"',
+        '"1TiB"': '"64MiB"',
+        'segment_bytes = "256MiB"': 'segment_bytes = "1MiB"',
         '"32MiB"': '"2MiB"',
         "1000000": "1000",
     }
     text = (ROOT / "deploy/config/node.toml").read_text()
     # No GPU can be named here; every other key that is commented out is set.
-    everything = re.sub(r"^# (?=\[(?:record|cluster)\]$|[a-z_]+ = )", "", text, flags=re.M).replace(
+    everything = re.sub(r"^# (?=\[(?:record|disk|cluster)\]$|[a-z_]+ = )", "", text, flags=re.M).replace(
         'pci = "0000:65:00.0"', ""
     )
     (folder / "coordinator.toml").write_text(replaced((ROOT / "deploy/config/coordinator.toml").read_text(), here))
