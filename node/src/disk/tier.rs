@@ -202,6 +202,9 @@ impl Work {
                 Ok(first) => {
                     let batch = self.batch(first);
                     self.guard(|volume| volume.perform(batch));
+                    if self.scrub.is_overdue(self.clock.elapsed()) {
+                        self.scrub_next();
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => self.work_ahead(),
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -245,6 +248,10 @@ impl Work {
             self.guard(Volume::evict_ahead);
             return;
         }
+        self.scrub_next();
+    }
+
+    fn scrub_next(&mut self) {
         let mut scrubbed = None;
         self.guard(|volume| scrubbed = volume.scrub());
         self.scrub.did(self.clock.elapsed(), scrubbed);
@@ -275,6 +282,11 @@ impl Scrub {
         (self.bytes_per_second > 0).then(|| self.next.saturating_sub(now))
     }
 
+    /// Whether it has waited so long for a moment without orders that it goes between them.
+    fn is_overdue(&self, now: Duration) -> bool {
+        self.bytes_per_second > 0 && now.saturating_sub(self.next) >= SCRUB_PATIENCE
+    }
+
     /// Bytes were verified, or there were none to verify.
     fn did(&mut self, now: Duration, bytes: Option<u64>) {
         let pause = match bytes {
@@ -291,5 +303,25 @@ const BATCH_ORDERS: usize = 256;
 /// Bytes of writes that share a sync: 20 ms of a fast drive.
 const BATCH_WRITE_BYTES: u64 = 64 << 20;
 
+/// How long orders go before the scrubber.
+const SCRUB_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Until the scrubber of an empty tier looks again.
 const NOTHING_TO_SCRUB: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scrubber_waits_for_a_quiet_moment_but_not_for_ever() {
+        let mut scrub = Scrub::new(1 << 20);
+        let at = Duration::from_secs;
+        assert_eq!(scrub.due_in(at(0)), Some(Duration::ZERO));
+        scrub.did(at(100), Some(5 << 20));
+        assert_eq!(scrub.due_in(at(102)), Some(at(3)));
+        assert!(!scrub.is_overdue(at(105)) && !scrub.is_overdue(at(114)));
+        assert!(scrub.is_overdue(at(115)));
+        assert!(!Scrub::new(0).is_overdue(at(1_000)), "a tier without a scrubber has none to wait");
+    }
+}
