@@ -5,6 +5,7 @@
 //! over only when its length, key and checksum are right.
 
 mod fetch;
+mod gate;
 mod metrics;
 mod peers;
 mod serve;
@@ -15,10 +16,10 @@ use std::time::Duration;
 use actix::prelude::*;
 use larder_client::quic::Endpoint;
 use larder_protocol::checksum::BlockKey;
-use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::metrics::ExchangeMetrics;
 use self::peers::Peers;
@@ -183,6 +184,8 @@ pub struct AskBlocks {
     pub hashes: Vec<ChunkHash>,
     /// Bytes of the blocks of a chunk, by slice, then pool, as the peer has it; a chunk that is otherwise is not held.
     pub block_bytes: Vec<u64>,
+    /// What waits for them there.
+    pub class: Class,
 }
 
 /// What an actor says of one chunk that a peer wants.
@@ -268,8 +271,10 @@ pub struct FetchOrder {
     pub fingerprint: Fingerprint,
     /// What to fetch, and where to.
     pub chunks: Vec<FetchChunk>,
-    /// How long all of it may take.
+    /// How long a part of it may take, from when the holder is asked for that.
     pub deadline: Duration,
+    /// What waits for them; it may change until the holder is asked.
+    pub class: watch::Receiver<Class>,
     /// A message here stops it: what has not come by then does not. Without one it is never stopped.
     pub cancelled: Option<oneshot::Receiver<()>>,
 }

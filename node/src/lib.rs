@@ -17,6 +17,7 @@ pub mod limits;
 pub mod loading;
 pub mod metrics;
 pub mod placement;
+pub mod priority;
 pub mod processes;
 pub mod record;
 pub mod reuse;

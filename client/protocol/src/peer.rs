@@ -106,6 +106,17 @@ pub struct Fetch {
     pub chunks: Chunks,
     /// Bytes of the blocks of one chunk, by slice, then pool, as the asker has it.
     pub block_bytes: Vec<u64>,
+    /// What waits for them.
+    pub class: Class,
+}
+
+/// What waits for blocks, the most urgent first.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// An engine's request, which stands still until they are there.
+    Decode,
+    /// A prefetch that nobody has collected yet.
+    Prefetch,
 }
 
 /// What a node answers a node.

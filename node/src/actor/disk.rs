@@ -1,12 +1,13 @@
 //! What an actor does with its disk: writes what the store wants there, reads what leases and peers need, learns what is
 //! there when it starts and what left.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
 use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::peer::Class;
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
@@ -22,6 +23,7 @@ use crate::disk::{
     WriteAnswer, WriteOrder,
 };
 use crate::exchange::Grant;
+use crate::priority::Turns;
 use crate::store::ids::TenantId;
 use crate::store::{BlockMove, Came, DiskWrite, FetchId, Recall, WriteId};
 
@@ -47,7 +49,7 @@ pub(super) struct Disk {
     pub(super) deadline: Duration,
     /// Writes under way.
     writes: usize,
-    queued_reads: VecDeque<FetchId>,
+    pub(super) queued_reads: Turns<FetchId>,
     /// Bytes of reads under way.
     reading_bytes: u64,
     /// Chunks that are read for peers, and who asked for them.
@@ -81,7 +83,7 @@ impl Disk {
             known: HashMap::new(),
             deadline,
             writes: 0,
-            queued_reads: VecDeque::new(),
+            queued_reads: Turns::default(),
             reading_bytes: 0,
             recalls: HashMap::new(),
             gone: Some(gone),
@@ -158,9 +160,13 @@ impl GpuActor {
     /// Reads chunks that leases or peers wait for into their slots, some at a time: what nobody waits for any more by the
     /// time that its turn comes is not read.
     pub(super) fn read_from_disk(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
-        match &mut self.disk {
-            Some(disk) => disk.queued_reads.extend(ids),
-            None => ids.into_iter().for_each(|id| self.missed_on_disk(id, ctx)),
+        let now = self.clock.elapsed();
+        for id in ids {
+            let class = self.fetching.get(&id).map_or(Class::Decode, |fetch| fetch.class);
+            match &mut self.disk {
+                Some(disk) => disk.queued_reads.wait(id, class, now),
+                None => self.missed_on_disk(id, ctx),
+            }
         }
         self.read_queued(ctx);
     }
@@ -169,8 +175,9 @@ impl GpuActor {
     pub(super) fn read_queued(&mut self, ctx: &mut Context<Self>) {
         while let Some(disk) = &mut self.disk
             && disk.reading_bytes < MAX_READING_BYTES
-            && let Some(id) = disk.queued_reads.pop_front()
+            && let Some(id) = disk.queued_reads.next()
         {
+            disk.queued_reads.leave(id);
             let Some(fetch) = self.fetching.get(&id) else { continue };
             let (bytes, key) = (fetch.bytes(), fetch.key());
             let places = fetch.wanted.blocks.iter().map(|block| self.block_place(block)).collect();
@@ -185,7 +192,8 @@ impl GpuActor {
                     ctx.spawn(finish);
                 }
                 Ok(Err(Refused::Busy(_))) => {
-                    disk.queued_reads.push_front(id);
+                    // It waited already: it is the first again.
+                    disk.queued_reads.wait(id, Class::Decode, Duration::ZERO);
                     return;
                 }
                 Ok(Err(Refused::Closed(_))) => self.missed_on_disk(id, ctx),
@@ -200,11 +208,7 @@ impl GpuActor {
     /// Takes those of the chunks that wait for the disk out of its queue.
     pub(super) fn unqueue_reads(&mut self, ids: &[FetchId]) -> Vec<FetchId> {
         let Some(disk) = &mut self.disk else { return Vec::new() };
-        let unwanted: std::collections::BTreeSet<FetchId> = ids.iter().copied().collect();
-        let (out, rest) = disk.queued_reads.drain(..).partition(|id| unwanted.contains(id));
-        disk.queued_reads = rest;
-        let out: VecDeque<FetchId> = out;
-        out.into()
+        ids.iter().copied().filter(|&id| disk.queued_reads.leave(id)).collect()
     }
 
     /// Starts to bring a chunk from disk for a peer; `None` where there is no room.
@@ -213,6 +217,7 @@ impl GpuActor {
         fingerprint: Fingerprint,
         hash: ChunkHash,
         block_bytes: &Arc<[u64]>,
+        class: Class,
         ctx: &mut Context<Self>,
     ) -> Option<oneshot::Receiver<Grant>> {
         self.disk.as_ref()?;
@@ -221,8 +226,10 @@ impl GpuActor {
         let recalled = Recalled { fingerprint, hash, block_bytes: Arc::clone(block_bytes), answer };
         self.disk.as_mut()?.recalls.entry(fetch).or_default().push(recalled);
         if let Some(wanted) = wanted {
-            self.fetching.insert(fetch, Fetch::from_disk(wanted, fingerprint, Duration::ZERO));
+            self.fetching.insert(fetch, Fetch::from_disk(wanted, fingerprint, class, Duration::ZERO));
             self.read_from_disk(vec![fetch], ctx);
+        } else if class == Class::Decode {
+            self.hurry_fetch(fetch);
         }
         Some(receiver)
     }

@@ -18,14 +18,17 @@ use crate::store::ids::SessionId;
 use crate::store::{Came, Checksums, FetchId, LookupOptions, Refused, Source, Walk, Wanted};
 use actix::prelude::*;
 use larder_protocol::Fingerprint;
+use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lease, Lookup, Response, Tier};
 use larder_protocol::table::Holder;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// A chunk that is being fetched.
 pub(super) struct Fetch {
     pub(super) wanted: Wanted,
     pub(super) fingerprint: Fingerprint,
+    /// The most urgent of what waits for it.
+    pub(super) class: Class,
     /// Nodes that have it and were not asked yet, the next last.
     candidates: Holders,
     /// Nodes that had it when the directory was asked.
@@ -39,9 +42,15 @@ pub(super) struct Fetch {
 
 impl Fetch {
     /// One that only the disk is asked for, to begin with.
-    pub(super) fn from_disk(wanted: Wanted, fingerprint: Fingerprint, deadline: Duration) -> Self {
+    pub(super) fn from_disk(
+        wanted: Wanted,
+        fingerprint: Fingerprint,
+        class: Class,
+        deadline: Duration,
+    ) -> Self {
         let candidates = Holders::default();
-        Self { wanted, fingerprint, candidates, copies: 0, is_asked_again: false, deadline, order: None }
+        let (copies, is_asked_again, order) = (0, false, None);
+        Self { wanted, fingerprint, class, candidates, copies, is_asked_again, deadline, order }
     }
 
     /// What it is called.
@@ -196,7 +205,30 @@ impl GpuActor {
         if gathered.is_ready {
             self.finish_gathers(vec![gathered.gather]);
         }
-        self.load(ask.namespace, gathered.wanted, absent, holders, until, ctx);
+        // What a ticket had ordered already is urgent from now on.
+        self.hurry(gathered.gather);
+        let holders = (absent, holders);
+        self.load(ask.namespace, gathered.wanted, holders, Class::Decode, until, ctx);
+    }
+
+    /// An engine stands still until these chunks are there.
+    pub(super) fn hurry(&mut self, gather: u64) {
+        let awaited: Vec<FetchId> = self.store.awaited(gather).collect();
+        awaited.into_iter().for_each(|id| self.hurry_fetch(id));
+    }
+
+    /// The same of one chunk.
+    pub(super) fn hurry_fetch(&mut self, id: FetchId) {
+        let Some(fetch) = self.fetching.get_mut(&id) else { return };
+        if std::mem::replace(&mut fetch.class, Class::Decode) == Class::Decode {
+            return;
+        }
+        if let Some(order) = fetch.order.and_then(|order| self.peer_orders.get(&order)) {
+            order.class.send_if_modified(|class| std::mem::replace(class, Class::Decode) != Class::Decode);
+        }
+        if let Some(disk) = &mut self.disk {
+            disk.queued_reads.change_class(id, Class::Decode);
+        }
     }
 
     /// Orders chunks, each from where it is.
@@ -204,19 +236,23 @@ impl GpuActor {
         &mut self,
         namespace: u32,
         wanted: Vec<Wanted>,
-        absent: &[u32],
-        holders: &[Holders],
+        (absent, holders): (&[u32], &[Holders]),
+        class: Class,
         until: Duration,
         ctx: &mut Context<Self>,
     ) {
         let peers_deadline = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
-        let deadline = until.min(self.clock.elapsed() + peers_deadline);
+        let deadline = match class {
+            Class::Decode => until.min(self.clock.elapsed() + peers_deadline),
+            // Nobody waits: it has as long as the ticket lives.
+            Class::Prefetch => Duration::MAX,
+        };
         let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
         let (mut ids, mut on_disk) = (Vec::with_capacity(wanted.len()), Vec::new());
         for wanted in wanted {
             if wanted.from == Source::Disk {
                 on_disk.push(wanted.fetch);
-                self.fetching.insert(wanted.fetch, Fetch::from_disk(wanted, fingerprint, deadline));
+                self.fetching.insert(wanted.fetch, Fetch::from_disk(wanted, fingerprint, class, deadline));
                 continue;
             }
             let at = absent.binary_search(&wanted.position).ok();
@@ -225,8 +261,10 @@ impl GpuActor {
             candidates.reverse();
             ids.push(wanted.fetch);
             let (is_asked_again, order) = (false, None);
-            let fetch = Fetch { wanted, fingerprint, candidates, copies, is_asked_again, deadline, order };
-            self.fetching.insert(fetch.wanted.fetch, fetch);
+            let id = wanted.fetch;
+            let fetch =
+                Fetch { wanted, fingerprint, class, candidates, copies, is_asked_again, deadline, order };
+            self.fetching.insert(id, fetch);
         }
         self.read_from_disk(on_disk, ctx);
         self.order_fetches(ids, ctx);
@@ -317,11 +355,15 @@ impl GpuActor {
     fn order_fetch(&mut self, holder: Holder, ids: Vec<FetchId>, now: Duration, ctx: &mut Context<Self>) {
         let fetches: Vec<&Fetch> = ids.iter().filter_map(|id| self.fetching.get(id)).collect();
         let Some(first) = fetches.first() else { return };
-        let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(now));
+        let most = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(now).min(most));
         let bytes: u64 = fetches.iter().map(|fetch| fetch.bytes()).sum();
         let chunks = fetches.iter().map(|fetch| self.fetch_chunk(&fetch.wanted)).collect();
+        let class =
+            watch::Sender::new(fetches.iter().map(|fetch| fetch.class).min().unwrap_or(Class::Decode));
         let (cancel, cancelled) = oneshot::channel();
-        let order = FetchOrder { holder, fingerprint, chunks, deadline, cancelled: Some(cancelled) };
+        let (waits, cancelled) = (class.subscribe(), Some(cancelled));
+        let order = FetchOrder { holder, fingerprint, chunks, deadline, class: waits, cancelled };
         let Some(peers) = &self.peers else { return };
         let Ok(coming) = (peers.fetch)(order) else {
             // Too many fetches are under way: asking another node would meet the same queue.
@@ -330,7 +372,7 @@ impl GpuActor {
         };
         self.last_peer_order += 1;
         let number = self.last_peer_order;
-        self.peer_orders.insert(number, PeerOrder { awaited: ids.clone(), cancel: Some(cancel) });
+        self.peer_orders.insert(number, PeerOrder { awaited: ids.clone(), class, cancel: Some(cancel) });
         ids.iter().for_each(|id| {
             if let Some(fetch) = self.fetching.get_mut(id) {
                 fetch.order = Some(number);
@@ -360,12 +402,8 @@ impl GpuActor {
     fn fetched(&mut self, holder: Holder, came: Vec<(FetchId, Option<Fetched>)>, ctx: &mut Context<Self>) {
         let (mut again, mut stale) = (Vec::new(), Vec::new());
         let now = self.clock.elapsed();
+        self.meter(holder, &came, now);
         for (id, came) in came {
-            let bytes = self.fetching.get(&id).map_or(0, Fetch::bytes);
-            match &came {
-                Some(Fetched::Here { .. }) => self.meters.peer(holder).delivered(bytes, now),
-                _ => self.meters.peer(holder).gave_up(bytes),
-            }
             match came {
                 Some(Fetched::Here { checksums, pools, reads, is_on_disk }) => {
                     let checksums = checksums.into_iter().map(Checksums::from).collect();
@@ -395,6 +433,21 @@ impl GpuActor {
         self.order_fetches(again, ctx);
         self.ask_again(lost, ctx);
         self.follow_up(ctx);
+    }
+
+    /// Measures what came together: chunk by chunk the first would count for the time of all.
+    fn meter(&mut self, holder: Holder, came: &[(FetchId, Option<Fetched>)], now: Duration) {
+        let (mut delivered, mut missing) = (0, 0);
+        for (id, came) in came {
+            let bytes = self.fetching.get(id).map_or(0, Fetch::bytes);
+            let is_here = matches!(came, Some(Fetched::Here { .. }));
+            *(if is_here { &mut delivered } else { &mut missing }) += bytes;
+        }
+        let meter = self.meters.peer(holder);
+        meter.gave_up(missing);
+        if delivered > 0 {
+            meter.delivered(delivered, now);
+        }
     }
 
     fn came(&mut self, id: FetchId, holder: Holder, came: Came) {

@@ -131,13 +131,15 @@ impl Handler<AskBlocks> for GpuActor {
     type Result = Response<Vec<Grant>>;
 
     fn handle(&mut self, ask: AskBlocks, ctx: &mut Self::Context) -> Self::Result {
-        let AskBlocks { fingerprint, hashes, block_bytes } = ask;
+        let AskBlocks { fingerprint, hashes, block_bytes, class } = ask;
         let block_bytes: Arc<[u64]> = block_bytes.into();
         let busy = || Grant::Busy { retry_after_ms: GRANT_RETRY_MS };
         let (mut grants, mut coming) = (Vec::with_capacity(hashes.len()), Vec::new());
         for (at, hash) in hashes.into_iter().enumerate() {
             grants.push(self.grant(&fingerprint, &hash, &block_bytes).unwrap_or_else(|| {
-                coming.extend(self.recall(fingerprint, hash, &block_bytes, ctx).map(|grant| (at, grant)));
+                coming.extend(
+                    self.recall(fingerprint, hash, &block_bytes, class, ctx).map(|grant| (at, grant)),
+                );
                 busy()
             }));
         }

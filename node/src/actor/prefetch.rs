@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use larder_protocol::Chain;
+use larder_protocol::peer::Class;
 use larder_protocol::session::{Collect, Found, Lookup, Prefetch, Prefetching, Response, Tier, Wait};
 use larder_protocol::table::Holder;
 
@@ -103,7 +104,7 @@ impl GpuActor {
             self.waiting.insert(ticket, Waiting { session, asked: None, until: Duration::MAX });
             tokens = self.store.progress(session, ticket)?.tokens_expected;
             let until = self.clock.elapsed() + self.load_deadline();
-            self.load(namespace, gathered.wanted, absent, holders, until, ctx);
+            self.load(namespace, gathered.wanted, (absent, holders), Class::Prefetch, until, ctx);
         }
         Ok(Answer::from(Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })))
     }
@@ -136,6 +137,8 @@ impl GpuActor {
         if progress.is_done || until == now {
             self.finish_gathers(vec![ticket]);
             self.stop_abandoned(ctx);
+        } else {
+            self.hurry(ticket);
         }
         Ok(Reply::Later)
     }
@@ -216,6 +219,8 @@ pub(super) type OrderNumber = u64;
 pub(super) struct PeerOrder {
     /// Chunks that somebody still waits for.
     pub(super) awaited: Vec<FetchId>,
+    /// The most urgent of what waits for them.
+    pub(super) class: tokio::sync::watch::Sender<Class>,
     pub(super) cancel: Option<tokio::sync::oneshot::Sender<()>>,
 }
 

@@ -8,13 +8,15 @@ use futures_util::future::join_all;
 use larder_client::quic::{Connection, read_message, write_message};
 use larder_protocol::checksum::{RangeChecksum, block_checksum};
 use larder_protocol::limits::MAX_FETCH_CHUNKS;
-use larder_protocol::peer::{Chunks, Fetch, FetchedChunk, HeldChunk, PeerRequest, PeerResponse, RetryAfter};
+use larder_protocol::peer::{
+    Chunks, Class, Fetch, FetchedChunk, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
+};
 use quinn::RecvStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::peers::{Link, NoLink, Peers};
-use super::{CREDIT_UNIT_BYTES, Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
+use super::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
 use crate::copy::BlockChecksums;
 
 /// Carries an order out, and tells what came of each chunk. Once it has told, nothing writes to the slots.
@@ -38,15 +40,11 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
     let left = match &link {
         Err(_) => FetchFailure::Unreachable,
         Ok(link) => {
-            let fetching = timeout(order.deadline, fetch_batches(&peers, link, &order, &came));
-            let in_time = tokio::select! {
-                in_time = fetching => in_time.is_ok(),
+            tokio::select! {
+                () = fetch_batches(&peers, link, &order, &came) => {}
                 // Nobody waits any more.
-                () = done.closed() => true,
-                () = cancelled => true,
-            };
-            if !in_time {
-                peers.falls_silent(link);
+                () = done.closed() => {}
+                () = cancelled => {}
             }
             FetchFailure::Deadline
         }
@@ -76,6 +74,7 @@ async fn fetch_batches(
     join_all(batches.iter().map(|batch| fetch_batch(peers, link, order, batch, came))).await;
 }
 
+/// Waits until the holder may be asked for a batch, and has it come within the deadline.
 async fn fetch_batch(
     peers: &Peers,
     link: &Rc<Link>,
@@ -83,15 +82,30 @@ async fn fetch_batch(
     batch: &Batch<'_>,
     came: &RefCell<Vec<Option<Fetched>>>,
 ) {
-    let most = peers.limits().credit_bytes / CREDIT_UNIT_BYTES;
-    let units = batch.bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, most) as u32;
-    let asked = peers.clock().elapsed();
-    // They are never closed.
-    let Ok(_stream) = link.streams.acquire().await else { return };
-    let Ok(_credit) = link.credits.acquire_many(units).await else { return };
+    let waits_since = peers.clock().elapsed();
+    let _pass = link.gate.enter(batch.bytes, order.class.clone()).await;
+    let class = *order.class.borrow();
+    peers.metrics().waited(&link.name, class, peers.clock().elapsed() - waits_since);
+    if link.is_silent() {
+        let unreachable = || Some(Fetched::Failed(FetchFailure::Unreachable));
+        let mut came = came.borrow_mut();
+        return came[batch.first..][..batch.chunks.len()].fill_with(unreachable);
+    }
+    let coming = receive_batch(peers, link, order, class, batch, came);
+    if timeout(order.deadline, coming).await.is_err() {
+        peers.misses_deadline(link, order.deadline);
+    }
+}
+
+async fn receive_batch(
+    peers: &Peers,
+    link: &Rc<Link>,
+    order: &FetchOrder,
+    class: Class,
+    batch: &Batch<'_>,
+    came: &RefCell<Vec<Option<Fetched>>>,
+) {
     let by_peer = &peers.metrics().by_peer;
-    let waited = (peers.clock().elapsed() - asked).as_secs_f64();
-    by_peer.credit_wait_seconds.with_label_values(&[&link.name]).inc_by(waited);
     let note = |at: usize, fetched: Fetched| came.borrow_mut()[batch.first + at] = Some(fetched);
     let fill = |from: usize, with: &dyn Fn() -> Fetched| {
         (from..batch.chunks.len()).for_each(|at| note(at, with()));
@@ -103,7 +117,7 @@ async fn fetch_batch(
             return fill(0, &|| Fetched::Failed(FetchFailure::Unreachable));
         }
     };
-    let mut stream = match ask(&connection, order, batch).await {
+    let mut stream = match ask(&connection, order, class, batch).await {
         Ok(Asked::Coming(stream, held)) => Coming::new(stream, held),
         Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
             return fill(0, &|| Fetched::Busy { retry_after_ms });
@@ -113,6 +127,7 @@ async fn fetch_batch(
     for (at, chunk) in batch.chunks.iter().enumerate() {
         match stream.receive(chunk).await {
             Ok(fetched) => {
+                peers.heard(link);
                 if let Fetched::Here { pools, .. } = &fetched {
                     let came = chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
                     let bytes: u64 = came.map(|to| to.bytes).sum();
@@ -135,13 +150,19 @@ enum Asked {
     Busy(RetryAfter),
 }
 
-async fn ask(connection: &Connection, order: &FetchOrder, batch: &Batch<'_>) -> Result<Asked, FetchFailure> {
+async fn ask(
+    connection: &Connection,
+    order: &FetchOrder,
+    class: Class,
+    batch: &Batch<'_>,
+) -> Result<Asked, FetchFailure> {
     let broken = |_| FetchFailure::Broken;
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
     let hashes = batch.chunks.iter().map(|chunk| chunk.hash).collect();
     let request = PeerRequest::Fetch(Fetch {
         chunks: Chunks { device: order.holder.device, fingerprint: order.fingerprint, hashes },
         block_bytes: batch.chunks[0].blocks.iter().map(|block| block.bytes).collect(),
+        class,
     });
     write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
     send.finish().map_err(|_| FetchFailure::Broken)?;

@@ -2,7 +2,10 @@
 
 mod by_peer;
 
+use std::time::Duration;
+
 use larder_client::metrics::Families;
+use larder_protocol::peer::Class;
 use prometheus::{Histogram, IntCounterVec, IntGauge, Registry};
 
 use super::{FetchFailure, Fetched};
@@ -61,6 +64,16 @@ impl ExchangeMetrics {
             Fetched::Failed(FetchFailure::Full) => "full",
         };
         self.fetched.with_label_values(&[outcome]).inc();
+    }
+
+    /// Counts how long a fetch waited until its peer could be asked.
+    pub(super) fn waited(&self, peer: &str, class: Class, took: Duration) {
+        let class = match class {
+            Class::Decode => "decode",
+            Class::Prefetch => "prefetch",
+        };
+        let waited = &self.by_peer.credit_wait_seconds;
+        waited.with_label_values(&[peer, class]).inc_by(took.as_secs_f64());
     }
 
     /// Counts a request that somebody made.

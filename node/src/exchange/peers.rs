@@ -11,11 +11,11 @@ use larder_protocol::identity::Role;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::table::{Member, NodeNumber, Table};
 use quinn::VarInt;
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use super::gate::Gate;
 use super::metrics::{OTHER, Watched};
-use super::{CREDIT_UNIT_BYTES, ExchangeLimits, ExchangeMetrics, PeerUnavailable};
+use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::clock::Clock;
 
 /// The other nodes, as the peer thread sees them. Cloning shares.
@@ -47,10 +47,10 @@ pub(super) struct Link {
     /// One dials at a time.
     dialling: tokio::sync::Mutex<()>,
     is_silent: Cell<bool>,
-    /// Streams of blocks at a time.
-    pub(super) streams: Semaphore,
-    /// Bytes under way, in units of [`CREDIT_UNIT_BYTES`].
-    pub(super) credits: Semaphore,
+    /// When a chunk came from it last.
+    heard: Cell<Duration>,
+    /// Bounds what it is asked for at a time.
+    pub(super) gate: Rc<Gate>,
 }
 
 /// Why a peer cannot be asked.
@@ -157,10 +157,8 @@ impl Peers {
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
         self.0.watched.borrow_mut().show(by_peer, is_member);
         for link in self.0.links.borrow().values() {
-            let credits = self.0.limits.credit_bytes / CREDIT_UNIT_BYTES;
-            let under_way = credits.saturating_sub(link.credits.available_permits() as u64);
             let gauge = by_peer.in_flight_bytes.with_label_values(&[&link.name]);
-            gauge.set((under_way * CREDIT_UNIT_BYTES) as i64);
+            gauge.set(link.gate.bytes_under_way() as i64);
         }
     }
 
@@ -204,7 +202,8 @@ impl Peers {
         let table = self.0.table.borrow();
         let member = table.member(node).filter(|_| node != self.0.own.get()).ok_or(NoLink::NotAMember)?;
         let mut links = self.0.links.borrow_mut();
-        let link = links.entry(node).or_insert_with(|| Rc::new(Link::new(member, &self.0.limits)));
+        let link =
+            links.entry(node).or_insert_with(|| Rc::new(Link::new(member, &self.0.limits, self.0.clock)));
         if link.is_silent.get() { Err(NoLink::Silent) } else { Ok(Rc::clone(link)) }
     }
 
@@ -236,6 +235,18 @@ impl Peers {
                 Err(NoLink::NoConnection)
             }
             Err(_) => Err(NoLink::NoConnection),
+        }
+    }
+
+    /// A chunk came from a node.
+    pub(super) fn heard(&self, link: &Link) {
+        link.heard.set(self.0.clock.elapsed());
+    }
+
+    /// Something did not come from a node within `deadline`: it is silent, or only slow where other things came meanwhile.
+    pub(super) fn misses_deadline(&self, link: &Rc<Link>, deadline: Duration) {
+        if self.0.clock.elapsed().saturating_sub(link.heard.get()) >= deadline {
+            self.falls_silent(link);
         }
     }
 
@@ -291,7 +302,7 @@ impl Peers {
 }
 
 impl Link {
-    fn new(member: &Member, limits: &ExchangeLimits) -> Self {
+    fn new(member: &Member, limits: &ExchangeLimits, clock: Clock) -> Self {
         Self {
             node: member.number,
             name: member.name.clone(),
@@ -299,9 +310,14 @@ impl Link {
             connection: RefCell::default(),
             dialling: tokio::sync::Mutex::default(),
             is_silent: Cell::new(false),
-            streams: Semaphore::new(limits.streams_per_peer),
-            credits: Semaphore::new((limits.credit_bytes / CREDIT_UNIT_BYTES) as usize),
+            heard: Cell::default(),
+            gate: Gate::new(limits, clock),
         }
+    }
+
+    /// Whether it does not answer now.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent.get()
     }
 
     fn open_connection(&self) -> Option<Connection> {
@@ -327,7 +343,8 @@ async fn converse(
     read_message(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
 }
 
-/// Small requests go before blocks, whose streams have priority 0.
+/// Small requests go before blocks, whose streams have priority 0. Classes of blocks share a connection evenly: QUIC would
+/// let nothing of a lower priority pass while there is anything of a higher one, and the asker's gate bounds what it shares.
 pub(super) const SMALL_FIRST: i32 = 1;
 
 /// How long a handshake may take.

@@ -12,7 +12,7 @@ use larder_client::quic::{
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS};
 use larder_protocol::peer::{
-    Announce, Chunks, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
+    Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
 use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
@@ -200,9 +200,9 @@ impl Server {
 
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
     async fn send_blocks(&self, peer: &Identity, mut send: SendStream, fetch: Fetch) {
-        let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes } = fetch;
+        let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
         let granted = match self.services.blocks.get(usize::from(device)) {
-            Some(actor) => actor.send(AskBlocks { fingerprint, hashes, block_bytes }).await,
+            Some(actor) => actor.send(AskBlocks { fingerprint, hashes, block_bytes, class }).await,
             None => Ok(hashes.iter().map(|_| Grant::NotHeld).collect()),
         };
         // An error of the mailbox: the actor is stopping.
@@ -212,7 +212,7 @@ impl Server {
             said.push(match grant {
                 Grant::NotHeld => FetchedChunk::NotHeld,
                 Grant::Busy { retry_after_ms } => FetchedChunk::Busy(RetryAfter { retry_after_ms }),
-                Grant::Held(chunk) => match self.place(&chunk) {
+                Grant::Held(chunk) => match self.place(&chunk, class) {
                     None => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
                     Some(place) => {
                         places.push(place);
@@ -238,12 +238,17 @@ impl Server {
         let _ = send.reset(VarInt::from_u32(0));
     }
 
-    /// A place among the bytes that are being sent.
-    fn place(&self, chunk: &GrantedChunk) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    /// A place among the bytes that are being sent. What is only prefetched leaves some of them free.
+    fn place(&self, chunk: &GrantedChunk, class: Class) -> Option<tokio::sync::OwnedSemaphorePermit> {
         let bytes: u64 = chunk.blocks.iter().map(|block| block.bytes).sum();
         let most = self.peers.limits().sending_bytes / CREDIT_UNIT_BYTES;
-        let units = bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, most) as u32;
-        Arc::clone(&self.sending).try_acquire_many_owned(units).ok()
+        let units = bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, most);
+        let kept_free = match class {
+            Class::Decode => 0,
+            Class::Prefetch => (most / KEPT_FOR_DECODE).min(most - units),
+        };
+        let is_room = units + kept_free <= self.sending.available_permits() as u64;
+        is_room.then(|| Arc::clone(&self.sending).try_acquire_many_owned(units as u32).ok()).flatten()
     }
 }
 
@@ -281,6 +286,9 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long blocks may take to be read: far more than any fetch waits.
 const SEND_DEADLINE: Duration = Duration::from_secs(30);
+
+/// One part in so many of what may be sent at a time is not for prefetches.
+const KEPT_FOR_DECODE: u64 = 4;
 
 /// When a peer may ask again that was told that there is too much to do.
 const BUSY_RETRY_MS: u64 = 5;

@@ -144,6 +144,7 @@ struct Asker {
     handle: ExchangeHandle,
     memory: Arc<ExtentMemory>,
     next: Cell<u64>,
+    metrics: ExchangeMetrics,
 }
 
 impl Asker {
@@ -151,14 +152,18 @@ impl Asker {
         let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
         let (handle, orders) = ExchangeHandle::new(limits);
         let silent = SilentPeers::default();
-        let actor = PeerActor::new(endpoint, limits.clone(), metrics, Clock::start(), silent, orders);
+        let actor = PeerActor::new(endpoint, limits.clone(), metrics.clone(), Clock::start(), silent, orders);
         actor.peers.set_table(Arc::new(table), NodeNumber(1));
         actor.start();
-        Self { handle, memory: Arc::clone(arena(2).extent(1)), next: Cell::new(0) }
+        Self { handle, memory: Arc::clone(arena(2).extent(1)), next: Cell::new(0), metrics }
     }
 
     /// Orders so many chunks, and waits for what comes of them.
     async fn fetch(&self, chunks: u64, deadline: Duration) -> Vec<Fetched> {
+        self.fetch_as(&watch::Sender::new(Class::Decode), chunks, deadline).await
+    }
+
+    async fn fetch_as(&self, class: &watch::Sender<Class>, chunks: u64, deadline: Duration) -> Vec<Fetched> {
         let first = self.next.replace(self.next.get() + chunks);
         let chunk = |number: u64| {
             let mut hash = ChunkHash([0; 32]);
@@ -172,12 +177,24 @@ impl Asker {
             };
             FetchChunk { hash, blocks: vec![block] }
         };
-        self.order((first..first + chunks).map(chunk).collect(), deadline).await
+        self.order((first..first + chunks).map(chunk).collect(), class, deadline).await
     }
 
-    async fn order(&self, chunks: Vec<FetchChunk>, deadline: Duration) -> Vec<Fetched> {
+    async fn order(
+        &self,
+        chunks: Vec<FetchChunk>,
+        class: &watch::Sender<Class>,
+        deadline: Duration,
+    ) -> Vec<Fetched> {
         let holder = Holder { node: NodeNumber(2), device: 0 };
-        let order = FetchOrder { holder, fingerprint: SPACE, chunks, deadline, cancelled: None };
+        let order = FetchOrder {
+            holder,
+            fingerprint: SPACE,
+            chunks,
+            deadline,
+            class: class.subscribe(),
+            cancelled: None,
+        };
         self.handle.fetch(order).unwrap().await.unwrap()
     }
 }
@@ -247,8 +264,9 @@ fn a_block_that_the_holder_lacks_is_said_to_be_missing_and_its_slot_is_left_alon
             range_bytes: BLOCK_BYTES,
             key: BlockKey { pool, ..key(&hash) },
         };
-        let chunks = vec![FetchChunk { hash, blocks: vec![to(0), to(1)] }];
-        let [Fetched::Here { checksums, pools, .. }] = &asker.order(chunks, LONG).await[..] else {
+        let (chunks, class) =
+            (vec![FetchChunk { hash, blocks: vec![to(0), to(1)] }], watch::Sender::new(Class::Decode));
+        let [Fetched::Here { checksums, pools, .. }] = &asker.order(chunks, &class, LONG).await[..] else {
             panic!("the other block comes");
         };
         assert_eq!((checksums.len(), *pools), (1, PoolSet::first(1)));
@@ -290,6 +308,79 @@ fn credits_bound_the_bytes_that_are_asked_for() {
         });
         assert!(is_here(&came), "{came:?}");
         assert_eq!(holder.most_chunks_under_way.get(), 2);
+    });
+}
+
+/// One stream at a time: a prefetch of four chunks, and two more that are ordered while the first is under way. Answers what
+/// was served, by its order.
+async fn served_after_a_prefetch(asker: &Asker, holder: &Holder2, class: Class, later: Class) -> Vec<u8> {
+    holder.does.set(Does::Waits);
+    let (slow, other) = (watch::Sender::new(Class::Prefetch), watch::Sender::new(class));
+    let served = RefCell::new(Vec::new());
+    let first = async {
+        assert!(is_here(&asker.fetch_as(&slow, 4, LONG).await));
+        served.borrow_mut().push(1);
+    };
+    let second = async {
+        until("the first is under way", || holder.under_way.get() == 1).await;
+        assert!(is_here(&asker.fetch_as(&other, 2, LONG).await));
+        served.borrow_mut().push(2);
+    };
+    let serving = async {
+        until("all have lined up", || asker.metrics.fetches_in_flight.get() == 6).await;
+        other.send_replace(later);
+        for fetch in 1..=6 {
+            until("one is under way", || holder.fetches.get() == fetch).await;
+            holder.go_on.notify_one();
+        }
+    };
+    tokio::join!(first, second, serving);
+    served.take()
+}
+
+#[test]
+fn what_an_engine_waits_for_goes_before_what_is_only_prefetched() {
+    let limits = ExchangeLimits { streams_per_peer: 1, ..a_stream_a_chunk() };
+    between(limits, async |asker, holder| {
+        let served = served_after_a_prefetch(&asker, &holder, Class::Decode, Class::Decode).await;
+        assert_eq!(served, [2, 1]);
+    });
+}
+
+#[test]
+fn of_one_class_the_first_goes_first() {
+    let limits = ExchangeLimits { streams_per_peer: 1, ..a_stream_a_chunk() };
+    between(limits, async |asker, holder| {
+        let served = served_after_a_prefetch(&asker, &holder, Class::Prefetch, Class::Prefetch).await;
+        assert_eq!(served, [1, 2]);
+    });
+}
+
+#[test]
+fn a_prefetch_that_an_engine_comes_to_wait_for_goes_before_others() {
+    let limits = ExchangeLimits { streams_per_peer: 1, ..a_stream_a_chunk() };
+    between(limits, async |asker, holder| {
+        let served = served_after_a_prefetch(&asker, &holder, Class::Prefetch, Class::Decode).await;
+        assert_eq!(served, [2, 1]);
+    });
+}
+
+#[test]
+fn time_in_the_line_is_not_taken_for_silence() {
+    let limits = ExchangeLimits { streams_per_peer: 1, ..a_stream_a_chunk() };
+    between(limits, async |asker, holder| {
+        holder.does.set(Does::Waits);
+        let deadline = Duration::from_millis(400);
+        let serving = async {
+            for fetch in 1..=4 {
+                until("one is under way", || holder.fetches.get() == fetch).await;
+                // Four of them take longer than one may.
+                tokio::time::sleep(deadline / 3).await;
+                holder.go_on.notify_one();
+            }
+        };
+        let (came, ()) = tokio::join!(asker.fetch(4, deadline), serving);
+        assert!(is_here(&came), "{came:?}");
     });
 }
 
@@ -348,6 +439,7 @@ fn a_node_that_is_no_member_is_asked_for_nothing() {
             fingerprint: SPACE,
             chunks: Vec::new(),
             deadline: LONG,
+            class: watch::Sender::new(Class::Decode).subscribe(),
             cancelled: None,
         };
         assert!(asker.handle.fetch(order).unwrap().await.unwrap().is_empty());

@@ -390,6 +390,12 @@ impl Store {
         self.evict_above_watermark();
     }
 
+    /// Chunks that a gather still waits for.
+    pub fn awaited(&self, gather: u64) -> impl Iterator<Item = FetchId> {
+        let chunks = self.gathers.open.get(&gather).map_or(&[][..], |open| &open.chunks);
+        chunks.iter().filter(|&&id| self.gathers.is_coming(id)).map(|&id| FetchId(id))
+    }
+
     /// Whether a lease waits for a chunk that is being fetched.
     #[must_use]
     pub fn is_leased_soon(&self, FetchId(id): FetchId) -> bool {

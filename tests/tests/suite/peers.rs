@@ -7,7 +7,7 @@ use larder_client::quic::Credentials;
 use larder_client::quic::ca::Validity;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Join};
-use larder_protocol::peer::{Announce, Chunks, Fetch, Find, PeerRequest, PeerResponse};
+use larder_protocol::peer::{Announce, Chunks, Class, Fetch, Find, PeerRequest, PeerResponse};
 use larder_protocol::table::{Epoch, Holder, NodeNumber, RowKey};
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, prompt};
@@ -85,7 +85,11 @@ fn requests(cluster: &Cluster) -> Vec<PeerRequest> {
     let chunks = Chunks { device: 0, fingerprint, hashes: prompt(b'a', 4) };
     let holder = Holder { node: cluster.member("node-1").number, device: 0 };
     vec![
-        PeerRequest::Fetch(Fetch { chunks: chunks.clone(), block_bytes: vec![BLOCK_BYTES as u64] }),
+        PeerRequest::Fetch(Fetch {
+            chunks: chunks.clone(),
+            block_bytes: vec![BLOCK_BYTES as u64],
+            class: Class::Decode,
+        }),
         PeerRequest::Moved(chunks),
         PeerRequest::Announce(announcement(cluster, holder)),
         PeerRequest::Find(Find { epoch: cluster.table().unwrap().epoch, rows: Vec::new() }),
@@ -241,7 +245,8 @@ fn a_fetch_for_a_device_or_namespace_that_is_not_there_holds_nothing() {
     let unknown = larder_protocol::Fingerprint([9; 32]);
     for device in [0, 7, u16::MAX] {
         let chunks = Chunks { device, fingerprint: unknown, hashes: prompt(b'a', 2) };
-        let fetch = PeerRequest::Fetch(Fetch { chunks, block_bytes: vec![1, 2, u64::MAX] });
+        let fetch =
+            PeerRequest::Fetch(Fetch { chunks, block_bytes: vec![1, 2, u64::MAX], class: Class::Decode });
         let not_held = vec![larder_protocol::peer::FetchedChunk::NotHeld; 2];
         assert_eq!(peer.ask(&connection, &fetch).unwrap(), PeerResponse::Fetched(not_held));
     }

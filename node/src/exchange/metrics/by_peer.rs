@@ -32,6 +32,9 @@ struct Connection {
     lost_packets: u64,
 }
 
+/// What fetches are waited for by.
+const CLASSES: [&str; 2] = ["decode", "prefetch"];
+
 impl ByPeer {
     pub(super) fn new(families: &Families<'_>) -> Result<Self, Error> {
         Ok(Self {
@@ -50,7 +53,7 @@ impl ByPeer {
         self.received_bytes.with_label_values(&[peer]);
         self.sent_bytes.with_label_values(&[peer]);
         self.in_flight_bytes.with_label_values(&[peer]);
-        self.credit_wait_seconds.with_label_values(&[peer]);
+        CLASSES.iter().for_each(|class| _ = self.credit_wait_seconds.with_label_values(&[peer, class]));
         self.sent_packets.with_label_values(&[peer]);
         self.lost_packets.with_label_values(&[peer]);
     }
@@ -61,7 +64,9 @@ impl ByPeer {
         let _ = self.received_bytes.remove_label_values(&[peer]);
         let _ = self.sent_bytes.remove_label_values(&[peer]);
         let _ = self.in_flight_bytes.remove_label_values(&[peer]);
-        let _ = self.credit_wait_seconds.remove_label_values(&[peer]);
+        for class in CLASSES {
+            let _ = self.credit_wait_seconds.remove_label_values(&[peer, class]);
+        }
         let _ = self.rtt_seconds.remove_label_values(&[peer]);
         let _ = self.sent_packets.remove_label_values(&[peer]);
         let _ = self.lost_packets.remove_label_values(&[peer]);

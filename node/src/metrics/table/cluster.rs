@@ -28,7 +28,7 @@ pub const PEERS: Section = Section {
         Metric::counter(
             "larder_peer_credit_wait_seconds_total",
             "seconds",
-            &[PEER],
+            &[PEER, Label::one_of("class", &["decode", "prefetch"])],
             "How long fetches waited, summed, for a stream or credits because as much was under way from that node as may be",
         ),
         Metric::gauge(

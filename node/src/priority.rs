@@ -1,0 +1,163 @@
+//! Who goes next where transfers wait: by class, and by how long they have waited.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::time::Duration;
+
+use larder_protocol::peer::Class;
+
+/// What waits for its turn, each under a key of its own.
+///
+/// A class is a head start: one of a more urgent class counts as having come earlier than it did. So a more
+/// urgent one passes those that came shortly before it, and none waits for ever, however many urgent ones follow.
+#[derive(Debug)]
+pub struct Turns<K> {
+    line: BTreeMap<Turn, K>,
+    waiting: HashMap<K, Waiting>,
+    last_number: u64,
+}
+
+/// A place in the line: when it would be its turn if nothing were scarce, then the order of arrival.
+type Turn = (Duration, u64);
+
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    since: Duration,
+    turn: Turn,
+}
+
+impl<K> Default for Turns<K> {
+    fn default() -> Self {
+        Self { line: BTreeMap::new(), waiting: HashMap::new(), last_number: 0 }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Turns<K> {
+    /// Lines up a key from `now` on. One that waits already keeps its place.
+    pub fn wait(&mut self, key: K, class: Class, now: Duration) {
+        if self.waiting.contains_key(&key) {
+            return;
+        }
+        self.last_number += 1;
+        let turn = (due(class, now), self.last_number);
+        self.waiting.insert(key, Waiting { since: now, turn });
+        self.line.insert(turn, key);
+    }
+
+    /// Gives what waits another class; the time that it has waited counts on.
+    pub fn change_class(&mut self, key: K, class: Class) {
+        let Some(waiting) = self.waiting.get_mut(&key) else { return };
+        self.line.remove(&waiting.turn);
+        waiting.turn.0 = due(class, waiting.since);
+        self.line.insert(waiting.turn, key);
+    }
+
+    /// Whose turn it is.
+    #[must_use]
+    pub fn next(&self) -> Option<K> {
+        self.line.first_key_value().map(|(_, &key)| key)
+    }
+
+    /// Takes a key out of the line; whether it was there.
+    pub fn leave(&mut self, key: K) -> bool {
+        let Some(waiting) = self.waiting.remove(&key) else { return false };
+        self.line.remove(&waiting.turn);
+        true
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.line.is_empty()
+    }
+}
+
+fn due(class: Class, since: Duration) -> Duration {
+    since + (MOST_HEAD_START - head_start(class))
+}
+
+/// By how much a class passes others that came before it.
+const fn head_start(class: Class) -> Duration {
+    match class {
+        Class::Decode => MOST_HEAD_START,
+        Class::Prefetch => Duration::ZERO,
+    }
+}
+
+/// Long against one transfer, and short against what an engine waits for a prefetch.
+const MOST_HEAD_START: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn drain(turns: &mut Turns<u32>) -> Vec<u32> {
+        std::iter::from_fn(|| {
+            let key = turns.next()?;
+            turns.leave(key);
+            Some(key)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_is_decoded_goes_before_what_is_prefetched() {
+        let mut turns = Turns::default();
+        turns.wait(1, Class::Prefetch, at(0));
+        turns.wait(2, Class::Prefetch, at(1));
+        turns.wait(3, Class::Decode, at(2));
+        turns.wait(4, Class::Decode, at(3));
+        assert_eq!(drain(&mut turns), [3, 4, 1, 2]);
+    }
+
+    #[test]
+    fn a_prefetch_that_has_waited_goes_before_a_decode_that_comes_later() {
+        let mut turns = Turns::default();
+        turns.wait(1, Class::Prefetch, at(0));
+        turns.wait(2, Class::Decode, at(249));
+        turns.wait(3, Class::Decode, at(251));
+        assert_eq!(drain(&mut turns), [2, 1, 3]);
+    }
+
+    #[test]
+    fn another_class_counts_from_when_waiting_began() {
+        let mut turns = Turns::default();
+        turns.wait(1, Class::Prefetch, at(0));
+        turns.wait(2, Class::Decode, at(10));
+        turns.wait(1, Class::Prefetch, at(11));
+        turns.change_class(1, Class::Decode);
+        turns.change_class(7, Class::Decode);
+        assert_eq!(drain(&mut turns), [1, 2]);
+        assert!(turns.is_empty() && !turns.leave(1));
+    }
+
+    /// Two come in each millisecond and one is served: the line grows, and most of it is more urgent.
+    #[test]
+    fn nobody_is_passed_by_what_comes_later_than_the_head_start() {
+        let seed = 0x7a12;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut turns = Turns::default();
+        let mut youngest_served = 0;
+        let mut prefetches = 0;
+        for millisecond in 0..4_000_u32 {
+            for key in [2 * millisecond, 2 * millisecond + 1] {
+                let is_urgent = random.u8(..10) > 0;
+                prefetches += u32::from(!is_urgent);
+                turns.wait(
+                    key,
+                    if is_urgent { Class::Decode } else { Class::Prefetch },
+                    at((key / 2).into()),
+                );
+            }
+            let served = turns.next().unwrap();
+            turns.leave(served);
+            youngest_served = youngest_served.max(served / 2);
+            assert!(youngest_served <= served / 2 + 250, "seed {seed}: {served} in {millisecond}");
+        }
+        assert!(prefetches > 100);
+    }
+}
