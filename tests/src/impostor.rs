@@ -43,6 +43,8 @@ pub enum Manners {
     TalksGarbage,
     /// Nothing, and the stream stays open.
     SaysNothing,
+    /// What is right, [`THROTTLED_BLOCKS_PER_SECOND`] at a time.
+    IsThrottled,
 }
 
 /// A running impostor. Dropping it ends it without a word to anybody.
@@ -212,7 +214,14 @@ impl Member {
             bytes.truncate(1);
             bytes[0].truncate(BLOCK_BYTES / 2);
         }
-        send.write_all(&bytes.concat()).await?;
+        let pause = match self.manners {
+            Manners::IsThrottled => Duration::from_secs(1) / THROTTLED_BLOCKS_PER_SECOND,
+            _ => Duration::ZERO,
+        };
+        for bytes in bytes {
+            tokio::time::sleep(pause).await;
+            send.write_all(&bytes).await?;
+        }
         Ok(send.finish()?)
     }
 
@@ -300,6 +309,9 @@ impl Manners {
         )
     }
 }
+
+/// Blocks of each fetch that a throttled impostor sends in a second.
+pub const THROTTLED_BLOCKS_PER_SECOND: u32 = 50;
 
 /// How long a cluster may take to take it in.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -5,8 +5,10 @@ use std::time::Duration;
 use larder_client::LookupOptions;
 use larder_protocol::ChunkHash;
 use larder_protocol::session::{Tier, Wait};
+use larder_protocol::table::RowKey;
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, prompt};
+use larder_tests::impostor::{Impostor, Manners, THROTTLED_BLOCKS_PER_SECOND};
 use larder_tests::wait;
 
 use super::{Engine, LARDER};
@@ -176,4 +178,33 @@ fn where_computing_is_faster_nothing_is_brought_and_the_answer_says_so() {
     assert_eq!(fast.tokens_to_recompute(), fast.found().tokens);
     let slow = engine.session.prefetch(&engine.namespace, &chain, options(), Some(1.0)).unwrap();
     assert_eq!((slow.tokens(), slow.tokens_to_recompute()), (slow.found().tokens, 0));
+}
+
+#[test]
+fn with_a_throttled_peer_the_choice_flips_where_the_arithmetic_says() {
+    let cluster = Cluster::start(LARDER, 1).unwrap();
+    let engine = Engine::connect(&cluster.socket(0));
+    let prompts = [b'a', b'b', b'c'].map(|name| engine.namespace.chain(prompt(name, 30)));
+    let fingerprint = engine.namespace.fingerprint();
+    let rows_of = |chain: &larder_protocol::Chain| -> Vec<RowKey> {
+        (0..30).map(|position| RowKey::new(&fingerprint, &chain.chunk(position))).collect()
+    };
+    let rows = prompts.iter().flat_map(rows_of).collect();
+    let _peer = Impostor::join(&cluster, "throttled", rows, Manners::IsThrottled).unwrap();
+    let [measured, slower, faster] = &prompts;
+    wait::until("the peer is believed", || {
+        let found = engine.session.lookup(&engine.namespace, measured, options()).unwrap();
+        (found.tokens == tokens(30)).then_some(())
+    });
+    let ticket = engine.session.prefetch(&engine.namespace, measured, options(), None).unwrap();
+    assert_eq!(engine.session.collect(ticket, Wait::Complete).unwrap().chunks(), 30);
+
+    // A block a chunk: at this speed the engine computes them as fast as they come.
+    let even = f64::from(THROTTLED_BLOCKS_PER_SECOND * CHUNK_TOKENS);
+    let ticket = engine.session.prefetch(&engine.namespace, slower, options(), Some(even / 2.5)).unwrap();
+    assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (tokens(30), 0));
+    let lease = engine.session.collect(ticket, Wait::Complete).unwrap();
+    assert_eq!(check(&lease, &prompt(b'b', 30)), 30);
+    let ticket = engine.session.prefetch(&engine.namespace, faster, options(), Some(even * 2.5)).unwrap();
+    assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (0, tokens(30)));
 }
