@@ -164,7 +164,7 @@ async fn prefix(
     let (fingerprint, chain) = request.into_inner().chain().map_err(error::ErrorBadRequest)?;
     if trace.is_recorded() {
         trace.set("larder.namespace", tracing::field::display(fingerprint));
-        trace.set("larder.chunks", chain.hashes.len() as u64);
+        trace.count("larder.chunks", chain.hashes.len() as u64);
     }
     let (answer, answered) = oneshot::channel();
     if state.questions.try_send(Question { fingerprint, chain, trace, answer }).is_err() {

@@ -49,7 +49,7 @@ pub(crate) async fn answer(
         let (asker, table) = (std::rc::Rc::clone(&asker), Arc::clone(&tables.borrow()));
         actix_rt::spawn(async move {
             let holdings = asker.holdings(&table, &fingerprint, &chain, &trace).await;
-            trace.set("larder.chunks_here", holdings.cluster_chunks as u64);
+            trace.count("larder.chunks_here", holdings.cluster_chunks as u64);
             drop(trace);
             // An error: the router went away.
             let _ = answer.send(holdings);
@@ -80,7 +80,7 @@ impl Asker {
         let asked = by_home.iter().map(|(&home, positions)| {
             let rows = positions.iter().map(|&position| rows[position as usize]).collect();
             let trace = trace.child(SpanKind::Client, "find");
-            trace.set("larder.chunks", positions.len() as u64);
+            trace.count("larder.chunks", positions.len() as u64);
             async move {
                 let answer = timeout(HOME_DEADLINE, self.ask(table, home, rows, &trace)).await;
                 (home, positions, answer)

@@ -131,6 +131,12 @@ impl Trace {
         }
     }
 
+    /// The same of a number.
+    pub fn count(&self, field: &'static str, number: impl Into<u64>) {
+        // OTLP knows signed numbers alone: others would become texts.
+        self.set(field, i64::try_from(number.into()).unwrap_or(i64::MAX));
+    }
+
     /// What those who do a part of it are told.
     #[must_use]
     pub fn context(&self) -> Option<TraceContext> {

@@ -411,7 +411,7 @@ impl GpuActor {
         let (cancel, cancelled) = oneshot::channel();
         let (waits, cancelled) = (class.subscribe(), Some(cancelled));
         let trace = first.trace.child(SpanKind::Internal, "fetch");
-        trace.set("larder.bytes", bytes);
+        trace.count("larder.bytes", bytes);
         let order = FetchOrder { holder, fingerprint, chunks, deadline, class: waits, cancelled, trace };
         let Some(peers) = &self.peers else { return };
         let Ok(coming) = (peers.fetch)(order) else {
@@ -547,7 +547,7 @@ impl GpuActor {
             self.waiting.remove(&gather);
             let leased = self.store.finish_gather(gather);
             if let Ok(leased) = &leased {
-                trace.set("larder.chunks_here", leased.chunks);
+                trace.count("larder.chunks_here", leased.chunks);
             }
             let answer = leased.map_or_else(Answer::from, |leased| self.show_lease(leased));
             self.reply(asked, answer);

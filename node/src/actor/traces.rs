@@ -15,11 +15,11 @@ impl GpuActor {
             if let Some(fingerprint) = self.store.fingerprint(namespace) {
                 describe_namespace(trace, &fingerprint);
             }
-            trace.set("larder.chunks", chain.hashes.len() as u64);
+            trace.count("larder.chunks", chain.hashes.len() as u64);
         };
         let lookup = |ask: &Lookup| {
             chain(ask.namespace, &ask.chain);
-            trace.set("larder.tokens", ask.prompt_tokens);
+            trace.count("larder.tokens", ask.prompt_tokens);
         };
         match request {
             Request::Lookup(ask) => lookup(ask),
@@ -27,7 +27,7 @@ impl GpuActor {
             Request::Lease(ask) => chain(ask.namespace, &ask.chain),
             Request::Reserve(ask) => chain(ask.namespace, &ask.chain),
             Request::Pin(ask) => chain(ask.namespace, &ask.chain),
-            Request::Commit(ask) => trace.set("larder.chunks", ask.chunks.len() as u64),
+            Request::Commit(ask) => trace.count("larder.chunks", ask.chunks.len() as u64),
             _ => {}
         }
     }
@@ -39,7 +39,7 @@ pub(super) fn gather_span(trace: &Trace, gathered: &Gathered) -> Trace {
         return Trace::default();
     }
     let gather = trace.child(SpanKind::Internal, "gather");
-    gather.set("larder.chunks", gathered.wanted.len() as u64);
+    gather.count("larder.chunks", gathered.wanted.len() as u64);
     gather
 }
 
@@ -48,8 +48,8 @@ pub(super) fn disk_span(trace: &Trace, chunks: usize, bytes: impl FnOnce() -> u6
     let span = trace.child(SpanKind::Internal, "read_disk");
     if span.is_recorded() {
         span.set("larder.tier", tier_name(Tier::Disk));
-        span.set("larder.chunks", chunks as u64);
-        span.set("larder.bytes", bytes());
+        span.count("larder.chunks", chunks as u64);
+        span.count("larder.bytes", bytes());
     }
     span
 }
@@ -86,16 +86,16 @@ pub(super) fn describe_answer(trace: &Trace, answer: &Answer) {
     let found = match &answer.response {
         Some(Response::Found(found)) => found,
         Some(Response::Prefetching(prefetching)) => &prefetching.found,
-        Some(Response::Leased(leased)) => return trace.set("larder.chunks_here", leased.chunks),
+        Some(Response::Leased(leased)) => return trace.count("larder.chunks_here", leased.chunks),
         Some(Response::Reserved(reserved)) => {
-            return trace.set("larder.chunks_here", reserved.chunks.len() as u64);
+            return trace.count("larder.chunks_here", reserved.chunks.len() as u64);
         }
-        Some(Response::Committed(chunks)) => return trace.set("larder.chunks_here", *chunks),
-        Some(Response::Pinned(pinned)) => return trace.set("larder.chunks_here", pinned.chunks),
+        Some(Response::Committed(chunks)) => return trace.count("larder.chunks_here", *chunks),
+        Some(Response::Pinned(pinned)) => return trace.count("larder.chunks_here", pinned.chunks),
         _ => return,
     };
-    trace.set("larder.tokens_found", found.tokens);
-    trace.set("larder.chunks_here", found.spans.iter().map(|span| span.to - span.from).sum::<u32>());
+    trace.count("larder.tokens_found", found.tokens);
+    trace.count("larder.chunks_here", found.spans.iter().map(|span| span.to - span.from).sum::<u32>());
     // The farthest: that is what bringing it costs.
     if let Some(tier) = found.spans.iter().map(|span| span.tier).max() {
         trace.set("larder.tier", tier_name(tier));

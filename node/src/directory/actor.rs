@@ -162,8 +162,8 @@ impl DirectoryActor {
         }
         self.metrics.homes.observe(others.len() as f64);
         let trace = ask.trace;
-        trace.set("larder.chunks", ask.chunks.len() as u64);
-        trace.set("larder.homes", others.len() as u64);
+        trace.count("larder.chunks", ask.chunks.len() as u64);
+        trace.count("larder.homes", others.len() as u64);
         if others.is_empty() || self.finds + others.len() > MAX_FINDS {
             self.metrics.finds.with_label_values(&["shed"]).inc_by(others.len() as u64);
             return Box::pin(fut::ready(lookup.finish(&self.view, now)));
@@ -171,7 +171,7 @@ impl DirectoryActor {
         self.finds += others.len();
         let asked = others.into_iter().map(|HomeAsk { home, find, positions }| {
             let trace = trace.child(SpanKind::Client, "find");
-            trace.set("larder.chunks", positions.len() as u64);
+            trace.count("larder.chunks", positions.len() as u64);
             let answer = self.ask_traced(home, PeerRequest::Find(find), self.limits.find_deadline, trace);
             async move { (home, positions, answer.await) }
         });
@@ -184,7 +184,7 @@ impl DirectoryActor {
                 }
             }
             let holders = lookup.finish(&act.view, now);
-            trace.set("larder.chunks_here", holders.iter().filter(|held| !held.is_empty()).count() as u64);
+            trace.count("larder.chunks_here", holders.iter().filter(|held| !held.is_empty()).count() as u64);
             holders
         }))
     }

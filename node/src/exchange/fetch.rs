@@ -55,8 +55,8 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
     let came: Vec<Fetched> = came.inspect(|came| metrics.fetched(came)).collect();
     if order.trace.is_recorded() {
         let here = came.iter().filter(|came| matches!(came, Fetched::Here { .. })).count();
-        order.trace.set("larder.chunks", chunks as u64);
-        order.trace.set("larder.chunks_here", here as u64);
+        order.trace.count("larder.chunks", chunks as u64);
+        order.trace.count("larder.chunks_here", here as u64);
         order.trace.set("larder.outcome", outcome(&came));
     }
     // An error: the actor stopped, and its arena goes.
@@ -136,8 +136,8 @@ async fn receive_batch(
         }
     };
     let trace = order.trace.child(SpanKind::Client, "fetch_batch");
-    trace.set("larder.chunks", batch.chunks.len() as u64);
-    trace.set("larder.bytes", batch.bytes);
+    trace.count("larder.chunks", batch.chunks.len() as u64);
+    trace.count("larder.bytes", batch.bytes);
     trace.set("larder.peer", &*link.name);
     let mut stream = match ask(&connection, order, class, batch, &trace).await {
         Ok(Asked::Coming(stream, held)) => Coming::new(stream, held),

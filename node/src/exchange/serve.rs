@@ -139,12 +139,12 @@ impl Server {
             PeerRequest::Fetch(Fetch { chunks, .. }) => {
                 let trace = sampler.request("serve_fetch", Some(context));
                 trace.set("larder.namespace", tracing::field::display(&chunks.fingerprint));
-                trace.set("larder.chunks", chunks.hashes.len() as u64);
+                trace.count("larder.chunks", chunks.hashes.len() as u64);
                 trace
             }
             PeerRequest::Find(find) => {
                 let trace = sampler.request("serve_find", Some(context));
-                trace.set("larder.chunks", find.rows.len() as u64);
+                trace.count("larder.chunks", find.rows.len() as u64);
                 trace
             }
             _ => Trace::default(),
@@ -255,8 +255,8 @@ impl Server {
             });
         }
         let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
-        trace.set("larder.bytes", bytes);
-        trace.set("larder.chunks_here", places.len() as u64);
+        trace.count("larder.bytes", bytes);
+        trace.count("larder.chunks_here", places.len() as u64);
         trace.set("larder.peer", &*peer.name);
         let sent = async {
             write_message(&mut send, &PeerResponse::Fetched(said)).await.ok()?;

@@ -135,8 +135,8 @@ impl Driver {
                 Some(RequestError::Lost { node: "every node".to_owned() })
             }
         };
-        trace.set("larder.tokens", request.input_tokens);
-        trace.set("larder.tokens_found", hit);
+        trace.count("larder.tokens", request.input_tokens);
+        trace.count("larder.tokens_found", hit);
         trace.set("larder.outcome", if served.is_none() { "done" } else { "failed" });
         let state = &mut *self.state.borrow_mut();
         state.tally.asked(request.input_tokens);

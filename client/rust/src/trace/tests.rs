@@ -28,7 +28,7 @@ fn a_part_belongs_to_its_whole_and_that_to_its_caller() {
     let spans = recorded(|| {
         let request = Sampler::new(0.0).request("lease", Some(context(1)));
         let part = request.child(SpanKind::Client, "fetch");
-        part.set("larder.bytes", 4_096_u64);
+        part.count("larder.bytes", 4_096_u64);
         told = part.context();
     });
     let [part, request] = spans.as_slice() else { panic!("{spans:?}") };
@@ -38,7 +38,8 @@ fn a_part_belongs_to_its_whole_and_that_to_its_caller() {
     let told = told.unwrap();
     assert_eq!((told.trace_id, told.is_sampled()), ([7; 16], true));
     assert_eq!(told.span_id, part.span_context.span_id().to_bytes());
-    assert!(part.attributes.iter().any(|pair| pair.key.as_str() == "larder.bytes"));
+    let bytes = part.attributes.iter().find(|pair| pair.key.as_str() == "larder.bytes").unwrap();
+    assert_eq!(bytes.value, opentelemetry::Value::I64(4_096), "numbers are numbers");
 }
 
 #[test]
@@ -64,7 +65,7 @@ fn zeros_are_no_context() {
 fn who_makes_no_spans_passes_on_what_it_was_told() {
     let request = Sampler::default().request("lease", Some(context(1)));
     assert!(!request.is_recorded());
-    request.set("larder.bytes", 1_u64);
+    request.count("larder.bytes", 1_u64);
     assert_eq!(request.child(SpanKind::Client, "fetch").context(), Some(context(1)));
     assert_eq!(Trace::call("lease", context(1)).context(), Some(context(1)));
     assert_eq!(Trace::call("lease", context(0)).context(), Some(context(0)));
