@@ -18,18 +18,22 @@
 //! suspect_after_ms = 3000
 //! remove_after_ms = 30000
 //! grace_ms = 3000
+//!
+//! [tracing]
+//! sample_ratio = 0.0
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use larder_client::quic::CredentialFiles;
+use larder_client::trace::{InvalidEndpoint, TracingConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::membership::Patience;
 
 /// What the config file says. Unknown keys are refused.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Where HTTP is served.
@@ -40,6 +44,8 @@ pub struct Config {
     pub state: StateConfig,
     /// How patient the coordinator is.
     pub membership: MembershipConfig,
+    /// Where traces of questions go; nowhere where it has no endpoint.
+    pub tracing: TracingConfig,
 }
 
 /// Where HTTP is served.
@@ -118,6 +124,15 @@ pub enum ConfigError {
         /// What was found.
         remove_after_ms: u64,
     },
+    /// A fraction outside of 0 to 1.
+    #[error("`tracing.sample_ratio` is {found}: set it to between 0 and 1")]
+    SampleRatio {
+        /// The number found.
+        found: f64,
+    },
+    /// Spans cannot be sent there.
+    #[error(transparent)]
+    TracingEndpoint(#[from] InvalidEndpoint),
 }
 
 impl Config {
@@ -136,10 +151,15 @@ impl Config {
 
     fn check(&self) -> Result<(), ConfigError> {
         let MembershipConfig { heartbeat_ms, suspect_after_ms, remove_after_ms, .. } = self.membership;
-        if 0 < heartbeat_ms && heartbeat_ms < suspect_after_ms && suspect_after_ms < remove_after_ms {
-            return Ok(());
+        if !(0 < heartbeat_ms && heartbeat_ms < suspect_after_ms && suspect_after_ms < remove_after_ms) {
+            return Err(ConfigError::Impatient { heartbeat_ms, suspect_after_ms, remove_after_ms });
         }
-        Err(ConfigError::Impatient { heartbeat_ms, suspect_after_ms, remove_after_ms })
+        let found = self.tracing.sample_ratio;
+        if !(0.0..=1.0).contains(&found) {
+            return Err(ConfigError::SampleRatio { found });
+        }
+        self.tracing.url()?;
+        Ok(())
     }
 }
 
@@ -236,6 +256,14 @@ mod tests {
     fn times_that_contradict_each_other_are_refused() {
         let error = read("[membership]\nsuspect_after_ms = 500").unwrap_err();
         assert!(error.to_string().contains("heartbeat_ms (1000) < suspect_after_ms (500)"), "{error}");
+    }
+
+    #[test]
+    fn an_endpoint_or_a_fraction_for_traces_that_is_none_is_refused() {
+        let error = read("[tracing]\nendpoint = \"collector:4317\"").unwrap_err();
+        assert!(error.to_string().contains("`collector:4317`"), "{error}");
+        let error = read("[tracing]\nsample_ratio = 1.5").unwrap_err();
+        assert!(error.to_string().contains("is 1.5"), "{error}");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use actix_web::web::{Data, Json, JsonConfig, ServiceConfig, get, post};
-use actix_web::{HttpResponse, error};
+use actix_web::{HttpRequest, HttpResponse, error};
+use larder_client::trace::Sampler;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use larder_protocol::table::MemberState;
@@ -100,6 +101,8 @@ pub(crate) struct State {
     pub(crate) questions: mpsc::Sender<Question>,
     pub(crate) metrics: Metrics,
     pub(crate) uptime: Uptime,
+    /// Which questions are traced.
+    pub(crate) sampler: Sampler,
 }
 
 /// The paths.
@@ -148,12 +151,23 @@ async fn status(state: Data<State>) -> Json<Status> {
     })
 }
 
-/// How much of a prompt's prefix each node holds.
-async fn prefix(state: Data<State>, request: Json<PrefixRequest>) -> actix_web::Result<Json<PrefixAnswer>> {
+/// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; one that
+/// is none counts as none, as its standard has it.
+async fn prefix(
+    state: Data<State>,
+    head: HttpRequest,
+    request: Json<PrefixRequest>,
+) -> actix_web::Result<Json<PrefixAnswer>> {
+    let parent = head.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse().ok());
+    let trace = state.sampler.request("prefix", parent);
     let chunk_tokens = request.chunk_tokens;
     let (fingerprint, chain) = request.into_inner().chain().map_err(error::ErrorBadRequest)?;
+    if trace.is_recorded() {
+        trace.set("larder.namespace", tracing::field::display(fingerprint));
+        trace.count("larder.chunks", chain.hashes.len() as u64);
+    }
     let (answer, answered) = oneshot::channel();
-    if state.questions.try_send(Question { fingerprint, chain, answer }).is_err() {
+    if state.questions.try_send(Question { fingerprint, chain, trace, answer }).is_err() {
         return Err(error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n"));
     }
     let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;

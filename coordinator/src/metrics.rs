@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use larder_client::metrics::{Families, Label, Metric, PROCESS, ProcessMetrics, Section};
+use larder_client::metrics::{
+    Families, Label, Metric, PROCESS, ProcessMetrics, Section, TRACING, TracingMetrics,
+};
 use larder_protocol::table::MemberState;
 use prometheus::{
     Encoder as _, Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
@@ -23,6 +25,7 @@ pub(crate) struct Metrics {
     table_pushes: IntCounter,
     late_heartbeats: IntGauge,
     process: ProcessMetrics,
+    tracing: TracingMetrics,
 }
 
 impl Metrics {
@@ -42,6 +45,7 @@ impl Metrics {
             table_pushes: families.counter("larder_coordinator_table_pushes_total")?,
             late_heartbeats: families.gauge("larder_coordinator_late_members")?,
             process: ProcessMetrics::new(&families)?,
+            tracing: TracingMetrics::new(&families)?,
             registry,
         })
     }
@@ -88,6 +92,7 @@ impl Metrics {
             counter.inc_by(total.saturating_sub(counter.get()));
         }
         self.process.show();
+        self.tracing.show();
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(text)
@@ -156,6 +161,7 @@ pub const COORDINATOR: &[Section] = &[
             ),
         ],
     },
+    TRACING,
     PROCESS,
 ];
 

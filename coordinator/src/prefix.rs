@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use larder_client::quic::{Connection, Endpoint, read_message, write_message};
+use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{Find, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
@@ -21,6 +22,8 @@ use tokio::time::timeout;
 pub(crate) struct Question {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) chain: Chain,
+    /// What it belongs to.
+    pub(crate) trace: Trace,
     pub(crate) answer: oneshot::Sender<Holdings>,
 }
 
@@ -42,10 +45,12 @@ pub(crate) async fn answer(
     mut questions: mpsc::Receiver<Question>,
 ) {
     let asker = std::rc::Rc::new(Asker { endpoint, connections: RefCell::default() });
-    while let Some(Question { fingerprint, chain, answer }) = questions.recv().await {
+    while let Some(Question { fingerprint, chain, trace, answer }) = questions.recv().await {
         let (asker, table) = (std::rc::Rc::clone(&asker), Arc::clone(&tables.borrow()));
         actix_rt::spawn(async move {
-            let holdings = asker.holdings(&table, &fingerprint, &chain).await;
+            let holdings = asker.holdings(&table, &fingerprint, &chain, &trace).await;
+            trace.count("larder.chunks_here", holdings.cluster_chunks as u64);
+            drop(trace);
             // An error: the router went away.
             let _ = answer.send(holdings);
         });
@@ -58,7 +63,13 @@ struct Asker {
 }
 
 impl Asker {
-    async fn holdings(&self, table: &Table, fingerprint: &Fingerprint, chain: &Chain) -> Holdings {
+    async fn holdings(
+        &self,
+        table: &Table,
+        fingerprint: &Fingerprint,
+        chain: &Chain,
+        trace: &Trace,
+    ) -> Holdings {
         let rows: Vec<RowKey> = chain.chunks().map(|chunk| RowKey::new(fingerprint, &chunk)).collect();
         let mut by_home = BTreeMap::<NodeNumber, Vec<u32>>::new();
         for (position, row) in (0..).zip(&rows) {
@@ -68,7 +79,12 @@ impl Asker {
         }
         let asked = by_home.iter().map(|(&home, positions)| {
             let rows = positions.iter().map(|&position| rows[position as usize]).collect();
-            async move { (home, positions, timeout(HOME_DEADLINE, self.ask(table, home, rows)).await) }
+            let trace = trace.child(SpanKind::Client, "find");
+            trace.count("larder.chunks", positions.len() as u64);
+            async move {
+                let answer = timeout(HOME_DEADLINE, self.ask(table, home, rows, &trace)).await;
+                (home, positions, answer)
+            }
         });
         let mut holders: Vec<Vec<Holder>> = vec![Vec::new(); rows.len()];
         let mut silent_homes = Vec::new();
@@ -93,9 +109,13 @@ impl Asker {
         table: &Table,
         home: NodeNumber,
         rows: Vec<RowKey>,
+        trace: &Trace,
     ) -> Option<Vec<larder_protocol::peer::RowSpan>> {
         let connection = self.connection(table, home).await?;
         let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
+        if let Some(context) = trace.context() {
+            write_message(&mut send, &PeerRequest::Trace(context)).await.ok()?;
+        }
         write_message(&mut send, &PeerRequest::Find(Find { epoch: table.epoch, rows })).await.ok()?;
         send.finish().ok()?;
         match read_message(&mut receive).await.ok()?? {

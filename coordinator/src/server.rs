@@ -131,6 +131,7 @@ pub async fn run(
         questions,
         metrics: metrics.clone(),
         uptime,
+        sampler: config.tracing.sampler(),
     });
     let failed = |source| ServeError::Serve { http, source };
     let server = HttpServer::new(move || App::new().app_data(state.clone()).configure(routes))

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
 use larder_client::quic::ca::{Authority, Validity};
 use larder_client::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
+use larder_client::trace::TracingConfig;
 use larder_coordinator::{Config, HttpConfig, MembershipConfig, PeerConfig, Ready, StateConfig, Status, run};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::FollowerMessage;
@@ -80,6 +81,7 @@ impl Place {
                 remove_after_ms: 1_500,
                 grace_ms: 100,
             },
+            tracing: TracingConfig::default(),
         };
         let (stop, stopped) = oneshot::channel();
         let (ready, told) = mpsc::channel();

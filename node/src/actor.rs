@@ -10,6 +10,7 @@ mod disk;
 mod gather;
 mod peers;
 mod prefetch;
+mod traces;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
+use larder_client::trace::Trace;
 use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
 use tokio::sync::mpsc;
 
@@ -121,6 +123,8 @@ pub struct Ask {
     pub request: Request,
     /// Where the answer goes.
     pub reply_to: ReplyTo,
+    /// What it belongs to.
+    pub trace: Trace,
 }
 
 /// Where all of a session's answers go, in the order in which the actor makes them: one may speak of memory that the one
@@ -247,6 +251,7 @@ impl GpuActor {
             }
             Request::Progress(ticket) => return self.progress(session, ticket),
             Request::Hello(_)
+            | Request::Trace(_)
             | Request::Commit(_)
             | Request::Lookup(_)
             | Request::Lease(_)
@@ -355,9 +360,11 @@ impl Handler<Ask> for GpuActor {
 
     fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) {
         let started = self.clock.elapsed();
-        let name = answer::request_name(&ask.request);
-        let Ask { session, request, reply_to } = ask;
-        let asked = Asked { request: name, reply_to, started };
+        let Ask { session, request, reply_to, trace } = ask;
+        if trace.is_recorded() {
+            self.describe_request(&trace, &request);
+        }
+        let asked = Asked { request: request.name(), reply_to, trace, started };
         let reply = match request {
             Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
             Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),

@@ -15,6 +15,7 @@ use larder_client::metrics::Families;
 use larder_client::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
+use larder_client::trace::Sampler;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::{MemberState, NodeNumber, Table};
 use prometheus::{IntGaugeVec, Registry};
@@ -34,6 +35,7 @@ use crate::threads;
 /// The node in its cluster.
 pub(crate) struct Cluster {
     limits: ClusterLimits,
+    sampler: Sampler,
     arbiter: Arbiter,
     endpoint: Endpoint,
     sharing: Option<Sharing>,
@@ -109,6 +111,7 @@ impl Cluster {
     /// Starts the peer thread; nobody is served yet.
     pub(crate) async fn start(
         limits: &ClusterLimits,
+        sampler: Sampler,
         name: &str,
         registry: &Registry,
         clock: Clock,
@@ -148,7 +151,18 @@ impl Cluster {
         let known = watch::Sender::default();
         let gauges = MembershipGauges::new(registry)?;
         let limits = limits.clone();
-        Ok(Self { limits, arbiter, endpoint, sharing, silent, known, gauges, stop: None, left: None })
+        Ok(Self {
+            limits,
+            sampler,
+            arbiter,
+            endpoint,
+            sharing,
+            silent,
+            known,
+            gauges,
+            stop: None,
+            left: None,
+        })
     }
 
     /// How the actor of a device reaches other nodes; `None` where chunks are not shared.
@@ -175,6 +189,7 @@ impl Cluster {
                 find: directory.clone().recipient(),
                 announce: directory.clone().recipient(),
                 repair: directory.clone().recipient(),
+                sampler: self.sampler,
             };
             if peer.send(Serve(services)).await.is_err() {
                 tracing::error!("the peer thread ended before it served");

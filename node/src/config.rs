@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
+use larder_client::trace::TracingConfig;
 use serde::Deserialize;
 
 use crate::disk::DEFAULT_SEGMENT_BYTES;
@@ -40,6 +41,8 @@ pub struct Config {
     pub session: SessionConfig,
     /// Where lookups are recorded; nowhere where it is not given.
     pub record: Option<RecordConfig>,
+    /// Where traces of requests go; nowhere where it has no endpoint.
+    pub tracing: TracingConfig,
     /// The cluster to be a member of; where it is not given, the node serves its host alone.
     pub cluster: Option<ClusterConfig>,
 }
@@ -279,6 +282,7 @@ impl Default for Config {
             disk: None,
             session: SessionConfig::default(),
             record: None,
+            tracing: TracingConfig::default(),
             cluster: None,
         }
     }

@@ -16,6 +16,7 @@ mod stream;
 use std::sync::Arc;
 
 use actix::Message;
+use larder_client::trace::Trace;
 use larder_protocol::peer::{Announce, Announced, Find, Repair, Rows};
 use larder_protocol::table::{Holder, NodeNumber, Table};
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -38,6 +39,8 @@ pub struct AskHolders {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
+    /// The span of it, which ends with it.
+    pub trace: Trace,
 }
 
 /// Tells what an actor of this node gained and lost.

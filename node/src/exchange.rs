@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use larder_client::quic::Endpoint;
+use larder_client::trace::Trace;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber};
@@ -145,7 +146,7 @@ impl Handler<AskPeer> for PeerActor {
 
     fn handle(&mut self, ask: AskPeer, _: &mut Self::Context) -> Self::Result {
         let peers = self.peers.clone();
-        Box::pin(async move { peers.ask(ask.node, &ask.request, ask.deadline).await })
+        Box::pin(async move { peers.ask(ask.node, &ask.request, ask.deadline, &ask.trace).await })
     }
 }
 
@@ -186,6 +187,8 @@ pub struct AskBlocks {
     pub block_bytes: Vec<u64>,
     /// What waits for them there.
     pub class: Class,
+    /// What it belongs to.
+    pub trace: Trace,
 }
 
 /// What an actor says of one chunk that a peer wants.
@@ -277,6 +280,8 @@ pub struct FetchOrder {
     pub class: watch::Receiver<Class>,
     /// A message here stops it: what has not come by then does not. Without one it is never stopped.
     pub cancelled: Option<oneshot::Receiver<()>>,
+    /// The span of it, which ends with it.
+    pub trace: Trace,
 }
 
 /// One chunk to fetch.
@@ -355,6 +360,8 @@ pub struct AskPeer {
     pub request: PeerRequest,
     /// How long it may take.
     pub deadline: Duration,
+    /// The span of it, which ends with it.
+    pub trace: Trace,
 }
 
 /// A node does not answer.

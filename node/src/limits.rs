@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_client::quic::CredentialFiles;
+use larder_client::trace::Sampler;
 
 pub use error::{ConfigError, MemoryOf};
 pub use near::{Mismatch, PeerPlace};
@@ -36,6 +37,8 @@ pub struct Limits {
     pub session: SessionLimits,
     /// Where lookups are recorded.
     pub record: Option<RecordLimits>,
+    /// Which requests are traced.
+    pub sampler: Sampler,
     /// The cluster that it is a member of.
     pub cluster: Option<ClusterLimits>,
     /// What cannot be where it would be best.

@@ -8,7 +8,7 @@ pub mod table;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use larder_client::metrics::{Families, ProcessMetrics};
+use larder_client::metrics::{Families, ProcessMetrics, TracingMetrics};
 use larder_protocol::session::Tier;
 use prometheus::{
     CounterVec, Encoder, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry,
@@ -48,6 +48,7 @@ pub struct Metrics {
     session_ends: IntCounterVec,
     tenant_bytes: IntGaugeVec,
     process: ProcessMetrics,
+    tracing: TracingMetrics,
     known: KnownNamespaces,
     /// Lookups that the lookup log left out.
     pub unrecorded: IntCounter,
@@ -163,6 +164,7 @@ impl Metrics {
             session_ends: families.counters("larder_session_ends_total")?,
             tenant_bytes: families.gauges("larder_tenant_arena_bytes")?,
             process: ProcessMetrics::new(&families)?,
+            tracing: TracingMetrics::new(&families)?,
             known: KnownNamespaces::default(),
             unrecorded: families.counter("larder_unrecorded_lookups_total")?,
             rates: RateGauges::new(&families)?,
@@ -176,6 +178,7 @@ impl Metrics {
     /// Where a metric cannot be written as text.
     pub fn render(&self) -> Result<String, prometheus::Error> {
         self.process.show();
+        self.tracing.show();
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())

@@ -149,7 +149,9 @@ pub async fn run(
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
     let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
     let mut cluster = match &limits.cluster {
-        Some(cluster) => Some(Cluster::start(cluster, &limits.name, metrics.registry(), clock).await?),
+        Some(cluster) => {
+            Some(Cluster::start(cluster, limits.sampler, &limits.name, metrics.registry(), clock).await?)
+        }
         None => None,
     };
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
@@ -356,6 +358,7 @@ fn listen_on_sockets(
         max_sessions: limits.session.max_sessions,
         processes: Processes::new(addresses, limits.session.max_lingering_processes),
         metrics: Arc::clone(metrics),
+        sampler: limits.sampler,
         stopping,
     };
     let bind = |(number, tenant): (u16, &crate::limits::TenantLimits)| {

@@ -36,11 +36,11 @@ class Process:
 
 
 class Cluster(Process):
-    def __init__(self, larder, folder):
+    def __init__(self, larder, folder, more=()):
         self.larder = larder
         self.log = (folder / "dev.log").open("w")
         self.process = subprocess.Popen(
-            [larder, "dev", *DEV, "--dir", folder / "dev"], stdout=subprocess.PIPE, stderr=self.log, text=True
+            [larder, "dev", *DEV, *more, "--dir", folder / "dev"], stdout=subprocess.PIPE, stderr=self.log, text=True
         )
         line = self.process.stdout.readline()
         assert line, (folder / "dev.log").read_text()

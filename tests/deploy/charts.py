@@ -141,6 +141,8 @@ def values_are_checked():
         {"certificates": {"source": "none"}},
         {"node": {"tenants": [{"name": "../red"}]}},
         {"node": {"host": {"arena_bytes": 1}}},
+        {"tracing": {"endpoint": "collector:4317"}},
+        {"tracing": {"sampleRatio": 2}},
     ]
     for values in wrong:
         try:
@@ -153,6 +155,7 @@ def values_are_checked():
             {
                 "image": {"repository": "registry.example/larder", "tag": "9"},
                 "imagePullSecrets": [{"name": "registry"}],
+                "tracing": {"endpoint": "http://collector.traces:4318", "sampleRatio": 0.25, "namespace": "traces"},
                 "monitoring": {"labels": {"release": "prometheus"}},
                 "coordinator": {"storageClassName": "fast", "membership": {"grace_ms": 5000}},
                 "node": {
@@ -186,5 +189,12 @@ def values_are_checked():
         "max_bytes"
     ] == "1GiB"
     assert node["session"] == {"max_sessions": 5} and node["cluster"]["share"] is False, node
+    tracing = {"endpoint": "http://collector.traces:4318", "sample_ratio": 0.25}
+    assert node["tracing"] == coordinator["tracing"] == tracing, (node, coordinator)
+    ways_out = [one["spec"]["egress"] for one in Manifests(documents).of("NetworkPolicy") if "egress" in one["spec"]]
+    for rules in ways_out:
+        to_collector = [rule for rule in rules if {"port": 4318, "protocol": "TCP"} in rule["ports"]]
+        assert len(to_collector) == 1 and "traces" in json.dumps(to_collector), rules
+    assert len(ways_out) == 2, "nodes and coordinator"
     assert coordinator["membership"] == {"grace_ms": 5000}, coordinator
     return True, f"{len(wrong)} wrong ones refused, all others reach the configuration"

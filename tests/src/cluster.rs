@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 
 use anyhow::Context as _;
 use larder_client::quic::Credentials;
@@ -43,16 +44,34 @@ impl Cluster {
     /// # Errors
     /// Where they do not come up.
     pub fn start_with(program: &str, nodes: usize, capacity_chunks: u64, more: &str) -> anyhow::Result<Self> {
+        Self::start_all(program, nodes, capacity_chunks, more, "")
+    }
+
+    /// The same, with that TOML in the coordinator's configuration too.
+    ///
+    /// # Errors
+    /// Where they do not come up.
+    pub fn start_traced(program: &str, nodes: usize, tracing: &str) -> anyhow::Result<Self> {
+        Self::start_all(program, nodes, 3_000, tracing, tracing)
+    }
+
+    fn start_all(
+        program: &str,
+        nodes: usize,
+        capacity_chunks: u64,
+        more: &str,
+        more_coordinator: &str,
+    ) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let (authority, files) = Authority::create(Validity::days(1))?;
         fs::write(dir.path().join("ca.pem"), files.certificate_pem)?;
         fs::write(dir.path().join("ca.key"), files.key_pem)?;
         let config = dir.path().join("coordinator.toml");
         issue(&authority, dir.path(), &Identity::new(Role::Coordinator, "coordinator"))?;
-        fs::write(&config, coordinator_config(dir.path(), ANY_PORT, ANY_PORT))?;
+        fs::write(&config, coordinator_config(dir.path(), ANY_PORT, ANY_PORT) + more_coordinator)?;
         let coordinator = Server::start(program, "coordinator", &config)?;
         let (http, peer) = (coordinator.http().to_owned(), coordinator.ready("peer").to_owned());
-        fs::write(&config, coordinator_config(dir.path(), &http, &peer))?;
+        fs::write(&config, coordinator_config(dir.path(), &http, &peer) + more_coordinator)?;
         let admin = authority.issue(&Identity::new(Role::Admin, "test"), Validity::days(1))?;
         let mut cluster = Self {
             program: program.to_owned(),
@@ -93,6 +112,14 @@ impl Cluster {
         let config = self.dir.path().join(format!("node-{number}.toml"));
         self.nodes[number] = Server::start(&self.program, "node", &config)?;
         Ok(())
+    }
+
+    /// Stops the last node as an operator would.
+    ///
+    /// # Errors
+    /// Where there is none, or it cannot be signalled.
+    pub fn stop_last_node(&mut self) -> anyhow::Result<ExitStatus> {
+        self.nodes.pop().context("there is a node")?.stop()
     }
 
     /// Where the authority's files, and the certificates and keys of its processes are.

@@ -2,6 +2,7 @@
 //! manners.
 
 pub mod cluster;
+pub mod collector;
 pub mod content;
 pub mod engine;
 pub mod flip;

@@ -1,5 +1,6 @@
 //! What a configuration comes to, as a list of names and values.
 
+use larder_client::trace::Sampler;
 use larder_coordinator::Config as CoordinatorConfig;
 use larder_node::limits::{ActorLimits, Limits};
 use serde_json::{Map, Value};
@@ -34,6 +35,7 @@ impl ConfigReport {
         report.add("write window bytes", session.max_window_bytes);
         report.add("leased blocks a session", session.max_leased_blocks);
         report.add("engines write into the arena", session.trust_engines);
+        report.add("traces requests", limits.sampler != Sampler::default());
         report.add_record(limits);
         report.add_cluster(limits);
         report.warnings = limits.mismatches.iter().map(ToString::to_string).collect();
@@ -53,6 +55,7 @@ impl ConfigReport {
         report.add("suspect after ms", membership.suspect_after_ms);
         report.add("removed after ms", membership.remove_after_ms);
         report.add("grace ms", membership.grace_ms);
+        report.add("traces to", config.tracing.endpoint.clone().unwrap_or_else(|| "nowhere".to_owned()));
         report
     }
 

@@ -24,12 +24,17 @@ mod parent;
 mod prompt;
 mod signals;
 mod top;
+mod tracing;
 mod visit;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::Parser as _;
+
+use crate::failure::Usage;
 
 /// Runs the command line `args`, whose first word is the program's name.
 ///
@@ -44,6 +49,18 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(if help_or_error.use_stderr() { failure::USAGE } else { 0 });
         }
     };
-    let started = args.logging.start(args.command.default_log_level());
-    started.and_then(|()| args.command.run()).unwrap_or_else(|error| failure::report(&error))
+    run_command(args).unwrap_or_else(|error| failure::report(&error))
 }
+
+fn run_command(args: args::Larder) -> anyhow::Result<ExitCode> {
+    let exporter = args.command.start_tracing().context(Usage("cannot send traces".into()))?;
+    args.logging.start(args.command.default_log_level(), exporter.as_ref())?;
+    let ended = args.command.run();
+    if let Some(exporter) = exporter {
+        exporter.stop(LAST_SPANS);
+    }
+    ended
+}
+
+/// How long the last spans may take to get to the collector.
+const LAST_SPANS: Duration = Duration::from_secs(1);

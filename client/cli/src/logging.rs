@@ -4,7 +4,10 @@ use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
-use tracing_subscriber::EnvFilter;
+use larder_client::trace::{Exporter, TARGET};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _, registry};
 
 use crate::failure::Usage;
 
@@ -35,17 +38,22 @@ enum LogFormat {
 }
 
 impl LogOptions {
-    /// Starts logging; `default_level` is what is logged where nobody says otherwise.
-    pub(crate) fn start(&self, default_level: &str) -> anyhow::Result<()> {
+    /// Starts logging; `default_level` is what is logged where nobody says otherwise. Spans go to `exporter` alone.
+    pub(crate) fn start(&self, default_level: &str, exporter: Option<&Exporter>) -> anyhow::Result<()> {
         let filter = self.filter(std::env::var("LARDER_LOG").ok(), default_level);
-        let filter = EnvFilter::try_new(&filter).with_context(|| {
+        let filter = EnvFilter::try_new(format!("{filter},{TARGET}=off")).with_context(|| {
             Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`"))
         })?;
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        let log = match self.log_format {
+            LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).boxed(),
+            LogFormat::Json => log.json().boxed(),
+        };
+        let subscriber = registry().with(log.with_filter(filter));
         // A second start in one process (a test that runs two commands) keeps the first one's settings.
-        let _ = match self.log_format {
-            LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).try_init(),
-            LogFormat::Json => log.json().try_init(),
+        let _ = match exporter {
+            Some(exporter) => subscriber.with(exporter.layer()).try_init(),
+            None => subscriber.try_init(),
         };
         Ok(())
     }

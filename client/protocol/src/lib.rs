@@ -16,8 +16,10 @@ pub mod pools;
 pub mod run;
 pub mod session;
 pub mod table;
+pub mod trace;
 
 pub use chain::{Chain, ChainError};
 pub use chunk::{ChunkHash, ChunkRef};
 pub use namespace::{Fingerprint, NamespaceSpec, PoolSpec};
 pub use pools::{HitPolicy, PoolRules, PoolSet};
+pub use trace::{InvalidTraceparent, TraceContext};

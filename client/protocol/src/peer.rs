@@ -1,8 +1,8 @@
 //! The messages between nodes.
 //!
 //! Every request is a bidirectional QUIC stream of its own: the asker writes one message ([`PeerRequest`]) and ends its
-//! half; the other side answers with one message ([`PeerResponse`]) and, to a fetch, the bytes behind it. A message on a
-//! stream is
+//! half; the other side answers with one message ([`PeerResponse`]) and, to a fetch, the bytes behind it. Where the request
+//! belongs to a trace, [`PeerRequest::Trace`] stands before it. A message on a stream is
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -18,6 +18,7 @@ use crate::membership::{CoordinatorMessage, FollowerMessage};
 use crate::namespace::Fingerprint;
 use crate::pools::PoolSet;
 use crate::table::{Epoch, Holder, RowKey};
+use crate::trace::TraceContext;
 
 /// What a node asks of a node.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub enum PeerRequest {
     /// Has every actor evict by another policy from now on, until the node ends; answered [`PeerResponse::Done`]. Only an
     /// admin may.
     SetPolicy(String),
+    /// Says to which trace the request behind it, on the same stream, belongs. It has no answer of its own.
+    Trace(TraceContext),
 }
 
 /// Asks the home who holds chunks.

@@ -10,6 +10,7 @@ use crate::chain::Chain;
 use crate::chunk::ChunkHash;
 use crate::namespace::{Fingerprint, NamespaceSpec};
 use crate::pools::PoolSet;
+use crate::trace::TraceContext;
 
 /// What an engine asks.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -55,6 +56,33 @@ pub enum Request {
     ///
     /// Names the ticket.
     Cancel(u64),
+    /// Says to which trace the next request belongs, whose number its frame bears. No answer. Without it, a request is
+    /// traced only where the node chooses to.
+    Trace(TraceContext),
+}
+
+impl Request {
+    /// What it is called in metrics and traces.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "hello",
+            Self::Register(_) => "register",
+            Self::Lookup(_) => "lookup",
+            Self::Reserve(_) => "reserve",
+            Self::Commit(_) => "commit",
+            Self::Abort(_) => "abort",
+            Self::Lease(_) => "lease",
+            Self::Release(_) => "release",
+            Self::Pin(_) => "pin",
+            Self::Unpin(_) => "unpin",
+            Self::Prefetch(_) => "prefetch",
+            Self::Progress(_) => "progress",
+            Self::Collect(_) => "collect",
+            Self::Cancel(_) => "cancel",
+            Self::Trace(_) => "trace",
+        }
+    }
 }
 
 /// Opens a session.

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_protocol::session::{Found, Pinned, Progress, Wait};
-use larder_protocol::{Chain, NamespaceSpec, PoolSet};
+use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 use tokio::sync::TryAcquireError;
 use tokio::sync::oneshot::error::TryRecvError;
 
-use crate::error::SessionError;
+use crate::error::{SessionError, outcome};
 use crate::exchange::{self, Exchange};
 use crate::handshake::Handshake;
 use crate::lease::LeaseGuard;
@@ -35,7 +35,9 @@ use crate::traffic::Counters;
 /// The session ends when it and its last lease and reservation are dropped.
 pub struct BlockingSession {
     link: Arc<Link>,
-    reader: Mutex<FrameReader>,
+    reader: Arc<Mutex<FrameReader>>,
+    /// What the requests of this handle belong to.
+    trace: Option<TraceContext>,
 }
 
 impl BlockingSession {
@@ -67,12 +69,19 @@ impl BlockingSession {
             })?;
             if let Some(opened) = handshake.opened()? {
                 let (link, reader) = handshake.finish(socket, opened, &options);
-                return Ok(Self { link, reader: Mutex::new(reader) });
+                return Ok(Self { link, reader: Arc::new(Mutex::new(reader)), trace: None });
             }
             if now() >= deadline {
                 return Err(SessionError::Timeout);
             }
         }
+    }
+
+    /// The same session, for a request of the engine's that is traced; see [`Session::traced`](crate::Session::traced).
+    #[must_use]
+    pub fn traced(&self, context: TraceContext) -> Self {
+        let (link, reader) = (Arc::clone(&self.link), Arc::clone(&self.reader));
+        Self { link, reader, trace: Some(context) }
     }
 
     /// Makes a namespace known: the `slices` that this session reads and writes, and the bytes of one block of each pool
@@ -266,6 +275,17 @@ impl BlockingSession {
     }
 
     fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
+        let trace = exchange.trace(self.trace);
+        let result = self.exchange_within(exchange, trace.context());
+        trace.set("larder.outcome", outcome(&result));
+        result
+    }
+
+    fn exchange_within<T: Send + 'static>(
+        &self,
+        exchange: Exchange<T>,
+        trace: Option<TraceContext>,
+    ) -> Result<T, SessionError> {
         let mut reader = lock(&self.reader);
         let deadline = now() + self.link.timeout;
         // Permits run out only where that many requests timed out and are not answered yet.
@@ -273,7 +293,7 @@ impl BlockingSession {
             TryAcquireError::Closed => SessionError::Closed,
             TryAcquireError::NoPermits => SessionError::Timeout,
         })?;
-        let mut answer = self.link.send(exchange, permit)?;
+        let mut answer = self.link.send(exchange, trace, permit)?;
         loop {
             match answer.try_recv() {
                 Ok(result) => return result,

@@ -96,6 +96,17 @@ pub enum ProtocolError {
     },
 }
 
+/// How a request ended, in a trace.
+pub(crate) fn outcome<T>(result: &Result<T, SessionError>) -> &'static str {
+    match result {
+        Ok(_) => "done",
+        Err(SessionError::Busy { .. }) => "busy",
+        Err(SessionError::Refused(_)) => "refused",
+        Err(SessionError::Timeout) => "timeout",
+        Err(_) => "failed",
+    }
+}
+
 impl SessionError {
     pub(crate) fn wrong_answer(what: &'static str) -> Self {
         Self::Protocol(ProtocolError::WrongAnswer { what })

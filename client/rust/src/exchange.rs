@@ -8,7 +8,7 @@ use larder_protocol::session::{
     Busy, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Prefetch, Progress, Register, Request, Reserve,
     Response, Wait,
 };
-use larder_protocol::{Chain, NamespaceSpec, PoolSet};
+use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
 
 use crate::error::SessionError;
 use crate::lease::LeaseGuard;
@@ -17,11 +17,19 @@ use crate::namespace::Namespace;
 use crate::options::{LookupOptions, millis};
 use crate::reservation::{CommitPart, Reservation};
 use crate::ticket::Ticket;
+use crate::trace::Trace;
 
 /// A request, and how to turn its answer into a result.
 pub(crate) struct Exchange<T> {
     pub(crate) request: Request,
     pub(crate) accept: Accept<T>,
+}
+
+impl<T> Exchange<T> {
+    /// The span of this request in the caller's trace, if it has one.
+    pub(crate) fn trace(&self, caller: Option<TraceContext>) -> Trace {
+        caller.map_or_else(Trace::default, |context| Trace::call(self.request.name(), context))
+    }
 }
 
 /// Turns an answer that is neither `Busy` nor `Refused` into a result. What the result grants it gives back when it is

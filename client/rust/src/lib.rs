@@ -25,6 +25,7 @@ mod reservation;
 mod session;
 pub mod socket;
 mod ticket;
+pub mod trace;
 mod traffic;
 mod window;
 

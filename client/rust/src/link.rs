@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use larder_protocol::TraceContext;
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
@@ -102,10 +103,11 @@ impl Link {
         &self.callers
     }
 
-    /// Sends a request, as far as the socket takes it.
+    /// Sends a request, which belongs to `trace`, as far as the socket takes it.
     pub(crate) fn send<T: Send + 'static>(
         &self,
         exchange: Exchange<T>,
+        trace: Option<TraceContext>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Answer<T>, SessionError> {
         let Exchange { request, accept } = exchange;
@@ -126,6 +128,9 @@ impl Link {
             return Err(SessionError::Closed);
         }
         let number = state.next_number;
+        if let Some(context) = trace {
+            state.writer.push_request(number, &Request::Trace(context)).map_err(ProtocolError::from)?;
+        }
         state.writer.push_request(number, &request).map_err(ProtocolError::from)?;
         state.next_number += 1;
         state.pending.insert(number, Pending { deliver, _permit: permit });

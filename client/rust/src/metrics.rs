@@ -7,11 +7,13 @@
 
 mod families;
 mod process;
+mod tracing;
 
 use std::fmt;
 
 pub use families::Families;
 pub use process::{PROCESS, ProcessMetrics};
+pub use tracing::{TRACING, TracingMetrics};
 
 /// Metrics that answer one question, and what that is.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::session::{Found, Pinned, Progress, Wait};
-use larder_protocol::{Chain, NamespaceSpec, PoolSet};
+use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::error::SessionError;
+use crate::error::{SessionError, outcome};
 use crate::exchange::{self, Exchange};
 use crate::handshake::Handshake;
 use crate::lease::LeaseGuard;
@@ -35,6 +35,8 @@ use crate::traffic::Counters;
 #[derive(Clone)]
 pub struct Session {
     link: Arc<Link>,
+    /// What the requests of this handle belong to.
+    trace: Option<TraceContext>,
 }
 
 impl Session {
@@ -70,6 +72,13 @@ impl Session {
         socket.set_nonblocking(true).map_err(SessionError::Socket)?;
         let socket = UnixStream::from_std(socket).map_err(SessionError::Socket)?;
         Self::shake_hands(socket, options).await
+    }
+
+    /// The same session, for a request of the engine's that is traced: what is asked through this handle belongs to that
+    /// trace. An engine has it as the header `traceparent`, which [`TraceContext`] parses.
+    #[must_use]
+    pub fn traced(&self, context: TraceContext) -> Self {
+        Self { trace: Some(context), ..self.clone() }
     }
 
     /// Makes a namespace known: the `slices` that this session reads and writes, and the bytes of one block of each pool
@@ -312,17 +321,21 @@ impl Session {
         let callers_half = socket.as_fd().try_clone_to_owned().map_err(SessionError::Socket)?;
         let (link, reader) = handshake.finish(callers_half.into(), opened, &options);
         driver::spawn(&link, socket, reader);
-        Ok(Self { link })
+        Ok(Self { link, trace: None })
     }
 
     async fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
         let closed = |_| SessionError::Closed;
+        let trace = exchange.trace(self.trace);
         let answer = async {
             let permit = Arc::clone(self.link.callers()).acquire_owned().await;
-            let answer = self.link.send(exchange, permit.map_err(|_| SessionError::Closed)?)?;
+            let permit = permit.map_err(|_| SessionError::Closed)?;
+            let answer = self.link.send(exchange, trace.context(), permit)?;
             answer.await.map_err(closed)?
         };
-        within(self.link.timeout, answer).await
+        let result = within(self.link.timeout, answer).await;
+        trace.set("larder.outcome", outcome(&result));
+        result
     }
 }
 

@@ -3,8 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Request, Response};
+use larder_client::trace::Trace;
+use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Response};
 
+use super::traces::describe_answer;
 use super::{Answer, GpuActor, ReplyTo};
 use crate::metrics::Outcome;
 use crate::store::Refused;
@@ -14,13 +16,17 @@ use crate::store::Refused;
 pub(super) struct Asked {
     pub(super) request: &'static str,
     pub(super) reply_to: ReplyTo,
+    pub(super) trace: Trace,
     pub(super) started: Duration,
 }
 
 impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end gives back whatever the answer speaks of.
     pub(super) fn reply(&mut self, asked: Asked, answer: Answer) {
-        let Asked { request, reply_to: ReplyTo { number, answers }, started } = asked;
+        let Asked { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
+        if trace.is_recorded() {
+            describe_answer(&trace, &answer);
+        }
         self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
         if answers.send((number, answer)).is_err() {
             tracing::debug!(request, "the session ended before its answer");
@@ -84,25 +90,5 @@ impl From<Refused> for Answer {
             Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,
         };
         Self::from(Response::Refused(Refusal { code, message: refused.to_string() }))
-    }
-}
-
-/// A request's name in metrics.
-pub(super) fn request_name(request: &Request) -> &'static str {
-    match request {
-        Request::Hello(_) => "hello",
-        Request::Register(_) => "register",
-        Request::Lookup(_) => "lookup",
-        Request::Reserve(_) => "reserve",
-        Request::Commit(_) => "commit",
-        Request::Abort(_) => "abort",
-        Request::Lease(_) => "lease",
-        Request::Release(_) => "release",
-        Request::Pin(_) => "pin",
-        Request::Unpin(_) => "unpin",
-        Request::Prefetch(_) => "prefetch",
-        Request::Progress(_) => "progress",
-        Request::Collect(_) => "collect",
-        Request::Cancel(_) => "cancel",
     }
 }

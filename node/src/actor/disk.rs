@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_client::trace::Trace;
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::Class;
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
@@ -15,6 +16,7 @@ use tokio::sync::oneshot::error::RecvError;
 
 use super::GpuActor;
 use super::gather::Fetch;
+use super::traces::disk_span;
 use crate::copy::BlockChecksums;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::order::OrderError;
@@ -218,6 +220,7 @@ impl GpuActor {
         hash: ChunkHash,
         block_bytes: &Arc<[u64]>,
         class: Class,
+        trace: &Trace,
         ctx: &mut Context<Self>,
     ) -> Option<oneshot::Receiver<Grant>> {
         self.disk.as_ref()?;
@@ -226,7 +229,9 @@ impl GpuActor {
         let recalled = Recalled { fingerprint, hash, block_bytes: Arc::clone(block_bytes), answer };
         self.disk.as_mut()?.recalls.entry(fetch).or_default().push(recalled);
         if let Some(wanted) = wanted {
-            self.fetching.insert(fetch, Fetch::from_disk(wanted, fingerprint, class, Duration::ZERO));
+            let trace = disk_span(trace, 1, || wanted.blocks.iter().map(|block| block.bytes).sum());
+            let wanted = Fetch::from_disk(wanted, fingerprint, class, Duration::ZERO, trace);
+            self.fetching.insert(fetch, wanted);
             self.read_from_disk(vec![fetch], ctx);
         } else if class == Class::Decode {
             self.hurry_fetch(fetch);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::answer::Asked;
 use super::prefetch::{OrderNumber, PeerOrder, Waiting};
+use super::traces::{disk_span_of, gather_span};
 use super::{Answer, GpuActor, Reply};
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
 use crate::disk::ChunkKey;
@@ -17,6 +18,7 @@ use crate::placement::{Placement, place};
 use crate::store::ids::SessionId;
 use crate::store::{Came, Checksums, FetchId, LookupOptions, Refused, Source, Walk, Wanted};
 use actix::prelude::*;
+use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::Fingerprint;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lease, Lookup, Response, Tier};
@@ -38,6 +40,35 @@ pub(super) struct Fetch {
     deadline: Duration,
     /// The order that asks a peer for it.
     order: Option<OrderNumber>,
+    /// What it is brought for.
+    trace: Trace,
+}
+
+/// Who has what is not here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Elsewhere<'a> {
+    /// Positions that the directory was asked for, ascending.
+    pub(super) absent: &'a [u32],
+    /// By position in `absent`.
+    pub(super) holders: &'a [Holders],
+}
+
+/// What chunks are brought for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Errand<'a> {
+    /// What waits for them.
+    pub(super) class: Class,
+    /// Until when.
+    pub(super) until: Duration,
+    /// What that belongs to.
+    pub(super) trace: &'a Trace,
+}
+
+impl Elsewhere<'_> {
+    fn holders_of(self, position: u32) -> Holders {
+        let at = self.absent.binary_search(&position).ok();
+        at.and_then(|at| self.holders.get(at)).cloned().unwrap_or_default()
+    }
 }
 
 impl Fetch {
@@ -47,10 +78,10 @@ impl Fetch {
         fingerprint: Fingerprint,
         class: Class,
         deadline: Duration,
+        trace: Trace,
     ) -> Self {
-        let candidates = Holders::default();
-        let (copies, is_asked_again, order) = (0, false, None);
-        Self { wanted, fingerprint, class, candidates, copies, is_asked_again, deadline, order }
+        let (candidates, copies, is_asked_again, order) = (Holders::default(), 0, false, None);
+        Self { wanted, fingerprint, class, candidates, copies, is_asked_again, deadline, order, trace }
     }
 
     /// What it is called.
@@ -75,7 +106,7 @@ impl GpuActor {
     ) -> Result<Reply, Refused> {
         let walk = self.store.find(session, ask.namespace, &ask.chain)?;
         let absent = self.worth_asking(&ask, &walk);
-        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
+        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent, &asked.trace) else {
             let answer = self.look_up(session, &ask, &walk, &[])?;
             return Ok(Reply::Now(answer));
         };
@@ -103,7 +134,7 @@ impl GpuActor {
             Some(_) => walk.absent(ask.chain.len()),
             None => Vec::new(),
         };
-        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
+        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent, &asked.trace) else {
             if walk.needs_disk() {
                 self.gather(session, &ask, &[], &[], asked, ctx);
                 return Ok(Reply::Later);
@@ -133,11 +164,13 @@ impl GpuActor {
         namespace: u32,
         chain: &larder_protocol::Chain,
         absent: &[u32],
+        trace: &Trace,
     ) -> Option<impl Future<Output = Result<Vec<Holders>, MailboxError>> + use<>> {
         let peers = self.peers.as_ref().filter(|_| !absent.is_empty())?;
         let fingerprint = self.store.fingerprint(namespace)?;
         let chunks = absent.iter().map(|&position| chain.chunk(position as usize)).collect();
-        Some(peers.holders.send(AskHolders { fingerprint, chunks }))
+        let trace = trace.child(SpanKind::Internal, "find_holders");
+        Some(peers.holders.send(AskHolders { fingerprint, chunks, trace }))
     }
 
     fn look_up(
@@ -201,14 +234,17 @@ impl GpuActor {
             }
         };
         let until = asked.started + self.load_deadline();
-        self.waiting.insert(gathered.gather, Waiting { session, asked: Some(asked), until });
+        let trace = gather_span(&asked.trace, &gathered);
+        let waiting = Waiting { session, asked: Some(asked), trace: trace.clone(), until };
+        self.waiting.insert(gathered.gather, waiting);
         if gathered.is_ready {
             self.finish_gathers(vec![gathered.gather]);
         }
         // What a ticket had ordered already is urgent from now on.
         self.hurry(gathered.gather);
-        let holders = (absent, holders);
-        self.load(ask.namespace, gathered.wanted, holders, Class::Decode, until, ctx);
+        let elsewhere = Elsewhere { absent, holders };
+        let errand = Errand { class: Class::Decode, until, trace: &trace };
+        self.load(ask.namespace, gathered.wanted, elsewhere, errand, ctx);
     }
 
     /// An engine stands still until these chunks are there.
@@ -236,11 +272,11 @@ impl GpuActor {
         &mut self,
         namespace: u32,
         wanted: Vec<Wanted>,
-        (absent, holders): (&[u32], &[Holders]),
-        class: Class,
-        until: Duration,
+        elsewhere: Elsewhere<'_>,
+        errand: Errand<'_>,
         ctx: &mut Context<Self>,
     ) {
+        let Errand { class, until, trace } = errand;
         let peers_deadline = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
         let deadline = match class {
             Class::Decode => until.min(self.clock.elapsed() + peers_deadline),
@@ -249,21 +285,32 @@ impl GpuActor {
         };
         let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
         let (mut ids, mut on_disk) = (Vec::with_capacity(wanted.len()), Vec::new());
+        let disk_trace = disk_span_of(trace, &wanted);
         for wanted in wanted {
             if wanted.from == Source::Disk {
                 on_disk.push(wanted.fetch);
-                self.fetching.insert(wanted.fetch, Fetch::from_disk(wanted, fingerprint, class, deadline));
+                let (fetch, trace) = (wanted.fetch, disk_trace.clone());
+                let wanted = Fetch::from_disk(wanted, fingerprint, class, deadline, trace);
+                self.fetching.insert(fetch, wanted);
                 continue;
             }
-            let at = absent.binary_search(&wanted.position).ok();
-            let mut candidates = at.and_then(|at| holders.get(at)).cloned().unwrap_or_default();
+            let mut candidates = elsewhere.holders_of(wanted.position);
             let copies = candidates.len();
             candidates.reverse();
             ids.push(wanted.fetch);
-            let (is_asked_again, order) = (false, None);
+            let (is_asked_again, order, trace) = (false, None, trace.clone());
             let id = wanted.fetch;
-            let fetch =
-                Fetch { wanted, fingerprint, class, candidates, copies, is_asked_again, deadline, order };
+            let fetch = Fetch {
+                wanted,
+                fingerprint,
+                class,
+                candidates,
+                copies,
+                is_asked_again,
+                deadline,
+                order,
+                trace,
+            };
             self.fetching.insert(id, fetch);
         }
         self.read_from_disk(on_disk, ctx);
@@ -279,7 +326,7 @@ impl GpuActor {
     /// Asks the directory again for chunks whose holders did not have them.
     pub(super) fn ask_again(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
         let Some(first) = ids.first().and_then(|id| self.fetching.get(id)) else { return };
-        let fingerprint = first.fingerprint;
+        let (fingerprint, trace) = (first.fingerprint, first.trace.child(SpanKind::Internal, "find_holders"));
         let mut chunks = Vec::with_capacity(ids.len());
         for id in &ids {
             if let Some(fetch) = self.fetching.get_mut(id) {
@@ -288,7 +335,7 @@ impl GpuActor {
             }
         }
         let Some(peers) = &self.peers else { return };
-        let asking = peers.holders.send(AskHolders { fingerprint, chunks });
+        let asking = peers.holders.send(AskHolders { fingerprint, chunks, trace });
         let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
             for (id, holders) in ids.iter().zip(holders.unwrap_or_default()) {
                 let Some(fetch) = actor.fetching.get_mut(id) else { continue };
@@ -363,7 +410,9 @@ impl GpuActor {
             watch::Sender::new(fetches.iter().map(|fetch| fetch.class).min().unwrap_or(Class::Decode));
         let (cancel, cancelled) = oneshot::channel();
         let (waits, cancelled) = (class.subscribe(), Some(cancelled));
-        let order = FetchOrder { holder, fingerprint, chunks, deadline, class: waits, cancelled };
+        let trace = first.trace.child(SpanKind::Internal, "fetch");
+        trace.count("larder.bytes", bytes);
+        let order = FetchOrder { holder, fingerprint, chunks, deadline, class: waits, cancelled, trace };
         let Some(peers) = &self.peers else { return };
         let Ok(coming) = (peers.fetch)(order) else {
             // Too many fetches are under way: asking another node would meet the same queue.
@@ -494,8 +543,12 @@ impl GpuActor {
             // A ticket that nobody has collected yet stays.
             let Some(waiting) = self.waiting.get_mut(&gather) else { continue };
             let Some(asked) = waiting.asked.take() else { continue };
+            let trace = std::mem::take(&mut waiting.trace);
             self.waiting.remove(&gather);
             let leased = self.store.finish_gather(gather);
+            if let Ok(leased) = &leased {
+                trace.count("larder.chunks_here", leased.chunks);
+            }
             let answer = leased.map_or_else(Answer::from, |leased| self.show_lease(leased));
             self.reply(asked, answer);
         }

@@ -131,15 +131,14 @@ impl Handler<AskBlocks> for GpuActor {
     type Result = Response<Vec<Grant>>;
 
     fn handle(&mut self, ask: AskBlocks, ctx: &mut Self::Context) -> Self::Result {
-        let AskBlocks { fingerprint, hashes, block_bytes, class } = ask;
+        let AskBlocks { fingerprint, hashes, block_bytes, class, trace } = ask;
         let block_bytes: Arc<[u64]> = block_bytes.into();
         let busy = || Grant::Busy { retry_after_ms: GRANT_RETRY_MS };
         let (mut grants, mut coming) = (Vec::with_capacity(hashes.len()), Vec::new());
         for (at, hash) in hashes.into_iter().enumerate() {
             grants.push(self.grant(&fingerprint, &hash, &block_bytes).unwrap_or_else(|| {
-                coming.extend(
-                    self.recall(fingerprint, hash, &block_bytes, class, ctx).map(|grant| (at, grant)),
-                );
+                let recalled = self.recall(fingerprint, hash, &block_bytes, class, &trace, ctx);
+                coming.extend(recalled.map(|grant| (at, grant)));
                 busy()
             }));
         }

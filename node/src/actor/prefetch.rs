@@ -7,13 +7,15 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_client::trace::Trace;
 use larder_protocol::Chain;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Collect, Found, Lookup, Prefetch, Prefetching, Response, Tier, Wait};
 use larder_protocol::table::Holder;
 
 use super::answer::Asked;
-use super::gather::held_by_peers;
+use super::gather::{Elsewhere, Errand, held_by_peers};
+use super::traces::gather_span;
 use super::{Answer, GpuActor, Reply};
 use crate::directory::Holders;
 use crate::loading::{Meter, Piece, Prefill, worth_loading};
@@ -33,6 +35,8 @@ pub(super) struct Waiting {
     pub(super) session: SessionId,
     /// Nobody, for a ticket that is not collected yet.
     pub(super) asked: Option<Asked>,
+    /// The bringing of it; it ends with the last chunk that refers to it.
+    pub(super) trace: Trace,
     /// When they are answered at the latest.
     pub(super) until: Duration,
 }
@@ -58,11 +62,13 @@ impl GpuActor {
     ) -> Result<Reply, Refused> {
         let walk = self.store.find(session, ask.lookup.namespace, &ask.lookup.chain)?;
         let absent = self.worth_asking(&ask.lookup, &walk);
-        let Some(asking) = self.ask_holders(ask.lookup.namespace, &ask.lookup.chain, &absent) else {
-            return self.start_prefetch(session, &ask, &[], &[], ctx).map(Reply::Now);
+        let trace = asked.trace.clone();
+        let Some(asking) = self.ask_holders(ask.lookup.namespace, &ask.lookup.chain, &absent, &trace) else {
+            return self.start_prefetch(session, &ask, &[], &[], &trace, ctx).map(Reply::Now);
         };
         let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
-            let answer = actor.start_prefetch(session, &ask, &absent, &holders.unwrap_or_default(), ctx);
+            let holders = holders.unwrap_or_default();
+            let answer = actor.start_prefetch(session, &ask, &absent, &holders, &trace, ctx);
             actor.reply(asked, answer.unwrap_or_else(Answer::from));
             actor.follow_up(ctx);
         });
@@ -76,6 +82,7 @@ impl GpuActor {
         ask: &Prefetch,
         absent: &[u32],
         holders: &[Holders],
+        trace: &Trace,
         ctx: &mut Context<Self>,
     ) -> Result<Answer, Refused> {
         let Prefetch { lookup: Lookup { namespace, ref chain, .. }, prefill_tokens_per_second } = *ask;
@@ -101,10 +108,13 @@ impl GpuActor {
             let part: Chain = chain.part(0, wanted);
             let gathered = self.store.gather(session, namespace, &part, &peers[..wanted])?;
             ticket = gathered.gather;
-            self.waiting.insert(ticket, Waiting { session, asked: None, until: Duration::MAX });
+            let trace = gather_span(trace, &gathered);
+            let waiting = Waiting { session, asked: None, trace: trace.clone(), until: Duration::MAX };
+            self.waiting.insert(ticket, waiting);
             tokens = self.store.progress(session, ticket)?.tokens_expected;
             let until = self.clock.elapsed() + self.load_deadline();
-            self.load(namespace, gathered.wanted, (absent, holders), Class::Prefetch, until, ctx);
+            let errand = Errand { class: Class::Prefetch, until, trace: &trace };
+            self.load(namespace, gathered.wanted, Elsewhere { absent, holders }, errand, ctx);
         }
         Ok(Answer::from(Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })))
     }

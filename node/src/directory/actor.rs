@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::future::join_all;
+use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::peer::{Announce, Announced, Chunks, PeerRequest, PeerResponse, Repair, Rows};
 use larder_protocol::table::{NodeNumber, RowKey};
 
@@ -147,7 +148,7 @@ impl DirectoryActor {
     }
 
     /// Asks what is not known here, the homes in parallel.
-    fn look_up(&mut self, ask: &AskHolders) -> ResponseActFuture<Self, Vec<Holders>> {
+    fn look_up(&mut self, ask: AskHolders) -> ResponseActFuture<Self, Vec<Holders>> {
         let now = self.clock.now();
         let mut lookup = Lookup::new(&ask.fingerprint, &ask.chunks, &self.view, &self.cache, now);
         self.metrics.asked.inc_by(ask.chunks.len() as u64);
@@ -160,13 +161,18 @@ impl DirectoryActor {
             lookup.fill(&positions, &rows, &self.view, None, now);
         }
         self.metrics.homes.observe(others.len() as f64);
+        let trace = ask.trace;
+        trace.count("larder.chunks", ask.chunks.len() as u64);
+        trace.count("larder.homes", others.len() as u64);
         if others.is_empty() || self.finds + others.len() > MAX_FINDS {
             self.metrics.finds.with_label_values(&["shed"]).inc_by(others.len() as u64);
             return Box::pin(fut::ready(lookup.finish(&self.view, now)));
         }
         self.finds += others.len();
         let asked = others.into_iter().map(|HomeAsk { home, find, positions }| {
-            let answer = self.ask(home, PeerRequest::Find(find), self.limits.find_deadline);
+            let trace = trace.child(SpanKind::Client, "find");
+            trace.count("larder.chunks", positions.len() as u64);
+            let answer = self.ask_traced(home, PeerRequest::Find(find), self.limits.find_deadline, trace);
             async move { (home, positions, answer.await) }
         });
         Box::pin(join_all(asked).into_actor(self).map(move |answers, act, _| {
@@ -177,7 +183,9 @@ impl DirectoryActor {
                     lookup.fill(&positions, &rows, &act.view, Some(&mut act.cache), now);
                 }
             }
-            lookup.finish(&act.view, now)
+            let holders = lookup.finish(&act.view, now);
+            trace.count("larder.chunks_here", holders.iter().filter(|held| !held.is_empty()).count() as u64);
+            holders
         }))
     }
 
@@ -227,7 +235,17 @@ impl DirectoryActor {
         request: PeerRequest,
         deadline: Duration,
     ) -> impl Future<Output = Option<PeerResponse>> + use<> {
-        let asked = self.peers.send(AskPeer { node, request, deadline });
+        self.ask_traced(node, request, deadline, Trace::default())
+    }
+
+    fn ask_traced(
+        &self,
+        node: NodeNumber,
+        request: PeerRequest,
+        deadline: Duration,
+        trace: Trace,
+    ) -> impl Future<Output = Option<PeerResponse>> + use<> {
+        let asked = self.peers.send(AskPeer { node, request, deadline, trace });
         // The exchange keeps the deadline; but a full mailbox before it must not cost more.
         async move {
             match tokio::time::timeout(deadline, asked).await {
@@ -255,7 +273,7 @@ impl Handler<AskHolders> for DirectoryActor {
     type Result = ResponseActFuture<Self, Vec<Holders>>;
 
     fn handle(&mut self, ask: AskHolders, _: &mut Context<Self>) -> Self::Result {
-        self.look_up(&ask)
+        self.look_up(ask)
     }
 }
 

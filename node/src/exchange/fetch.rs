@@ -6,6 +6,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use larder_client::quic::{Connection, read_message, write_message};
+use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::checksum::{RangeChecksum, block_checksum};
 use larder_protocol::limits::MAX_FETCH_CHUNKS;
 use larder_protocol::peer::{
@@ -15,7 +16,7 @@ use quinn::RecvStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::peers::{Link, NoLink, Peers};
+use super::peers::{Link, NoLink, Peers, write_trace};
 use super::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
 use crate::copy::BlockChecksums;
 
@@ -52,8 +53,25 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
     metrics.fetches_in_flight.sub(chunks as i64);
     let came = came.take().into_iter().map(|came| came.unwrap_or(Fetched::Failed(left)));
     let came: Vec<Fetched> = came.inspect(|came| metrics.fetched(came)).collect();
+    if order.trace.is_recorded() {
+        let here = came.iter().filter(|came| matches!(came, Fetched::Here { .. })).count();
+        order.trace.count("larder.chunks", chunks as u64);
+        order.trace.count("larder.chunks_here", here as u64);
+        order.trace.set("larder.outcome", outcome(&came));
+    }
     // An error: the actor stopped, and its arena goes.
     let _ = done.send(came);
+}
+
+/// How an order ended, in a trace: what the first chunk that did not come says.
+fn outcome(came: &[Fetched]) -> &'static str {
+    let not_here = came.iter().find(|came| !matches!(came, Fetched::Here { .. }));
+    match not_here {
+        None | Some(Fetched::Here { .. }) => "done",
+        Some(Fetched::NotHeld) => "not_held",
+        Some(Fetched::Busy { .. }) => "busy",
+        Some(Fetched::Failed(_)) => "failed",
+    }
 }
 
 /// Some of an order's chunks, which share a stream.
@@ -117,7 +135,11 @@ async fn receive_batch(
             return fill(0, &|| Fetched::Failed(FetchFailure::Unreachable));
         }
     };
-    let mut stream = match ask(&connection, order, class, batch).await {
+    let trace = order.trace.child(SpanKind::Client, "fetch_batch");
+    trace.count("larder.chunks", batch.chunks.len() as u64);
+    trace.count("larder.bytes", batch.bytes);
+    trace.set("larder.peer", &*link.name);
+    let mut stream = match ask(&connection, order, class, batch, &trace).await {
         Ok(Asked::Coming(stream, held)) => Coming::new(stream, held),
         Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
             return fill(0, &|| Fetched::Busy { retry_after_ms });
@@ -155,6 +177,7 @@ async fn ask(
     order: &FetchOrder,
     class: Class,
     batch: &Batch<'_>,
+    trace: &Trace,
 ) -> Result<Asked, FetchFailure> {
     let broken = |_| FetchFailure::Broken;
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
@@ -164,6 +187,7 @@ async fn ask(
         block_bytes: batch.chunks[0].blocks.iter().map(|block| block.bytes).collect(),
         class,
     });
+    write_trace(&mut send, trace).await.map_err(|_| FetchFailure::Broken)?;
     write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
     send.finish().map_err(|_| FetchFailure::Broken)?;
     match read_message(&mut receive).await {

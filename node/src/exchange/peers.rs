@@ -6,11 +6,12 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use larder_client::quic::{Connection, Endpoint, read_message, write_message};
+use larder_client::quic::{Connection, Endpoint, MessageError, read_message, write_message};
+use larder_client::trace::Trace;
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::table::{Member, NodeNumber, Table};
-use quinn::VarInt;
+use quinn::{SendStream, VarInt};
 use tokio::time::{sleep, timeout};
 
 use super::gate::Gate;
@@ -171,6 +172,7 @@ impl Peers {
         node: NodeNumber,
         request: &PeerRequest,
         deadline: Duration,
+        trace: &Trace,
     ) -> Result<PeerResponse, PeerUnavailable> {
         let unavailable =
             |reason: &dyn std::fmt::Display| PeerUnavailable { node, reason: reason.to_string() };
@@ -178,7 +180,7 @@ impl Peers {
         let started = self.0.clock.elapsed();
         let asked = timeout(deadline, async {
             let connection = self.connection(&link).await.map_err(|error| unavailable(&error))?;
-            converse(&connection, request).await.map_err(|error| unavailable(&error))
+            converse(&connection, request, trace).await.map_err(|error| unavailable(&error))
         });
         match asked.await {
             Ok(Ok(response)) => {
@@ -274,7 +276,7 @@ impl Peers {
 
     async fn probe(&self, link: &Rc<Link>) -> bool {
         let Ok(connection) = self.connection(link).await else { return false };
-        matches!(converse(&connection, &PeerRequest::Ping).await, Ok(PeerResponse::Done))
+        matches!(converse(&connection, &PeerRequest::Ping, &Trace::default()).await, Ok(PeerResponse::Done))
     }
 
     fn hears(&self, link: &Link) {
@@ -335,12 +337,22 @@ impl Link {
 async fn converse(
     connection: &Connection,
     request: &PeerRequest,
+    trace: &Trace,
 ) -> Result<PeerResponse, Box<dyn std::error::Error>> {
     let (mut send, mut receive) = connection.quic().open_bi().await?;
     send.set_priority(SMALL_FIRST)?;
+    write_trace(&mut send, trace).await?;
     write_message(&mut send, request).await?;
     send.finish()?;
     read_message(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
+}
+
+/// Says what the request that follows belongs to, where that is recorded.
+pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<(), MessageError> {
+    match trace.context() {
+        Some(context) => write_message(send, &PeerRequest::Trace(context)).await,
+        None => Ok(()),
+    }
 }
 
 /// Small requests go before blocks, whose streams have priority 0. Classes of blocks share a connection evenly: QUIC would

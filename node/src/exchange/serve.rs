@@ -9,6 +9,8 @@ use bytes::Bytes;
 use larder_client::quic::{
     Connection, Endpoint, Incoming, MAX_STREAMS, MessageError, read_message, write_message,
 };
+use larder_client::trace::{Sampler, Trace};
+use larder_protocol::TraceContext;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS};
 use larder_protocol::peer::{
@@ -36,6 +38,8 @@ pub struct Services {
     pub announce: Recipient<ServeAnnounce>,
     /// The directory.
     pub repair: Recipient<ServeRepair>,
+    /// Which requests are traced: those that belong to a trace of the asker's.
+    pub sampler: Sampler,
 }
 
 struct Server {
@@ -96,7 +100,7 @@ impl Server {
 
     async fn serve_stream(&self, connection: &Connection, mut send: SendStream, mut receive: RecvStream) {
         let metrics = self.peers.metrics();
-        let request = match timeout(REQUEST_DEADLINE, read_message(&mut receive)).await {
+        let (request, traced) = match timeout(REQUEST_DEADLINE, read_request(&mut receive)).await {
             Ok(Ok(Some(request))) => request,
             Ok(Err(MessageError::Malformed(_) | MessageError::NotAFrame | MessageError::Cut)) => {
                 return metrics.rejected("malformed");
@@ -111,14 +115,39 @@ impl Server {
                 tracing::warn!(peer = %connection.peer(), refused, "a request is refused");
                 PeerResponse::Refused(refused.to_owned())
             }
-            Ok(()) => match request {
-                PeerRequest::Fetch(fetch) => return self.send_blocks(connection.peer(), send, fetch).await,
-                request => self.answer(request).await,
-            },
+            Ok(()) => {
+                let trace = self.trace(&request, traced);
+                match request {
+                    PeerRequest::Fetch(fetch) => {
+                        return self.send_blocks(connection.peer(), send, fetch, trace).await;
+                    }
+                    request => self.answer(request).await,
+                }
+            }
         };
         // Errors here: the asker went away.
         if send.set_priority(SMALL_FIRST).is_ok() && write_message(&mut send, &response).await.is_ok() {
             let _ = send.finish();
+        }
+    }
+
+    /// The span of serving somebody whose request is traced.
+    fn trace(&self, request: &PeerRequest, asked: Option<TraceContext>) -> Trace {
+        let Some(context) = asked else { return Trace::default() };
+        let sampler = self.services.sampler;
+        match request {
+            PeerRequest::Fetch(Fetch { chunks, .. }) => {
+                let trace = sampler.request("serve_fetch", Some(context));
+                trace.set("larder.namespace", tracing::field::display(&chunks.fingerprint));
+                trace.count("larder.chunks", chunks.hashes.len() as u64);
+                trace
+            }
+            PeerRequest::Find(find) => {
+                let trace = sampler.request("serve_find", Some(context));
+                trace.count("larder.chunks", find.rows.len() as u64);
+                trace
+            }
+            _ => Trace::default(),
         }
     }
 
@@ -181,6 +210,7 @@ impl Server {
             }
             PeerRequest::SetPolicy(name) => self.set_policy(&name).await,
             PeerRequest::Fetch(_) => PeerResponse::Refused("a fetch has a stream of its own".to_owned()),
+            PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
         }
     }
 
@@ -199,10 +229,13 @@ impl Server {
     }
 
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
-    async fn send_blocks(&self, peer: &Identity, mut send: SendStream, fetch: Fetch) {
+    async fn send_blocks(&self, peer: &Identity, mut send: SendStream, fetch: Fetch, trace: Trace) {
         let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
         let granted = match self.services.blocks.get(usize::from(device)) {
-            Some(actor) => actor.send(AskBlocks { fingerprint, hashes, block_bytes, class }).await,
+            Some(actor) => {
+                let trace = trace.clone();
+                actor.send(AskBlocks { fingerprint, hashes, block_bytes, class, trace }).await
+            }
             None => Ok(hashes.iter().map(|_| Grant::NotHeld).collect()),
         };
         // An error of the mailbox: the actor is stopping.
@@ -222,6 +255,9 @@ impl Server {
             });
         }
         let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
+        trace.count("larder.bytes", bytes);
+        trace.count("larder.chunks_here", places.len() as u64);
+        trace.set("larder.peer", &*peer.name);
         let sent = async {
             write_message(&mut send, &PeerResponse::Fetched(said)).await.ok()?;
             send.write_all_chunks(&mut blocks).await.ok()?;
@@ -231,8 +267,9 @@ impl Server {
             send.stopped().await.ok()
         };
         if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
-            return;
+            return trace.set("larder.outcome", "done");
         }
+        trace.set("larder.outcome", "failed");
         // The asker went away, or does not read: what is on its way is dropped, and with it the leases. An error: it was
         // reset already.
         let _ = send.reset(VarInt::from_u32(0));
@@ -263,6 +300,19 @@ fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
     HeldChunk { reads, is_on_disk, pools, blocks: held }
 }
 
+/// The request of a stream, and what it belongs to.
+async fn read_request(
+    receive: &mut RecvStream,
+) -> Result<Option<(PeerRequest, Option<TraceContext>)>, MessageError> {
+    match read_message(receive).await? {
+        Some(PeerRequest::Trace(context)) => {
+            let request = read_message(receive).await?;
+            Ok(request.map(|request| (request, Some(context))))
+        }
+        request => Ok(request.map(|request| (request, None))),
+    }
+}
+
 fn name_of(request: &PeerRequest) -> &'static str {
     match request {
         PeerRequest::Find(_) => "find",
@@ -272,6 +322,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Moved(_) => "moved",
         PeerRequest::Ping => "ping",
         PeerRequest::SetPolicy(_) => "set_policy",
+        PeerRequest::Trace(_) => "trace",
     }
 }
 

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use larder_client::quic::ca::{Authority, Validity};
 use larder_client::quic::{Connection, Credentials, TransportSettings, read_message, write_message};
+use larder_client::trace::Trace;
 use larder_protocol::checksum::{RangeChecksum, block_checksum};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::peer::{FetchedChunk, HeldBlock, HeldChunk, RetryAfter};
@@ -194,6 +195,7 @@ impl Asker {
             deadline,
             class: class.subscribe(),
             cancelled: None,
+            trace: Trace::default(),
         };
         self.handle.fetch(order).unwrap().await.unwrap()
     }
@@ -441,6 +443,7 @@ fn a_node_that_is_no_member_is_asked_for_nothing() {
             deadline: LONG,
             class: watch::Sender::new(Class::Decode).subscribe(),
             cancelled: None,
+            trace: Trace::default(),
         };
         assert!(asker.handle.fetch(order).unwrap().await.unwrap().is_empty());
         assert_eq!((holder.fetches.get(), holder.connections.borrow().len()), (0, 0));

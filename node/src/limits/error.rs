@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
+use larder_client::trace::InvalidEndpoint;
 
 use super::{MAX_ACTORS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, PAGE_BYTES};
 use crate::host::PciAddress;
@@ -111,6 +112,9 @@ pub enum ConfigError {
         /// The number found.
         found: f64,
     },
+    /// Spans cannot be sent there.
+    #[error(transparent)]
+    TracingEndpoint(#[from] InvalidEndpoint),
     /// No tenant.
     #[error("no [[tenants]]: add one, or leave the key away for the default one")]
     NoTenants,

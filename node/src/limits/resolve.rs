@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use larder_client::quic::CredentialFiles;
+use larder_client::trace::Sampler;
 use larder_protocol::limits::MAX_NAME_BYTES;
 
 use super::error::MemoryOf;
@@ -53,6 +54,7 @@ impl Config {
             tenants: self.tenants.iter().map(tenant_limits).collect(),
             session,
             record: self.record_limits()?,
+            sampler: self.sampler()?,
             cluster: self
                 .cluster
                 .as_ref()
@@ -88,6 +90,15 @@ impl Config {
         let Some(RecordConfig { path, max_bytes, old_files }) = self.record.clone() else { return Ok(None) };
         nonzero("record.max_bytes", max_bytes.0)?;
         Ok(Some(RecordLimits { path, max_bytes: max_bytes.0, old_files }))
+    }
+
+    fn sampler(&self) -> Result<Sampler, ConfigError> {
+        let found = self.tracing.sample_ratio;
+        if !(0.0..=1.0).contains(&found) {
+            return Err(ConfigError::Fraction { key: "tracing.sample_ratio", found });
+        }
+        self.tracing.url()?;
+        Ok(self.tracing.sampler())
     }
 
     fn actors(

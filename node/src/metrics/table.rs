@@ -3,14 +3,14 @@
 mod cluster;
 mod disk;
 
-use larder_client::metrics::{Label, Metric, PROCESS, Section};
+use larder_client::metrics::{Label, Metric, PROCESS, Section, TRACING};
 
 pub use cluster::{DIRECTORY, MEMBERSHIP, PEERS};
 pub use disk::{DISK, OUTCOMES as DISK_OUTCOMES};
 
 /// All of it, in the order in which people read.
 pub const NODE: &[Section] =
-    &[VALUE, OPERATIONS, TIERS, DISK, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, PROCESS];
+    &[VALUE, OPERATIONS, TIERS, DISK, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, TRACING, PROCESS];
 
 /// What the cache is worth.
 pub const VALUE: Section = Section {

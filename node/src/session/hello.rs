@@ -155,6 +155,7 @@ async fn welcome(
         member,
         writer,
         metrics: settings.metrics.clone(),
+        sampler: settings.sampler,
         stopping: settings.stopping.clone(),
         permit,
     };

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use actix::Addr;
 use actix_rt::ArbiterHandle;
+use larder_client::trace::Sampler;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -37,6 +38,8 @@ pub struct SessionSettings {
     pub processes: Processes,
     /// Where they are counted.
     pub metrics: SharedMetrics,
+    /// Which of their requests are traced.
+    pub sampler: Sampler,
     /// Turns true when the node stops.
     pub stopping: watch::Receiver<bool>,
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use actix::Addr;
 use larder_client::socket::{FrameReader, FrameWriter};
+use larder_client::trace::Sampler;
+use larder_protocol::TraceContext;
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{RefusalCode, Request, decode_request};
 use rustix::thread::sched_yield;
@@ -32,6 +34,7 @@ pub(super) struct Opened {
     pub(super) member: Membership,
     pub(super) writer: FrameWriter,
     pub(super) metrics: SharedMetrics,
+    pub(super) sampler: Sampler,
     pub(super) stopping: watch::Receiver<bool>,
     pub(super) permit: OwnedSemaphorePermit,
 }
@@ -43,6 +46,9 @@ struct Session {
     id: SessionId,
     address: Addr<GpuActor>,
     clock: Clock,
+    sampler: Sampler,
+    /// What the request of this number belongs to.
+    traced: Option<(u64, TraceContext)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
     /// Where their answers go, and come. There are never more than requests that wait.
@@ -68,8 +74,8 @@ enum End {
 /// Starts a session on its actor's thread.
 pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
     actix_rt::spawn(async move {
-        let Opened { session, tenant, address, sessions, mut member, writer, metrics, mut stopping, permit } =
-            opened;
+        let Opened { session, tenant, address, sessions, mut member, .. } = opened;
+        let Opened { writer, metrics, sampler, mut stopping, permit, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let address = address.clone();
@@ -81,6 +87,8 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     id: session,
                     address,
                     clock: Clock::start(),
+                    sampler,
+                    traced: None,
                     waiting: 0,
                     answers_here,
                     answers,
@@ -139,6 +147,10 @@ impl Session {
             if matches!(request, Request::Hello(_)) {
                 return Err(protocol(number, &"a session says hello once"));
             }
+            if let Request::Trace(context) = request {
+                self.traced = Some((number, context));
+                continue;
+            }
             self.handle(number, request).await?;
         }
         Ok(())
@@ -150,7 +162,9 @@ impl Session {
             return Err(End::Protocol { number, what });
         }
         let reply_to = ReplyTo { number, answers: self.answers_here.clone() };
-        let taken = self.address.send(Ask { session: self.id, request, reply_to });
+        let parent = self.traced.take().filter(|(of, _)| *of == number).map(|(_, context)| context);
+        let trace = self.sampler.request(request.name(), parent);
+        let taken = self.address.send(Ask { session: self.id, request, reply_to, trace });
         self.waiting += 1;
         taken.await.map_err(|_| End::Stopping)?;
         while let Ok((number, answer)) = self.answers.try_recv() {

@@ -16,6 +16,7 @@ mod prefetch;
 mod replay;
 mod rotation;
 mod tenants;
+mod tracing;
 
 use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
 use larder_protocol::ChunkHash;

@@ -59,11 +59,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,
         None => Config::default(),
     };
+    let config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
         larder_coordinator::run(config, announce, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+impl Args {
+    /// What the config file says, if it can be read.
+    pub(crate) fn config_file(&self) -> Option<Config> {
+        if self.print_config {
+            return None;
+        }
+        self.config.as_deref().map_or_else(|| Some(Config::default()), |path| Config::read(path).ok())
+    }
 }
 
 fn announce(ready: Ready) {

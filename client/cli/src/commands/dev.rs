@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::cluster::Addresses;
 use crate::dev::{DevCluster, DevDisk, DevError, DevOptions};
 use crate::failure::Usage;
+use crate::tracing::TraceOptions;
 use crate::{args, output, signals};
 
 /// Run a development cluster on this machine until Ctrl-C or SIGTERM
@@ -60,6 +61,9 @@ pub(crate) struct Args {
     /// Print where the cluster is as one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    tracing: TraceOptions,
 }
 
 /// What `--json` prints.
@@ -145,6 +149,7 @@ impl Args {
             block_bytes: self.block_bytes,
             policy: self.policy,
             share: !self.no_share,
+            tracing: self.tracing.config(),
             dir: self.dir,
             ..DevOptions::new()?
         })

@@ -63,12 +63,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     })
 }
 
+impl Args {
+    /// What the config file says, if it can be read.
+    pub(crate) fn config_file(&self) -> Option<Config> {
+        if self.print_config {
+            return None;
+        }
+        self.config.as_deref().map_or_else(|| Some(Config::default()), |path| Config::load(path).ok())
+    }
+}
+
 /// What the config file, or its absence, comes to on this machine.
 fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits> {
     let mut config = match config {
         Some(path) => Config::load(path)?,
         None => Config::default(),
     };
+    config.tracing = config.tracing.or_from_environment();
     if let Some(path) = record {
         config.record = Some(RecordConfig::to(path.to_owned()));
     }

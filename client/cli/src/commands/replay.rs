@@ -22,6 +22,7 @@ use crate::replay::{
     USUAL_REQUESTS_IN_FLIGHT,
 };
 use crate::trace::{Request, TraceReader};
+use crate::tracing::TraceOptions;
 use crate::{args, output, signals};
 use anyhow::{Context as _, bail};
 
@@ -39,6 +40,7 @@ Examples:
   larder replay trace.jsonl --speed 60 --disk-chunks-per-node 30000
   larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
   larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
+  larder replay --dev 2 --trace-endpoint http://127.0.0.1:4318   Every request as a trace
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
@@ -113,6 +115,9 @@ pub(crate) struct Args {
     /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    pub(crate) tracing: TraceOptions,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -176,7 +181,7 @@ async fn play(
         deadline: Duration::from_millis(args.node_deadline_ms),
     };
     let driver = tokio::select! {
-        driver = Driver::connect(nodes, settings) => driver?,
+        driver = Driver::connect(nodes, settings) => driver?.traced(args.tracing.config().sampler()),
         () = &mut stop => bail!("interrupted before the first request"),
     };
     let progress = Progress::new(requests.len() as u64, args.quiet);
@@ -252,6 +257,7 @@ impl Args {
             disk: self.disk_chunks_per_node.map(|chunks| DevDisk::of_chunks(chunks, self.block_bytes)),
             policy: self.policy,
             share: !self.no_share,
+            tracing: self.tracing.of_followers(),
             requests_in_flight: self.in_flight.max(USUAL_REQUESTS_IN_FLIGHT),
             ..DevOptions::new()?
         })

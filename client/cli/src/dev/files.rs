@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use larder_client::quic::CredentialFiles;
 use larder_client::quic::ca::{Authority, Validity};
+use larder_client::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -41,6 +42,7 @@ pub(super) struct NodeFile {
     tenants: Vec<NodeTenant>,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<NodeDisk>,
+    tracing: TracingConfig,
     cluster: NodeCluster,
 }
 
@@ -51,6 +53,7 @@ pub(super) struct CoordinatorFile {
     peer: CoordinatorPeer,
     state: CoordinatorState,
     membership: CoordinatorMembership,
+    tracing: TracingConfig,
 }
 
 #[derive(Debug, Serialize)]
@@ -200,6 +203,7 @@ impl Files {
         &self,
         credentials: CredentialFiles,
         addresses: Option<&ReadyLine>,
+        tracing: &TracingConfig,
     ) -> CoordinatorFile {
         let peer = addresses.and_then(|ready| ready.peer).unwrap_or_else(any_port);
         CoordinatorFile {
@@ -207,6 +211,7 @@ impl Files {
             peer: CoordinatorPeer { listen: peer, credentials: credentials.into() },
             state: CoordinatorState { path: self.dir.join("coordinator.redb") },
             membership: CoordinatorMembership { grace_ms: GRACE_MS },
+            tracing: tracing.clone(),
         }
     }
 
@@ -246,6 +251,7 @@ impl NodeFile {
             // A window holds at least one block.
             session: NodeSession { max_window_bytes: options.block_bytes.unwrap_or(0).max(STAGING_BYTES) },
             disk: options.disk.map(|size| NodeDisk { folder: socket.with_extension("disk"), size }),
+            tracing: options.tracing.clone(),
             tenants: vec![NodeTenant { name: TENANT.to_owned(), socket }],
             cluster: NodeCluster {
                 coordinator: coordinator.to_string(),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use larder_client::trace::TracingConfig;
 use larder_node::store::policy::PolicyName;
 
 use super::disk::DevDisk;
@@ -30,6 +31,8 @@ pub struct DevOptions {
     pub policy: PolicyName,
     /// Whether nodes share what they have.
     pub share: bool,
+    /// Where spans go, and which requests have some.
+    pub tracing: TracingConfig,
     /// Requests of a replay that it is sized for.
     pub requests_in_flight: u16,
     /// Where config files, sockets and logs go; `None`: a directory of its own, removed when the cluster ends.
@@ -54,6 +57,7 @@ impl DevOptions {
             disk: None,
             policy: PolicyName::default(),
             share: true,
+            tracing: TracingConfig::default(),
             requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,
             dir: None,
             runtime_dir: None,

@@ -5,10 +5,12 @@
 //! sessions' descriptors alone. All of it runs on the caller's thread.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
+use larder_client::trace::{Sampler, Trace};
 use larder_client::{LookupOptions, Reservation, SessionError};
 use larder_protocol::Chain;
 use larder_protocol::session::{Found, Tier};
@@ -31,6 +33,8 @@ pub struct Driver {
     part_chunks: usize,
     in_flight: u16,
     deadline: Duration,
+    /// Which requests are traced.
+    sampler: Sampler,
     /// Never borrowed across an await.
     state: RefCell<State>,
 }
@@ -62,7 +66,20 @@ impl Driver {
             block: vec![0; block_bytes as usize],
         };
         let part_chunks = part_chunks(block_bytes, in_flight) as usize;
-        Ok(Self { nodes: links, part_chunks, in_flight, deadline, state: RefCell::new(state) })
+        Ok(Self {
+            nodes: links,
+            part_chunks,
+            in_flight,
+            deadline,
+            sampler: Sampler::default(),
+            state: RefCell::new(state),
+        })
+    }
+
+    /// The same, with a trace for some of the requests.
+    #[must_use]
+    pub fn traced(self, sampler: Sampler) -> Self {
+        Self { sampler, ..self }
     }
 
     /// Plays the requests, as many at a time as the links are set for. One that fails is counted, and the others go on. What
@@ -110,13 +127,17 @@ impl Driver {
             node
         };
         let mut hit = 0;
+        let trace = self.sampler.begin("replay_request");
         let served = match node {
-            Some(node) => self.serve(&self.nodes[node], request, &mut hit).await.err(),
+            Some(node) => self.serve(&self.nodes[node], request, &trace, &mut hit).await.err(),
             None => {
                 self.wait_for_a_node().await;
                 Some(RequestError::Lost { node: "every node".to_owned() })
             }
         };
+        trace.count("larder.tokens", request.input_tokens);
+        trace.count("larder.tokens_found", hit);
+        trace.set("larder.outcome", if served.is_none() { "done" } else { "failed" });
         let state = &mut *self.state.borrow_mut();
         state.tally.asked(request.input_tokens);
         let recomputed = request.input_tokens - hit;
@@ -139,11 +160,19 @@ impl Driver {
     }
 
     /// Plays one request; `hit` becomes how many of its tokens were served.
-    async fn serve(&self, link: &Link, request: &Request, hit: &mut u64) -> Result<(), RequestError> {
-        let open = &link.open().await?;
+    async fn serve(
+        &self,
+        link: &Link,
+        request: &Request,
+        trace: &Trace,
+        hit: &mut u64,
+    ) -> Result<(), RequestError> {
+        let opened = &link.open().await?;
+        let traced = trace.context().map(|context| Rc::new(opened.traced(context)));
+        let open = traced.as_ref().unwrap_or(opened);
         let hashes = request.full_chunks().iter().map(|&id| content::chunk_hash(id)).collect();
         let chain = open.namespace.chain(hashes);
-        let failed = |error| link.failed(open, error);
+        let failed = |error| link.failed(opened, error);
         let found = self.look_up(open, &chain, request.input_tokens).await.map_err(failed)?;
         let chunks = self.fetch(open, &chain, &found).await.map_err(failed)?;
         *hit = chunks as u64 * CHUNK_TOKENS;

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use larder_client::{Namespace, Session, SessionError, SessionOptions};
+use larder_protocol::TraceContext;
 use larder_protocol::session::RefusalCode;
 
 use super::namespace::replay_namespace;
@@ -40,6 +41,14 @@ pub struct Open {
     pub session: Session,
     /// The namespace of the replay, as this session knows it.
     pub namespace: Namespace,
+}
+
+impl Open {
+    /// The same, for a request that is traced.
+    #[must_use]
+    pub fn traced(&self, context: TraceContext) -> Self {
+        Self { session: self.session.traced(context), namespace: self.namespace.clone() }
+    }
 }
 
 enum State {

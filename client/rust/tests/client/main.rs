@@ -10,3 +10,4 @@ mod mapping;
 mod pools;
 mod put;
 mod socket;
+mod traced;

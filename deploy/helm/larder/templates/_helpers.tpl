@@ -26,6 +26,36 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{ add 512 (div (add (int .Values.node.arenaMiB) 63) 64) }}
 {{- end -}}
 
+{{- define "larder.tracingToml" -}}
+{{- if .Values.tracing.endpoint }}
+
+[tracing]
+endpoint = {{ .Values.tracing.endpoint | toJson }}
+sample_ratio = {{ .Values.tracing.sampleRatio | toJson }}
+{{- end }}
+{{- end -}}
+
+{{- define "larder.tracingEgress" -}}
+{{- if .Values.tracing.endpoint }}
+# The collector of traces.
+- to:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ .Values.tracing.namespace }}
+  ports:
+    - port: {{ int .Values.tracing.port }}
+      protocol: TCP
+{{- if .dns }}
+# Its name. Where the resolver is, differs from cluster to cluster.
+- ports:
+    - port: 53
+      protocol: UDP
+    - port: 53
+      protocol: TCP
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "larder.coordinatorToml" -}}
 [http]
 listen = "0.0.0.0:7600"
@@ -43,6 +73,7 @@ path = "/var/lib/larder/coordinator.redb"
 [membership]
 {{- include "larder.toml" . }}
 {{- end }}
+{{- include "larder.tracingToml" . }}
 {{ end -}}
 
 {{- define "larder.nodeToml" -}}
@@ -77,4 +108,5 @@ ca = "/etc/larder/tls/ca.crt"
 certificate = "/etc/larder/tls/tls.crt"
 key = "/etc/larder/tls/tls.key"
 {{- include "larder.toml" .Values.node.cluster }}
+{{- include "larder.tracingToml" . }}
 {{ end -}}

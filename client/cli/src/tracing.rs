@@ -1,0 +1,71 @@
+//! Which commands make spans, as whom, and where those go.
+
+use std::path::Path;
+
+use clap::Args;
+use larder_client::trace::{ExportError, Exporter, Service, TracingConfig};
+
+use crate::args::Command;
+
+/// Where the spans of a cluster for development, or of a replay, go.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Tracing")]
+pub(crate) struct TraceOptions {
+    /// Send traces to this collector, as OTLP over HTTP: `http://HOST:4318`
+    #[arg(long, value_name = "URL")]
+    trace_endpoint: Option<String>,
+
+    /// The fraction of requests that are traced
+    #[arg(long, value_name = "FRACTION", default_value_t = 1.0, requires = "trace_endpoint", value_parser = fraction)]
+    trace_ratio: f64,
+}
+
+impl TraceOptions {
+    /// The configuration of a process that decides which requests are traced.
+    pub(crate) fn config(&self) -> TracingConfig {
+        TracingConfig { endpoint: self.trace_endpoint.clone(), sample_ratio: self.trace_ratio }
+    }
+
+    /// That of processes which trace what others have decided to.
+    pub(crate) fn of_followers(&self) -> TracingConfig {
+        TracingConfig { sample_ratio: 0.0, ..self.config() }
+    }
+}
+
+impl Command {
+    /// Starts to send the spans of this process, where somebody wants them. What is wrong with a configuration file the
+    /// command itself says.
+    pub(crate) fn start_tracing(&self) -> Result<Option<Exporter>, ExportError> {
+        let (config, name, instance) = match self {
+            Self::Node(args) => {
+                let Some(config) = args.config_file() else { return Ok(None) };
+                let instance = config.name.clone();
+                (config.tracing, "larder-node", instance.unwrap_or_else(host_name))
+            }
+            Self::Coordinator(args) => {
+                let Some(config) = args.config_file() else { return Ok(None) };
+                (config.tracing, "larder-coordinator", host_name())
+            }
+            Self::Replay(args) => {
+                let instance = format!("{}-{}", host_name(), std::process::id());
+                (args.tracing.config(), "larder-replay", instance)
+            }
+            _ => return Ok(None),
+        };
+        let service = Service { name, instance, version: env!("CARGO_PKG_VERSION") };
+        Exporter::start(&config.or_from_environment(), &service)
+    }
+}
+
+/// What this host is called.
+fn host_name() -> String {
+    let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"));
+    name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(fraction) if (0.0..=1.0).contains(&fraction) => Ok(fraction),
+        _ => Err("not a number from 0 to 1".into()),
+    }
+}

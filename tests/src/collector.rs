@@ -1,0 +1,153 @@
+//! A collector of traces: what an OTLP exporter sends is decoded as the official protobuf has it.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use prost::Message as _;
+
+use crate::wait;
+
+/// A collector on a free port. Its threads live as long as the test.
+pub struct Collector {
+    address: SocketAddr,
+    spans: Arc<Mutex<Vec<SpanSeen>>>,
+}
+
+/// One span, with what its process said of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpanSeen {
+    /// `service.name` of its process.
+    pub service: String,
+    /// `service.instance.id` of its process.
+    pub instance: String,
+    /// Its trace, in hexadecimal digits.
+    pub trace_id: String,
+    /// Itself.
+    pub id: String,
+    /// The span that caused it; empty where there is none.
+    pub parent: String,
+    /// What was done.
+    pub name: String,
+    /// On which side of a call.
+    pub kind: SpanKind,
+    /// When it began and ended, in nanoseconds since 1970.
+    pub time: (u64, u64),
+    /// What it says of itself.
+    pub attributes: BTreeMap<String, String>,
+}
+
+impl Collector {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// Where there is no port.
+    pub fn start() -> anyhow::Result<Self> {
+        let (listener, spans) = (TcpListener::bind("127.0.0.1:0")?, Arc::<Mutex<Vec<SpanSeen>>>::default());
+        let (address, seen) = (listener.local_addr()?, Arc::clone(&spans));
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let seen = Arc::clone(&seen);
+                // An error: the exporter went away.
+                thread::spawn(move || _ = serve(stream, &seen));
+            }
+        });
+        Ok(Self { address, spans })
+    }
+
+    /// Where exporters find it.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The spans so far.
+    #[must_use]
+    pub fn spans(&self) -> Vec<SpanSeen> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for spans that satisfy a condition all together, and returns them.
+    ///
+    /// # Panics
+    /// Where they do not come; `what` says what was waited for.
+    pub fn until(&self, what: &str, are_there: impl Fn(&[SpanSeen]) -> bool) -> Vec<SpanSeen> {
+        wait::until(what, || Some(self.spans()).filter(|spans| are_there(spans)))
+    }
+}
+
+fn serve(stream: TcpStream, seen: &Mutex<Vec<SpanSeen>>) -> anyhow::Result<()> {
+    let mut answers = stream.try_clone()?;
+    let mut requests = BufReader::new(stream);
+    loop {
+        let body = read_request(&mut requests)?;
+        let request = ExportTraceServiceRequest::decode(body.as_slice())?;
+        seen.lock().unwrap_or_else(PoisonError::into_inner).extend(spans_of(request));
+        let answer = ExportTraceServiceResponse { partial_success: None }.encode_to_vec();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: ";
+        answers.write_all(format!("{head}{}\r\n\r\n", answer.len()).as_bytes())?;
+        answers.write_all(&answer)?;
+    }
+}
+
+/// The body of a request to take spans.
+fn read_request(stream: &mut impl BufRead) -> anyhow::Result<Vec<u8>> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        anyhow::ensure!(stream.read_line(&mut line)? > 0, "the exporter closed the connection");
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_ascii_lowercase()),
+        }
+    }
+    anyhow::ensure!(lines.iter().any(|line| line == "post /v1/traces http/1.1"), "not for spans: {lines:?}");
+    anyhow::ensure!(lines.iter().any(|line| line == "content-type: application/x-protobuf"), "{lines:?}");
+    let bytes = lines.iter().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; bytes.unwrap_or(0)];
+    stream.read_exact(&mut body)?;
+    Ok(body)
+}
+
+fn spans_of(request: ExportTraceServiceRequest) -> Vec<SpanSeen> {
+    let mut seen = Vec::new();
+    for of_process in request.resource_spans {
+        let process = attributes(of_process.resource.unwrap_or_default().attributes);
+        let of_process_says = |key: &str| process.get(key).cloned().unwrap_or_default();
+        for span in of_process.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+            seen.push(SpanSeen {
+                service: of_process_says("service.name"),
+                instance: of_process_says("service.instance.id"),
+                trace_id: hex(&span.trace_id),
+                id: hex(&span.span_id),
+                parent: hex(&span.parent_span_id),
+                kind: span.kind(),
+                name: span.name,
+                time: (span.start_time_unix_nano, span.end_time_unix_nano),
+                attributes: attributes(span.attributes),
+            });
+        }
+    }
+    seen
+}
+
+fn attributes(pairs: Vec<KeyValue>) -> BTreeMap<String, String> {
+    let text = |value: Option<AnyValue>| match value.and_then(|value| value.value) {
+        Some(Value::StringValue(text)) => text,
+        Some(Value::IntValue(number)) => number.to_string(),
+        Some(other) => format!("{other:?}"),
+        None => String::new(),
+    };
+    pairs.into_iter().map(|pair| (pair.key, text(pair.value))).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
