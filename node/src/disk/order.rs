@@ -38,18 +38,18 @@ pub struct Source {
 /// A chunk to be written, with all its blocks that are to be found again together.
 #[derive(Debug)]
 pub struct WriteOrder {
-    pub(super) fingerprint: Fingerprint,
-    pub(super) chunk: ChunkRef,
-    pub(super) sources: Vec<Source>,
-    pub(super) entries: Vec<BlockEntry>,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) chunk: ChunkRef,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) entries: Vec<BlockEntry>,
     pub(super) replaces: bool,
 }
 
 /// A chunk to be read.
 #[derive(Debug)]
 pub struct ReadOrder {
-    pub(super) key: ChunkKey,
-    pub(super) destinations: Vec<BlockPlace>,
+    pub(crate) key: ChunkKey,
+    pub(crate) destinations: Vec<BlockPlace>,
 }
 
 /// Why there can be no such order.
