@@ -11,6 +11,7 @@ use object_store::{
     ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use prometheus::Registry;
+use tokio::sync::RwLock;
 use tokio::time::{Instant, sleep};
 
 use super::engine::Engine;
@@ -32,6 +33,8 @@ mod s3;
 pub(super) struct Faulty {
     pub(super) inner: Arc<InMemory>,
     state: Arc<Mutex<Faults>>,
+    /// Requests wait while it is held.
+    pub(super) gate: Arc<RwLock<()>>,
 }
 
 /// What a store is to do wrong, and what it was asked.
@@ -82,6 +85,7 @@ impl Faulty {
             faults.delay
         };
         let _ended = Ended(self);
+        drop(self.gate.read().await);
         sleep(delay).await;
         if is_refused(&self.faults()) {
             let (path, source) = ("p".to_owned(), "secret <Code>AccessDenied</Code> secret".into());

@@ -145,7 +145,7 @@ fn more_orders_than_the_queue_holds_are_busy_and_the_others_are_answered() {
     let opened = (Arc::new(store.clone()) as Arc<dyn ObjectStore>, Path::from(PREFIX));
     let options = ObjectOptions { queue_orders: 2, max_in_flight: 1, ..options("memory:///") };
     let tier = ObjectTier::start(opened, &options, metrics()).unwrap();
-    store.faults().delay = Duration::from_millis(20);
+    let gate = store.gate.blocking_write();
     let (mut slots, mut taken, mut busy) = (Slots::new(), Vec::new(), 0);
     for number in 0..8 {
         match tier.write(slots.write_order(TestChunk(number))) {
@@ -158,6 +158,7 @@ fn more_orders_than_the_queue_holds_are_busy_and_the_others_are_answered() {
         }
     }
     assert!(busy >= 5, "one is carried out, two wait");
+    drop(gate);
     drop(tier);
     for answer in taken {
         assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Durable), "dropping the tier waits for them");

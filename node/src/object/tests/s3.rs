@@ -28,18 +28,12 @@ impl Server {
             return None;
         };
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let address = lines.find_map(|line| {
-            let line = line.ok()?;
-            Some(
-                line.split_once("Running on http://")?
-                    .1
-                    .trim_end_matches(['/', '\u{1b}', '[', '0', 'm'])
-                    .to_owned(),
-            )
-        });
+        let said =
+            |line: std::io::Result<String>| Some(line.ok()?.split_once("Running on http://")?.1.to_owned());
+        let address = lines.find_map(said);
         // What it says later is read, so that it never waits for that.
         std::thread::spawn(move || lines.for_each(drop));
-        let server = Self { process, address: address.expect("it says where it listens") };
+        let server = Self { process, address: address.expect("it says where it listens").trim().to_owned() };
         let mut stream = TcpStream::connect(&server.address).unwrap();
         let authorization = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
         let host = &server.address;
