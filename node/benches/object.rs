@@ -1,7 +1,8 @@
 //! The object tier on a local folder against plain files: `cargo bench -p larder-node --bench object`.
 //!
-//! `LARDER_BENCH_FOLDER` names the folder; `LARDER_BENCH_MIB` how much is written. `LARDER_BENCH_URL` measures another store
-//! (`s3://...`, settings from the environment) beside the same files. The best of several rounds is kept.
+//! `LARDER_BENCH_FOLDER` names the folder; `LARDER_BENCH_MIB` how much is written. `LARDER_BENCH_URL` measures
+//! another store (`s3://...`, settings from the environment) beside the same files. The best of several rounds is
+//! kept.
 
 #![expect(clippy::print_stdout, reason = "a bench says what it measured")]
 

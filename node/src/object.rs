@@ -1,18 +1,18 @@
 //! The object tier: chunks in a store that all nodes share, and that outlives them.
 //!
-//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, as the disk tier's does. A
-//! chunk is one object, and its bytes are a record of the disk tier's format ([`crate::disk::format`]) at page 0 of segment
-//! 0 of a storage whose identity is [`STORAGE`]. Its name is
-//! `PREFIX/v1/FINGERPRINT/HH/HASH`: fingerprint and hash as 64 hexadecimal digits, `HH` the first two of the hash, so that
-//! names spread evenly over a store's partitions and a local folder's directories. The number is the format's version: builds
-//! with another one neither read nor delete these objects.
+//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, as the disk tier's
+//! does. A chunk is one object, and its bytes are a record of the disk tier's format ([`crate::disk::format`]) at
+//! page 0 of segment 0 of a storage whose identity is [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH`:
+//! fingerprint and hash as 64 hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a
+//! store's partitions and a local folder's directories. The number is the format's version: builds with another one
+//! neither read nor delete these objects.
 //!
 //! A node does not know what the store has. It remembers what it saw ([`known`]), and asks for the rest ([`search`]).
 //!
 //! | what goes wrong | what comes of it |
 //! | --- | --- |
-//! | the store refuses, or cannot be reached, at start | [`OpenError`] says what to change; or the node starts without |
-//! | the same later | orders are answered `Closed`; after some failures in a row the store is left alone, and tried again |
+//! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without |
+//! | the same later | `Closed` is the answer; after some failures in a row the store is left alone for a while |
 //! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
 //! | more orders than the queue holds | `Busy` |
 //! | the store is slow | an order ends at its deadline, a `find` says what it knows at its own |
@@ -42,11 +42,12 @@ pub use trouble::{Trouble, TroubleKind};
 /// What a tier needs to know.
 #[derive(Clone)]
 pub struct ObjectOptions {
-    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
+    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
+    /// `file:///FOLDER`.
     pub url: String,
     /// Settings of the store, by the names that the `object_store` crate gives them (`endpoint`, `region`,
-    /// `access_key_id`, ...). They go before those of the environment (`AWS_ACCESS_KEY_ID`, ...). Their values are never
-    /// shown.
+    /// `access_key_id`, ...). They go before those of the environment (`AWS_ACCESS_KEY_ID`, ...). Their values are
+    /// never shown.
     pub settings: BTreeMap<String, String>,
     /// Whether the store may be spoken to without TLS.
     pub allow_http: bool,
@@ -54,8 +55,8 @@ pub struct ObjectOptions {
     pub start_without: bool,
     /// Orders that wait, writes and others apart; more are refused with `Busy`.
     pub queue_orders: usize,
-    /// Requests at a time. Writes take half of them at most. A request of 4 MiB takes some 50 ms of a distant store, so 32 of
-    /// them fill a link of 20 Gbit/s.
+    /// Requests at a time. Writes take half of them at most. A request of 4 MiB takes some 50 ms of a distant store,
+    /// so 32 of them fill a link of 20 Gbit/s.
     pub max_in_flight: usize,
     /// Bytes of blocks that are being read and written at a time.
     pub bytes_in_flight: u64,

@@ -19,8 +19,8 @@ pub enum Fact {
     Damaged,
 }
 
-/// What is known of the most recent chunks, in two generations of at most half of `most` each: when the younger is full, the
-/// older is forgotten. About 100 bytes a chunk.
+/// What is known of the most recent chunks, in two generations of at most half of `most` each: when the younger is
+/// full, the older is forgotten. About 100 bytes a chunk.
 #[derive(Debug)]
 pub struct Known {
     half: usize,

@@ -1,8 +1,9 @@
 //! Which objects of a chain are asked for, to learn how much of its beginning is there.
 //!
-//! Pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last; each later one divides what is left between the
-//! last that is there and the first that is not. It takes a chunk to be there where a later one is: whoever writes a chain
-//! writes it from its beginning. A hole costs whoever reads one answer `NotHeld`, nothing else.
+//! Pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last; each later one divides what is left
+//! between the last that is there and the first that is not. It takes a chunk to be there where a later one is:
+//! whoever writes a chain writes it from its beginning. A hole costs whoever reads one answer `NotHeld`, nothing
+//! else.
 
 use std::collections::BTreeSet;
 

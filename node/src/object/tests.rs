@@ -88,7 +88,8 @@ impl Faulty {
         drop(self.gate.read().await);
         sleep(delay).await;
         if is_refused(&self.faults()) {
-            let (path, source) = ("p".to_owned(), "secret <Code>AccessDenied</Code> secret".into());
+            let (path, source) =
+                ("p".to_owned(), "confidential <Code>AccessDenied</Code> confidential".into());
             return Err(Error::PermissionDenied { path, source });
         }
         Ok(())

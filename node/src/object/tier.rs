@@ -50,7 +50,8 @@ enum Work {
 }
 
 impl ObjectTier {
-    /// Opens the tier and starts its thread: writes, reads and deletes a small object, which takes until the deadline at most.
+    /// Opens the tier and starts its thread: writes, reads and deletes a small object, which takes until the deadline
+    /// at most.
     ///
     /// # Errors
     /// [`OpenError`] says what to change. A store that refuses is none with [`ObjectOptions::start_without`].
@@ -89,8 +90,9 @@ impl ObjectTier {
         Ok(Self { queues, thread, closed, deadline: options.deadline, metrics })
     }
 
-    /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as they are
-    /// until then. `Closed` as an answer: the store failed, or is left alone; whether the chunk is there is not known.
+    /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as
+    /// they are until then. `Closed` as an answer: the store failed, or is left alone; whether the chunk is there is
+    /// not known.
     ///
     /// # Errors
     /// The order, where it was not taken.
@@ -105,8 +107,8 @@ impl ObjectTier {
         })
     }
 
-    /// Orders a chunk to be read. The places belong to the order until the answer. `Closed` as an answer: the store failed, or
-    /// is left alone.
+    /// Orders a chunk to be read. The places belong to the order until the answer. `Closed` as an answer: the store
+    /// failed, or is left alone.
     ///
     /// # Errors
     /// The order, where it was not taken.
@@ -118,11 +120,12 @@ impl ObjectTier {
         })
     }
 
-    /// Asks which chunks are there; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has passed
-    /// since the tier took the order up.
+    /// Asks which chunks are there; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has
+    /// passed since the tier took the order up.
     ///
-    /// Of a chain only the chunks before the first hole count as there, and a hole that a later chunk hides may be missed. Of
-    /// chunks of a flat namespace (each its own anchor) each is told by itself. What is not known in time counts as absent.
+    /// Of a chain only the chunks before the first hole count as there, and a hole that a later chunk hides may be
+    /// missed. Of chunks of a flat namespace (each its own anchor) each is told by itself. What is not known in time
+    /// counts as absent.
     ///
     /// # Errors
     /// The chunks, where the order was not taken.
@@ -138,8 +141,8 @@ impl ObjectTier {
         })
     }
 
-    /// Deletes a chunk, for all nodes; the answer is whether the store did. Stores that do not tell deleted objects from those
-    /// that never were (S3) say yes to both.
+    /// Deletes a chunk, for all nodes; the answer is whether the store did. Stores that do not tell deleted objects
+    /// from those that never were (S3) say yes to both.
     ///
     /// # Errors
     /// The key, where the order was not taken.

@@ -86,8 +86,8 @@ impl fmt::Display for Trouble {
             }
             TroubleKind::Denied => write!(
                 f,
-                "these credentials may not {asked} ({detail}): allow them to read, write, delete and list objects there \
-                 (without the right to list, S3 calls absent objects forbidden)"
+                "these credentials may not {asked} ({detail}): allow them to read, write, delete and list \
+                 objects there (without the right to list, S3 calls absent objects forbidden)"
             ),
             TroubleKind::NoBucket => {
                 write!(f, "there is no such bucket or folder ({detail}): make it, or correct the URL")

@@ -31,8 +31,8 @@ fn a_url_that_names_no_store_says_what_one_looks_like() {
 #[test]
 fn a_setting_that_the_store_does_not_have_is_named() {
     let mut options = nobody();
-    options.settings.insert("acess_key".to_owned(), SECRET.to_owned());
-    assert!(refused(&options).contains("S3 has no setting `acess_key`"));
+    options.settings.insert("key_of_access".to_owned(), SECRET.to_owned());
+    assert!(refused(&options).contains("S3 has no setting `key_of_access`"));
 }
 
 #[test]
@@ -71,4 +71,4 @@ fn a_store_that_refuses_to_write_or_to_tell_is_an_error_that_says_what_to_allow(
     }
 }
 
-const SECRET: &str = "secret";
+const SECRET: &str = "confidential";

@@ -13,7 +13,8 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it with an empty bucket `larder`; `None` where it is not installed. `checks` makes it refuse who has no account.
+    /// Starts it with an empty bucket `larder`; `None` where it is not installed. `checks` makes it refuse who has no
+    /// account.
     fn start(checks: bool) -> Option<Self> {
         let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/venv/bin/moto_server");
         let program = if std::path::Path::new(installed).exists() { installed } else { "moto_server" };
@@ -35,7 +36,8 @@ impl Server {
         std::thread::spawn(move || lines.for_each(drop));
         let server = Self { process, address: address.expect("it says where it listens").trim().to_owned() };
         let mut stream = TcpStream::connect(&server.address).unwrap();
-        let authorization = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+        let authorization = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, \
+             SignedHeaders=host, Signature=0";
         let host = &server.address;
         write!(
             stream,
