@@ -19,16 +19,17 @@ impl Engine {
     /// Writes, reads and deletes an object of a few bytes: what is refused now would be refused later.
     pub(in super::super) async fn probe(&self, deadline: Instant) -> Result<(), Trouble> {
         let at = probe_name(&self.prefix);
-        let trouble = |failed, asked| match failed {
-            Failed::Trouble(trouble) => trouble,
-            _ => Trouble::new(TroubleKind::Other, asked, "its answers contradict each other"),
-        };
-        self.put_probe(deadline).await.map_err(|failed| trouble(failed, PUT))?;
-        let found =
-            self.ask(Kind::Get, GET, deadline, async { self.store.get(&at).await?.bytes().await }).await;
-        let found = found.map_err(|failed| trouble(failed, GET))?;
-        if found != PROBE {
-            return Err(Trouble::new(TroubleKind::Other, GET, "other bytes came back than were written"));
+        if let Err(Failed::Trouble(trouble)) = self.put_probe(deadline).await {
+            return Err(trouble);
+        }
+        let read = async { self.store.get(&at).await?.bytes().await };
+        match self.ask(Kind::Get, GET, deadline, read).await {
+            Ok(bytes) if bytes != PROBE => {
+                return Err(Trouble::new(TroubleKind::Other, GET, "other bytes came back than were written"));
+            }
+            Err(Failed::Trouble(trouble)) => return Err(trouble),
+            // Absent: another node that starts just now has deleted it.
+            Ok(_) | Err(_) => {}
         }
         let absent = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
         // Where it may not list, S3 does not say that an object is absent.

@@ -1,5 +1,8 @@
 //! What a tier does when the store, or what is in it, is wrong.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+
 use super::*;
 use crate::object::breaker::{MOST_FAILURES, RETRY_EVERY};
 use crate::object::metrics::Side;
@@ -136,4 +139,44 @@ fn a_tier_whose_store_begins_to_refuse_stays_up_and_says_so_at_once() {
     }
     assert!(tier.is_closed(Side::Reading) && tier.is_closed(Side::Writing));
     assert!(tier.find(TestChunk(1).key().fingerprint, vec![TestChunk(1).chunk_ref()]).is_err());
+}
+
+/// A server that has no objects, and never says what became of one that it is sent.
+fn stuck_server() -> std::io::Result<std::net::SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let serve = |stream: TcpStream| {
+        let mut lines = BufReader::new(&stream).lines().map_while(std::io::Result::ok);
+        while let Some(request) = lines.next() {
+            if !request.starts_with("HEAD") {
+                break;
+            }
+            lines.find(String::is_empty);
+            let absent = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+            (&stream).write_all(absent).unwrap();
+        }
+        // Until the client gives up.
+        while (&stream).read(&mut [0; 4_096]).is_ok_and(|bytes| bytes > 0) {}
+    };
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    Ok(address)
+}
+
+#[tokio::test]
+async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places() {
+    let endpoint = format!("http://{}", stuck_server().unwrap());
+    let settings = [("endpoint", endpoint.as_str()), ("access_key_id", "id"), ("secret_access_key", "key")];
+    let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let options = ObjectOptions { settings, ..options("s3://bucket/prefix") };
+    let (metrics, closed) = (metrics(), [(); 2].map(|()| Arc::default()));
+    let engine = Engine::new(store::open(&options).unwrap(), &options, metrics.clone(), closed);
+    let deadline = Instant::now() + Duration::from_millis(500);
+    let order = Slots::new().write_order(TestChunk(1));
+    assert_eq!(engine.write(order, deadline).await, WriteAnswer::Closed);
+    assert_eq!(metrics.requests(Kind::Head, "absent"), 1);
+    assert_eq!(metrics.requests(Kind::Put, "timed_out"), 1, "it was under way");
 }
