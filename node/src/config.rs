@@ -3,6 +3,7 @@
 //! Nothing here is checked against the machine or against each other: [`Config::resolve`] does that, and makes the
 //! numbers that the modules work with.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,8 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// The disk below the host tier; where it is not given, what leaves memory is gone.
     pub disk: Option<DiskConfig>,
+    /// The object store that all nodes share; none where it is not given.
+    pub object: Option<ObjectConfig>,
     /// What one engine session may hold.
     pub session: SessionConfig,
     /// Where lookups are recorded; nowhere where it is not given.
@@ -111,6 +114,59 @@ pub struct DiskConfig {
     /// How long a lease waits for chunks from disk.
     #[serde(default = "default_read_deadline_ms")]
     pub read_deadline_ms: u64,
+}
+
+/// The object tier: a store that all nodes share. Credentials come from the environment, by the names that the store's own
+/// tools use (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectConfig {
+    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
+    pub url: String,
+    /// Where the store is served, where that is not its maker's own address.
+    pub endpoint: Option<String>,
+    /// Whether it may be spoken to without TLS.
+    #[serde(default)]
+    pub allow_http: bool,
+    /// Other settings of the store, by the names that the `object_store` crate gives them (`region`, ...).
+    #[serde(default)]
+    pub settings: BTreeMap<String, String>,
+    /// When chunks are written: `write_through`, `write_through_selective`, `write_back` or `off`.
+    #[serde(default)]
+    pub write: ObjectWrite,
+    /// For `write_through_selective`: from which use of a chunk on, its commit included.
+    #[serde(default = "default_write_after_uses")]
+    pub write_after_uses: u32,
+    /// Requests at a time; writes take half of them at most.
+    #[serde(default = "default_object_requests")]
+    pub max_requests: usize,
+    /// Chunks that wait to be written, and as many that wait to be read; more are left out.
+    #[serde(default = "default_object_queue")]
+    pub queue_orders: usize,
+    /// How long one request may take.
+    #[serde(default = "default_request_timeout_ms")]
+    pub request_timeout_ms: u64,
+    /// How long a lease waits for chunks from the store, and a write may take, repeated requests included.
+    #[serde(default = "default_object_deadline_ms")]
+    pub read_deadline_ms: u64,
+    /// How long a lookup waits to hear what the store has.
+    #[serde(default = "default_object_find_deadline_ms")]
+    pub find_deadline_ms: u64,
+}
+
+/// When chunks are written to the object store.
+#[derive(Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum ObjectWrite {
+    /// When they are committed: every node finds them from then on.
+    #[default]
+    WriteThrough,
+    /// When they were used often enough.
+    WriteThroughSelective,
+    /// When they are evicted from memory.
+    WriteBack,
+    /// Never: it is only read.
+    Off,
 }
 
 /// A GPU to serve.
@@ -277,9 +333,21 @@ impl Default for Config {
                 max_bytes: None,
             }],
             disk: None,
+            object: None,
             session: SessionConfig::default(),
             record: None,
             cluster: None,
+        }
+    }
+}
+
+impl From<ObjectWrite> for Option<WritePolicy> {
+    fn from(write: ObjectWrite) -> Self {
+        match write {
+            ObjectWrite::WriteThrough => Some(WritePolicy::WriteThrough),
+            ObjectWrite::WriteThroughSelective => Some(WritePolicy::WriteThroughSelective),
+            ObjectWrite::WriteBack => Some(WritePolicy::WriteBack),
+            ObjectWrite::Off => None,
         }
     }
 }
@@ -349,6 +417,26 @@ fn default_scrub_bytes() -> ByteSize {
 
 fn default_read_deadline_ms() -> u64 {
     5_000
+}
+
+fn default_object_requests() -> usize {
+    32
+}
+
+fn default_object_queue() -> usize {
+    1_024
+}
+
+fn default_request_timeout_ms() -> u64 {
+    5_000
+}
+
+fn default_object_deadline_ms() -> u64 {
+    10_000
+}
+
+fn default_object_find_deadline_ms() -> u64 {
+    200
 }
 
 fn default_peer_listen() -> SocketAddr {
@@ -425,16 +513,21 @@ mod tests {
         };
         let lines = optional.lines().filter_map(|line| line.strip_prefix("# "));
         let set: String = lines
-            .filter(|line| line.starts_with("[cluster]") || line.starts_with("[disk]") || is_key(line))
+            .filter(|line| ["[cluster]", "[disk]", "[object]"].contains(line) || is_key(line))
             .map(|line| format!("{line}\n"))
             .collect();
         let all = Config::parse(&format!("[record]\n{set}")).unwrap();
         let (record, disk, cluster) = (all.record.unwrap(), all.disk.unwrap(), all.cluster.unwrap());
+        let object = all.object.unwrap();
         let least = Config::parse(&format!(
-            "[record]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
+            "[record]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[object]\nurl = {:?}\nendpoint = {:?}\n\
+             settings = {{ region = {:?} }}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
              advertise = \"{}\"\n",
             record.path,
             disk.folder,
+            object.url,
+            object.endpoint.clone().unwrap(),
+            object.settings["region"],
             cluster.coordinator,
             cluster.ca,
             cluster.certificate,
@@ -443,6 +536,7 @@ mod tests {
         ));
         let least = least.unwrap();
         assert_eq!((Some(record), Some(disk), Some(cluster)), (least.record, least.disk, least.cluster));
+        assert_eq!(Some(object), least.object);
     }
 
     #[test]
@@ -486,6 +580,18 @@ mod tests {
             write_after_uses = 3
             scrub_bytes_per_second = 0
             read_deadline_ms = 6
+            [object]
+            url = "s3://bucket/prefix"
+            endpoint = "http://127.0.0.1:9000"
+            allow_http = true
+            settings = { region = "eu-central-1" }
+            write = "off"
+            write_after_uses = 3
+            max_requests = 4
+            queue_orders = 5
+            request_timeout_ms = 6
+            read_deadline_ms = 7
+            find_deadline_ms = 8
             "#,
         )
         .unwrap();
@@ -496,6 +602,8 @@ mod tests {
         assert_eq!(config.tenants[0].max_bytes, Some(ByteSize(1_000_000_000)));
         assert_eq!(config.gpus[1].pci.to_string(), "0000:e5:00.1");
         assert_eq!(config.session.max_lingering_processes, 5);
+        let object = config.object.unwrap();
+        assert_eq!((Option::<WritePolicy>::from(object.write), object.max_requests), (None, 4));
         let disk = config.disk.unwrap();
         assert_eq!((disk.write, disk.capacity_bytes), (WritePolicy::WriteBack, ByteSize::tib(2)));
     }

@@ -1,10 +1,11 @@
 //! The object tier: chunks in a store that all nodes share, and that outlives them.
 //!
 //! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, as the disk tier's
-//! does. A chunk is one object, and its bytes are a record of the disk tier's format ([`crate::disk::format`]) at
-//! page 0 of segment 0 of a storage whose identity is [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH`:
-//! fingerprint and hash as 64 hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a
-//! store's partitions and a local folder's directories. The number is the format's version: builds with another one
+//! does. A block is one object, so that what ranks write apart never meets. Its bytes are a record of the disk tier's
+//! format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a storage whose identity is
+//! [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the chunk as 64
+//! hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a store's partitions and a local
+//! folder's directories; slice and pool as decimal numbers. A pool that a chunk does not have has no object. The number is the format's version: builds with another one
 //! neither read nor delete these objects.
 //!
 //! A node does not know what the store has. It remembers what it saw ([`known`]), and asks for the rest ([`search`]).
@@ -40,7 +41,7 @@ pub use tier::ObjectTier;
 pub use trouble::{Trouble, TroubleKind};
 
 /// What a tier needs to know.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct ObjectOptions {
     /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
     /// `file:///FOLDER`.
@@ -51,7 +52,8 @@ pub struct ObjectOptions {
     pub settings: BTreeMap<String, String>,
     /// Whether the store may be spoken to without TLS.
     pub allow_http: bool,
-    /// Whether a node starts where the store refuses: it is left alone then, and tried again every few seconds.
+    /// Whether a node starts where the store refuses, or does not answer within two seconds: it is left alone then, and
+    /// tried again every few seconds.
     pub start_without: bool,
     /// Orders that wait, writes and others apart; more are refused with `Busy`.
     pub queue_orders: usize,
@@ -70,6 +72,15 @@ pub struct ObjectOptions {
     pub known_chunks: usize,
     /// Where its thread runs.
     pub cpus: CpuSet,
+}
+
+/// Which of a chunk's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId {
+    /// The part that one engine rank holds.
+    pub slice: u16,
+    /// The kind of state.
+    pub pool: u8,
 }
 
 /// Why a tier cannot be opened.
@@ -141,6 +152,12 @@ impl fmt::Debug for ObjectOptions {
             .field("max_in_flight", &self.max_in_flight)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether a URL names a kind of store that a tier can be in.
+#[must_use]
+pub fn is_url_of_a_store(url: &str) -> bool {
+    store::parse(url).is_some()
 }
 
 /// What every object's record names as its storage.

@@ -16,6 +16,7 @@ use tokio::sync::oneshot::error::RecvError;
 use super::GpuActor;
 use super::gather::Fetch;
 use crate::copy::BlockChecksums;
+use crate::directory::Holders;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::order::OrderError;
 use crate::disk::{
@@ -25,7 +26,7 @@ use crate::disk::{
 use crate::exchange::Grant;
 use crate::priority::Turns;
 use crate::store::ids::TenantId;
-use crate::store::{BlockMove, Came, DiskWrite, FetchId, Recall, WriteId};
+use crate::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 
 /// An actor's disk, as it is handed over.
 pub struct DiskParts {
@@ -226,7 +227,8 @@ impl GpuActor {
         let recalled = Recalled { fingerprint, hash, block_bytes: Arc::clone(block_bytes), answer };
         self.disk.as_mut()?.recalls.entry(fetch).or_default().push(recalled);
         if let Some(wanted) = wanted {
-            self.fetching.insert(fetch, Fetch::from_disk(wanted, fingerprint, class, Duration::ZERO));
+            let fetch = Fetch::new(wanted, fingerprint, class, Holders::default(), Duration::ZERO);
+            self.fetching.insert(fetch.wanted.fetch, fetch);
             self.read_from_disk(vec![fetch], ctx);
         } else if class == Class::Decode {
             self.hurry_fetch(fetch);
@@ -301,7 +303,7 @@ impl GpuActor {
     }
 
     /// Orders one write; whether more may follow.
-    fn order_write(&mut self, write: &DiskWrite, ctx: &mut Context<Self>) -> bool {
+    fn order_write(&mut self, write: &ChunkWrite, ctx: &mut Context<Self>) -> bool {
         let id = write.write;
         let order = match self.write_order(write) {
             Ok(order) => order,
@@ -340,7 +342,7 @@ impl GpuActor {
         self.follow_up(ctx);
     }
 
-    fn write_order(&self, write: &DiskWrite) -> Result<WriteOrder, OrderError> {
+    pub(super) fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
         let sources = write.blocks.iter().map(|(block, checksums)| Source {
             place: self.block_place(block),
             checksums: BlockChecksums {
@@ -352,7 +354,7 @@ impl GpuActor {
         Ok(if write.replaces { order.replacing() } else { order })
     }
 
-    fn block_place(&self, block: &BlockMove) -> BlockPlace {
+    pub(super) fn block_place(&self, block: &BlockMove) -> BlockPlace {
         BlockPlace {
             slice: block.key.slice,
             pool: block.key.pool,
@@ -407,17 +409,19 @@ impl GpuActor {
         let checksums = checksums.into_iter().map(crate::store::Checksums::from).collect();
         // What was asked for is what the record has.
         let pools = PoolSet::ANY;
-        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false };
+        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored: false };
         let ready = self.store.fetched(id, Some(came), kept);
         self.end_recalls(id);
         self.finish_gathers(ready);
     }
 
-    /// A chunk cannot be read from disk: other nodes may have it.
+    /// A chunk cannot be read from disk: other nodes or the object store may have it.
     fn missed_on_disk(&mut self, id: FetchId, ctx: &mut Context<Self>) {
         let may_come = self.store.is_leased_soon(id) && self.store.takes_all_pools(id);
         if self.peers.is_some() && may_come && self.is_not_asked_again(id) {
             self.ask_again(vec![id], ctx);
+        } else if self.may_be_stored(id) {
+            self.read_from_objects(vec![id], ctx);
         } else {
             self.did_not_come(id);
         }

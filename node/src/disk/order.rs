@@ -92,7 +92,10 @@ pub enum ReadAnswer {
     Here {
         /// The chunk, with its place in its chain.
         chunk: ChunkRef,
-        /// Checksums of the blocks, in the order of the destinations.
+        /// The pools of these blocks. A disk has all that was asked for, or says [`ReadAnswer::OtherBlocks`]; of an object
+        /// store's chunk some pools may not be there.
+        pools: PoolSet,
+        /// Checksums of the blocks of these pools, in the order of the destinations.
         checksums: Vec<BlockChecksums>,
     },
     /// It is not there.

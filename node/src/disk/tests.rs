@@ -69,7 +69,7 @@ impl Slots {
 
     /// Holds an answer that says `Here` against what the chunk is.
     pub(crate) fn assert_right(&self, chunk: TestChunk, answer: &ReadAnswer) {
-        let ReadAnswer::Here { chunk: said, checksums } = answer else { panic!("{chunk:?}: {answer:?}") };
+        let ReadAnswer::Here { chunk: said, checksums, .. } = answer else { panic!("{chunk:?}: {answer:?}") };
         assert_eq!(*said, chunk.chunk_ref());
         let mut offset = 0;
         for (block, checksums) in chunk.blocks().iter().zip(checksums) {
@@ -113,7 +113,7 @@ impl TestChunk {
     }
 
     /// The pools of its blocks.
-    pub(super) fn pools(self) -> PoolSet {
+    pub(crate) fn pools(self) -> PoolSet {
         self.blocks().iter().fold(PoolSet::default(), |pools, block| pools.with(block.pool.into()))
     }
 

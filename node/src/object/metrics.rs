@@ -1,9 +1,7 @@
 //! What an object tier counts.
 
-use prometheus::core::Collector;
-use prometheus::{
-    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use larder_client::metrics::Families;
+use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 /// The metrics of an object tier.
 #[derive(Debug, Clone)]
@@ -14,7 +12,7 @@ pub struct ObjectMetrics {
     pub written_bytes: IntCounter,
     /// Requests that are under way.
     pub in_flight: IntGauge,
-    /// Chunks of which it is known whether they are there.
+    /// Blocks of which it is known whether they are there.
     pub known: IntGauge,
     /// Objects that were wrong.
     pub damaged: IntCounter,
@@ -23,6 +21,10 @@ pub struct ObjectMetrics {
     open: IntGaugeVec,
     opened: IntCounterVec,
     answers: IntCounterVec,
+    /// Bytes of chunks that wait to be written.
+    pub(crate) waiting_bytes: IntGaugeVec,
+    /// Chunks that were not written because too many waited.
+    pub(crate) shed: IntCounterVec,
 }
 
 /// What is asked of a store.
@@ -52,44 +54,26 @@ impl ObjectMetrics {
     ///
     /// # Errors
     /// Where a name is taken.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| IntCounter::new(format!("larder_object_{name}"), help);
-        let gauge = |name: &str, help: &str| IntGauge::new(format!("larder_object_{name}"), help);
-        let opts = |name: &str, help: &str| Opts::new(format!("larder_object_{name}"), help);
-        let counters = |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(opts(name, help), labels);
-        let seconds =
-            HistogramOpts::new("larder_object_request_seconds", "Time of a request, retries included");
-        let open = opts("closed", "1 where the store is left alone after failures");
-        let metrics = Self {
-            read_bytes: counter("read_bytes_total", "Bytes read from the object store")?,
-            written_bytes: counter("written_bytes_total", "Bytes written to the object store")?,
-            in_flight: gauge("requests_in_flight", "Requests to the object store under way")?,
-            known: gauge("known_chunks", "Chunks of which the node knows whether the store has them")?,
-            damaged: counter("checksum_failures_total", "Objects with wrong bytes")?,
-            requests: counters("requests_total", "Requests, by kind and outcome", &["kind", "outcome"])?,
-            seconds: HistogramVec::new(seconds.buckets(BUCKETS.to_vec()), &["kind"])?,
-            open: IntGaugeVec::new(open, &["side"])?,
-            opened: counters("closings_total", "Times the store was left alone after failures", &["side"])?,
-            answers: counters("orders_total", "Orders, by what came of them", &["outcome"])?,
-        };
-        metrics.register(registry)?;
-        Ok(metrics)
+    pub fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            read_bytes: families.counter("larder_object_read_bytes_total")?,
+            written_bytes: families.counter("larder_object_written_bytes_total")?,
+            in_flight: families.gauge("larder_object_requests_in_flight")?,
+            known: families.gauge("larder_object_known_blocks")?,
+            damaged: families.counter("larder_object_checksum_failures_total")?,
+            requests: families.counters("larder_object_requests_total")?,
+            seconds: families.histograms("larder_object_request_seconds")?,
+            open: families.gauges("larder_object_closed")?,
+            opened: families.counters("larder_object_closings_total")?,
+            answers: families.counters("larder_object_orders_total")?,
+            waiting_bytes: families.gauges("larder_object_waiting_bytes")?,
+            shed: families.counters("larder_object_shed_chunks_total")?,
+        })
     }
 
-    fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
-        let all: [Box<dyn Collector>; 10] = [
-            Box::new(self.read_bytes.clone()),
-            Box::new(self.written_bytes.clone()),
-            Box::new(self.in_flight.clone()),
-            Box::new(self.known.clone()),
-            Box::new(self.damaged.clone()),
-            Box::new(self.requests.clone()),
-            Box::new(self.seconds.clone()),
-            Box::new(self.open.clone()),
-            Box::new(self.opened.clone()),
-            Box::new(self.answers.clone()),
-        ];
-        all.into_iter().try_for_each(|metric| registry.register(metric))
+    /// Says that the tier could not be opened: both of its sides are closed until the node is started again.
+    pub fn never_opened(&self) {
+        [Side::Reading, Side::Writing].into_iter().for_each(|side| self.closed(side));
     }
 
     /// Requests so far of a kind that ended this way.
@@ -159,6 +143,3 @@ impl Side {
         }
     }
 }
-
-/// Seconds, from a local folder's to a store's that hardly answers.
-const BUCKETS: [f64; 10] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 2.0, 10.0, 60.0];

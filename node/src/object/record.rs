@@ -1,4 +1,4 @@
-//! A chunk as an object: its name, its body, and its way back into the arena.
+//! A block as an object: its name, its body, and its way back into the arena.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,16 +11,24 @@ use object_store::path::Path;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::STORAGE;
+use super::{BlockId, STORAGE};
 use crate::disk::format::{PAGE_BYTES, RecordHeader, SegmentHeader};
 use crate::disk::log::Place;
 use crate::disk::volume::{Check, Damage, place_blocks};
-use crate::disk::{BlockPlace, ChunkKey, ReadOrder, Source, WriteOrder};
+use crate::disk::{BlockPlace, ChunkKey, Source, WriteOrder};
 
-/// What a chunk's object is called.
-pub(super) fn name(prefix: &Path, key: &ChunkKey) -> Path {
-    let hash = hex(&key.hash.0);
-    prefix.clone().join("v1").join(hex(&key.fingerprint.0)).join(&hash[..2]).join(hash)
+/// What an object is found by: a block is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ObjectKey {
+    pub(super) chunk: ChunkKey,
+    pub(super) block: BlockId,
+}
+
+/// What a block's object is called.
+pub(super) fn name(prefix: &Path, ObjectKey { chunk, block: BlockId { slice, pool } }: &ObjectKey) -> Path {
+    let hash = hex(&chunk.hash.0);
+    let file = format!("{hash}-{slice}-{pool}");
+    prefix.clone().join("v1").join(hex(&chunk.fingerprint.0)).join(&hash[..2]).join(file)
 }
 
 /// An object that is written and read to see whether the store answers.
@@ -31,8 +39,8 @@ pub(super) fn probe_name(prefix: &Path) -> Path {
 /// Tells when nothing reads the arena any more: an error, since its sender is gone.
 pub(super) type Released = oneshot::Receiver<()>;
 
-/// A chunk's body: the blocks stand in the arena, and are not copied. Where engines could write there, they are.
-pub(super) fn body(order: &WriteOrder) -> (PutPayload, Released) {
+/// The body of one of a chunk's blocks: it stands in the arena, and is not copied. Where engines could write there, it is.
+pub(super) fn body(order: &WriteOrder, at: usize) -> (PutPayload, Released) {
     let (lease, released) = oneshot::channel::<()>();
     let lease = Arc::new(lease);
     let header = RecordHeader {
@@ -41,15 +49,11 @@ pub(super) fn body(order: &WriteOrder) -> (PutPayload, Released) {
         sequence: 0,
         fingerprint: order.fingerprint,
         chunk: order.chunk,
-        blocks: order.entries.clone(),
+        blocks: vec![order.entries[at].clone()],
     };
-    let mut parts = vec![Bytes::from(header.encode(STORAGE))];
-    parts.extend(
-        order
-            .sources
-            .iter()
-            .map(|Source { place, .. }| place.memory.share(place.offset, place.bytes, Arc::clone(&lease))),
-    );
+    let Source { place, .. } = &order.sources[at];
+    let block = place.memory.share(place.offset, place.bytes, lease);
+    let mut parts = vec![Bytes::from(header.encode(STORAGE)), block];
     let payload = header.payload_bytes();
     let padding = (payload.next_multiple_of(PAGE_BYTES) - payload) as usize;
     parts.push(Bytes::from_static(&ZEROS[..padding]));
@@ -68,11 +72,11 @@ pub(super) struct Arriving {
 
 impl Arriving {
     /// Of an object of `bytes` bytes.
-    pub(super) fn new(order: &ReadOrder, destinations: &Arc<[BlockPlace]>, bytes: u64) -> Self {
+    pub(super) fn new(key: ChunkKey, destinations: &Arc<[BlockPlace]>, bytes: u64) -> Self {
         // An object that is no whole number of pages is found to be wrong by its header.
         let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };
         let place = Place { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
-        let check = Check::new(STORAGE, place, Some(order.key));
+        let check = Check::new(STORAGE, place, Some(key));
         Self { destinations: Arc::clone(destinations), check, places: None, bytes: 0 }
     }
 

@@ -35,6 +35,20 @@ macro_rules! build {
     }};
 }
 
+/// A URL's kind of store and the prefix in it, where it is one of those that a tier can be in.
+pub(super) fn parse(url: &str) -> Option<(ObjectStoreScheme, Path)> {
+    let url = Url::parse(url).ok()?;
+    let (scheme, prefix) = ObjectStoreScheme::parse(&url).ok()?;
+    let is_one = match scheme {
+        ObjectStoreScheme::Local => url.to_file_path().is_ok(),
+        ObjectStoreScheme::AmazonS3
+        | ObjectStoreScheme::GoogleCloudStorage
+        | ObjectStoreScheme::MicrosoftAzure => true,
+        _ => false,
+    };
+    is_one.then_some((scheme, prefix))
+}
+
 /// The store that the options name. Nothing is asked of it.
 pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
     // The HTTP client asks for the process's own; where one is set already, that stays.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
+use larder_client::metrics::Families;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -16,9 +17,11 @@ use tokio::time::{Instant, sleep};
 
 use super::engine::Engine;
 use super::metrics::Kind;
+use super::record::ObjectKey;
 use super::*;
 use crate::disk::tests::{Slots, TestChunk};
 use crate::disk::{ReadAnswer, WriteAnswer};
+use crate::metrics::table;
 use crate::threads::pinned_to;
 
 mod behaviour;
@@ -66,14 +69,14 @@ impl Faulty {
 
     /// Changes an object's bytes behind the tier's back.
     pub(super) async fn change(&self, chunk: TestChunk, change: impl FnOnce(&mut Vec<u8>)) {
-        let name = record::name(&Path::from(PREFIX), &chunk.key());
+        let name = object_name(chunk);
         let mut bytes = self.inner.get(&name).await.unwrap().bytes().await.unwrap().to_vec();
         change(&mut bytes);
         self.inner.put(&name, bytes.into()).await.unwrap();
     }
 
     pub(super) async fn has(&self, chunk: TestChunk) -> bool {
-        self.inner.head(&record::name(&Path::from(PREFIX), &chunk.key())).await.is_ok()
+        self.inner.head(&object_name(chunk)).await.is_ok()
     }
 
     /// Counts a request, and lets it take its time.
@@ -182,26 +185,30 @@ impl Rig {
     pub(super) fn over(store: Faulty) -> Self {
         let (metrics, opened) = (metrics(), (Arc::new(store.clone()) as Arc<dyn ObjectStore>, PREFIX.into()));
         let closed = [(); 2].map(|()| Arc::default());
-        let engine = Engine::new(opened, &options("memory:///"), metrics.clone(), closed);
+        let engine = Engine::new(opened, &options("memory:///"), metrics.clone(), closed, Arc::default());
         Self { store, engine, slots: Slots::new(), metrics }
     }
 
     pub(super) async fn write(&mut self, number: u64) -> WriteAnswer {
-        let order = self.slots.write_order(TestChunk(number));
+        self.write_chunk(single(number)).await
+    }
+
+    pub(super) async fn write_chunk(&mut self, chunk: TestChunk) -> WriteAnswer {
+        let order = self.slots.write_order(chunk);
         self.engine.write(order, deadline()).await
     }
 
     pub(super) async fn read(&mut self, number: u64) -> ReadAnswer {
-        let order = self.slots.read_order(TestChunk(number));
+        let order = self.slots.read_order(single(number));
         let answer = self.engine.read(order, deadline()).await;
         if matches!(answer, ReadAnswer::Here { .. }) {
-            self.slots.assert_right(TestChunk(number), &answer);
+            self.slots.assert_right(single(number), &answer);
         }
         answer
     }
 
     pub(super) async fn remove(&self, number: u64) -> bool {
-        self.engine.remove(TestChunk(number).key(), deadline()).await
+        self.engine.remove(single(number).key(), &BLOCKS, deadline()).await
     }
 }
 
@@ -210,7 +217,7 @@ pub(super) fn deadline() -> Instant {
 }
 
 pub(super) fn metrics() -> ObjectMetrics {
-    ObjectMetrics::new(&Registry::new()).unwrap()
+    ObjectMetrics::new(&Families::new(&Registry::new(), table::NODE)).unwrap()
 }
 
 pub(super) fn options(url: &str) -> ObjectOptions {
@@ -230,6 +237,19 @@ pub(super) fn options(url: &str) -> ObjectOptions {
     }
 }
 
+/// A chunk of one block, in the namespace that its number says: every third is of whole pages.
+pub(super) fn single(number: u64) -> TestChunk {
+    let numbers = (number..).step_by(3_000).map(TestChunk);
+    numbers.into_iter().find(|chunk| chunk.pools().len() == 1).unwrap()
+}
+
+/// What the object of such a chunk is called.
+pub(super) fn object_name(chunk: TestChunk) -> Path {
+    record::name(&Path::from(PREFIX), &ObjectKey { chunk: chunk.key(), block: BLOCKS[0] })
+}
+
+/// All blocks of such a chunk.
+pub(super) const BLOCKS: [BlockId; 1] = [BlockId { slice: 0, pool: 0 }];
 pub(super) const PREFIX: &str = "some/prefix";
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 pub(super) const FIND_DEADLINE: Duration = Duration::from_millis(200);

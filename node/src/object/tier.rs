@@ -2,8 +2,8 @@
 
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 use super::engine::Engine;
 use super::metrics::{ObjectMetrics, Side};
 use super::store::{self, Opened};
-use super::{ObjectOptions, OpenError};
+use super::{BlockId, ObjectOptions, OpenError, Trouble};
 use crate::disk::{ChunkKey, ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads;
 
@@ -31,9 +31,13 @@ pub struct ObjectTier {
     queues: Option<[Sender<Job>; 2]>,
     thread: Option<JoinHandle<()>>,
     closed: [Arc<AtomicBool>; 2],
+    trouble: LastTrouble,
     deadline: Duration,
     metrics: ObjectMetrics,
 }
+
+/// What the store said when a side was closed.
+pub(super) type LastTrouble = Arc<Mutex<Option<Trouble>>>;
 
 /// Something to do until a moment.
 struct Job {
@@ -45,8 +49,8 @@ struct Job {
 enum Work {
     Write(WriteOrder, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
-    Find(Fingerprint, Vec<ChunkRef>, oneshot::Sender<Vec<bool>>),
-    Remove(ChunkKey, oneshot::Sender<bool>),
+    Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<bool>>),
+    Remove(ChunkKey, Vec<BlockId>, oneshot::Sender<bool>),
 }
 
 impl ObjectTier {
@@ -69,10 +73,13 @@ impl ObjectTier {
         let (writes, writes_due) = channel(options.queue_orders.max(1));
         let (others, others_due) = channel(options.queue_orders.max(1));
         let (ready, opens) = oneshot::channel();
-        let (copied, metrics_there, closed_there) = (options.clone(), metrics.clone(), closed.clone());
+        let trouble = LastTrouble::default();
+        let (copied, metrics_there) = (options.clone(), metrics.clone());
+        let (closed_there, trouble_there) = (closed.clone(), Arc::clone(&trouble));
         let thread = threads::spawn("larder-object", &options.cpus, move || {
             let work = async move {
-                let engine = Rc::new(Engine::new(opened, &copied, metrics_there, closed_there));
+                let engine =
+                    Rc::new(Engine::new(opened, &copied, metrics_there, closed_there, trouble_there));
                 let is_open = begin(&engine, &copied).await;
                 let goes_on = is_open.is_ok();
                 // Where nobody waits the tier is gone already, and the queues say so.
@@ -87,7 +94,7 @@ impl ObjectTier {
         let opened = opens.blocking_recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
         let (queues, thread) = (Some([writes, others]), Some(thread));
-        Ok(Self { queues, thread, closed, deadline: options.deadline, metrics })
+        Ok(Self { queues, thread, closed, trouble, deadline: options.deadline, metrics })
     }
 
     /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as
@@ -120,7 +127,7 @@ impl ObjectTier {
         })
     }
 
-    /// Asks which chunks are there; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has
+    /// Asks which chunks are there with these blocks; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has
     /// passed since the tier took the order up.
     ///
     /// Of a chain only the chunks before the first hole count as there, and a hole that a later chunk hides may be
@@ -133,23 +140,34 @@ impl ObjectTier {
         &self,
         fingerprint: Fingerprint,
         chunks: Vec<ChunkRef>,
+        blocks: Vec<BlockId>,
     ) -> Result<oneshot::Receiver<Vec<bool>>, Refused<Vec<ChunkRef>>> {
         let (done, answer) = oneshot::channel();
-        self.send(Side::Reading, 1, Work::Find(fingerprint, chunks, done), answer, |work| match work {
-            Work::Find(_, chunks, _) => Some(chunks),
-            _ => None,
-        })
+        self.send(
+            Side::Reading,
+            1,
+            Work::Find(fingerprint, chunks, blocks, done),
+            answer,
+            |work| match work {
+                Work::Find(_, chunks, ..) => Some(chunks),
+                _ => None,
+            },
+        )
     }
 
-    /// Deletes a chunk, for all nodes; the answer is whether the store did. Stores that do not tell deleted objects
+    /// Deletes these blocks of a chunk, for all nodes; the answer is whether the store did. Stores that do not tell deleted objects
     /// from those that never were (S3) say yes to both.
     ///
     /// # Errors
     /// The key, where the order was not taken.
-    pub fn remove(&self, key: ChunkKey) -> Result<oneshot::Receiver<bool>, Refused<ChunkKey>> {
+    pub fn remove(
+        &self,
+        key: ChunkKey,
+        blocks: Vec<BlockId>,
+    ) -> Result<oneshot::Receiver<bool>, Refused<ChunkKey>> {
         let (done, answer) = oneshot::channel();
-        self.send(Side::Writing, 1, Work::Remove(key, done), answer, |work| match work {
-            Work::Remove(key, _) => Some(key),
+        self.send(Side::Writing, 1, Work::Remove(key, blocks, done), answer, |work| match work {
+            Work::Remove(key, ..) => Some(key),
             _ => None,
         })
     }
@@ -158,6 +176,14 @@ impl ObjectTier {
     #[must_use]
     pub fn is_closed(&self, side: Side) -> bool {
         self.closed[side as usize].load(Ordering::Acquire)
+    }
+
+    /// Why a side is left alone; `None` where neither is.
+    #[must_use]
+    pub fn trouble(&self) -> Option<Trouble> {
+        let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);
+        let last = || self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        is_closed.then(last).flatten()
     }
 
     fn send<A, T>(
@@ -205,10 +231,11 @@ fn runtime(max_in_flight: usize) -> io::Result<Runtime> {
 
 /// Whether the tier may serve.
 async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError> {
-    match engine.probe(Instant::now() + options.deadline).await {
+    let within = if options.start_without { options.deadline.min(START_WAIT) } else { options.deadline };
+    match engine.probe(Instant::now() + within).await {
         Err(trouble) if options.start_without => {
             tracing::error!(url = options.url, %trouble, "the object store is left alone, and tried again");
-            engine.leave_alone();
+            engine.leave_alone(&trouble);
             Ok(())
         }
         probed => probed.map_err(|trouble| OpenError::Refused { url: options.url.clone(), trouble }),
@@ -266,13 +293,16 @@ impl Job {
         match work {
             Work::Write(order, done) => drop(done.send(engine.write(order, deadline).await)),
             Work::Read(order, done) => drop(done.send(engine.read(order, deadline).await)),
-            Work::Find(fingerprint, chunks, done) => {
-                drop(done.send(engine.find(fingerprint, &chunks, deadline).await));
+            Work::Find(fingerprint, chunks, blocks, done) => {
+                drop(done.send(engine.find(fingerprint, &chunks, &blocks, deadline).await));
             }
-            Work::Remove(key, done) => drop(done.send(engine.remove(key, deadline).await)),
+            Work::Remove(key, blocks, done) => drop(done.send(engine.remove(key, &blocks, deadline).await)),
         }
     }
 }
+
+/// How long a node that may start without the store waits for it.
+const START_WAIT: Duration = Duration::from_secs(2);
 
 /// How often a side that works is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use larder_protocol::PoolSet;
 use tokio::sync::oneshot;
 
 use super::super::format::{BlockEntry, Footer, FooterEntry, FooterTail, RecordHeader, SegmentHeader};
@@ -258,7 +259,10 @@ pub(crate) fn answer(header: &RecordHeader, destinations: &[BlockPlace]) -> Read
     let checksums: Option<Vec<_>> =
         destinations.iter().map(|place| block_for(place).map(|block| block.checksums.clone())).collect();
     match checksums {
-        Some(checksums) => ReadAnswer::Here { chunk: header.chunk, checksums },
+        Some(checksums) => {
+            let pools = destinations.iter().fold(PoolSet::default(), |pools, to| pools.with(to.pool.into()));
+            ReadAnswer::Here { chunk: header.chunk, pools, checksums }
+        }
         None => ReadAnswer::OtherBlocks,
     }
 }

@@ -1,16 +1,18 @@
 //! One request to the store, and what the store's answers say of the store.
 
 use std::cell::RefCell;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use larder_protocol::{ChunkHash, Fingerprint};
 use object_store::{Error, ObjectStoreExt, PutPayload};
 use tokio::time::{Instant, timeout_at};
 
+use super::super::BlockId;
 use super::super::breaker::Breaker;
 use super::super::known::Fact;
 use super::super::metrics::{Kind, ObjectMetrics, Side};
-use super::super::record::{name, probe_name};
+use super::super::record::{ObjectKey, name, probe_name};
 use super::super::trouble::{Trouble, TroubleKind};
 use super::{Engine, Failed};
 use crate::disk::ChunkKey;
@@ -31,7 +33,8 @@ impl Engine {
             // Absent: another node that starts just now has deleted it.
             Ok(_) | Err(_) => {}
         }
-        let absent = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
+        let chunk = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
+        let absent = ObjectKey { chunk, block: BlockId { slice: 0, pool: 0 } };
         // Where it may not list, S3 does not say that an object is absent.
         if let Err(Failed::Trouble(trouble)) = self.head(&absent, deadline).await {
             return Err(trouble);
@@ -44,12 +47,12 @@ impl Engine {
     }
 
     /// Begins with the store left alone.
-    pub(in super::super) fn leave_alone(&self) {
-        [Side::Reading, Side::Writing].into_iter().for_each(|side| while !self.failed(side) {});
+    pub(in super::super) fn leave_alone(&self, trouble: &Trouble) {
+        [Side::Reading, Side::Writing].into_iter().for_each(|side| while !self.failed(side, trouble) {});
     }
 
-    /// Whether a chunk's object is there: an error where it is not, or is not known to be.
-    pub(super) async fn head(&self, key: &ChunkKey, deadline: Instant) -> Result<(), Failed> {
+    /// Whether a block's object is there: an error where it is not, or is not known to be.
+    pub(super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
         let at = name(&self.prefix, key);
         let found = self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await;
         match &found {
@@ -121,7 +124,7 @@ impl Engine {
             // Deleting is less than writing: what comes of it says nothing of that.
             _ if kind == Kind::Delete => {}
             Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
-                if self.failed(kind.side()) {
+                if self.failed(kind.side(), trouble) {
                     let side = kind.side().name();
                     tracing::error!(%trouble, side, "the object store fails: it is left alone, and tried again");
                 }
@@ -148,9 +151,10 @@ impl Engine {
     }
 
     /// Whether it is left alone from now on.
-    pub(super) fn failed(&self, side: Side) -> bool {
+    pub(super) fn failed(&self, side: Side, trouble: &Trouble) -> bool {
         let opens = self.breaker(side).borrow_mut().failed(self.now());
         if opens {
+            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
             self.sides[side as usize].1.store(true, Ordering::Release);
             self.metrics.closed(side);
         }
@@ -177,7 +181,7 @@ impl Drop for UnderWay<'_> {
 /// What is written to see whether the store answers.
 const PROBE: &[u8] = b"Larder was here";
 
-const HEAD: &str = "look for an object";
+pub(super) const HEAD: &str = "look for an object";
 pub(super) const GET: &str = "read an object";
 pub(super) const PUT: &str = "write an object";
 pub(super) const DELETE: &str = "delete an object";

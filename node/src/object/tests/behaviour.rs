@@ -1,5 +1,7 @@
 //! What a tier answers, each thing by itself.
 
+use larder_protocol::PoolSet;
+
 use super::*;
 use crate::disk::format::{PAGE_BYTES, RecordHeader};
 use crate::disk::{BlockPlace, ReadOrder, Refused};
@@ -16,29 +18,30 @@ fn a_chunk_comes_back_as_it_was_written() {
     for tier in tiers {
         let mut slots = Slots::new();
         for number in 0..20 {
-            let answer = tier.write(slots.write_order(TestChunk(number))).unwrap();
+            let answer = tier.write(slots.write_order(single(number))).unwrap();
             assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Durable));
         }
         for number in 0..20 {
-            let answer = tier.read(slots.read_order(TestChunk(number))).unwrap().blocking_recv().unwrap();
-            slots.assert_right(TestChunk(number), &answer);
+            let answer = tier.read(slots.read_order(single(number))).unwrap().blocking_recv().unwrap();
+            slots.assert_right(single(number), &answer);
         }
-        let missing = tier.read(slots.read_order(TestChunk(99))).unwrap();
+        let missing = tier.read(slots.read_order(single(99))).unwrap();
         assert_eq!(missing.blocking_recv(), Ok(ReadAnswer::NotHeld));
-        assert_eq!(tier.remove(TestChunk(3).key()).unwrap().blocking_recv(), Ok(true));
-        let chunks = (0..6).map(|number| TestChunk(number).chunk_ref()).collect();
-        let found = tier.find(TestChunk(0).key().fingerprint, chunks).unwrap().blocking_recv().unwrap();
+        assert_eq!(tier.remove(single(3).key(), BLOCKS.into()).unwrap().blocking_recv(), Ok(true));
+        let chunks = (0..6).map(|number| single(number).chunk_ref()).collect();
+        let found = tier.find(single(0).key().fingerprint, chunks, BLOCKS.into()).unwrap();
+        let found = found.blocking_recv().unwrap();
         // Every third chunk of the tests is of this namespace.
         assert_eq!(found, [true, false, false, false, false, false]);
     }
 }
 
 #[test]
-fn a_name_tells_version_namespace_and_chunk() {
-    let key = TestChunk(1).key();
+fn a_name_tells_version_namespace_chunk_and_block() {
+    let key = ObjectKey { chunk: TestChunk(1).key(), block: BlockId { slice: 12, pool: 3 } };
     let name = record::name(&Path::from("a/b"), &key);
     let hash = "07070707070707070100000000000000".to_owned() + &"07".repeat(16);
-    assert_eq!(name.as_ref(), format!("a/b/v1/{}/07/{hash}", "02".repeat(32)));
+    assert_eq!(name.as_ref(), format!("a/b/v1/{}/07/{hash}-12-3", "02".repeat(32)));
     assert!(record::name(&Path::default(), &key).as_ref().starts_with("v1/"));
 }
 
@@ -46,11 +49,11 @@ fn a_name_tells_version_namespace_and_chunk() {
 async fn an_object_is_a_record_of_the_disk_format_blocks_included() {
     let mut rig = Rig::new();
     rig.write(1).await;
-    let name = record::name(&Path::from(PREFIX), &TestChunk(1).key());
+    let name = object_name(single(1));
     let body = rig.store.inner.get(&name).await.unwrap().bytes().await.unwrap();
     let pages = RecordHeader::peek_pages(&body).unwrap();
     let header = RecordHeader::decode(&body[..pages as usize * PAGE_BYTES as usize], STORAGE).unwrap();
-    assert_eq!((header.chunk, header.page, header.segment.segment), (TestChunk(1).chunk_ref(), 0, 0));
+    assert_eq!((header.chunk, header.page, header.segment.segment), (single(1).chunk_ref(), 0, 0));
     assert_eq!(header.record_pages() * PAGE_BYTES, body.len() as u64);
 }
 
@@ -91,7 +94,7 @@ async fn a_store_that_cannot_refuse_what_is_there_is_written_over() {
 async fn two_writes_of_one_chunk_at_a_time_upload_it_once() {
     let mut rig = Rig::new();
     rig.store.faults().delay = Duration::from_millis(100);
-    let orders = [(); 2].map(|()| rig.slots.write_order(TestChunk(1)));
+    let orders = [(); 2].map(|()| rig.slots.write_order(single(1)));
     let [first, second] = orders.map(|order| rig.engine.write(order, deadline()));
     let answers = tokio::join!(first, second);
     assert_eq!(answers, (WriteAnswer::Durable, WriteAnswer::AlreadyThere));
@@ -102,15 +105,58 @@ async fn two_writes_of_one_chunk_at_a_time_upload_it_once() {
 async fn some_blocks_of_a_chunk_can_be_read_and_others_are_told_apart() {
     let mut rig = Rig::new();
     let chunk = (0..).map(TestChunk).find(|&chunk| rig.slots.destinations(chunk).len() == 3).unwrap();
-    rig.write(chunk.0).await;
+    assert_eq!(rig.write_chunk(chunk).await, WriteAnswer::Durable);
+    assert_eq!(rig.store.faults().puts, 3, "an object each");
     let all = rig.slots.destinations(chunk);
     let ask = async |destinations| {
         rig.engine.read(ReadOrder::new(chunk.key(), destinations).unwrap(), deadline()).await
     };
     let some = ask(vec![all[2].clone(), all[0].clone()]).await;
     assert!(matches!(some, ReadAnswer::Here { checksums, .. } if checksums.len() == 2));
-    let unknown = BlockPlace { slice: 77, ..all[0].clone() };
-    assert_eq!(ask(vec![all[1].clone(), unknown]).await, ReadAnswer::OtherBlocks);
+    let larger = BlockPlace { bytes: all[0].bytes + 1, ..all[0].clone() };
+    assert_eq!(ask(vec![all[1].clone(), larger]).await, ReadAnswer::OtherBlocks);
+}
+
+#[tokio::test]
+async fn a_pool_that_is_not_there_is_told_apart_and_a_slice_that_is_not_makes_its_pool_incomplete() {
+    let mut rig = Rig::new();
+    let chunk = (0..).map(TestChunk).find(|&chunk| rig.slots.destinations(chunk).len() == 3).unwrap();
+    rig.write_chunk(chunk).await;
+    let all = rig.slots.destinations(chunk);
+    let [zero, one, two] = [0, 1, 2].map(|at: usize| BlockId { slice: all[at].slice, pool: all[at].pool });
+    assert_eq!((zero.pool, one.pool, two.pool), (0, 1, 0));
+    let key = chunk.key();
+    assert!(rig.engine.remove(key, &[one], deadline()).await);
+    let answer = rig.engine.read(rig.slots.read_order(chunk), deadline()).await;
+    let ReadAnswer::Here { pools, checksums, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!((pools, checksums.len()), (PoolSet::first(1), 2));
+    let chunks = [chunk.chunk_ref()];
+    assert_eq!(rig.engine.find(key.fingerprint, &chunks, &[zero, two], deadline()).await, [true]);
+    assert_eq!(rig.engine.find(key.fingerprint, &chunks, &[zero, one, two], deadline()).await, [false]);
+    // Another node writes the pool: what is there already is not sent again.
+    let mut other = Rig::over(rig.store.clone());
+    assert_eq!(other.write_chunk(chunk).await, WriteAnswer::Durable);
+    assert_eq!(rig.store.faults().puts, 4);
+    assert!(rig.engine.remove(key, &[two], deadline()).await);
+    let third = Rig::over(rig.store.clone());
+    let order = third.slots.read_order(chunk);
+    let answer = third.engine.read(order, deadline()).await;
+    let ReadAnswer::Here { pools, checksums, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!((pools, checksums.len()), (PoolSet::default().with(1), 1));
+    third.engine.remove(key, &[one], deadline()).await;
+    assert_eq!(third.engine.read(third.slots.read_order(chunk), deadline()).await, ReadAnswer::NotHeld);
+}
+
+#[tokio::test]
+async fn another_blocks_record_under_a_name_is_damage() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    let (chunk, at) = (single(1), Path::from(PREFIX));
+    let other = BlockPlace { slice: 5, ..rig.slots.destinations(chunk)[0].clone() };
+    let name = record::name(&at, &ObjectKey { chunk: chunk.key(), block: BlockId { slice: 5, pool: 0 } });
+    rig.store.inner.copy(&object_name(chunk), &name).await.unwrap();
+    let order = ReadOrder::new(chunk.key(), vec![other]).unwrap();
+    assert_eq!(rig.engine.read(order, deadline()).await, ReadAnswer::Damaged);
 }
 
 #[tokio::test]
@@ -131,7 +177,7 @@ async fn no_more_requests_and_bytes_are_under_way_than_may_be() {
     }
     rig.store.faults().delay = Duration::from_millis(10);
     rig.store.faults().most_at_once = 0;
-    let orders: Vec<_> = (0..16).map(|number| rig.slots.read_order(TestChunk(number))).collect();
+    let orders: Vec<_> = (0..16).map(|number| rig.slots.read_order(single(number))).collect();
     let reads = orders.into_iter().map(|order| rig.engine.read(order, deadline()));
     let answers = futures_util::future::join_all(reads).await;
     assert!(answers.iter().all(|answer| !matches!(answer, ReadAnswer::Closed)));
@@ -148,10 +194,10 @@ fn more_orders_than_the_queue_holds_are_busy_and_the_others_are_answered() {
     let gate = store.gate.blocking_write();
     let (mut slots, mut taken, mut busy) = (Slots::new(), Vec::new(), 0);
     for number in 0..8 {
-        match tier.write(slots.write_order(TestChunk(number))) {
+        match tier.write(slots.write_order(single(number))) {
             Ok(answer) => taken.push(answer),
             Err(Refused::Busy(order)) => {
-                assert_eq!(order.key(), TestChunk(number).key());
+                assert_eq!(order.key(), single(number).key());
                 busy += 1;
             }
             Err(Refused::Closed(_)) => panic!("the store answers"),

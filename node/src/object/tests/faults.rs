@@ -18,9 +18,9 @@ async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again(
         let mut rig = Rig::new();
         // One whose blocks fill their pages.
         assert_eq!(rig.write(3).await, WriteAnswer::Durable);
-        rig.store.change(TestChunk(3), change).await;
+        rig.store.change(single(3), change).await;
         assert_eq!(rig.read(3).await, ReadAnswer::Damaged);
-        assert_eq!((rig.metrics.damaged.get(), rig.store.has(TestChunk(3)).await), (1, false));
+        assert_eq!((rig.metrics.damaged.get(), rig.store.has(single(3)).await), (1, false));
         assert_eq!(rig.read(3).await, ReadAnswer::NotHeld);
         assert_eq!(rig.write(3).await, WriteAnswer::Durable);
         assert!(matches!(rig.read(3).await, ReadAnswer::Here { .. }));
@@ -32,8 +32,8 @@ async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again(
 async fn another_chunks_record_under_a_name_is_damage() {
     let mut rig = Rig::new();
     rig.write(3).await;
-    let other = record::name(&Path::from(PREFIX), &TestChunk(6).key());
-    let name = record::name(&Path::from(PREFIX), &TestChunk(3).key());
+    let other = object_name(single(6));
+    let name = object_name(single(3));
     rig.store.inner.copy(&name, &other).await.unwrap();
     assert_eq!(rig.read(6).await, ReadAnswer::Damaged);
 }
@@ -42,7 +42,7 @@ async fn another_chunks_record_under_a_name_is_damage() {
 async fn a_damaged_object_that_cannot_be_deleted_is_replaced_by_the_next_write() {
     let mut rig = Rig::new();
     rig.write(1).await;
-    rig.store.change(TestChunk(1), |bytes| bytes[4_100] ^= 1).await;
+    rig.store.change(single(1), |bytes| bytes[4_100] ^= 1).await;
     rig.store.faults().refuses_deletes = true;
     assert_eq!(rig.read(1).await, ReadAnswer::Damaged);
     assert_eq!(rig.write(1).await, WriteAnswer::Durable);
@@ -53,9 +53,9 @@ async fn a_damaged_object_that_cannot_be_deleted_is_replaced_by_the_next_write()
 async fn an_object_of_another_version_is_a_miss_and_stays() {
     let mut rig = Rig::new();
     rig.write(1).await;
-    rig.store.change(TestChunk(1), |bytes| bytes[8] += 1).await;
+    rig.store.change(single(1), |bytes| bytes[8] += 1).await;
     assert_eq!(rig.read(1).await, ReadAnswer::NotHeld);
-    assert_eq!((rig.metrics.damaged.get(), rig.store.has(TestChunk(1)).await), (0, true));
+    assert_eq!((rig.metrics.damaged.get(), rig.store.has(single(1)).await), (0, true));
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,16 +129,16 @@ fn a_tier_whose_store_begins_to_refuse_stays_up_and_says_so_at_once() {
     store.faults().refuses_writes = true;
     store.faults().refuses_reads = true;
     let mut tries = 0;
-    while let Ok(answer) = tier.write(slots.write_order(TestChunk(1))) {
+    while let Ok(answer) = tier.write(slots.write_order(single(1))) {
         assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Closed));
         tries += 1;
     }
     assert!(tries <= MOST_FAILURES);
-    while let Ok(answer) = tier.read(slots.read_order(TestChunk(1))) {
+    while let Ok(answer) = tier.read(slots.read_order(single(1))) {
         assert_eq!(answer.blocking_recv(), Ok(ReadAnswer::Closed));
     }
     assert!(tier.is_closed(Side::Reading) && tier.is_closed(Side::Writing));
-    assert!(tier.find(TestChunk(1).key().fingerprint, vec![TestChunk(1).chunk_ref()]).is_err());
+    assert!(tier.find(single(1).key().fingerprint, vec![single(1).chunk_ref()], BLOCKS.into()).is_err());
 }
 
 /// A server that has no objects, and never says what became of one that it is sent.
@@ -173,9 +173,10 @@ async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places()
     let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let options = ObjectOptions { settings, ..options("s3://bucket/prefix") };
     let (metrics, closed) = (metrics(), [(); 2].map(|()| Arc::default()));
-    let engine = Engine::new(store::open(&options).unwrap(), &options, metrics.clone(), closed);
+    let engine =
+        Engine::new(store::open(&options).unwrap(), &options, metrics.clone(), closed, Arc::default());
     let deadline = Instant::now() + Duration::from_millis(500);
-    let order = Slots::new().write_order(TestChunk(1));
+    let order = Slots::new().write_order(single(1));
     assert_eq!(engine.write(order, deadline).await, WriteAnswer::Closed);
     assert_eq!(metrics.requests(Kind::Head, "absent"), 1);
     assert_eq!(metrics.requests(Kind::Put, "timed_out"), 1, "it was under way");

@@ -7,18 +7,18 @@ use crate::object::known::ABSENT_FOR;
 
 /// Chunks of one chain; those of [`TestChunk`] change their namespace from one to the next.
 fn chain(chunks: u64) -> Vec<ChunkRef> {
-    (0..chunks).map(|number| TestChunk(number * 3).chunk_ref()).collect()
+    (0..chunks).map(|number| single(number * 3).chunk_ref()).collect()
 }
 
 async fn find(rig: &Rig, chunks: &[ChunkRef]) -> usize {
-    let found = rig.engine.find(namespace(), chunks, deadline()).await;
+    let found = rig.engine.find(namespace(), chunks, &BLOCKS, deadline()).await;
     let present = found.iter().take_while(|&&is_there| is_there).count();
     assert!(found[present..].iter().all(|is_there| !is_there), "nothing is there behind a hole");
     present
 }
 
 fn namespace() -> Fingerprint {
-    TestChunk(0).key().fingerprint
+    single(0).key().fingerprint
 }
 
 async fn write_chain(store: &Faulty, chunks: u64) {
@@ -63,7 +63,7 @@ async fn chunks_of_a_flat_namespace_are_told_one_by_one() {
         .into_iter()
         .map(|chunk| ChunkRef { anchor: chunk.hash, index: 0, parent: namespace().root(), ..chunk })
         .collect();
-    assert_eq!(rig.engine.find(namespace(), &flat, deadline()).await, [false, true, false]);
+    assert_eq!(rig.engine.find(namespace(), &flat, &BLOCKS, deadline()).await, [false, true, false]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -49,7 +49,7 @@ impl History {
     }
 
     async fn write(&mut self, node: usize, chunk: u64) {
-        let was_there = self.store.has(TestChunk(chunk)).await;
+        let was_there = self.store.has(single(chunk)).await;
         match self.nodes[node].write(chunk).await {
             WriteAnswer::Durable => {
                 assert!(!was_there || self.suspected.contains(&chunk), "it was uploaded twice");
@@ -73,7 +73,7 @@ impl History {
             ReadAnswer::Damaged => {
                 assert!(self.damaged.contains(&chunk), "it was never damaged");
                 self.count("damaged");
-                if self.store.has(TestChunk(chunk)).await {
+                if self.store.has(single(chunk)).await {
                     self.suspected.insert(chunk);
                 } else {
                     self.damaged.remove(&chunk);
@@ -95,8 +95,8 @@ impl History {
     }
 
     async fn damage(&mut self, chunk: u64) {
-        if self.store.has(TestChunk(chunk)).await && !self.damaged.contains(&chunk) {
-            self.store.change(TestChunk(chunk), |bytes| bytes[4_096] ^= 1).await;
+        if self.store.has(single(chunk)).await && !self.damaged.contains(&chunk) {
+            self.store.change(single(chunk), |bytes| bytes[4_096] ^= 1).await;
             self.damaged.insert(chunk);
         }
     }

@@ -52,7 +52,7 @@ fn a_store_where_nobody_answers_is_an_error_that_says_so() {
 fn a_node_may_start_without_its_store() {
     let tier = ObjectTier::open(&ObjectOptions { start_without: true, ..nobody() }, metrics()).unwrap();
     assert!(tier.is_closed(Side::Reading) && tier.is_closed(Side::Writing));
-    assert!(tier.write(Slots::new().write_order(TestChunk(1))).is_err());
+    assert!(tier.write(Slots::new().write_order(single(1))).is_err());
 }
 
 #[test]

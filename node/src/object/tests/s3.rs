@@ -74,11 +74,11 @@ impl Drop for Server {
 }
 
 fn write(tier: &ObjectTier, slots: &mut Slots, number: u64) -> WriteAnswer {
-    tier.write(slots.write_order(TestChunk(number))).unwrap().blocking_recv().unwrap()
+    tier.write(slots.write_order(single(number))).unwrap().blocking_recv().unwrap()
 }
 
 fn read(tier: &ObjectTier, slots: &Slots, number: u64) -> ReadAnswer {
-    tier.read(slots.read_order(TestChunk(number))).unwrap().blocking_recv().unwrap()
+    tier.read(slots.read_order(single(number))).unwrap().blocking_recv().unwrap()
 }
 
 #[test]
@@ -92,12 +92,13 @@ fn chunks_live_and_die_in_a_real_s3_store() {
         assert_eq!(write(&tier, &mut slots, number), WriteAnswer::Durable);
     }
     for number in 0..12 {
-        slots.assert_right(TestChunk(number), &read(&tier, &slots, number));
+        slots.assert_right(single(number), &read(&tier, &slots, number));
     }
     // Another node finds them, and uploads none again.
     let other = ObjectTier::open(&options, metrics()).unwrap();
-    let chain: Vec<_> = (0..6).map(|number| TestChunk(number * 3).chunk_ref()).collect();
-    let found = other.find(TestChunk(0).key().fingerprint, chain).unwrap().blocking_recv().unwrap();
+    let chain: Vec<_> = (0..6).map(|number| single(number * 3).chunk_ref()).collect();
+    let found =
+        other.find(single(0).key().fingerprint, chain, BLOCKS.into()).unwrap().blocking_recv().unwrap();
     assert_eq!(found, [true, true, true, true, false, false]);
     assert_eq!(write(&other, &mut slots, 11), WriteAnswer::AlreadyThere);
     // One that this node believes absent is refused by the store itself.
@@ -105,7 +106,7 @@ fn chunks_live_and_die_in_a_real_s3_store() {
     assert_eq!(write(&other, &mut slots, 20), WriteAnswer::Durable);
     assert_eq!(write(&tier, &mut slots, 20), WriteAnswer::AlreadyThere);
     assert_eq!(metrics_here.requests(Kind::Put, "exists"), 1);
-    assert_eq!(tier.remove(TestChunk(5).key()).unwrap().blocking_recv(), Ok(true));
+    assert_eq!(tier.remove(single(5).key(), BLOCKS.into()).unwrap().blocking_recv(), Ok(true));
     assert_eq!(read(&tier, &slots, 5), ReadAnswer::NotHeld);
     assert_eq!(read(&other, &slots, 5), ReadAnswer::NotHeld);
 }
@@ -118,7 +119,8 @@ fn an_object_that_was_damaged_in_a_real_s3_store_is_a_miss_and_written_again() {
     let mut slots = Slots::new();
     assert_eq!(write(&tier, &mut slots, 3), WriteAnswer::Durable);
     let (store, prefix) = store::open(&options).unwrap();
-    let name = record::name(&prefix, &TestChunk(3).key());
+    let key = ObjectKey { chunk: single(3).key(), block: BLOCKS[0] };
+    let name = record::name(&prefix, &key);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut bytes = store.get(&name).await.unwrap().bytes().await.unwrap().to_vec();
@@ -129,7 +131,7 @@ fn an_object_that_was_damaged_in_a_real_s3_store_is_a_miss_and_written_again() {
     assert_eq!(metrics.damaged.get(), 1);
     assert_eq!(read(&tier, &slots, 3), ReadAnswer::NotHeld);
     assert_eq!(write(&tier, &mut slots, 3), WriteAnswer::Durable);
-    slots.assert_right(TestChunk(3), &read(&tier, &slots, 3));
+    slots.assert_right(single(3), &read(&tier, &slots, 3));
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn a_node_outlives_its_s3_store_and_uses_it_no_more() {
     assert_eq!(write(&tier, &mut slots, 1), WriteAnswer::Durable);
     server.process.kill().unwrap();
     server.process.wait().unwrap();
-    while let Ok(answer) = tier.read(slots.read_order(TestChunk(1))) {
+    while let Ok(answer) = tier.read(slots.read_order(single(1))) {
         assert_eq!(answer.blocking_recv(), Ok(ReadAnswer::Closed));
     }
     assert!(tier.is_closed(metrics::Side::Reading));
