@@ -14,12 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use larder_client::metrics::Families;
 use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
 use larder_node::config::HugePages;
 use larder_node::copy::BlockChecksums;
 use larder_node::disk::{BlockPlace, ChunkKey, ReadAnswer, ReadOrder, Source, WriteAnswer, WriteOrder};
-use larder_node::object::{ObjectMetrics, ObjectOptions, ObjectTier};
+use larder_node::metrics::table::NODE;
+use larder_node::object::{BlockId, ObjectMetrics, ObjectOptions, ObjectTier};
 use larder_node::threads::pinned_to;
 use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
@@ -128,7 +130,8 @@ impl Bench {
             known_chunks: 1 << 20,
             cpus: pinned_to()?,
         };
-        let tier = ObjectTier::open(&options, ObjectMetrics::new(&prometheus::Registry::new())?)?;
+        let registry = prometheus::Registry::new();
+        let tier = ObjectTier::open(&options, ObjectMetrics::new(&Families::new(&registry, NODE))?)?;
         let write = self.rate(|| {
             self.pipeline(
                 |block| {
@@ -152,7 +155,7 @@ impl Bench {
         })?;
         for block in 0..self.blocks {
             let key = ChunkKey { fingerprint: FINGERPRINT, hash: key(round, block).hash };
-            tier.remove(key).ok().context("refused")?.blocking_recv()?;
+            tier.remove(key, vec![BlockId { slice: 0, pool: 0 }]).ok().context("refused")?.blocking_recv()?;
         }
         Ok(Rates { write, read })
     }

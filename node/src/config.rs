@@ -3,7 +3,8 @@
 //! Nothing here is checked against the machine or against each other: [`Config::resolve`] does that, and makes the
 //! numbers that the modules work with.
 
-use std::collections::BTreeMap;
+mod object;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use serde::Deserialize;
 
+pub use self::object::{ObjectConfig, ObjectWrite};
 use crate::disk::DEFAULT_SEGMENT_BYTES;
 use crate::host::PciAddress;
 use crate::store::WritePolicy;
@@ -114,59 +116,6 @@ pub struct DiskConfig {
     /// How long a lease waits for chunks from disk.
     #[serde(default = "default_read_deadline_ms")]
     pub read_deadline_ms: u64,
-}
-
-/// The object tier: a store that all nodes share. Credentials come from the environment, by the names that the store's own
-/// tools use (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-pub struct ObjectConfig {
-    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
-    pub url: String,
-    /// Where the store is served, where that is not its maker's own address.
-    pub endpoint: Option<String>,
-    /// Whether it may be spoken to without TLS.
-    #[serde(default)]
-    pub allow_http: bool,
-    /// Other settings of the store, by the names that the `object_store` crate gives them (`region`, ...).
-    #[serde(default)]
-    pub settings: BTreeMap<String, String>,
-    /// When chunks are written: `write_through`, `write_through_selective`, `write_back` or `off`.
-    #[serde(default)]
-    pub write: ObjectWrite,
-    /// For `write_through_selective`: from which use of a chunk on, its commit included.
-    #[serde(default = "default_write_after_uses")]
-    pub write_after_uses: u32,
-    /// Requests at a time; writes take half of them at most.
-    #[serde(default = "default_object_requests")]
-    pub max_requests: usize,
-    /// Chunks that wait to be written, and as many that wait to be read; more are left out.
-    #[serde(default = "default_object_queue")]
-    pub queue_orders: usize,
-    /// How long one request may take.
-    #[serde(default = "default_request_timeout_ms")]
-    pub request_timeout_ms: u64,
-    /// How long a lease waits for chunks from the store, and a write may take, repeated requests included.
-    #[serde(default = "default_object_deadline_ms")]
-    pub read_deadline_ms: u64,
-    /// How long a lookup waits to hear what the store has.
-    #[serde(default = "default_object_find_deadline_ms")]
-    pub find_deadline_ms: u64,
-}
-
-/// When chunks are written to the object store.
-#[derive(Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-pub enum ObjectWrite {
-    /// When they are committed: every node finds them from then on.
-    #[default]
-    WriteThrough,
-    /// When they were used often enough.
-    WriteThroughSelective,
-    /// When they are evicted from memory.
-    WriteBack,
-    /// Never: it is only read.
-    Off,
 }
 
 /// A GPU to serve.
@@ -341,17 +290,6 @@ impl Default for Config {
     }
 }
 
-impl From<ObjectWrite> for Option<WritePolicy> {
-    fn from(write: ObjectWrite) -> Self {
-        match write {
-            ObjectWrite::WriteThrough => Some(WritePolicy::WriteThrough),
-            ObjectWrite::WriteThroughSelective => Some(WritePolicy::WriteThroughSelective),
-            ObjectWrite::WriteBack => Some(WritePolicy::WriteBack),
-            ObjectWrite::Off => None,
-        }
-    }
-}
-
 impl RecordConfig {
     /// Records to `path`, in files of the usual size and number.
     #[must_use]
@@ -417,26 +355,6 @@ fn default_scrub_bytes() -> ByteSize {
 
 fn default_read_deadline_ms() -> u64 {
     5_000
-}
-
-fn default_object_requests() -> usize {
-    32
-}
-
-fn default_object_queue() -> usize {
-    1_024
-}
-
-fn default_request_timeout_ms() -> u64 {
-    5_000
-}
-
-fn default_object_deadline_ms() -> u64 {
-    10_000
-}
-
-fn default_object_find_deadline_ms() -> u64 {
-    200
 }
 
 fn default_peer_listen() -> SocketAddr {

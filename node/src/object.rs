@@ -23,8 +23,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use larder_client::metrics::Families;
+
 use crate::disk::format::{StorageId, VERSION};
 use crate::host::CpuSet;
+use crate::metrics::table;
 
 pub mod breaker;
 mod engine;
@@ -159,6 +162,22 @@ impl fmt::Debug for ObjectOptions {
 pub fn is_url_of_a_store(url: &str) -> bool {
     store::parse(url).is_some()
 }
+
+/// Tries a store out as a node does when it starts: writes, reads and deletes a small object.
+///
+/// # Errors
+/// [`OpenError`] says what to change.
+pub fn check(options: &ObjectOptions) -> Result<(), OpenError> {
+    let registry = prometheus::Registry::new();
+    let metrics = ObjectMetrics::new(&Families::new(&registry, table::NODE));
+    let options =
+        ObjectOptions { start_without: false, deadline: options.deadline.min(CHECK_TIME), ..options.clone() };
+    let metrics = metrics.unwrap_or_else(|error| unreachable!("the table has them: {error}"));
+    ObjectTier::open(&options, metrics).map(drop)
+}
+
+/// How long a store that is tried out may take.
+const CHECK_TIME: Duration = Duration::from_secs(5);
 
 /// What every object's record names as its storage.
 pub const STORAGE: StorageId = StorageId(*b"larder object 1\0");

@@ -155,10 +155,7 @@ pub async fn run(
         Some(cluster) => Some(Cluster::start(cluster, &limits.name, metrics.registry(), clock).await?),
         None => None,
     };
-    let objects = Objects::start(limits.object.as_ref(), &metrics).await;
-    if let Some(objects) = &objects {
-        _ = state.object.set(Box::new(objects.reporter()));
-    }
+    let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder, objects };
     let mut hardware = HardwareStatus::new(&limits, &metrics);
     let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::actor::ObjectParts;
-use crate::http::ObjectStatus;
+use crate::http::{ObjectStatus, State};
 use crate::limits::ObjectLimits;
 use crate::metrics::SharedMetrics;
 use crate::object::metrics::Side;
@@ -18,8 +18,12 @@ pub(super) struct Objects {
 
 impl Objects {
     /// Opens the tier. One that cannot be opened is left out, and said; one that does not answer is left alone, and tried
-    /// again.
-    pub(super) async fn start(limits: Option<&ObjectLimits>, metrics: &SharedMetrics) -> Option<Self> {
+    /// again. The state tells of it from then on.
+    pub(super) async fn start(
+        limits: Option<&ObjectLimits>,
+        metrics: &SharedMetrics,
+        state: &State,
+    ) -> Option<Self> {
         let limits = limits?.clone();
         let options = limits.options.clone();
         let url = options.url.clone();
@@ -35,7 +39,9 @@ impl Objects {
                 metrics.object.never_opened();
             }
         }
-        Some(Self { limits, tier: tier.map(Arc::new) })
+        let objects = Self { limits, tier: tier.map(Arc::new) };
+        _ = state.object.set(Box::new(objects.reporter()));
+        Some(objects)
     }
 
     /// What one actor gets.
@@ -45,7 +51,7 @@ impl Objects {
     }
 
     /// Tells how the store does. It does not keep the tier.
-    pub(super) fn reporter(&self) -> impl Fn() -> ObjectStatus + Send + Sync + use<> {
+    fn reporter(&self) -> impl Fn() -> ObjectStatus + Send + Sync + use<> {
         let url = self.limits.options.url.clone();
         let tier = self.tier.as_ref().map_or_else(|_| Weak::new(), Arc::downgrade);
         let error = self.tier.as_ref().err().map(ToString::to_string);
