@@ -20,6 +20,7 @@ use larder_node::clock::Clock;
 use larder_node::config::HugePages;
 use larder_node::copy::BlockChecksums;
 use larder_node::disk::{BlockPlace, ChunkKey, ReadAnswer, ReadOrder, Source, WriteAnswer, WriteOrder};
+use larder_node::limits::Binding;
 use larder_node::metrics::table::NODE;
 use larder_node::object::{BlockId, ObjectMetrics, ObjectOptions, ObjectTier};
 use larder_node::threads::pinned_to;
@@ -76,7 +77,14 @@ impl Rates {
 impl Bench {
     fn new(blocks: u64) -> Result<Self> {
         let (bytes, huge_pages) = (SLOTS * BLOCK_BYTES, HugePages::Never);
-        let memory = ExtentSpec { bytes, numa_node: None, huge_pages, trust_engines: false }.create()?;
+        let memory = ExtentSpec {
+            bytes,
+            numa_node: None,
+            binding: Binding::Preferred,
+            huge_pages,
+            trust_engines: false,
+        }
+        .create()?;
         let mut content = vec![0; BLOCK_BYTES as usize];
         fastrand::Rng::with_seed(7).fill(&mut content);
         for slot in 0..SLOTS {
