@@ -34,6 +34,9 @@ impl ConfigReport {
         report.add("write window bytes", session.max_window_bytes);
         report.add("leased blocks a session", session.max_leased_blocks);
         report.add("engines write into the arena", session.trust_engines);
+        if let Some(object) = &limits.object {
+            report.add("object store", object.options.url.clone());
+        }
         report.add_record(limits);
         report.add_cluster(limits);
         report.warnings = limits.mismatches.iter().map(ToString::to_string).collect();

@@ -25,6 +25,8 @@ pub struct ObjectParts {
     pub tier: Arc<ObjectTier>,
     /// How long a lease waits for it.
     pub deadline: Duration,
+    /// How long a lookup waits to hear what is there.
+    pub find_deadline: Duration,
     /// Chunks of which the actor remembers whether they are there: about 100 bytes each.
     pub known_chunks: usize,
 }
@@ -33,6 +35,7 @@ pub struct ObjectParts {
 pub(super) struct Objects {
     tier: Arc<ObjectTier>,
     pub(super) deadline: Duration,
+    find_deadline: Duration,
     /// What was found, so that a lookup and the lease after it ask once.
     known: Known<ChunkKey>,
     /// Uploads under way.
@@ -43,9 +46,11 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    pub(super) fn new(ObjectParts { tier, deadline, known_chunks }: ObjectParts) -> Self {
+    pub(super) fn new(parts: ObjectParts) -> Self {
+        let ObjectParts { tier, deadline, find_deadline, known_chunks } = parts;
         let known = Known::new(known_chunks, LIFETIMES);
-        Self { tier, deadline, known, uploads: 0, queued_reads: VecDeque::new(), reading_bytes: 0 }
+        let queued_reads = VecDeque::new();
+        Self { tier, deadline, find_deadline, known, uploads: 0, queued_reads, reading_bytes: 0 }
     }
 }
 
@@ -81,8 +86,10 @@ impl GpuActor {
             .into_iter()
             .map(|position| (position, ChunkKey { fingerprint, hash: chain.hashes[position as usize] }))
             .collect();
+        // Its own deadline begins when it is taken up.
+        let asking = tokio::time::timeout(objects.find_deadline, asking);
         Locating::Asked(Box::pin(asking.into_actor(self).map(move |found, actor, _| {
-            let found = found.unwrap_or_default();
+            let found = found.ok().and_then(Result::ok).unwrap_or_default();
             located.stored.extend(actor.learn_found(&keys, &found, is_flat));
             located.stored.sort_unstable();
             located

@@ -1,6 +1,7 @@
 //! What a node's configuration file says of the object store.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::Deserialize;
 
@@ -9,7 +10,7 @@ use crate::store::WritePolicy;
 
 /// The object tier: a store that all nodes share. Credentials come from the environment, by the names that the store's own
 /// tools use (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Deserialize, Clone, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectConfig {
     /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
@@ -58,6 +59,20 @@ pub enum ObjectWrite {
     WriteBack,
     /// Never: it is only read.
     Off,
+}
+
+impl fmt::Debug for ObjectConfig {
+    /// Without the settings' values, which may be secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<&String> = self.settings.keys().collect();
+        let Self { url, endpoint, write, .. } = self;
+        f.debug_struct("ObjectConfig")
+            .field("url", url)
+            .field("endpoint", endpoint)
+            .field("settings", &settings)
+            .field("write", write)
+            .finish_non_exhaustive()
+    }
 }
 
 impl From<ObjectWrite> for Option<WritePolicy> {

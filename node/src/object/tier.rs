@@ -27,8 +27,9 @@ use crate::threads;
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.
 pub struct ObjectTier {
-    /// `None` only while the tier is being dropped: writes, and everything else.
-    queues: Option<[Sender<Job>; 2]>,
+    /// `None` only while the tier is being dropped: writes, questions, and everything else. Questions do not wait behind
+    /// blocks.
+    queues: Option<[Sender<Job>; 3]>,
     thread: Option<JoinHandle<()>>,
     closed: [Arc<AtomicBool>; 2],
     trouble: LastTrouble,
@@ -71,6 +72,7 @@ impl ObjectTier {
         let runtime = runtime(options.max_in_flight).map_err(OpenError::Thread)?;
         let closed = [(); 2].map(|()| Arc::default());
         let (writes, writes_due) = channel(options.queue_orders.max(1));
+        let (finds, finds_due) = channel(options.queue_orders.max(1));
         let (others, others_due) = channel(options.queue_orders.max(1));
         let (ready, opens) = oneshot::channel();
         let trouble = LastTrouble::default();
@@ -85,7 +87,8 @@ impl ObjectTier {
                 // Where nobody waits the tier is gone already, and the queues say so.
                 let _ = ready.send(is_open);
                 if goes_on {
-                    serve(engine, copied.max_in_flight, copied.deadline, writes_due, others_due).await;
+                    let due = [writes_due, finds_due, others_due];
+                    serve(engine, copied.max_in_flight, copied.deadline, due).await;
                 }
             };
             LocalSet::new().block_on(&runtime, work);
@@ -93,7 +96,7 @@ impl ObjectTier {
         let thread = thread.map_err(OpenError::Thread)?;
         let opened = opens.blocking_recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
-        let (queues, thread) = (Some([writes, others]), Some(thread));
+        let (queues, thread) = (Some([writes, finds, others]), Some(thread));
         Ok(Self { queues, thread, closed, trouble, deadline: options.deadline, metrics })
     }
 
@@ -121,7 +124,7 @@ impl ObjectTier {
     /// The order, where it was not taken.
     pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<ReadOrder>> {
         let (done, answer) = oneshot::channel();
-        self.send(Side::Reading, 1, Work::Read(order, done), answer, |work| match work {
+        self.send(Side::Reading, 2, Work::Read(order, done), answer, |work| match work {
             Work::Read(order, _) => Some(order),
             _ => None,
         })
@@ -166,7 +169,7 @@ impl ObjectTier {
         blocks: Vec<BlockId>,
     ) -> Result<oneshot::Receiver<bool>, Refused<ChunkKey>> {
         let (done, answer) = oneshot::channel();
-        self.send(Side::Writing, 1, Work::Remove(key, blocks, done), answer, |work| match work {
+        self.send(Side::Writing, 2, Work::Remove(key, blocks, done), answer, |work| match work {
             Work::Remove(key, ..) => Some(key),
             _ => None,
         })
@@ -247,15 +250,15 @@ async fn serve(
     engine: Rc<Engine>,
     most: usize,
     deadline: Duration,
-    writes: Receiver<Job>,
-    others: Receiver<Job>,
+    [writes, finds, others]: [Receiver<Job>; 3],
 ) {
     let trials =
         [Side::Reading, Side::Writing].map(|side| spawn_local(try_again(Rc::clone(&engine), side, deadline)));
     let writes = spawn_local(take(Rc::clone(&engine), writes, (most / 2).max(1)));
+    let finds = spawn_local(take(Rc::clone(&engine), finds, most.max(1)));
     take(engine, others, most.max(1)).await;
     // An error: it panicked, and that is in the log.
-    let _ = writes.await;
+    let _ = tokio::join!(writes, finds);
     trials.into_iter().for_each(|trial| trial.abort());
 }
 

@@ -46,8 +46,9 @@ impl Objects {
 
     /// What one actor gets.
     pub(super) fn parts(&self) -> Option<ObjectParts> {
-        let ObjectLimits { read_deadline: deadline, known_chunks, .. } = self.limits;
-        Some(ObjectParts { tier: Arc::clone(self.tier.as_ref().ok()?), deadline, known_chunks })
+        let ObjectLimits { read_deadline: deadline, known_chunks, ref options } = self.limits;
+        let (tier, find_deadline) = (Arc::clone(self.tier.as_ref().ok()?), options.find_deadline);
+        Some(ObjectParts { tier, deadline, find_deadline, known_chunks })
     }
 
     /// Tells how the store does. It does not keep the tier.
