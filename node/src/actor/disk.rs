@@ -227,8 +227,8 @@ impl GpuActor {
         let recalled = Recalled { fingerprint, hash, block_bytes: Arc::clone(block_bytes), answer };
         self.disk.as_mut()?.recalls.entry(fetch).or_default().push(recalled);
         if let Some(wanted) = wanted {
-            let fetch = Fetch::new(wanted, fingerprint, class, Holders::default(), Duration::ZERO);
-            self.fetching.insert(fetch.wanted.fetch, fetch);
+            let holders = Holders::default();
+            self.fetching.insert(fetch, Fetch::new(wanted, fingerprint, class, holders, Duration::ZERO));
             self.read_from_disk(vec![fetch], ctx);
         } else if class == Class::Decode {
             self.hurry_fetch(fetch);

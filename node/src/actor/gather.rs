@@ -224,6 +224,9 @@ impl GpuActor {
         if let Some(disk) = &mut self.disk {
             disk.queued_reads.change_class(id, Class::Decode);
         }
+        if let Some(objects) = &mut self.objects {
+            objects.queued_reads.change_class(id, Class::Decode);
+        }
     }
 
     /// Orders chunks, each from where it is.

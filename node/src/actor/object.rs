@@ -1,11 +1,11 @@
 //! What an actor does with the object store: asks it for what no node has, reads what leases need, writes what the store
 //! wants there.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_protocol::peer::Class;
 use larder_protocol::{Chain, PoolSet};
 use tokio::sync::oneshot::error::RecvError;
 
@@ -17,6 +17,7 @@ use crate::disk::{ChunkKey, ReadAnswer, ReadOrder, Refused, WriteAnswer};
 use crate::object::known::{Fact, Known, Lifetimes};
 use crate::object::metrics::Side;
 use crate::object::{BlockId, ObjectTier};
+use crate::priority::Turns;
 use crate::store::{Came, ChunkWrite, FetchId, WriteId};
 
 /// An actor's part in the object store, as it is handed over.
@@ -40,7 +41,7 @@ pub(super) struct Objects {
     known: Known<ChunkKey>,
     /// Uploads under way.
     uploads: usize,
-    queued_reads: VecDeque<FetchId>,
+    pub(super) queued_reads: Turns<FetchId>,
     /// Bytes of reads under way.
     reading_bytes: u64,
 }
@@ -49,7 +50,7 @@ impl Objects {
     pub(super) fn new(parts: ObjectParts) -> Self {
         let ObjectParts { tier, deadline, find_deadline, known_chunks } = parts;
         let known = Known::new(known_chunks, LIFETIMES);
-        let queued_reads = VecDeque::new();
+        let queued_reads = Turns::default();
         Self { tier, deadline, find_deadline, known, uploads: 0, queued_reads, reading_bytes: 0 }
     }
 }
@@ -116,9 +117,13 @@ impl GpuActor {
     /// Reads chunks that leases wait for into their slots, some at a time: what nobody waits for any more by the time that
     /// its turn comes is not read.
     pub(super) fn read_from_objects(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
-        match &mut self.objects {
-            Some(objects) => objects.queued_reads.extend(ids),
-            None => ids.into_iter().for_each(|id| self.did_not_come(id)),
+        let now = self.clock.elapsed();
+        for id in ids {
+            let class = self.fetching.get(&id).map_or(Class::Decode, |fetch| fetch.class);
+            match &mut self.objects {
+                Some(objects) => objects.queued_reads.wait(id, class, now),
+                None => self.did_not_come(id),
+            }
         }
         self.read_queued_objects(ctx);
     }
@@ -137,8 +142,9 @@ impl GpuActor {
     pub(super) fn read_queued_objects(&mut self, ctx: &mut Context<Self>) {
         while let Some(objects) = &mut self.objects
             && objects.reading_bytes < MAX_READING_BYTES
-            && let Some(id) = objects.queued_reads.pop_front()
+            && let Some(id) = objects.queued_reads.next()
         {
+            objects.queued_reads.leave(id);
             let Some(fetch) = self.fetching.get_mut(&id) else { continue };
             fetch.is_object_asked = true;
             let fetch = &self.fetching[&id];
@@ -167,11 +173,7 @@ impl GpuActor {
     /// Takes those of the chunks that wait for the object store out of its queue.
     pub(super) fn unqueue_object_reads(&mut self, ids: &[FetchId]) -> Vec<FetchId> {
         let Some(objects) = &mut self.objects else { return Vec::new() };
-        let unwanted: BTreeSet<FetchId> = ids.iter().copied().collect();
-        let (out, rest): (Vec<_>, Vec<_>) =
-            objects.queued_reads.drain(..).partition(|id| unwanted.contains(id));
-        objects.queued_reads = rest.into();
-        out
+        ids.iter().copied().filter(|&id| objects.queued_reads.leave(id)).collect()
     }
 
     /// Orders what the store wants written there, as far as it keeps up.
