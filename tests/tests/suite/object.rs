@@ -204,7 +204,7 @@ fn a_node_serves_without_a_store_that_cannot_be_reached_or_set_up_and_says_so() 
          settings = {{ region = \"us-east-1\", access_key_id = \"id\", secret_access_key = \"confidential\" }}\n"
     );
     serves_without_its_store(&object, "check endpoint");
-    serves_without_its_store(&object.replace("region", "regoin"), "has no setting `regoin`");
+    serves_without_its_store(&object.replace("region", "place"), "has no setting `place`");
 }
 
 #[test]
