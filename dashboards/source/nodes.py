@@ -78,14 +78,12 @@ DASHBOARD = Dashboard(
             "Does the object store do what it is asked?",
             "short",
             "Requests a second that failed, by what came of them; sides of the store that a node leaves alone after "
-            "failures; objects whose bytes were wrong, which nobody was given; chunks that were not written because too "
-            "many waited.",
+            "failures; objects whose bytes were wrong, which nobody was given.",
             {
                 "{{kind}}: {{outcome}}": "sum by (kind, outcome) (rate(larder_object_requests_total"
                 '{@n,outcome!~"ok|absent|exists"}[$__rate_interval]))',
                 "left alone: {{node}}, {{side}}": "larder_object_closed{@n}",
                 "wrong bytes: {{node}}": "rate(larder_object_checksum_failures_total{@n}[$__rate_interval])",
-                "not written: {{node}}": "sum by (node) (rate(larder_object_shed_chunks_total{@n}[$__rate_interval]))",
             },
             zero_is_fine=True,
         ),
