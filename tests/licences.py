@@ -8,7 +8,11 @@ import tomllib
 
 with open("deny.toml", "rb") as file:
     allowed = set(tomllib.load(file)["licenses"]["allow"])
-metadata = json.loads(subprocess.check_output(["cargo", "metadata", "--format-version", "1", "--locked"]))
+# What is built for other systems is no part of Larder.
+command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+for target in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]:
+    command += ["--filter-platform", target]
+metadata = json.loads(subprocess.check_output(command))
 
 
 def is_allowed(expression: str) -> bool:

@@ -65,6 +65,29 @@ DASHBOARD = Dashboard(
              " / sum by (node) (rate(larder_evicted_chunks_total{@n}[$__rate_interval]))"},
         ),
         Panel(
+            "How much goes to the object store and comes from there?",
+            "Bps",
+            "Bytes of objects, headers included. Nothing where no node has an object store.",
+            {
+                "{{node}}, read": "sum by (node) (rate(larder_object_read_bytes_total{@n}[$__rate_interval]))",
+                "{{node}}, written": "sum by (node) (rate(larder_object_written_bytes_total{@n}[$__rate_interval]))",
+            },
+            zero_is_fine=True,
+        ),
+        Panel(
+            "Does the object store do what it is asked?",
+            "short",
+            "Requests a second that failed, by what came of them; sides of the store that a node leaves alone after "
+            "failures; objects whose bytes were wrong, which nobody was given.",
+            {
+                "{{kind}}: {{outcome}}": "sum by (kind, outcome) (rate(larder_object_requests_total"
+                '{@n,outcome!~"ok|absent|exists"}[$__rate_interval]))',
+                "left alone: {{node}}, {{side}}": "larder_object_closed{@n}",
+                "wrong bytes: {{node}}": "rate(larder_object_checksum_failures_total{@n}[$__rate_interval])",
+            },
+            zero_is_fine=True,
+        ),
+        Panel(
             "What do engines and peers hold?",
             "short",
             "Open sessions, leases, reservations and pins of engines; fetches from other nodes and grants to them; "

@@ -27,7 +27,7 @@ fn lookup_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, chunks);
     let prompts = filled.random_prompts();
     let options =
-        LookupOptions { peers: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+        LookupOptions { elsewhere: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
     bencher.with_inputs(prompts).bench_local_values(|chain| {
         let found = filled.store.lookup(filled.session, filled.namespace, &chain, options, Millis(0));
         black_box(found.expect("the chain is right"))
@@ -106,6 +106,7 @@ impl Filled {
             max_pin_ms: u64::MAX,
             peers: None,
             disk: None,
+            object: None,
         });
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let registered = store.register(session, "default", &spec(), &[0], &[BLOCK_BYTES]);

@@ -1,13 +1,16 @@
 //! The GPU actor: a mailbox around one [`Store`], on an OS thread of its own.
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
-//! store; `answer` says what a session reads, `copies` what a commit has copied, `gather` what a lookup or lease gets from
-//! the disk or other nodes, `disk` what goes to disk and comes from there, `peers` what other nodes get.
+//! store; `answer` says what a session reads, `copies` what a commit has copied, `locate` where chunks are
+//! that are not here, `gather` what a lookup or lease gets from there, `disk` and `object` what goes to disk and the object
+//! store and comes from there, `peers` what other nodes get.
 
 mod answer;
 mod copies;
 mod disk;
 mod gather;
+mod locate;
+mod object;
 mod peers;
 mod prefetch;
 mod traces;
@@ -27,6 +30,8 @@ use self::answer::Asked;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::gather::Fetch;
+pub use self::object::ObjectParts;
+use self::object::Objects;
 use self::peers::{EndedGrants, Untold};
 pub use self::peers::{Fetcher, Peers};
 use self::prefetch::{Meters, OrderNumber, PeerOrder, Waiting};
@@ -75,6 +80,8 @@ pub struct GpuActor {
     ended_grants: EndedGrants,
     /// The disk below the store, where there is one.
     disk: Option<Disk>,
+    /// The object store beside it, where there is one.
+    objects: Option<Objects>,
 }
 
 /// What an actor is made of.
@@ -99,6 +106,8 @@ pub struct Parts {
     pub feed: Feed,
     /// The disk below the store, where there is one.
     pub disk: Option<DiskParts>,
+    /// The object store beside it, where there is one.
+    pub object: Option<ObjectParts>,
 }
 
 /// Opens a session. Its process belongs to the tenant.
@@ -194,7 +203,8 @@ impl GpuActor {
     /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed, disk } = parts;
+        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed, disk, object } =
+            parts;
         store.keep_journal();
         let (sender, receiver) = mpsc::unbounded_channel();
         Self {
@@ -217,6 +227,7 @@ impl GpuActor {
             untold: Untold::default(),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
             disk: disk.map(Disk::new),
+            objects: object.map(Objects::new),
         }
     }
 
@@ -280,6 +291,7 @@ impl GpuActor {
             in_memory: in_tier(Tier::Host),
             on_disk: in_tier(Tier::Disk),
             from_peers: in_tier(Tier::Peer),
+            stored: in_tier(Tier::Object),
         };
         self.metrics.looked_up(namespace, prompt_tokens, hit, preempted, skip_read);
         if !skip_read {

@@ -3,6 +3,8 @@
 //! Nothing here is checked against the machine or against each other: [`Config::resolve`] does that, and makes the
 //! numbers that the modules work with.
 
+mod object;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use bytesize::ByteSize;
 use larder_client::trace::TracingConfig;
 use serde::Deserialize;
 
+pub use self::object::{ObjectConfig, ObjectWrite};
 use crate::disk::DEFAULT_SEGMENT_BYTES;
 use crate::host::PciAddress;
 use crate::store::WritePolicy;
@@ -37,6 +40,8 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// The disk below the host tier; where it is not given, what leaves memory is gone.
     pub disk: Option<DiskConfig>,
+    /// The object store that all nodes share; none where it is not given.
+    pub object: Option<ObjectConfig>,
     /// What one engine session may hold.
     pub session: SessionConfig,
     /// Where lookups are recorded; nowhere where it is not given.
@@ -280,6 +285,7 @@ impl Default for Config {
                 max_bytes: None,
             }],
             disk: None,
+            object: None,
             session: SessionConfig::default(),
             record: None,
             tracing: TracingConfig::default(),
@@ -429,16 +435,21 @@ mod tests {
         };
         let lines = optional.lines().filter_map(|line| line.strip_prefix("# "));
         let set: String = lines
-            .filter(|line| line.starts_with("[cluster]") || line.starts_with("[disk]") || is_key(line))
+            .filter(|line| ["[cluster]", "[disk]", "[object]"].contains(line) || is_key(line))
             .map(|line| format!("{line}\n"))
             .collect();
         let all = Config::parse(&format!("[record]\n{set}")).unwrap();
         let (record, disk, cluster) = (all.record.unwrap(), all.disk.unwrap(), all.cluster.unwrap());
+        let object = all.object.unwrap();
         let least = Config::parse(&format!(
-            "[record]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
+            "[record]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[object]\nurl = {:?}\nendpoint = {:?}\n\
+             settings = {{ region = {:?} }}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
              advertise = \"{}\"\n",
             record.path,
             disk.folder,
+            object.url,
+            object.endpoint.clone().unwrap(),
+            object.settings["region"],
             cluster.coordinator,
             cluster.ca,
             cluster.certificate,
@@ -447,6 +458,7 @@ mod tests {
         ));
         let least = least.unwrap();
         assert_eq!((Some(record), Some(disk), Some(cluster)), (least.record, least.disk, least.cluster));
+        assert_eq!(Some(object), least.object);
     }
 
     #[test]
@@ -490,6 +502,18 @@ mod tests {
             write_after_uses = 3
             scrub_bytes_per_second = 0
             read_deadline_ms = 6
+            [object]
+            url = "s3://bucket/prefix"
+            endpoint = "http://127.0.0.1:9000"
+            allow_http = true
+            settings = { region = "eu-central-1" }
+            write = "off"
+            write_after_uses = 3
+            max_requests = 4
+            queue_orders = 5
+            request_timeout_ms = 6
+            read_deadline_ms = 7
+            find_deadline_ms = 8
             "#,
         )
         .unwrap();
@@ -500,6 +524,8 @@ mod tests {
         assert_eq!(config.tenants[0].max_bytes, Some(ByteSize(1_000_000_000)));
         assert_eq!(config.gpus[1].pci.to_string(), "0000:e5:00.1");
         assert_eq!(config.session.max_lingering_processes, 5);
+        let object = config.object.unwrap();
+        assert_eq!((Option::<WritePolicy>::from(object.write), object.max_requests), (None, 4));
         let disk = config.disk.unwrap();
         assert_eq!((disk.write, disk.capacity_bytes), (WritePolicy::WriteBack, ByteSize::tib(2)));
     }

@@ -26,7 +26,7 @@ pub mod metrics;
 pub mod namespaces;
 pub mod order;
 pub mod tier;
-mod volume;
+pub(crate) mod volume;
 
 use io::Lane;
 use log::{Geometry, MIN_SEGMENTS};
@@ -170,4 +170,4 @@ pub const MAX_SEGMENT_BYTES: u64 = 16 << 30;
 pub const MAX_SEGMENTS: u32 = 65_536;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

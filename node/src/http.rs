@@ -43,6 +43,9 @@ pub struct Status {
     /// What of the machine it has got; `None` while the arena is being made.
     #[serde(default)]
     pub hardware: Option<HardwareStatus>,
+    /// How the object store does; `None` where none is configured.
+    #[serde(default)]
+    pub object: Option<ObjectStatus>,
 }
 
 /// One actor in [`Status`].
@@ -99,6 +102,19 @@ pub struct DiskStatus {
     pub shed: u64,
 }
 
+/// The object tier in [`Status`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectStatus {
+    /// Which store.
+    pub url: String,
+    /// Whether it is read.
+    pub reads: bool,
+    /// Whether it is written.
+    pub writes: bool,
+    /// Why it is not read or written, and what to do.
+    pub trouble: Option<String>,
+}
+
 /// What all requests share.
 pub(crate) struct State {
     pub(crate) name: String,
@@ -107,6 +123,8 @@ pub(crate) struct State {
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
     /// Tells what the node knows of its cluster.
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
+    /// Tells how the object store does, where there is one.
+    pub(crate) object: OnceLock<Box<dyn Fn() -> ObjectStatus + Send + Sync>>,
     /// Set with the actors.
     pub(crate) hardware: OnceLock<HardwareStatus>,
     /// Places for those who follow events.
@@ -190,6 +208,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
             .collect(),
         cluster: state.cluster.get().map(|report| report()),
         hardware: state.hardware.get().cloned(),
+        object: state.object.get().map(|report| report()),
     })
 }
 

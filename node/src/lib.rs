@@ -16,6 +16,7 @@ mod http;
 pub mod limits;
 pub mod loading;
 pub mod metrics;
+pub mod object;
 pub mod placement;
 pub mod priority;
 pub mod processes;

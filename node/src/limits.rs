@@ -19,6 +19,7 @@ pub use near::{Mismatch, PeerPlace};
 
 use crate::config::HugePages;
 use crate::host::{CpuSet, PciAddress};
+use crate::object::ObjectOptions;
 use crate::record::RecordLimits;
 use crate::store::StoreLimits;
 
@@ -33,6 +34,8 @@ pub struct Limits {
     pub actors: Vec<ActorLimits>,
     /// One for each tenant, in the order of the configuration. Never empty.
     pub tenants: Vec<TenantLimits>,
+    /// The object store that all actors share.
+    pub object: Option<ObjectLimits>,
     /// What a session may hold.
     pub session: SessionLimits,
     /// Where lookups are recorded.
@@ -108,6 +111,17 @@ pub struct DiskLimits {
     pub queue_orders: usize,
     /// The CPUs of its thread.
     pub cpus: CpuSet,
+}
+
+/// The numbers of the object tier.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ObjectLimits {
+    /// What the tier itself needs.
+    pub options: ObjectOptions,
+    /// How long a lease waits for it.
+    pub read_deadline: Duration,
+    /// Chunks of which each actor remembers whether they are there.
+    pub known_chunks: usize,
 }
 
 /// The numbers of one arena.
@@ -229,6 +243,21 @@ pub const DISK_WAITING_SHARE: u64 = 8;
 
 /// The part of an arena into which chunks may be read from disk at a time, as a divisor.
 pub const DISK_READING_SHARE: u64 = 4;
+
+/// The part of an arena that chunks may take that wait to be written to the object store, as a divisor.
+pub const OBJECT_WAITING_SHARE: u64 = 8;
+
+/// The part of an arena into which chunks may be read from the object store at a time, as a divisor.
+pub const OBJECT_READING_SHARE: u64 = 4;
+
+/// Bytes of blocks that are on their way to or from the object store at a time: half a second of 4 Gbit/s.
+pub const OBJECT_BYTES_IN_FLIGHT: u64 = 256 << 20;
+
+/// Blocks of which the object tier remembers whether they are there: about 100 bytes each.
+pub const OBJECT_KNOWN_BLOCKS: usize = 1 << 18;
+
+/// Chunks of which all actors together remember it: about 100 bytes each.
+pub const OBJECT_KNOWN_CHUNKS: usize = 1 << 16;
 
 /// Chunks that other nodes are being sent at a time: more would only wait in one queue.
 pub const MAX_GRANTED_CHUNKS: u64 = 4_096;

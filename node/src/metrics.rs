@@ -17,6 +17,7 @@ use prometheus::{
 
 use crate::clock::Millis;
 use crate::disk::{DiskFamilies, DiskMetrics};
+use crate::object::ObjectMetrics;
 use crate::reuse::Lookup;
 use crate::store::{Evictions, Usage};
 use rates::{RateGauges, Rates};
@@ -45,6 +46,8 @@ pub struct Metrics {
     cached_bytes: IntGaugeVec,
     up: IntGaugeVec,
     disk: DiskFamilies,
+    /// Those of the object tier.
+    pub object: ObjectMetrics,
     session_ends: IntCounterVec,
     tenant_bytes: IntGaugeVec,
     process: ProcessMetrics,
@@ -65,9 +68,9 @@ struct NamespaceMetrics {
     fingerprint: String,
     asked: IntCounter,
     asked_preempted: IntCounter,
-    /// From memory, disk, peers.
-    hit: [IntCounter; 3],
-    hit_preempted: [IntCounter; 3],
+    /// By [`HIT_TIERS`].
+    hit: [IntCounter; 4],
+    hit_preempted: [IntCounter; 4],
     skipped: IntCounter,
 }
 
@@ -86,6 +89,7 @@ pub struct ActorMetrics {
     fetched: [IntCounter; 4],
     counted_given_up: u64,
     counted_shed: u64,
+    counted_unstored: u64,
 }
 
 /// Prompt tokens that a lookup found.
@@ -97,6 +101,8 @@ pub struct Hit {
     pub on_disk: u64,
     /// In others.
     pub from_peers: u64,
+    /// In the object store.
+    pub stored: u64,
 }
 
 /// What became of a chunk that was to be fetched from another node.
@@ -153,6 +159,7 @@ impl Metrics {
             given_up: families.counters("larder_given_up_chunks_total")?,
             evictions: families.counters("larder_evicted_chunks_total")?,
             disk: DiskFamilies::new(&families)?,
+            object: ObjectMetrics::new(&families)?,
             residence_seconds: families.sums("larder_evicted_residence_seconds_total")?,
             arena_bytes: families.gauges("larder_arena_bytes")?,
             placement_bytes: families.gauges("larder_arena_placement_bytes")?,
@@ -267,6 +274,7 @@ impl Metrics {
                 .map(|placement| self.fetched_chunks.with_label_values(&[&*device, placement])),
             counted_given_up: 0,
             counted_shed: 0,
+            counted_unstored: 0,
             metrics: self.clone(),
             rates: self.rates.of_actor(&device),
             device,
@@ -293,10 +301,11 @@ impl ActorMetrics {
     /// Counts a lookup.
     pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
         let Some(counters) = self.namespaces.get(&namespace) else { return };
-        let count = |[in_memory, on_disk, from_peers]: &[IntCounter; 3]| {
+        let count = |[in_memory, on_disk, from_peers, stored]: &[IntCounter; 4]| {
             in_memory.inc_by(hit.in_memory);
             on_disk.inc_by(hit.on_disk);
             from_peers.inc_by(hit.from_peers);
+            stored.inc_by(hit.stored);
         };
         if skipped {
             counters.skipped.inc_by(asked);
@@ -392,6 +401,11 @@ impl ActorMetrics {
             metrics.disk.shed.with_label_values(&[device]).inc_by(disk.shed - self.counted_shed);
             self.counted_shed = disk.shed;
         }
+        if let Some(object) = usage.object {
+            metrics.object.waiting_bytes.with_label_values(&[device]).set(object.waiting_bytes as i64);
+            metrics.object.shed.with_label_values(&[device]).inc_by(object.shed - self.counted_unstored);
+            self.counted_unstored = object.shed;
+        }
         let Evictions { watermark, need, clearing, resided_ms } = usage.evictions;
         let reasons = [
             ("watermark", watermark - self.counted.watermark),
@@ -417,6 +431,7 @@ pub fn tier_name(tier: Tier) -> &'static str {
         Tier::Host => "host",
         Tier::Disk => "disk",
         Tier::Peer => "peer",
+        Tier::Object => "object",
     }
 }
 
@@ -424,7 +439,7 @@ pub fn tier_name(tier: Tier) -> &'static str {
 pub type SharedMetrics = Arc<Metrics>;
 
 /// Where lookups find tokens.
-const HIT_TIERS: [Tier; 3] = [Tier::Host, Tier::Disk, Tier::Peer];
+const HIT_TIERS: [Tier; 4] = [Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
 
 #[cfg(test)]
 mod tests {
@@ -435,7 +450,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0);
         actor.know(3, "team", "00ff");
-        actor.looked_up(3, 100, Hit { in_memory: 40, on_disk: 32, from_peers: 16 }, false, false);
+        actor.looked_up(3, 100, Hit { in_memory: 40, on_disk: 32, from_peers: 16, stored: 8 }, false, false);
         actor.looked_up(3, 100, Hit::default(), false, true);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));

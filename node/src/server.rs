@@ -1,6 +1,7 @@
 //! Starts a node and stops it.
 
 mod disk;
+mod object;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -18,6 +19,7 @@ use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
 
+use self::object::Objects;
 use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
@@ -139,6 +141,7 @@ pub async fn run(
         actors: OnceLock::new(),
         cluster: OnceLock::new(),
         hardware: OnceLock::new(),
+        object: OnceLock::new(),
         followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
         metrics: Arc::clone(&metrics),
         clock,
@@ -154,7 +157,8 @@ pub async fn run(
         }
         None => None,
     };
-    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder };
+    let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
+    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder, objects };
     let mut hardware = HardwareStatus::new(&limits, &metrics);
     let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
@@ -257,6 +261,7 @@ struct Shared {
     clock: Clock,
     tenants: Arc<[String]>,
     recorder: Option<Recorder>,
+    objects: Option<Objects>,
 }
 
 fn start_recorder(
@@ -294,7 +299,7 @@ async fn start_actors(
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    Shared { metrics, clock, tenants, recorder }: &Shared,
+    Shared { metrics, clock, tenants, recorder, objects }: &Shared,
     feed: Feed,
     peers: Option<Peers>,
 ) -> Result<(SessionActor, Arbiter, DeviceHardware), ServeError> {
@@ -313,6 +318,8 @@ async fn start_actor(
     let disk = disk::start(device, limits.disk.as_ref(), metrics).await?;
     let mut store_limits = limits.store.clone();
     store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
+    let object = objects.as_ref().and_then(|objects| objects.parts());
+    store_limits.object = store_limits.object.filter(|_| object.is_some());
     let actor = GpuActor::new(Parts {
         store: Store::new(store_limits),
         arena,
@@ -324,6 +331,7 @@ async fn start_actor(
         peers,
         feed,
         disk,
+        object,
     });
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {

@@ -1,8 +1,9 @@
 //! The store: one actor's chunks and everything that is decided about them.
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
-//! `reserve` and `commit`, get in `lookup`, a get that needs the disk or other nodes in `gather`, what they get in
-//! `grants`, eviction in `room`, what goes to disk and leaves it in `disk`, the end of a session in `sessions`.
+//! `reserve` and `commit`, get in `lookup`, a get that needs more than memory in `gather`, what they get in
+//! `grants`, eviction in `room`, what goes to disk and leaves it in `disk`, what goes to
+//! the object store in `object`, the end of a session in `sessions`.
 
 mod commit;
 mod disk;
@@ -13,6 +14,7 @@ mod index;
 mod journal;
 mod lookup;
 mod namespaces;
+mod object;
 mod pins;
 pub mod policy;
 pub mod replay;
@@ -41,11 +43,12 @@ use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
 pub use commit::{BlockMove, CommitOrder};
-pub use disk::{DiskStoreLimits, DiskUsage, DiskWrite, WriteId, WritePolicy};
+pub use disk::{ChunkWrite, DiskStoreLimits, DiskUsage, WriteId, WritePolicy};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
+pub use object::{ObjectStoreLimits, ObjectUsage};
 pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
@@ -67,6 +70,7 @@ pub struct Store {
     grants: grants::Grants,
     journal: journal::Journal,
     disk: Option<disk::Disk>,
+    object: Option<object::Objects>,
     /// Leases, reservations, pins and orders are numbered from one series; 0 names none.
     last_number: u64,
     cached_chunks: u64,
@@ -112,6 +116,8 @@ pub struct StoreLimits {
     pub peers: Option<PeerStoreLimits>,
     /// The disk below it; `None` where there is none.
     pub disk: Option<DiskStoreLimits>,
+    /// The object store beside it; `None` where there is none.
+    pub object: Option<ObjectStoreLimits>,
 }
 
 /// What other nodes may take of a store.
@@ -277,6 +283,7 @@ impl Store {
             gathers: gather::Gathers::default(),
             grants: grants::Grants::default(),
             disk: limits.disk.clone().map(disk::Disk::new),
+            object: limits.object.clone().map(object::Objects::new),
             limits,
             namespaces: Namespaces::default(),
             sessions: Sessions::default(),

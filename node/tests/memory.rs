@@ -200,6 +200,7 @@ fn limits(policy: PolicyName) -> StoreLimits {
         max_pin_ms: 0,
         peers: None,
         disk: None,
+        object: None,
     }
 }
 

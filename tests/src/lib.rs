@@ -11,6 +11,7 @@ pub mod model;
 pub mod node;
 pub mod raw;
 pub mod replay;
+pub mod s3;
 pub mod server;
 pub mod visitor;
 pub mod wait;

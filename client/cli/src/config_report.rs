@@ -36,6 +36,9 @@ impl ConfigReport {
         report.add("leased blocks a session", session.max_leased_blocks);
         report.add("engines write into the arena", session.trust_engines);
         report.add("traces requests", limits.sampler != Sampler::default());
+        if let Some(object) = &limits.object {
+            report.add("object store", object.options.url.clone());
+        }
         report.add_record(limits);
         report.add_cluster(limits);
         report.warnings = limits.mismatches.iter().map(ToString::to_string).collect();

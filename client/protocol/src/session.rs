@@ -319,6 +319,8 @@ pub enum Tier {
     Disk,
     /// Another node's: a lease brings it here first.
     Peer,
+    /// The object store that all nodes share: a lease brings it here first.
+    Object,
 }
 
 /// There is room.

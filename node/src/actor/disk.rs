@@ -18,6 +18,7 @@ use super::GpuActor;
 use super::gather::Fetch;
 use super::traces::disk_span;
 use crate::copy::BlockChecksums;
+use crate::directory::Holders;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::order::OrderError;
 use crate::disk::{
@@ -27,7 +28,7 @@ use crate::disk::{
 use crate::exchange::Grant;
 use crate::priority::Turns;
 use crate::store::ids::TenantId;
-use crate::store::{BlockMove, Came, DiskWrite, FetchId, Recall, WriteId};
+use crate::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 
 /// An actor's disk, as it is handed over.
 pub struct DiskParts {
@@ -230,7 +231,8 @@ impl GpuActor {
         self.disk.as_mut()?.recalls.entry(fetch).or_default().push(recalled);
         if let Some(wanted) = wanted {
             let trace = disk_span(trace, 1, || wanted.blocks.iter().map(|block| block.bytes).sum());
-            let wanted = Fetch::from_disk(wanted, fingerprint, class, Duration::ZERO, trace);
+            let holders = Holders::default();
+            let wanted = Fetch::new(wanted, fingerprint, class, holders, Duration::ZERO, trace);
             self.fetching.insert(fetch, wanted);
             self.read_from_disk(vec![fetch], ctx);
         } else if class == Class::Decode {
@@ -306,7 +308,7 @@ impl GpuActor {
     }
 
     /// Orders one write; whether more may follow.
-    fn order_write(&mut self, write: &DiskWrite, ctx: &mut Context<Self>) -> bool {
+    fn order_write(&mut self, write: &ChunkWrite, ctx: &mut Context<Self>) -> bool {
         let id = write.write;
         let order = match self.write_order(write) {
             Ok(order) => order,
@@ -345,7 +347,7 @@ impl GpuActor {
         self.follow_up(ctx);
     }
 
-    fn write_order(&self, write: &DiskWrite) -> Result<WriteOrder, OrderError> {
+    pub(super) fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
         let sources = write.blocks.iter().map(|(block, checksums)| Source {
             place: self.block_place(block),
             checksums: BlockChecksums {
@@ -357,7 +359,7 @@ impl GpuActor {
         Ok(if write.replaces { order.replacing() } else { order })
     }
 
-    fn block_place(&self, block: &BlockMove) -> BlockPlace {
+    pub(super) fn block_place(&self, block: &BlockMove) -> BlockPlace {
         BlockPlace {
             slice: block.key.slice,
             pool: block.key.pool,
@@ -412,17 +414,19 @@ impl GpuActor {
         let checksums = checksums.into_iter().map(crate::store::Checksums::from).collect();
         // What was asked for is what the record has.
         let pools = PoolSet::ANY;
-        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false };
+        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored: false };
         let ready = self.store.fetched(id, Some(came), kept);
         self.end_recalls(id);
         self.finish_gathers(ready);
     }
 
-    /// A chunk cannot be read from disk: other nodes may have it.
+    /// A chunk cannot be read from disk: other nodes or the object store may have it.
     fn missed_on_disk(&mut self, id: FetchId, ctx: &mut Context<Self>) {
         let may_come = self.store.is_leased_soon(id) && self.store.takes_all_pools(id);
         if self.peers.is_some() && may_come && self.is_not_asked_again(id) {
             self.ask_again(vec![id], ctx);
+        } else if self.may_be_stored(id) {
+            self.read_from_objects(vec![id], ctx);
         } else {
             self.did_not_come(id);
         }

@@ -1,14 +1,14 @@
-//! Lookups and leases that need the disk or other nodes: ask the directory, read or fetch, answer.
+//! Lookups and leases that need more than memory: ask where chunks are (`locate`), read or fetch them, answer.
 //!
-//! The directory says who has what is not on this node. A lookup adds that to its answer; a lease has it fetched into slots of its
-//! own, and placement decides for each chunk whether it stays. A session that asks does not wait for this: its answer
-//! comes later, and its other requests go on.
+//! A lookup adds to its answer what is elsewhere; a lease has it fetched into slots of its own, and placement decides for each
+//! chunk whether it stays. A session that asks does not wait for this: its answer comes later, and its other requests go on.
 
 use std::time::Duration;
 
 use super::answer::Asked;
+use super::locate::{Located, Locating};
 use super::prefetch::{OrderNumber, PeerOrder, Waiting};
-use super::traces::{disk_span_of, gather_span};
+use super::traces::{gather_span, source_span};
 use super::{Answer, GpuActor, Reply};
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
 use crate::disk::ChunkKey;
@@ -21,7 +21,7 @@ use actix::prelude::*;
 use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::Fingerprint;
 use larder_protocol::peer::Class;
-use larder_protocol::session::{Found, Lease, Lookup, Response, Tier};
+use larder_protocol::session::{Found, Lease, Lookup, Response};
 use larder_protocol::table::Holder;
 use tokio::sync::{oneshot, watch};
 
@@ -37,20 +37,13 @@ pub(super) struct Fetch {
     copies: usize,
     /// Whether the directory was asked a second time, since chunks move to their readers.
     is_asked_again: bool,
+    /// Whether the object store was asked.
+    pub(super) is_object_asked: bool,
     deadline: Duration,
     /// The order that asks a peer for it.
     order: Option<OrderNumber>,
     /// What it is brought for.
     trace: Trace,
-}
-
-/// Who has what is not here.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Elsewhere<'a> {
-    /// Positions that the directory was asked for, ascending.
-    pub(super) absent: &'a [u32],
-    /// By position in `absent`.
-    pub(super) holders: &'a [Holders],
 }
 
 /// What chunks are brought for.
@@ -64,24 +57,31 @@ pub(super) struct Errand<'a> {
     pub(super) trace: &'a Trace,
 }
 
-impl Elsewhere<'_> {
-    fn holders_of(self, position: u32) -> Holders {
-        let at = self.absent.binary_search(&position).ok();
-        at.and_then(|at| self.holders.get(at)).cloned().unwrap_or_default()
-    }
-}
-
 impl Fetch {
-    /// One that only the disk is asked for, to begin with.
-    pub(super) fn from_disk(
+    /// One that these nodes have, if any.
+    pub(super) fn new(
         wanted: Wanted,
         fingerprint: Fingerprint,
         class: Class,
+        mut candidates: Holders,
         deadline: Duration,
         trace: Trace,
     ) -> Self {
-        let (candidates, copies, is_asked_again, order) = (Holders::default(), 0, false, None);
-        Self { wanted, fingerprint, class, candidates, copies, is_asked_again, deadline, order, trace }
+        let copies = candidates.len();
+        candidates.reverse();
+        let (is_asked_again, is_object_asked, order) = (false, false, None);
+        Self {
+            wanted,
+            fingerprint,
+            class,
+            candidates,
+            copies,
+            is_asked_again,
+            is_object_asked,
+            deadline,
+            order,
+            trace,
+        }
     }
 
     /// What it is called.
@@ -105,15 +105,18 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let walk = self.store.find(session, ask.namespace, &ask.chain)?;
-        let absent = self.worth_asking(&ask, &walk);
-        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent, &asked.trace) else {
-            let answer = self.look_up(session, &ask, &walk, &[])?;
-            return Ok(Reply::Now(answer));
+        let missing = self.missing_for_lookup(&ask, &walk);
+        let asking = match self.locate(ask.namespace, &ask.chain, missing, &asked.trace) {
+            Locating::Known(located) => {
+                let elsewhere = located.sources(ask.chain.len());
+                return self.look_up(session, &ask, &walk, &elsewhere).map(Reply::Now);
+            }
+            Locating::Asked(asking) => asking,
         };
-        let finish = asking.into_actor(self).map(move |holders, actor, _| {
-            let peers = held_by_peers(ask.chain.len(), &absent, &holders.unwrap_or_default());
+        let finish = asking.map(move |located, actor, _| {
+            let elsewhere = located.sources(ask.chain.len());
             let walk = actor.store.find(session, ask.namespace, &ask.chain);
-            let answer = walk.and_then(|walk| actor.look_up(session, &ask, &walk, &peers));
+            let answer = walk.and_then(|walk| actor.look_up(session, &ask, &walk, &elsewhere));
             let answer = answer.unwrap_or_else(Answer::from);
             actor.reply(asked, answer);
         });
@@ -130,47 +133,23 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let walk = self.store.find(session, ask.namespace, &ask.chain)?;
-        let absent = match &self.peers {
-            Some(_) => walk.absent(ask.chain.len()),
-            None => Vec::new(),
-        };
-        let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent, &asked.trace) else {
-            if walk.needs_disk() {
-                self.gather(session, &ask, &[], &[], asked, ctx);
-                return Ok(Reply::Later);
+        let missing = self.missing(&walk, ask.chain.len(), true, true);
+        match self.locate(ask.namespace, &ask.chain, missing, &asked.trace) {
+            Locating::Known(located) if walk.needs_disk() || !located.stored.is_empty() => {
+                self.gather(session, &ask, &located, asked, ctx);
             }
-            let leased = self.store.lease_found(session, ask.namespace, walk)?;
-            return Ok(Reply::Now(self.show_lease(leased)));
-        };
-        let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
-            actor.gather(session, &ask, &absent, &holders.unwrap_or_default(), asked, ctx);
-        });
-        ctx.spawn(finish);
-        Ok(Reply::Later)
-    }
-
-    /// Positions that a lookup could use, that are not here, and that other nodes may be asked for.
-    pub(super) fn worth_asking(&self, ask: &Lookup, walk: &Walk) -> Vec<u32> {
-        let may_ask = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Peer);
-        if self.peers.is_none() || !may_ask || ask.skip_read {
-            return Vec::new();
+            Locating::Known(_) => {
+                let leased = self.store.lease_found(session, ask.namespace, walk)?;
+                return Ok(Reply::Now(self.show_lease(leased)));
+            }
+            Locating::Asked(asking) => {
+                let finish = asking.map(move |located, actor, ctx| {
+                    actor.gather(session, &ask, &located, asked, ctx);
+                });
+                ctx.spawn(finish);
+            }
         }
-        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
-        usable.map_or_else(Vec::new, |usable| walk.absent(usable.chunks))
-    }
-
-    pub(super) fn ask_holders(
-        &self,
-        namespace: u32,
-        chain: &larder_protocol::Chain,
-        absent: &[u32],
-        trace: &Trace,
-    ) -> Option<impl Future<Output = Result<Vec<Holders>, MailboxError>> + use<>> {
-        let peers = self.peers.as_ref().filter(|_| !absent.is_empty())?;
-        let fingerprint = self.store.fingerprint(namespace)?;
-        let chunks = absent.iter().map(|&position| chain.chunk(position as usize)).collect();
-        let trace = trace.child(SpanKind::Internal, "find_holders");
-        Some(peers.holders.send(AskHolders { fingerprint, chunks, trace }))
+        Ok(Reply::Later)
     }
 
     fn look_up(
@@ -178,9 +157,9 @@ impl GpuActor {
         session: SessionId,
         ask: &Lookup,
         walk: &Walk,
-        peers: &[bool],
+        elsewhere: &[Option<Source>],
     ) -> Result<Answer, Refused> {
-        let found = self.found_on(session, ask, walk, peers)?;
+        let found = self.found_on(session, ask, walk, elsewhere)?;
         Ok(Answer::from(Response::Found(found)))
     }
 
@@ -189,10 +168,10 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         ask: &Lookup,
-        peers: &[bool],
+        elsewhere: &[Option<Source>],
     ) -> Result<Found, Refused> {
         let walk = self.store.find(session, ask.namespace, &ask.chain)?;
-        self.found_on(session, ask, &walk, peers)
+        self.found_on(session, ask, &walk, elsewhere)
     }
 
     fn found_on(
@@ -200,10 +179,10 @@ impl GpuActor {
         session: SessionId,
         ask: &Lookup,
         walk: &Walk,
-        peers: &[bool],
+        elsewhere: &[Option<Source>],
     ) -> Result<Found, Refused> {
         let &Lookup { prompt_tokens, skip_read, pin_ms, ref tiers, .. } = ask;
-        let options = LookupOptions { peers, prompt_tokens, skip_read, tiers, pin_ms };
+        let options = LookupOptions { elsewhere, prompt_tokens, skip_read, tiers, pin_ms };
         let now = self.clock.now();
         let found = self.store.lookup_found(session, &ask.chain, walk, options, now)?;
         self.looked_up(ask, &found);
@@ -212,8 +191,10 @@ impl GpuActor {
 
     /// How long chunks may take to come from where they are.
     pub(super) fn load_deadline(&self) -> Duration {
-        let peers = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
-        self.disk.as_ref().map_or(peers, |disk| disk.deadline.max(peers))
+        let peers = self.peers.as_ref().map(|peers| peers.deadline);
+        let (disk, objects) = (self.disk.as_ref(), self.objects.as_ref());
+        let others = [disk.map(|disk| disk.deadline), objects.map(|objects| objects.deadline)];
+        peers.into_iter().chain(others.into_iter().flatten()).max().unwrap_or_default()
     }
 
     /// Starts to read and fetch what a lease needs.
@@ -221,13 +202,12 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         ask: &Lease,
-        absent: &[u32],
-        holders: &[Holders],
+        located: &Located,
         asked: Asked,
         ctx: &mut Context<Self>,
     ) {
-        let peers = held_by_peers(ask.chain.len(), absent, holders);
-        let gathered = match self.store.gather(session, ask.namespace, &ask.chain, &peers) {
+        let elsewhere = located.sources(ask.chain.len());
+        let gathered = match self.store.gather(session, ask.namespace, &ask.chain, &elsewhere) {
             Ok(gathered) => gathered,
             Err(refused) => {
                 return self.reply(asked, Answer::from(refused));
@@ -242,9 +222,8 @@ impl GpuActor {
         }
         // What a ticket had ordered already is urgent from now on.
         self.hurry(gathered.gather);
-        let elsewhere = Elsewhere { absent, holders };
         let errand = Errand { class: Class::Decode, until, trace: &trace };
-        self.load(ask.namespace, gathered.wanted, elsewhere, errand, ctx);
+        self.load(ask.namespace, gathered.wanted, located, errand, ctx);
     }
 
     /// An engine stands still until these chunks are there.
@@ -265,6 +244,9 @@ impl GpuActor {
         if let Some(disk) = &mut self.disk {
             disk.queued_reads.change_class(id, Class::Decode);
         }
+        if let Some(objects) = &mut self.objects {
+            objects.queued_reads.change_class(id, Class::Decode);
+        }
     }
 
     /// Orders chunks, each from where it is.
@@ -272,7 +254,7 @@ impl GpuActor {
         &mut self,
         namespace: u32,
         wanted: Vec<Wanted>,
-        elsewhere: Elsewhere<'_>,
+        located: &Located,
         errand: Errand<'_>,
         ctx: &mut Context<Self>,
     ) {
@@ -284,37 +266,22 @@ impl GpuActor {
             Class::Prefetch => Duration::MAX,
         };
         let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
-        let (mut ids, mut on_disk) = (Vec::with_capacity(wanted.len()), Vec::new());
-        let disk_trace = disk_span_of(trace, &wanted);
+        let (mut held, mut on_disk, mut stored) = (Vec::with_capacity(wanted.len()), Vec::new(), Vec::new());
+        let disk_trace = source_span(trace, &wanted, Source::Disk);
+        let object_trace = source_span(trace, &wanted, Source::Object);
         for wanted in wanted {
-            if wanted.from == Source::Disk {
-                on_disk.push(wanted.fetch);
-                let (fetch, trace) = (wanted.fetch, disk_trace.clone());
-                let wanted = Fetch::from_disk(wanted, fingerprint, class, deadline, trace);
-                self.fetching.insert(fetch, wanted);
-                continue;
-            }
-            let mut candidates = elsewhere.holders_of(wanted.position);
-            let copies = candidates.len();
-            candidates.reverse();
-            ids.push(wanted.fetch);
-            let (is_asked_again, order, trace) = (false, None, trace.clone());
-            let id = wanted.fetch;
-            let fetch = Fetch {
-                wanted,
-                fingerprint,
-                class,
-                candidates,
-                copies,
-                is_asked_again,
-                deadline,
-                order,
-                trace,
+            let (candidates, ids, trace) = match wanted.from {
+                Source::Disk => (Holders::default(), &mut on_disk, &disk_trace),
+                Source::Object => (Holders::default(), &mut stored, &object_trace),
+                Source::Peer => (located.holders(wanted.position), &mut held, trace),
             };
-            self.fetching.insert(id, fetch);
+            ids.push(wanted.fetch);
+            let fetch = Fetch::new(wanted, fingerprint, class, candidates, deadline, trace.clone());
+            self.fetching.insert(fetch.wanted.fetch, fetch);
         }
         self.read_from_disk(on_disk, ctx);
-        self.order_fetches(ids, ctx);
+        self.read_from_objects(stored, ctx);
+        self.order_fetches(held, ctx);
         self.renew_extents(ctx);
     }
 
@@ -347,19 +314,23 @@ impl GpuActor {
         ctx.spawn(finish);
     }
 
-    /// Asks the next candidate of each chunk; one that has none left does not come.
+    /// Asks the next candidate of each chunk; for one that has none left the object store, if that may have it.
     fn order_fetches(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
         let now = self.clock.elapsed();
         let mut by_holder = std::collections::BTreeMap::<Holder, Vec<FetchId>>::new();
-        let mut last = None;
+        let (mut last, mut stored) = (None, Vec::new());
         for id in ids {
             let Some(fetch) = self.fetching.get_mut(&id) else { continue };
             let next = if now < fetch.deadline { next_candidate(&mut fetch.candidates, last) } else { None };
             match next {
                 Some(holder) => by_holder.entry(holder).or_default().push(id),
+                None if self.may_be_stored(id) => stored.push(id),
                 None => self.did_not_come(id),
             }
             last = next.or(last);
+        }
+        if !stored.is_empty() {
+            self.read_from_objects(stored, ctx);
         }
         for (holder, ids) in by_holder {
             for part in self.parts_of(&ids) {
@@ -456,7 +427,8 @@ impl GpuActor {
             match came {
                 Some(Fetched::Here { checksums, pools, reads, is_on_disk }) => {
                     let checksums = checksums.into_iter().map(Checksums::from).collect();
-                    let came = Came { checksums, pools, reads, is_on_disk_elsewhere: is_on_disk };
+                    let came =
+                        Came { checksums, pools, reads, is_on_disk_elsewhere: is_on_disk, is_stored: false };
                     self.came(id, holder, came);
                 }
                 Some(Fetched::NotHeld) => {
@@ -553,15 +525,6 @@ impl GpuActor {
             self.reply(asked, answer);
         }
     }
-}
-
-/// By position in a chain of `chunks`, whether another node has the chunk.
-pub(super) fn held_by_peers(chunks: usize, absent: &[u32], holders: &[Holders]) -> Vec<bool> {
-    let mut held = vec![false; chunks];
-    for (&position, holders) in absent.iter().zip(holders) {
-        held[position as usize] = !holders.is_empty();
-    }
-    held
 }
 
 /// Bytes of the chunks that are asked of a peer together, at least one: the exchange divides no further.

@@ -54,9 +54,10 @@ pub(super) struct EndedGrants {
 }
 
 impl GpuActor {
-    /// What follows whatever was asked: what is to be written goes to disk, and others hear of what changed.
+    /// What follows whatever was asked: what is to be written goes to disk and the object store, and others hear of what changed.
     pub(super) fn follow_up(&mut self, ctx: &mut Context<Self>) {
         self.write_to_disk(ctx);
+        self.write_to_objects(ctx);
         self.tell_changes(ctx);
     }
 

@@ -14,10 +14,10 @@ use larder_protocol::session::{Collect, Found, Lookup, Prefetch, Prefetching, Re
 use larder_protocol::table::Holder;
 
 use super::answer::Asked;
-use super::gather::{Elsewhere, Errand, held_by_peers};
+use super::gather::Errand;
+use super::locate::{Located, Locating};
 use super::traces::gather_span;
 use super::{Answer, GpuActor, Reply};
-use crate::directory::Holders;
 use crate::loading::{Meter, Piece, Prefill, worth_loading};
 use crate::store::ids::SessionId;
 use crate::store::{FetchId, Refused};
@@ -26,6 +26,7 @@ use crate::store::{FetchId, Refused};
 #[derive(Debug, Default)]
 pub(super) struct Meters {
     pub(super) disk: Meter,
+    pub(super) object: Meter,
     peers: HashMap<Holder, Meter>,
 }
 
@@ -61,14 +62,16 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let walk = self.store.find(session, ask.lookup.namespace, &ask.lookup.chain)?;
-        let absent = self.worth_asking(&ask.lookup, &walk);
+        let missing = self.missing_for_lookup(&ask.lookup, &walk);
         let trace = asked.trace.clone();
-        let Some(asking) = self.ask_holders(ask.lookup.namespace, &ask.lookup.chain, &absent, &trace) else {
-            return self.start_prefetch(session, &ask, &[], &[], &trace, ctx).map(Reply::Now);
+        let asking = match self.locate(ask.lookup.namespace, &ask.lookup.chain, missing, &trace) {
+            Locating::Known(located) => {
+                return self.start_prefetch(session, &ask, &located, &trace, ctx).map(Reply::Now);
+            }
+            Locating::Asked(asking) => asking,
         };
-        let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
-            let holders = holders.unwrap_or_default();
-            let answer = actor.start_prefetch(session, &ask, &absent, &holders, &trace, ctx);
+        let finish = asking.map(move |located, actor, ctx| {
+            let answer = actor.start_prefetch(session, &ask, &located, &trace, ctx);
             actor.reply(asked, answer.unwrap_or_else(Answer::from));
             actor.follow_up(ctx);
         });
@@ -80,14 +83,13 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         ask: &Prefetch,
-        absent: &[u32],
-        holders: &[Holders],
+        located: &Located,
         trace: &Trace,
         ctx: &mut Context<Self>,
     ) -> Result<Answer, Refused> {
         let Prefetch { lookup: Lookup { namespace, ref chain, .. }, prefill_tokens_per_second } = *ask;
-        let peers = held_by_peers(chain.len(), absent, holders);
-        let found = self.found(session, &ask.lookup, &peers)?;
+        let elsewhere = located.sources(chain.len());
+        let found = self.found(session, &ask.lookup, &elsewhere)?;
         let Some(chunk_tokens) = self.store.chunk_tokens(namespace) else { return Err(Refused::Internal) };
         let run = found.spans.iter().scan(0, |end, span| {
             let follows = span.from == *end;
@@ -98,7 +100,7 @@ impl GpuActor {
         let wanted = match prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0) {
             Some(tokens_per_second) => {
                 let prefill = Prefill { tokens_per_second, chunk_tokens };
-                self.worth_loading(namespace, run, &found, absent, holders, prefill)
+                self.worth_loading(namespace, run, &found, located, prefill)
             }
             None => run,
         };
@@ -106,7 +108,7 @@ impl GpuActor {
         let (mut ticket, mut tokens) = (0, 0);
         if wanted > 0 {
             let part: Chain = chain.part(0, wanted);
-            let gathered = self.store.gather(session, namespace, &part, &peers[..wanted])?;
+            let gathered = self.store.gather(session, namespace, &part, &elsewhere[..wanted])?;
             ticket = gathered.gather;
             let trace = gather_span(trace, &gathered);
             let waiting = Waiting { session, asked: None, trace: trace.clone(), until: Duration::MAX };
@@ -114,7 +116,7 @@ impl GpuActor {
             tokens = self.store.progress(session, ticket)?.tokens_expected;
             let until = self.clock.elapsed() + self.load_deadline();
             let errand = Errand { class: Class::Prefetch, until, trace: &trace };
-            self.load(namespace, gathered.wanted, Elsewhere { absent, holders }, errand, ctx);
+            self.load(namespace, gathered.wanted, located, errand, ctx);
         }
         Ok(Answer::from(Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })))
     }
@@ -162,20 +164,21 @@ impl GpuActor {
         }
     }
 
-    /// Stops what nobody waits for: what waits for the disk at once, what comes from a peer when nothing of its order is
+    /// Stops what nobody waits for: what waits for the disk or the object store at once, what comes from a peer when nothing of its order is
     /// waited for.
     pub(super) fn stop_abandoned(&mut self, ctx: &mut Context<Self>) {
         let abandoned = self.store.take_abandoned();
         if abandoned.is_empty() {
             return;
         }
-        for id in self.unqueue_reads(&abandoned) {
-            self.did_not_come(id);
-        }
+        let mut unqueued = self.unqueue_reads(&abandoned);
+        unqueued.extend(self.unqueue_object_reads(&abandoned));
+        unqueued.into_iter().for_each(|id| self.did_not_come(id));
         for id in abandoned {
             self.stop_fetch(id);
         }
         self.read_queued(ctx);
+        self.read_queued_objects(ctx);
     }
 
     /// How many of the chunks found are worth loading.
@@ -184,21 +187,21 @@ impl GpuActor {
         namespace: u32,
         run: usize,
         found: &Found,
-        absent: &[u32],
-        holders: &[Holders],
+        located: &Located,
         prefill: Prefill,
     ) -> usize {
         let bytes = self.store.chunk_bytes_of(namespace);
-        // The disk is the first source; the peers follow.
+        // The disk is the first source, the object store the second; the peers follow.
         let mut sources: Vec<Holder> = Vec::new();
         let pieces: Vec<Piece> = (0..run as u32)
             .map(|position| {
                 let span = found.spans.iter().find(|span| (span.from..span.to).contains(&position));
                 let source = match span.map(|span| span.tier) {
                     Some(Tier::Disk) => Some(0),
-                    Some(Tier::Peer) => first_holder(position, absent, holders).map(|holder| {
+                    Some(Tier::Object) => Some(1),
+                    Some(Tier::Peer) => located.first_holder(position).map(|holder| {
                         let known = sources.iter().position(|&other| other == holder);
-                        1 + known.unwrap_or_else(|| {
+                        2 + known.unwrap_or_else(|| {
                             sources.push(holder);
                             sources.len() - 1
                         })
@@ -209,16 +212,12 @@ impl GpuActor {
             })
             .collect();
         sources.iter().for_each(|&holder| _ = self.meters.peer(holder));
-        let meters: Vec<&Meter> = std::iter::once(&self.meters.disk)
+        let meters: Vec<&Meter> = [&self.meters.disk, &self.meters.object]
+            .into_iter()
             .chain(sources.iter().map(|holder| &self.meters.peers[holder]))
             .collect();
         worth_loading(&pieces, &meters, prefill)
     }
-}
-
-fn first_holder(position: u32, absent: &[u32], holders: &[Holders]) -> Option<Holder> {
-    let at = absent.binary_search(&position).ok()?;
-    holders.get(at)?.first().copied()
 }
 
 /// What a fetch belongs to while it is under way.

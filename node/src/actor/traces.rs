@@ -45,26 +45,36 @@ pub(super) fn gather_span(trace: &Trace, gathered: &Gathered) -> Trace {
 
 /// The reading of chunks from disk.
 pub(super) fn disk_span(trace: &Trace, chunks: usize, bytes: impl FnOnce() -> u64) -> Trace {
-    let span = trace.child(SpanKind::Internal, "read_disk");
+    read_span(trace, "read_disk", Tier::Disk, chunks, bytes)
+}
+
+fn read_span(
+    trace: &Trace,
+    name: &'static str,
+    tier: Tier,
+    chunks: usize,
+    bytes: impl FnOnce() -> u64,
+) -> Trace {
+    let span = trace.child(SpanKind::Internal, name);
     if span.is_recorded() {
-        span.set("larder.tier", tier_name(Tier::Disk));
+        span.set("larder.tier", tier_name(tier));
         span.count("larder.chunks", chunks as u64);
         span.count("larder.bytes", bytes());
     }
     span
 }
 
-/// The span of those of the chunks that are read from disk.
-pub(super) fn disk_span_of(trace: &Trace, wanted: &[Wanted]) -> Trace {
+/// The span of those of the chunks that are read from disk, or from the object store.
+pub(super) fn source_span(trace: &Trace, wanted: &[Wanted], from: Source) -> Trace {
     if !trace.is_recorded() {
         return trace.clone();
     }
-    let on_disk = || wanted.iter().filter(|wanted| wanted.from == Source::Disk);
-    match on_disk().count() {
-        0 => Trace::default(),
-        chunks => disk_span(trace, chunks, || {
-            on_disk().flat_map(|wanted| &wanted.blocks).map(|block| block.bytes).sum()
-        }),
+    let from_there = || wanted.iter().filter(|wanted| wanted.from == from);
+    let bytes = || from_there().flat_map(|wanted| &wanted.blocks).map(|block| block.bytes).sum();
+    match (from_there().count(), from) {
+        (0, _) => Trace::default(),
+        (chunks, Source::Object) => read_span(trace, "read_object", Tier::Object, chunks, bytes),
+        (chunks, _) => disk_span(trace, chunks, bytes),
     }
 }
 
@@ -107,5 +117,6 @@ fn tier_name(tier: Tier) -> &'static str {
         Tier::Host => "host",
         Tier::Disk => "disk",
         Tier::Peer => "peer",
+        Tier::Object => "object",
     }
 }

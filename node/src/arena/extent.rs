@@ -13,7 +13,6 @@ use rustix::io::Errno;
 use super::mapping::{Access, Mapping};
 use super::{MemoryError, OutOfBounds, numa};
 use crate::config::HugePages;
-use crate::exchange::PeerLease;
 use crate::limits::{ArenaLimits, Binding};
 use crate::window::Window;
 
@@ -193,7 +192,12 @@ impl ExtentMemory {
     ///
     /// Where engines can write the extent, they are copied.
     #[must_use]
-    pub fn share(self: &Arc<Self>, offset: u64, bytes: u64, lease: Arc<PeerLease>) -> Bytes {
+    pub fn share<L: Send + Sync + 'static>(
+        self: &Arc<Self>,
+        offset: u64,
+        bytes: u64,
+        lease: Arc<L>,
+    ) -> Bytes {
         if self.check(offset, bytes).is_err() {
             return Bytes::new();
         }
@@ -263,14 +267,14 @@ impl ExtentMemory {
 }
 
 /// A leased place, as bytes.
-struct Shared {
+struct Shared<L> {
     memory: Arc<ExtentMemory>,
     offset: u64,
     bytes: u64,
-    _lease: Arc<PeerLease>,
+    _lease: Arc<L>,
 }
 
-impl AsRef<[u8]> for Shared {
+impl<L> AsRef<[u8]> for Shared<L> {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the lease keeps the place from reuse, so nobody writes it as long as this value lives; `share` made it only
         // for an extent that no engine can write.

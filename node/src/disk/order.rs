@@ -38,18 +38,18 @@ pub struct Source {
 /// A chunk to be written, with all its blocks that are to be found again together.
 #[derive(Debug)]
 pub struct WriteOrder {
-    pub(super) fingerprint: Fingerprint,
-    pub(super) chunk: ChunkRef,
-    pub(super) sources: Vec<Source>,
-    pub(super) entries: Vec<BlockEntry>,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) chunk: ChunkRef,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) entries: Vec<BlockEntry>,
     pub(super) replaces: bool,
 }
 
 /// A chunk to be read.
 #[derive(Debug)]
 pub struct ReadOrder {
-    pub(super) key: ChunkKey,
-    pub(super) destinations: Vec<BlockPlace>,
+    pub(crate) key: ChunkKey,
+    pub(crate) destinations: Vec<BlockPlace>,
 }
 
 /// Why there can be no such order.
@@ -92,7 +92,10 @@ pub enum ReadAnswer {
     Here {
         /// The chunk, with its place in its chain.
         chunk: ChunkRef,
-        /// Checksums of the blocks, in the order of the destinations.
+        /// The pools of these blocks. A disk has all that was asked for, or says [`ReadAnswer::OtherBlocks`]; of an object
+        /// store's chunk some pools may not be there.
+        pools: PoolSet,
+        /// Checksums of the blocks of these pools, in the order of the destinations.
         checksums: Vec<BlockChecksums>,
     },
     /// It is not there.

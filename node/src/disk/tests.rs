@@ -23,22 +23,22 @@ mod killed;
 mod opening;
 
 /// Memory in which chunks are made and to which they come back.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     arena: Arena,
     next: u64,
 }
 
 /// A chunk of a test: all about it follows from its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct TestChunk(pub(super) u64);
+pub(crate) struct TestChunk(pub(crate) u64);
 
 impl Slots {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { arena: arena(2), next: 0 }
     }
 
     /// Puts a chunk into memory, and orders it to be written. The next 16 chunks leave it alone.
-    pub(super) fn write_order(&mut self, chunk: TestChunk) -> WriteOrder {
+    pub(crate) fn write_order(&mut self, chunk: TestChunk) -> WriteOrder {
         self.next = (self.next + 1) % 16;
         let mut offset = self.next * TestChunk::MOST_BYTES;
         let mut sources = Vec::new();
@@ -52,11 +52,11 @@ impl Slots {
     }
 
     /// Orders a chunk to be read into memory that nothing else uses.
-    pub(super) fn read_order(&self, chunk: TestChunk) -> ReadOrder {
+    pub(crate) fn read_order(&self, chunk: TestChunk) -> ReadOrder {
         ReadOrder::new(chunk.key(), self.destinations(chunk)).unwrap()
     }
 
-    pub(super) fn destinations(&self, chunk: TestChunk) -> Vec<BlockPlace> {
+    pub(crate) fn destinations(&self, chunk: TestChunk) -> Vec<BlockPlace> {
         let (memory, mut offset) = (self.arena.extent(1), 0);
         let mut places = Vec::new();
         for block in chunk.blocks() {
@@ -68,8 +68,8 @@ impl Slots {
     }
 
     /// Holds an answer that says `Here` against what the chunk is.
-    pub(super) fn assert_right(&self, chunk: TestChunk, answer: &ReadAnswer) {
-        let ReadAnswer::Here { chunk: said, checksums } = answer else { panic!("{chunk:?}: {answer:?}") };
+    pub(crate) fn assert_right(&self, chunk: TestChunk, answer: &ReadAnswer) {
+        let ReadAnswer::Here { chunk: said, checksums, .. } = answer else { panic!("{chunk:?}: {answer:?}") };
         assert_eq!(*said, chunk.chunk_ref());
         let mut offset = 0;
         for (block, checksums) in chunk.blocks().iter().zip(checksums) {
@@ -103,17 +103,17 @@ impl TestChunk {
     /// Bytes of the largest chunk: three blocks of two pages and less.
     pub(super) const MOST_BYTES: u64 = 32 << 10;
 
-    pub(super) fn key(self) -> ChunkKey {
+    pub(crate) fn key(self) -> ChunkKey {
         ChunkKey { fingerprint: Fingerprint([(self.0 % 3) as u8 + 1; 32]), hash: hash(self.0) }
     }
 
-    pub(super) fn chunk_ref(self) -> ChunkRef {
+    pub(crate) fn chunk_ref(self) -> ChunkRef {
         let parent = hash(self.0.wrapping_sub(1));
         ChunkRef { hash: hash(self.0), parent, index: (self.0 % 1000) as u32, anchor: hash(self.0 / 16) }
     }
 
     /// The pools of its blocks.
-    pub(super) fn pools(self) -> PoolSet {
+    pub(crate) fn pools(self) -> PoolSet {
         self.blocks().iter().fold(PoolSet::default(), |pools, block| pools.with(block.pool.into()))
     }
 

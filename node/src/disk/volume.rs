@@ -17,7 +17,9 @@ mod recover;
 mod transfers;
 mod write;
 
+pub(crate) use check::{Check, Damage};
 use read::Reading;
+pub(crate) use read::{answer, place_blocks};
 use transfers::Transfers;
 use write::{Pending, Writing};
 

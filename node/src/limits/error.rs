@@ -19,6 +19,20 @@ pub enum ConfigError {
         /// The key.
         key: &'static str,
     },
+    /// The object store's URL names no store.
+    #[error(
+        "[object] url is `{url}`: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
+    )]
+    ObjectUrl {
+        /// As configured.
+        url: String,
+    },
+    /// The object store would be spoken to without TLS.
+    #[error("[object] endpoint `{endpoint}` is not encrypted: use https, or set object.allow_http = true")]
+    ObjectHttp {
+        /// As configured.
+        endpoint: String,
+    },
     /// An eviction policy that does not exist.
     #[error("[host] policy: {0}")]
     Policy(#[from] UnknownPolicy),

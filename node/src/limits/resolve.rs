@@ -14,13 +14,17 @@ use super::{
     ActorLimits, ArenaLimits, Binding, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits,
     DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS,
     MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
-    MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch, PAGE_BYTES, PASSING_SHARE, PeerPlace, RESERVED_SHARE,
-    SessionLimits, TenantLimits,
+    MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch, OBJECT_BYTES_IN_FLIGHT, OBJECT_KNOWN_BLOCKS,
+    OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits, PAGE_BYTES, PASSING_SHARE,
+    PeerPlace, RESERVED_SHARE, SessionLimits, TenantLimits,
 };
-use crate::config::{ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, RecordConfig, TenantConfig};
+use crate::config::{
+    ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
+};
 use crate::host::{CpuSet, HostFacts, PciAddress};
+use crate::object::{ObjectOptions, is_url_of_a_store};
 use crate::record::RecordLimits;
-use crate::store::{DiskStoreLimits, PeerStoreLimits, StoreLimits};
+use crate::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
 
 impl Config {
     /// Makes the numbers that the node works with on the machine that `host` describes.
@@ -50,8 +54,9 @@ impl Config {
         Ok(Limits {
             name,
             http_listen: self.http.listen,
-            actors,
             tenants: self.tenants.iter().map(tenant_limits).collect(),
+            object: self.object.as_ref().map(|object| object_limits(object, &actors)).transpose()?,
+            actors,
             session,
             record: self.record_limits()?,
             sampler: self.sampler()?,
@@ -172,6 +177,12 @@ impl Config {
                 write_after_uses: disk.write_after_uses,
                 max_waiting_bytes: bytes / DISK_WAITING_SHARE,
                 max_reading_bytes: bytes / DISK_READING_SHARE,
+            }),
+            object: self.object.as_ref().map(|object| ObjectStoreLimits {
+                write: object.write.into(),
+                write_after_uses: object.write_after_uses,
+                max_waiting_bytes: bytes / OBJECT_WAITING_SHARE,
+                max_reading_bytes: bytes / OBJECT_READING_SHARE,
             }),
             max_reserved_bytes: bytes / RESERVED_SHARE,
             tenant_bytes: self
@@ -308,6 +319,42 @@ fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<
         queue_orders: DISK_QUEUE_ORDERS,
         cpus: cpus.clone(),
     })
+}
+
+fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<ObjectLimits, ConfigError> {
+    nonzero("object.max_requests", object.max_requests as u64)?;
+    nonzero("object.queue_orders", object.queue_orders as u64)?;
+    nonzero("object.write_after_uses", object.write_after_uses.into())?;
+    nonzero("object.request_timeout_ms", object.request_timeout_ms)?;
+    nonzero("object.read_deadline_ms", object.read_deadline_ms)?;
+    nonzero("object.find_deadline_ms", object.find_deadline_ms)?;
+    if !is_url_of_a_store(&object.url) {
+        return Err(ConfigError::ObjectUrl { url: object.url.clone() });
+    }
+    let mut settings = object.settings.clone();
+    if let Some(endpoint) = &object.endpoint {
+        if endpoint.starts_with("http://") && !object.allow_http {
+            return Err(ConfigError::ObjectHttp { endpoint: endpoint.clone() });
+        }
+        settings.insert("endpoint".to_owned(), endpoint.clone());
+    }
+    let read_deadline = Duration::from_millis(object.read_deadline_ms);
+    let options = ObjectOptions {
+        url: object.url.clone(),
+        settings,
+        allow_http: object.allow_http,
+        start_without: true,
+        queue_orders: object.queue_orders,
+        max_in_flight: object.max_requests,
+        bytes_in_flight: OBJECT_BYTES_IN_FLIGHT,
+        timeout: Duration::from_millis(object.request_timeout_ms),
+        deadline: read_deadline,
+        find_deadline: Duration::from_millis(object.find_deadline_ms),
+        known_chunks: OBJECT_KNOWN_BLOCKS,
+        cpus: actors.first().map(|actor| actor.cpus.clone()).unwrap_or_default(),
+    };
+    let known_chunks = OBJECT_KNOWN_CHUNKS / actors.len().max(1);
+    Ok(ObjectLimits { options, read_deadline, known_chunks })
 }
 
 fn nonzero(key: &'static str, number: u64) -> Result<(), ConfigError> {

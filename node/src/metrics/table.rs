@@ -2,15 +2,17 @@
 
 mod cluster;
 mod disk;
+mod object;
 
 use larder_client::metrics::{Label, Metric, PROCESS, Section, TRACING};
 
 pub use cluster::{DIRECTORY, MEMBERSHIP, PEERS};
 pub use disk::{DISK, OUTCOMES as DISK_OUTCOMES};
+pub use object::OBJECT;
 
 /// All of it, in the order in which people read.
 pub const NODE: &[Section] =
-    &[VALUE, OPERATIONS, TIERS, DISK, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, TRACING, PROCESS];
+    &[VALUE, OPERATIONS, TIERS, DISK, OBJECT, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, TRACING, PROCESS];
 
 /// What the cache is worth.
 pub const VALUE: Section = Section {
@@ -197,7 +199,7 @@ const NAMESPACE: Label =
     Label::each("namespace", "each namespace that the node knows; at most 1,024 an actor");
 const DEVICE: Label = Label::each("device", "each actor of the node, from 0");
 const PREEMPTED: Label = Label::one_of("preempted", &["false", "true"]);
-const TIER: Label = Label::one_of("tier", &["host", "disk", "peer"]);
+const TIER: Label = Label::one_of("tier", &["host", "disk", "peer", "object"]);
 const LOCAL_TIER: Label = Label::one_of("tier", &["host", "disk"]);
 const WINDOW: Label = Label::one_of("window", &["10m", "1h"]);
 const REQUEST: Label = Label::one_of(

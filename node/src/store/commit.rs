@@ -8,7 +8,7 @@ use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::Place;
 
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId};
-use super::index::{Block, Checksums, OnDisk};
+use super::index::{Block, Checksums, OnDisk, Stored};
 use super::journal::is_held;
 use super::room::facts;
 use super::sessions::ItemState;
@@ -205,6 +205,10 @@ impl Store {
                 // The record there lacks what was written here.
                 chunk.disk = OnDisk::Nowhere;
             }
+            if chunk.stored == Stored::There {
+                // The same.
+                chunk.stored = Stored::Unknown;
+            }
             if !was_cached {
                 chunk.since_tenths = self.tenths;
                 self.cached_chunks += 1;
@@ -217,6 +221,8 @@ impl Store {
             }
             self.arrived(id);
         }
+        // From the first on: of a prompt that is not written whole, the beginning is of use.
+        chunks.iter().for_each(|&id| self.committed(id));
     }
 
     /// Marks the chunks of a finished order, and forgets a reservation that has nothing left to commit.

@@ -62,12 +62,13 @@ pub(super) struct Disk {
 
 /// A write under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WriteId(ChunkId, PoolSet);
+pub struct WriteId(pub(super) ChunkId, pub(super) PoolSet);
 
-/// A chunk to be written to disk.
+/// A chunk to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskWrite {
-    /// For [`Store::written`] or [`Store::postpone_write`], one of which must follow.
+pub struct ChunkWrite {
+    /// For [`Store::written`] or [`Store::postpone_write`], one of which must follow; [`Store::uploaded`] or
+    /// [`Store::postpone_upload`] where it goes to the object store.
     pub write: WriteId,
     /// Its namespace's number.
     pub namespace: u32,
@@ -157,8 +158,13 @@ impl Store {
     }
 
     /// The next chunk to be written, if one waits.
-    pub fn next_write(&mut self) -> Option<DiskWrite> {
+    pub fn next_write(&mut self) -> Option<ChunkWrite> {
         let id = self.disk.as_mut()?.waiting.pop_front()?;
+        Some(self.chunk_write(id))
+    }
+
+    /// What is to be written of a chunk, as it is.
+    pub(super) fn chunk_write(&self, id: ChunkId) -> ChunkWrite {
         let number = self.index.get(id).namespace;
         let (namespace, chunk) = (self.namespaces.get(number), self.index.get(id));
         let mut blocks = Vec::with_capacity(chunk.blocks.len());
@@ -180,7 +186,7 @@ impl Store {
         // Where all records of a namespace have the same blocks, none needs to take the place of another.
         let (write, replaces) = (WriteId(id, chunk.pools), !namespace.rules.is_plain());
         let (fingerprint, chunk) = (namespace.fingerprint, self.index.name(id));
-        Some(DiskWrite { write, namespace: number.0.into(), fingerprint, chunk, replaces, blocks })
+        ChunkWrite { write, namespace: number.0.into(), fingerprint, chunk, replaces, blocks }
     }
 
     /// The write cannot be ordered now: it is the next again.
@@ -259,6 +265,7 @@ impl Store {
 
     /// A chunk that can be read was used.
     pub(super) fn used(&mut self, id: ChunkId) {
+        self.used_for_upload(id);
         let Some(disk) = &mut self.disk else { return };
         let chunk = self.index.get(id);
         if disk.limits.write == WritePolicy::WriteThroughSelective
@@ -269,18 +276,21 @@ impl Store {
         }
     }
 
-    /// Lets a chunk that is evicted leave by way of the disk, where that wants it and there is room; whether it does. It is
-    /// no longer counted as cached, and the policy does not know it any more.
+    /// Lets a chunk that is evicted leave by way of the disk or the object store, where they want it and there is room; whether
+    /// it does. It is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn demote(&mut self, id: ChunkId) -> bool {
         let chunk = self.index.get(id);
-        let wants = self.disk.as_ref().is_some_and(|disk| {
+        let to_disk = self.disk.as_ref().is_some_and(|disk| {
             disk.limits.write != WritePolicy::WriteThroughSelective && chunk.belongs_on_disk()
         });
-        if !wants {
+        let to_objects = self.object.as_ref().is_some_and(|object| object.wants_evicted(chunk));
+        if !to_disk && !to_objects {
             return false;
         }
         self.index.get_mut(id).standing = Standing::Leaving;
-        if !self.wait_for_write(id) {
+        let goes_to_disk = to_disk && self.wait_for_write(id);
+        let is_uploaded = to_objects && self.wait_for_upload(id);
+        if !goes_to_disk && !is_uploaded {
             self.index.get_mut(id).standing = Standing::Kept;
             return false;
         }

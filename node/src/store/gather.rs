@@ -1,4 +1,4 @@
-//! Gathers: leases of which some chunks have to come from disk or from other nodes first.
+//! Gathers: leases of which some chunks have to come from disk, other nodes or the object store first.
 //!
 //! A gather claims what is here and takes slots for the rest. Each chunk that is fetched is fetched once, however many
 //! gathers wait for it. When the last has come, or failed to, the gather ends as a lease of the prefix that is here.
@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
-use larder_protocol::session::{Progress, Scarce};
+use larder_protocol::session::{Progress, Scarce, Tier};
 use larder_protocol::{Chain, ChunkHash, ChunkRef, Fingerprint, PoolRules, PoolSet};
 
 use super::commit::BlockMove;
@@ -15,6 +15,7 @@ use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
+use super::object::Objects;
 use super::room::facts;
 use super::sessions::Lease;
 use super::{Checksums, Refused, Store};
@@ -99,6 +100,8 @@ pub struct Came {
     pub reads: u32,
     /// Whether the node that sent it has it on disk.
     pub is_on_disk_elsewhere: bool,
+    /// Whether it came from the object store.
+    pub is_stored: bool,
 }
 
 /// Where a chunk that is not in memory comes from.
@@ -108,6 +111,20 @@ pub enum Source {
     Disk,
     /// Another node.
     Peer,
+    /// The object store.
+    Object,
+}
+
+impl Source {
+    /// The tier whose chunks come from there.
+    #[must_use]
+    pub fn tier(self) -> Tier {
+        match self {
+            Self::Disk => Tier::Disk,
+            Self::Peer => Tier::Peer,
+            Self::Object => Tier::Object,
+        }
+    }
 }
 
 impl Gathers {
@@ -129,8 +146,8 @@ impl Gathers {
 }
 
 impl Store {
-    /// Starts to lease the longest prefix of a chain of which each chunk is here, or on disk, or on its way, or another node
-    /// has it (`peers`, by position), and there is room for it. What is here cannot be evicted meanwhile.
+    /// Starts to lease the longest prefix of a chain of which each chunk is here, or on disk, or on its way, or `elsewhere` (by
+    /// position), and there is room for it. What is here cannot be evicted meanwhile.
     ///
     /// # Errors
     /// As [`Store::lease`].
@@ -139,7 +156,7 @@ impl Store {
         session: SessionId,
         namespace: u32,
         chain: &Chain,
-        peers: &[bool],
+        elsewhere: &[Option<Source>],
     ) -> Result<Gathered, Refused> {
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
@@ -151,13 +168,13 @@ impl Store {
         if most == 0 && !chain.is_empty() {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
         }
-        let most = most.min(self.restorable_with(number, &found, peers));
+        let most = most.min(self.restorable_with(number, &found, elsewhere));
         let gather = self.next_number();
         let mut started = Gather { session, namespace: number, slices, chunks: Vec::new(), waiting: 0 };
         let mut wanted = Vec::new();
         for (position, found) in found.into_iter().enumerate().take(most) {
             let known = self.index.find(number, &chain.hashes[position]);
-            let has_peer = peers.get(position) == Some(&true);
+            let elsewhere = elsewhere.get(position).copied().flatten();
             let (chunk, from) = match (found, known) {
                 (Presence::Here(chunk), _) => {
                     self.use_chunks(&[chunk]);
@@ -165,7 +182,7 @@ impl Store {
                 }
                 (_, Some(chunk)) if self.gathers.fetches.contains_key(&chunk) => (Some(chunk), None),
                 (Presence::OnDisk(_), _) => (None, Some(Source::Disk)),
-                (Presence::Absent, None) if has_peer => (None, Some(Source::Peer)),
+                (Presence::Absent, None) if elsewhere.is_some() => (None, elsewhere),
                 _ => break,
             };
             let started_here = from.and_then(|from| self.start_fetch(number, chain.chunk(position), from));
@@ -194,7 +211,7 @@ impl Store {
         let Some(Fetch { gathers, .. }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
         let number = self.index.get(id).namespace;
         match came {
-            Some(Came { checksums, pools, reads, is_on_disk_elsewhere })
+            Some(Came { checksums, pools, reads, is_on_disk_elsewhere, is_stored })
                 if pools.has_all(self.namespaces.get(number).rules.obligatory()) =>
             {
                 self.make_readable(id, pools, checksums, reads);
@@ -202,6 +219,7 @@ impl Store {
                 if is_on_disk_elsewhere && chunk.disk == OnDisk::Nowhere {
                     chunk.disk = OnDisk::Elsewhere;
                 }
+                self.came_stored(id, is_stored);
                 if let Some(kind) = kept {
                     self.admit(id, kind);
                     self.arrived(id);
@@ -426,14 +444,19 @@ impl Store {
         }
     }
 
-    /// How long a prefix may turn out to be restorable: what a peer has is known only when it has come.
-    fn restorable_with(&self, number: NamespaceId, found: &[Presence], peers: &[bool]) -> usize {
+    /// How long a prefix may turn out to be restorable: what others have is known only when it has come.
+    fn restorable_with(
+        &self,
+        number: NamespaceId,
+        found: &[Presence],
+        elsewhere: &[Option<Source>],
+    ) -> usize {
         let rules = self.namespaces.get(number).rules;
         if rules.is_plain() {
             return found.len();
         }
         let held = found.iter().enumerate().map(|(position, &found)| match found {
-            Presence::Absent if peers.get(position) == Some(&true) => rules.every(),
+            Presence::Absent if matches!(elsewhere.get(position), Some(Some(_))) => rules.every(),
             found => self.pools_of(found),
         });
         rules.longest(held)
@@ -450,6 +473,7 @@ impl Store {
         let most = match from {
             Source::Disk => self.disk.as_ref().map_or(0, Disk::max_reading_bytes),
             Source::Peer => self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes),
+            Source::Object => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
         };
         if self.gathers.passing_bytes + bytes > most {
             return None;

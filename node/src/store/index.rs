@@ -72,6 +72,7 @@ pub(crate) struct Chunk {
     pub(crate) reads: u8,
     pub(crate) standing: Standing,
     pub(crate) disk: OnDisk,
+    pub(crate) stored: Stored,
     /// Whether it is in memory, or about to be; else it is on disk alone.
     is_resident: bool,
     /// Since when it is cached, in tenths of a second since the node started.
@@ -104,6 +105,18 @@ pub(crate) enum OnDisk {
     Here,
     /// At the node that it came from: nobody else has to write it.
     Elsewhere,
+}
+
+/// Whether the object store has a chunk that is in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Stored {
+    /// Nobody here knows.
+    #[default]
+    Unknown,
+    /// It is being written there.
+    Coming,
+    /// It has, or whoever wrote the chunk sees to it.
+    There,
 }
 
 /// One block of a chunk.
@@ -307,6 +320,7 @@ impl Index {
             reads: 0,
             standing: Standing::Kept,
             disk: OnDisk::Nowhere,
+            stored: Stored::Unknown,
             is_resident: false,
             since_tenths: 0,
             blocks: smallvec::smallvec![Block::Absent; blocks],

@@ -7,7 +7,7 @@ use larder_protocol::{Chain, ChainError, Fingerprint, PoolRules, PoolSet};
 use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::{Block, OnDisk};
 use super::sessions::Lease;
-use super::{Refused, Store};
+use super::{Refused, Source, Store};
 use crate::clock::Millis;
 
 pub use larder_protocol::session::Place;
@@ -15,8 +15,8 @@ pub use larder_protocol::session::Place;
 /// What a lookup may say besides its chain.
 #[derive(Debug, Clone, Copy)]
 pub struct LookupOptions<'a> {
-    /// By position in the chain, whether another node has the chunk; empty where nobody was asked.
-    pub peers: &'a [bool],
+    /// By position in the chain, where the chunk is besides this node; empty where nobody was asked.
+    pub elsewhere: &'a [Option<Source>],
     /// Tokens of the whole prompt; at least one is left to compute.
     pub prompt_tokens: u64,
     /// The caller cannot use a hit.
@@ -108,7 +108,7 @@ impl Store {
         Ok(Walk { number, found: self.walk(number, chain)? })
     }
 
-    /// How much of a prompt can be served, from memory, from disk or from other nodes: the longest contiguous prefix, or in a flat
+    /// How much of a prompt can be served, from memory, from disk, from other nodes or the object store: the longest contiguous prefix, or in a flat
     /// namespace every key. Touches nothing: a lease is what counts as use. Only chunks in memory are pinned.
     ///
     /// # Errors
@@ -141,12 +141,14 @@ impl Store {
         let known = self.namespaces.get(*number);
         let chunk_tokens = u64::from(known.chunk_tokens);
         let asks = |tier| options.tiers.is_empty() || options.tiers.contains(&tier);
-        let (here, on_disk, there) = (asks(Tier::Host), asks(Tier::Disk), asks(Tier::Peer));
+        let (here, on_disk) = (asks(Tier::Host), asks(Tier::Disk));
         let place = |position: usize| match found[position] {
             Presence::Here(_) if here => Some(Tier::Host),
             Presence::OnDisk(_) if on_disk => Some(Tier::Disk),
-            _ if there && options.peers.get(position) == Some(&true) => Some(Tier::Peer),
-            _ => None,
+            _ => {
+                let source = options.elsewhere.get(position).copied().flatten();
+                source.map(Source::tier).filter(|&tier| asks(tier))
+            }
         };
         if options.skip_read {
             return Ok(Found { tokens: 0, spans: Vec::new(), pin: None });
@@ -159,9 +161,9 @@ impl Store {
         let usable = if known.rules.is_plain() {
             usable
         } else {
-            // What a peer has besides is known only when it has come.
+            // What others have besides is known only when it has come.
             let held = |position: usize| match place(position) {
-                Some(Tier::Peer) => known.rules.obligatory(),
+                Some(Tier::Peer | Tier::Object) => known.rules.obligatory(),
                 Some(_) => self.pools_of(found[position]),
                 None => PoolSet::default(),
             };

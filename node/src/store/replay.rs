@@ -101,6 +101,7 @@ impl Player {
             max_pin_ms: 0,
             peers: None,
             disk: None,
+            object: None,
         });
         let session = store.open_session(TenantId(0), ProcessId(0), 1);
         let registered = store.register(session, "replay", &spec(chunk_tokens), &[0], &[1])?;

@@ -5,6 +5,7 @@ mod disk;
 mod gathers;
 mod histories;
 mod model;
+mod object;
 mod policies;
 mod pool_faults;
 mod pool_histories;
@@ -16,13 +17,16 @@ use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
 
 use super::ids::{ProcessId, SessionId, TenantId};
 use super::policy::PolicyName;
-use super::{Checksums, CommitOrder, LookupOptions, Store, StoreLimits};
+use super::{Checksums, CommitOrder, LookupOptions, Source, Store, StoreLimits};
 use crate::clock::Millis;
 
 /// Bytes of a block, and of its slot.
 const BLOCK: u64 = 4_096;
 
 const NOW: Millis = Millis(0);
+
+/// Another node has the chunk.
+const PEER: Option<Source> = Some(Source::Peer);
 
 fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
     StoreLimits {
@@ -42,6 +46,7 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
         max_pin_ms: 10_000,
         peers: None,
         disk: None,
+        object: None,
     }
 }
 
@@ -114,8 +119,13 @@ impl Fixture {
 
     fn found(&mut self, word: &str) -> u64 {
         let chain = self.chain(word);
-        let options =
-            LookupOptions { peers: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+        let options = LookupOptions {
+            elsewhere: &[],
+            prompt_tokens: u64::MAX,
+            skip_read: false,
+            tiers: &[],
+            pin_ms: None,
+        };
         let found = self.store.lookup(self.session, self.namespace, &chain, options, NOW).unwrap();
         found.tokens / 16
     }

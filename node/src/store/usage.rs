@@ -1,7 +1,8 @@
 //! What a store holds, in numbers.
 
 use super::disk::Disk;
-use super::{Bytes, DiskUsage, Evictions, Store};
+use super::object::Objects;
+use super::{Bytes, DiskUsage, Evictions, ObjectUsage, Store};
 
 /// What a store holds at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,6 +43,8 @@ pub struct Usage {
     pub evictions: Evictions,
     /// What is on disk, where there is one.
     pub disk: Option<DiskUsage>,
+    /// What goes to the object store, where there is one.
+    pub object: Option<ObjectUsage>,
 }
 
 impl Store {
@@ -68,6 +71,7 @@ impl Store {
             namespaces: self.namespaces.in_use() as u64,
             evictions: self.evictions,
             disk: self.disk.as_ref().map(Disk::usage),
+            object: self.object.as_ref().map(Objects::usage),
         }
     }
 

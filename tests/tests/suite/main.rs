@@ -10,6 +10,7 @@ mod faults;
 mod hostile;
 mod lifecycle;
 mod metrics;
+mod object;
 mod peers;
 mod pools;
 mod prefetch;

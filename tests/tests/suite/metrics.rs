@@ -24,8 +24,9 @@ struct Exported {
 
 #[test]
 fn a_running_cluster_exports_what_the_table_says_and_nothing_else() {
-    let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"8MiB\"\nsegment_bytes = \"512KiB\"\n";
-    let cluster = Cluster::start_with(LARDER, 2, 3_000, disk).unwrap();
+    let tiers = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"8MiB\"\nsegment_bytes = \"512KiB\"\n\
+                 [object]\nurl = \"file://{name}.objects\"\n";
+    let cluster = Cluster::start_with(LARDER, 2, 3_000, tiers).unwrap();
     let hashes = prompt(b'm', 8);
     let writer = Engine::connect(&cluster.socket(0));
     writer.put(&hashes);

@@ -4,7 +4,7 @@ use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
 use larder_protocol::{ChunkHash, HitPolicy, NamespaceSpec, PoolSet, PoolSpec};
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, namespace, prompt};
-use larder_tests::node::{NodeProcess, ONE_TENANT};
+use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::wait;
 
 use super::LARDER;
@@ -107,4 +107,27 @@ fn a_lease_gets_the_states_that_another_node_has() {
     assert_eq!(Hybrid::connect(&cluster.socket(0)).put(&hashes, &[2, 6]), 10);
     let reader = Hybrid::connect(&cluster.socket(1));
     wait::until("the prefix comes up to its last state", || (reader.get(&hashes) == 7).then_some(()));
+}
+
+#[test]
+fn a_lease_gets_the_states_that_the_object_store_has_those_that_were_added_later_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let object = format!("[object]\nurl = \"file://{}\"\n", folder.path().display());
+    let config = format!("{SMALL_HOST}{ONE_TENANT}{object}");
+    let writer = NodeProcess::start(LARDER, &config).unwrap();
+    let written = |chunks: f64| {
+        let there = || writer.metric("larder_object_orders_total{outcome=\"written\"}");
+        wait::until("chunks are written", || (there() >= chunks).then_some(()));
+    };
+    let hashes = prompt(b'a', 10);
+    let engine = Hybrid::connect(&writer.socket("default"));
+    assert_eq!(engine.put(&hashes, &[2]), 10);
+    written(10.0);
+    assert_eq!(engine.put(&hashes, &[2, 6]), 1);
+    written(11.0);
+    drop(engine);
+    drop(writer);
+    let reader = NodeProcess::start(LARDER, &config).unwrap();
+    let engine = Hybrid::connect(&reader.socket("default"));
+    assert_eq!((engine.get(&hashes[..6]), engine.get(&hashes)), (3, 7), "{}", reader.log());
 }

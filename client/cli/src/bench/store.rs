@@ -50,6 +50,7 @@ impl StoreBench {
             max_pin_ms: u64::MAX,
             peers: None,
             disk: None,
+            object: None,
         });
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let spec = replay_namespace(BLOCK_BYTES);
@@ -69,8 +70,13 @@ impl StoreBench {
     pub fn lookup(&mut self, rounds: usize) -> anyhow::Result<Measurement> {
         let probes = HashProbes::new(self.prompts * CHUNKS, CHUNKS as usize, SEED);
         let mut rng = fastrand::Rng::with_seed(SEED);
-        let options =
-            LookupOptions { peers: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+        let options = LookupOptions {
+            elsewhere: &[],
+            prompt_tokens: u64::MAX,
+            skip_read: false,
+            tiers: &[],
+            pin_ms: None,
+        };
         let mut lookup = || {
             let chain = self.chain(rng.u64(..self.prompts));
             let found =

@@ -19,8 +19,8 @@ use crate::{http, output};
 /// Show what of this machine is in a node's way, and what to do about it
 ///
 /// Looks at memory and huge pages, NUMA, CPU quota, limits, io_uring, UDP, the paths to others, the clock, certificates,
-/// folders and the GPU driver, and says what to do about each finding. It changes nothing; a datagram of no meaning goes to
-/// each address that it looks at. Run it as the node's user, where the node will run: inside its container or service.
+/// folders, the object store and the GPU driver, and says what to do about each finding. It changes nothing; a datagram of
+/// no meaning goes to each address that it looks at, and a small object is written to the object store and deleted. Run it as the node's user, where the node will run: inside its container or service.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -89,10 +89,12 @@ fn subject(args: &Args) -> anyhow::Result<Subject> {
     }
     let host = HostFacts::read(root)?;
     let disk = args.disk.as_deref().or(config.disk.as_ref().map(|disk| disk.folder.as_path()));
+    let limits = config.resolve(&host);
+    let object = limits.as_ref().ok().and_then(|limits| Some(&limits.object.as_ref()?.options));
     Ok(Subject {
         files: Files::below(root),
-        limits: config.resolve(&host),
-        probes: Probes::run(&config, &targets, disk),
+        probes: Probes::run(&config, &targets, disk, object),
+        limits,
         now: SystemTime::now(),
         host,
         config,

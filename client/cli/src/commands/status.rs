@@ -78,6 +78,15 @@ struct NodeStatus {
     ready: bool,
     uptime_seconds: f64,
     actors: Vec<ActorStatus>,
+    #[serde(default)]
+    object: Option<ObjectStatus>,
+}
+
+/// What is shown of an object store.
+#[derive(Debug, Deserialize)]
+struct ObjectStatus {
+    url: String,
+    trouble: Option<String>,
 }
 
 /// What the table shows of a GPU actor.
@@ -153,7 +162,7 @@ fn ask(args: &Args) -> anyhow::Result<ClusterStatus> {
 }
 
 fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
-    let mut text = String::new();
+    let (mut text, mut troubles) = (String::new(), String::new());
     if let Some(coordinator) = &status.coordinator {
         text += &members(CoordinatorStatus::deserialize(coordinator)?);
     }
@@ -184,7 +193,10 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
             table.add_row([name, format!("does not answer: {error}")]);
             continue;
         }
-        let NodeStatus { name, ready, uptime_seconds, actors } = NodeStatus::deserialize(node)?;
+        let NodeStatus { name, ready, uptime_seconds, actors, object } = NodeStatus::deserialize(node)?;
+        if let Some(ObjectStatus { url, trouble: Some(trouble) }) = object {
+            troubles += &format!("\n{name} does without {url}: {trouble}");
+        }
         let up = if ready { duration(uptime_seconds) } else { "not ready".into() };
         for actor in actors {
             let cells = [name.clone(), up.clone()].into_iter().chain(actor.cells());
@@ -196,7 +208,7 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
         }
     }
     let tenants = if tenants.is_empty() { String::new() } else { format!("\n{tenants}") };
-    Ok(format!("{text}{table}{tenants}"))
+    Ok(format!("{text}{table}{tenants}{troubles}"))
 }
 
 /// What the coordinator says of the members.
@@ -280,7 +292,8 @@ mod tests {
                 }]
             })),
             nodes: vec![json!({
-                "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {}, "actors": [{
+                "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {},
+                "object": {"url": "s3://b/p", "reads": false, "trouble": "no such bucket"}, "actors": [{
                     "device": 0, "policy": "lru", "chunks": 12, "capacity_chunks": 3000, "used_bytes": 1 << 20,
                     "arena_bytes": 1 << 30, "quarantined_bytes": 0, "sessions": 1, "leases": 2,
                     "tokens_asked": 1000, "tokens_hit": 512, "later": true, "tenants": [
@@ -306,6 +319,7 @@ mod tests {
             "70,123",
             "31.2 %",
             "42.3 %",
+            "node-0 does without s3://b/p: no such bucket",
         ];
         for part in parts {
             assert!(text.contains(part), "{part} is not in\n{text}");

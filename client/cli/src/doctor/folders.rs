@@ -1,4 +1,4 @@
-//! Folders: those of the tenants' sockets, and that of the disk tier.
+//! Where things are kept: the tenants' sockets, the disk tier, the object store.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
@@ -6,13 +6,14 @@ use std::path::Path;
 use larder_node::config::TenantConfig;
 use rustix::fs::{Access, access};
 
-use super::probes::Disk;
+use super::probes::{Disk, ObjectStore};
 use super::{Finding, Subject, note, ok, problem, warning};
 use crate::output::bytes;
 
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let sockets = subject.config.tenants.iter().map(socket);
-    sockets.chain(subject.probes.disk.as_ref().map(disk)).collect()
+    let tiers = subject.probes.disk.as_ref().map(disk).into_iter();
+    sockets.chain(tiers).chain(subject.probes.object.as_ref().map(object)).collect()
 }
 
 /// Whoever can open a socket is its tenant; whoever can write its folder can put another in its place.
@@ -91,6 +92,14 @@ fn disk(disk: &Disk) -> Finding {
             "a disk tier is worth its while from some hundred GiB on",
         ),
         Ok(true) => ok(CHECK, format!("{folder} is on {}, with O_DIRECT, {free} free", disk.file_system)),
+    }
+}
+
+fn object(object: &ObjectStore) -> Finding {
+    const CHECK: &str = "object store";
+    match &object.is_usable {
+        Ok(()) => ok(CHECK, format!("{} can be written, read and deleted from", object.url)),
+        Err(error) => warning(CHECK, error, "until then the node serves without it"),
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use larder_client::quic::TransportSettings;
 use larder_node::Config;
 use larder_node::disk::io::Ring;
+use larder_node::object::ObjectOptions;
 use quinn::udp::UdpSocketState;
 use rustix::fs::{OFlags, statfs};
 use rustix::net::sockopt::{
@@ -35,6 +36,8 @@ pub(crate) struct Probes {
     pub(super) targets: Vec<Target>,
     /// The folder of the disk tier.
     pub(super) disk: Option<Disk>,
+    /// The object store.
+    pub(super) object: Option<ObjectStore>,
     /// Whether a node answers at one of the sockets: then it has its memory already.
     pub(super) node_runs: bool,
 }
@@ -63,9 +66,24 @@ pub(crate) struct Disk {
     pub(super) is_direct: Result<bool, String>,
 }
 
+/// An object store.
+#[derive(Debug)]
+pub(crate) struct ObjectStore {
+    /// Which.
+    pub(super) url: String,
+    /// Whether a small object could be written, read and deleted there.
+    pub(super) is_usable: Result<(), String>,
+}
+
 impl Probes {
-    /// Tries everything here. `targets` are `host:port`; a datagram of no meaning goes to each.
-    pub(crate) fn run(config: &Config, targets: &[String], disk: Option<&Path>) -> Self {
+    /// Tries everything here. `targets` are `host:port`; a datagram of no meaning goes to each. A small object is written to the
+    /// object store, and deleted.
+    pub(crate) fn run(
+        config: &Config,
+        targets: &[String],
+        disk: Option<&Path>,
+        object: Option<&ObjectOptions>,
+    ) -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
         let state = socket.as_ref().ok().and_then(|socket| UdpSocketState::new(socket.into()).ok());
         Self {
@@ -75,6 +93,7 @@ impl Probes {
             clock: ClockState::read(),
             targets: targets.iter().map(|name| Target::probe(name)).collect(),
             disk: disk.map(Disk::probe),
+            object: object.map(ObjectStore::probe),
             node_runs: config.tenants.iter().any(|tenant| UnixStream::connect(&tenant.socket).is_ok()),
         }
     }
@@ -86,6 +105,13 @@ impl Target {
         let address = found.and_then(|mut found| found.next().ok_or_else(|| "it has no address".to_owned()));
         let path_mtu = address.as_ref().ok().and_then(|&address| path_mtu(address).ok());
         Self { name: name.to_owned(), address, path_mtu }
+    }
+}
+
+impl ObjectStore {
+    pub(super) fn probe(options: &ObjectOptions) -> Self {
+        let is_usable = larder_node::object::check(options).map_err(|error| error.to_string());
+        Self { url: options.url.clone(), is_usable }
     }
 }
 

@@ -218,6 +218,21 @@ fn faults_of_folders_are_found() {
 }
 
 #[test]
+fn an_object_store_that_cannot_be_used_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let level_of = |url: String| {
+        let mut machine = Machine::sane();
+        machine.set_object(&url);
+        let found = machine.examine();
+        let finding = found.into_iter().find(|finding| finding.check == "object store").unwrap();
+        (finding.level, finding.found)
+    };
+    assert_eq!(level_of(format!("file://{}", folder.path().display())).0, Level::Ok);
+    let (level, found) = level_of("file:///proc/larder".into());
+    assert!(level == Level::Warning && found.contains("check that it can be written"), "{found}");
+}
+
+#[test]
 fn many_faults_at_once_are_all_found() {
     let found = find(|m| {
         m.huge_pages(0);

@@ -182,7 +182,10 @@ mod tests {
         for field in fields {
             assert!(json.get(field).is_some(), "{field} is missing");
         }
-        assert_eq!(json["tokens_hit_by_tier"], serde_json::json!({"disk": 0, "host": 0, "peer": 0}));
+        assert_eq!(
+            json["tokens_hit_by_tier"],
+            serde_json::json!({"disk": 0, "host": 0, "object": 0, "peer": 0})
+        );
     }
 
     #[test]

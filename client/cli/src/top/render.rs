@@ -97,6 +97,8 @@ fn cells(name: &str, state: &str, numbers: Option<&Numbers>) -> [String; COLUMNS
         n.disk_chunks.map_or_else(unknown, output::count),
         gigabytes(n.disk_chunks.and(n.disk_in_bytes_per_second)),
         gigabytes(n.disk_chunks.and(n.disk_out_bytes_per_second)),
+        gigabytes(n.object_in_bytes_per_second),
+        gigabytes(n.object_out_bytes_per_second),
         per_second(n.evictions_per_second),
         n.sessions.to_string(),
         n.leases.to_string(),
@@ -142,7 +144,7 @@ fn unknown() -> String {
     "-".to_owned()
 }
 
-const COLUMNS: usize = 16;
+const COLUMNS: usize = 18;
 
 const HEADINGS: [&str; COLUMNS] = [
     "node",
@@ -158,6 +160,8 @@ const HEADINGS: [&str; COLUMNS] = [
     "on disk",
     "written GB/s",
     "read",
+    "to objects",
+    "from objects",
     "evicted/s",
     "sessions",
     "leases",
@@ -197,14 +201,14 @@ mod tests {
 
     #[test]
     fn every_node_has_a_line_and_what_is_not_known_a_dash() {
-        let text = render(&view(), Order::default(), 200, 50);
+        let text = render(&view(), Order::default(), 220, 50);
         let expected = "\
 larder: 3 nodes, 2 alive, over 1.0 s, by name
-node          state   hit rate  requests/s  in GB/s   out  from peers  to peers              memory  chunks  on disk  written GB/s  read  evicted/s  sessions  leases
-a             alive     50.0 %       1,234        -  2.50           -         -  1.0 GiB of 4.0 GiB   3,000        -             -     -          -         0       0
-b             alive     25.0 %       1,234        -  2.50           -         -  1.0 GiB of 4.0 GiB   3,000        -             -     -          -         0       0
+node          state   hit rate  requests/s  in GB/s   out  from peers  to peers              memory  chunks  on disk  written GB/s  read  to objects  from objects  evicted/s  sessions  leases
+a             alive     50.0 %       1,234        -  2.50           -         -  1.0 GiB of 4.0 GiB   3,000        -             -     -           -             -          -         0       0
+b             alive     25.0 %       1,234        -  2.50           -         -  1.0 GiB of 4.0 GiB   3,000        -             -     -           -             -          -         0       0
 c             silent
-all together                 -           -        -     -           -         -          0 B of 0 B       0        -             -     -          -         0       0
+all together                 -           -        -     -           -         -          0 B of 0 B       0        -             -     -           -             -          -         0       0
 q quit   s sort by the next column   r reverse";
         assert_eq!(text, expected);
     }

@@ -58,6 +58,8 @@ pub(crate) struct Counters {
     pub(crate) peer_out_bytes: f64,
     pub(crate) disk_in_bytes: f64,
     pub(crate) disk_out_bytes: f64,
+    pub(crate) object_in_bytes: f64,
+    pub(crate) object_out_bytes: f64,
 }
 
 /// What a node has.
@@ -68,6 +70,8 @@ pub(crate) struct Gauges {
     pub(crate) arena_bytes: u64,
     pub(crate) disk_chunks: Option<u64>,
     pub(crate) disk_waiting_bytes: u64,
+    /// Whether there is an object store.
+    pub(crate) has_object: bool,
     pub(crate) sessions: u64,
     pub(crate) leases: u64,
 }
@@ -79,6 +83,8 @@ struct NodeStatus {
     ready: bool,
     uptime_seconds: f64,
     actors: Vec<ActorStatus>,
+    #[serde(default)]
+    object: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -178,6 +184,8 @@ impl Said {
                 peer_out_bytes: total("larder_peer_sent_bytes_total", &[]),
                 disk_in_bytes: total("larder_disk_written_bytes_total", &[]),
                 disk_out_bytes: total("larder_disk_read_bytes_total", &[]),
+                object_in_bytes: total("larder_object_written_bytes_total", &[]),
+                object_out_bytes: total("larder_object_read_bytes_total", &[]),
             },
             gauges: Gauges {
                 host_chunks: actors().map(|actor| actor.chunks).sum(),
@@ -185,6 +193,7 @@ impl Said {
                 arena_bytes: actors().map(|actor| actor.arena_bytes).sum(),
                 disk_chunks: disk().next().is_some().then(|| disk().map(|disk| disk.chunks).sum()),
                 disk_waiting_bytes: disk().map(|disk| disk.waiting_bytes).sum(),
+                has_object: status.object.is_some(),
                 sessions: actors().map(|actor| actor.sessions).sum(),
                 leases: actors().map(|actor| actor.leases).sum(),
             },
@@ -208,12 +217,14 @@ mod tests {
         };
         let disk = json!({"chunks": 7, "waiting_bytes": 5, "shed": 0});
         let status = json!({
-            "name": "a", "ready": true, "uptime_seconds": 4.5, "actors": [actor(1, json!(null)), actor(2, disk)]
+            "name": "a", "ready": true, "uptime_seconds": 4.5, "object": {"url": "s3://b/p"}, "actors": [actor(1, json!(null)), actor(2, disk)]
         });
-        let metrics = "larder_moved_bytes_total{movement=\"leased\"} 40\nlarder_disk_read_bytes_total{device=\"1\"} 9\n";
+        let metrics = "larder_moved_bytes_total{movement=\"leased\"} 40\nlarder_disk_read_bytes_total{device=\"1\"} 9\n\
+                       larder_object_read_bytes_total 8\n";
         let said = Said::of(&serde_json::from_value(status).unwrap(), metrics);
         assert_eq!((said.gauges.host_chunks, said.gauges.disk_chunks), (3, Some(7)));
         assert_eq!((said.counters.tokens_hit, said.counters.out_bytes), (1000.0, 40.0));
         assert_eq!((said.counters.disk_out_bytes, said.counters.evictions), (9.0, 6.0));
+        assert_eq!((said.counters.object_out_bytes, said.gauges.has_object), (8.0, true));
     }
 }

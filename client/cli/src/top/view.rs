@@ -40,6 +40,9 @@ pub(crate) struct Numbers {
     pub(crate) peer_out_bytes_per_second: Option<f64>,
     pub(crate) disk_in_bytes_per_second: Option<f64>,
     pub(crate) disk_out_bytes_per_second: Option<f64>,
+    /// `None` too where there is no object store.
+    pub(crate) object_in_bytes_per_second: Option<f64>,
+    pub(crate) object_out_bytes_per_second: Option<f64>,
     pub(crate) evictions_per_second: Option<f64>,
     pub(crate) host_chunks: u64,
     pub(crate) host_bytes: u64,
@@ -76,6 +79,7 @@ impl Numbers {
             arena_bytes,
             disk_chunks,
             disk_waiting_bytes,
+            has_object,
             sessions,
             leases,
         } = gauges;
@@ -95,6 +99,8 @@ impl Numbers {
             peer_out_bytes_per_second: rate(|c| c.peer_out_bytes),
             disk_in_bytes_per_second: rate(|c| c.disk_in_bytes),
             disk_out_bytes_per_second: rate(|c| c.disk_out_bytes),
+            object_in_bytes_per_second: rate(|c| c.object_in_bytes).filter(|_| has_object),
+            object_out_bytes_per_second: rate(|c| c.object_out_bytes).filter(|_| has_object),
             evictions_per_second: rate(|c| c.evictions),
             host_chunks,
             host_bytes,
@@ -125,6 +131,14 @@ impl Numbers {
             peer_out_bytes_per_second: add(self.peer_out_bytes_per_second, other.peer_out_bytes_per_second),
             disk_in_bytes_per_second: add(self.disk_in_bytes_per_second, other.disk_in_bytes_per_second),
             disk_out_bytes_per_second: add(self.disk_out_bytes_per_second, other.disk_out_bytes_per_second),
+            object_in_bytes_per_second: add(
+                self.object_in_bytes_per_second,
+                other.object_in_bytes_per_second,
+            ),
+            object_out_bytes_per_second: add(
+                self.object_out_bytes_per_second,
+                other.object_out_bytes_per_second,
+            ),
             evictions_per_second: add(self.evictions_per_second, other.evictions_per_second),
             host_chunks: self.host_chunks + other.host_chunks,
             host_bytes: self.host_bytes + other.host_bytes,

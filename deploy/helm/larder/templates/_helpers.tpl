@@ -100,6 +100,11 @@ socket = "/run/larder/{{ .name }}/larder.sock"
 [session]
 {{- include "larder.toml" . }}
 {{- end }}
+{{- with .Values.node.object }}
+
+[object]
+{{- include "larder.toml" . }}
+{{- end }}
 
 [cluster]
 coordinator = "{{ .Release.Name }}-coordinator:7601"

@@ -7,7 +7,7 @@ use super::super::log::{ChunkKey, Place};
 use crate::arena::{ExtentMemory, OutOfBounds};
 
 /// Takes a record's bytes in order, and says in the end whether they are right.
-pub(super) struct Check {
+pub(crate) struct Check {
     storage: StorageId,
     place: Place,
     /// What the header must say; `None` where any record will do.
@@ -33,7 +33,7 @@ struct Payload {
 
 /// What is wrong with a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Damage {
+pub(crate) enum Damage {
     /// The header is none.
     Header(FormatError),
     /// It is another record's.
@@ -43,18 +43,18 @@ pub(super) enum Damage {
 }
 
 /// Takes what was verified so far: header, block, byte of the block, bytes. They may still turn out wrong.
-pub(super) type Sink<'a> = dyn FnMut(&RecordHeader, usize, u64, &[u8]) + 'a;
+pub(crate) type Sink<'a> = dyn FnMut(&RecordHeader, usize, u64, &[u8]) + 'a;
 
 /// Adds a stretch of the bytes that were fed (from, count) to the range's checksum.
 type Add<'a> = dyn FnMut(&mut Payload, u64, u64) -> Result<(), OutOfBounds> + 'a;
 
 impl Check {
-    pub(super) fn new(storage: StorageId, place: Place, key: Option<ChunkKey>) -> Self {
+    pub(crate) fn new(storage: StorageId, place: Place, key: Option<ChunkKey>) -> Self {
         Self { storage, place, key, state: State::Header(Vec::new()) }
     }
 
     /// Takes the bytes that follow.
-    pub(super) fn feed(&mut self, mut bytes: &[u8], sink: &mut Sink<'_>) {
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], sink: &mut Sink<'_>) {
         if let State::Header(so_far) = &mut self.state {
             match take_header(so_far, &mut bytes, self.storage) {
                 Ok(None) => {}
@@ -71,7 +71,7 @@ impl Check {
     }
 
     /// Takes the bytes that follow, where they stand in the arena: bytes of the payload.
-    pub(super) fn feed_place(&mut self, memory: &ExtentMemory, offset: u64, bytes: u64) {
+    pub(crate) fn feed_place(&mut self, memory: &ExtentMemory, offset: u64, bytes: u64) {
         if matches!(self.state, State::Header(_)) {
             self.state = State::Damaged(Damage::Payload);
         }
@@ -89,12 +89,12 @@ impl Check {
     }
 
     /// Where the record stands.
-    pub(super) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         self.place
     }
 
     /// The header, once it has come and is right.
-    pub(super) fn header(&self) -> Option<&RecordHeader> {
+    pub(crate) fn header(&self) -> Option<&RecordHeader> {
         match &self.state {
             State::Payload(payload) => Some(&payload.header),
             State::Header(_) | State::Damaged(_) => None,
@@ -102,7 +102,7 @@ impl Check {
     }
 
     /// After the last byte: the header, if all was right.
-    pub(super) fn finish(self) -> Result<RecordHeader, Damage> {
+    pub(crate) fn finish(self) -> Result<RecordHeader, Damage> {
         match self.state {
             State::Payload(payload) if payload.block == payload.header.blocks.len() => Ok(payload.header),
             State::Payload(_) => Err(Damage::Payload),

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use larder_protocol::PoolSet;
 use tokio::sync::oneshot;
 
 use super::super::format::{BlockEntry, Footer, FooterEntry, FooterTail, RecordHeader, SegmentHeader};
@@ -227,9 +228,7 @@ impl Arriving {
         let way = &mut self.way;
         self.check.feed(bytes, &mut |header, block, at, stretch| {
             let Way::Copied(wanted) = way else { return };
-            let wanted = wanted.get_or_insert_with(|| {
-                header.blocks.iter().map(|block| position(destinations, block)).collect()
-            });
+            let wanted = wanted.get_or_insert_with(|| place_blocks(header, destinations));
             if let Some(place) = wanted[block].map(|at| &destinations[at]) {
                 let copied = place.memory.copy_in(place.offset + at, stretch);
                 debug_assert!(copied.is_ok(), "places are checked when the order is made");
@@ -248,18 +247,22 @@ fn fits(to: &BlockPlace, block: &BlockEntry) -> bool {
     (to.slice, to.pool, to.bytes, to.range_bytes) == (block.slice, block.pool, block.bytes, block.range_bytes)
 }
 
-/// The destination that a block goes to, if it fits.
-fn position(destinations: &[BlockPlace], block: &BlockEntry) -> Option<usize> {
-    destinations.iter().position(|to| fits(to, block))
+/// The destination that each block of a record goes to, if one fits.
+pub(crate) fn place_blocks(header: &RecordHeader, destinations: &[BlockPlace]) -> Vec<Option<usize>> {
+    let position = |block| destinations.iter().position(|to| fits(to, block));
+    header.blocks.iter().map(position).collect()
 }
 
 /// The answer for a record that is right.
-fn answer(header: &RecordHeader, destinations: &[BlockPlace]) -> ReadAnswer {
+pub(crate) fn answer(header: &RecordHeader, destinations: &[BlockPlace]) -> ReadAnswer {
     let block_for = |place: &BlockPlace| header.blocks.iter().find(|block| fits(place, block));
     let checksums: Option<Vec<_>> =
         destinations.iter().map(|place| block_for(place).map(|block| block.checksums.clone())).collect();
     match checksums {
-        Some(checksums) => ReadAnswer::Here { chunk: header.chunk, checksums },
+        Some(checksums) => {
+            let pools = destinations.iter().fold(PoolSet::default(), |pools, to| pools.with(to.pool.into()));
+            ReadAnswer::Here { chunk: header.chunk, pools, checksums }
+        }
         None => ReadAnswer::OtherBlocks,
     }
 }

@@ -18,8 +18,13 @@ fn a_lookup_answers_the_longest_prefix_and_leaves_a_token_to_compute() {
     assert_eq!((f.found("abcd"), f.found("abxy"), f.found("x")), (4, 2, 0));
     let chain = f.chain("abcd");
     let mut tokens = |prompt_tokens| {
-        let options =
-            LookupOptions { peers: &[], prompt_tokens, skip_read: false, tiers: &[Tier::Host], pin_ms: None };
+        let options = LookupOptions {
+            elsewhere: &[],
+            prompt_tokens,
+            skip_read: false,
+            tiers: &[Tier::Host],
+            pin_ms: None,
+        };
         f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap().tokens
     };
     assert_eq!([0, 1, 16, 17, 64, 65].map(&mut tokens), [0, 0, 0, 16, 48, 64]);
@@ -30,7 +35,8 @@ fn a_tail_of_a_prompt_is_capped_like_the_whole() {
     let mut f = Fixture::new(limits(16, 16));
     f.put("abcd");
     let chain = f.chain("abcd").tail(2);
-    let options = LookupOptions { peers: &[], prompt_tokens: 64, skip_read: false, tiers: &[], pin_ms: None };
+    let options =
+        LookupOptions { elsewhere: &[], prompt_tokens: 64, skip_read: false, tiers: &[], pin_ms: None };
     let found = f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap();
     assert_eq!((found.tokens, found.spans), (16, vec![Span { from: 0, to: 1, tier: Tier::Host }]));
 }
@@ -41,7 +47,7 @@ fn a_request_that_cannot_use_a_hit_is_told_nothing() {
     f.put("ab");
     let chain = f.chain("ab");
     let options =
-        LookupOptions { peers: &[], prompt_tokens: 100, skip_read: true, tiers: &[], pin_ms: Some(5) };
+        LookupOptions { elsewhere: &[], prompt_tokens: 100, skip_read: true, tiers: &[], pin_ms: Some(5) };
     let found = f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap();
     assert_eq!((found.tokens, found.pin, f.store.usage().pins), (0, None, 0));
 }
@@ -315,7 +321,8 @@ fn keys_of_a_flat_namespace_stand_for_themselves() {
     let reserved = f.store.reserve(f.session, f.namespace, &stored, 0, NOW).unwrap();
     let order = f.store.begin_commit(f.session, reserved.reservation, &[0, 1, 2], &[0, 0, 0]).unwrap();
     f.store.finish_commit(order.order, Some(sums(&order)));
-    let options = LookupOptions { peers: &[], prompt_tokens: 1, skip_read: false, tiers: &[], pin_ms: None };
+    let options =
+        LookupOptions { elsewhere: &[], prompt_tokens: 1, skip_read: false, tiers: &[], pin_ms: None };
     let found = f.store.lookup(f.session, f.namespace, &asked, options, NOW).unwrap();
     let span = |from, to| Span { from, to, tier: Tier::Host };
     assert_eq!(found.spans, [span(0, 1), span(2, 4)]);

@@ -8,7 +8,7 @@ use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 use super::super::index::OnDisk;
 use super::super::journal::is_held;
 use super::super::{
-    Came, DiskStoreLimits, DiskWrite, FetchId, Granted, LookupOptions, PeerStoreLimits, Source, StoreLimits,
+    Came, ChunkWrite, DiskStoreLimits, FetchId, Granted, LookupOptions, PeerStoreLimits, Source, StoreLimits,
     WritePolicy,
 };
 use super::*;
@@ -32,6 +32,7 @@ fn came() -> Option<Came> {
         pools: PoolSet::ANY,
         reads: 1,
         is_on_disk_elsewhere: false,
+        is_stored: false,
     })
 }
 
@@ -43,7 +44,7 @@ impl Fixture {
     /// Carries out every write that waits.
     fn write_all(&mut self) -> Vec<ChunkHash> {
         let mut written = Vec::new();
-        while let Some(DiskWrite { write, chunk, .. }) = self.store.next_write() {
+        while let Some(ChunkWrite { write, chunk, .. }) = self.store.next_write() {
             self.store.written(write, true);
             written.push(chunk.hash);
         }
@@ -52,8 +53,13 @@ impl Fixture {
 
     fn spans(&mut self, word: &str) -> Vec<Span> {
         let chain = self.chain(word);
-        let options =
-            LookupOptions { peers: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+        let options = LookupOptions {
+            elsewhere: &[],
+            prompt_tokens: u64::MAX,
+            skip_read: false,
+            tiers: &[],
+            pin_ms: None,
+        };
         self.store.lookup(self.session, self.namespace, &chain, options, NOW).unwrap().spans
     }
 
@@ -247,7 +253,7 @@ struct World {
     f: Fixture,
     rng: fastrand::Rng,
     disk: HashMap<ChunkHash, ChunkRef>,
-    writes: Vec<DiskWrite>,
+    writes: Vec<ChunkWrite>,
     reads: Vec<(FetchId, ChunkHash)>,
     gathers: Vec<u64>,
     leases: Vec<u64>,
@@ -357,7 +363,7 @@ impl World {
     }
 
     fn finish_write(&mut self) {
-        let Some(DiskWrite { write, chunk, .. }) = self.take(|world| &mut world.writes) else { return };
+        let Some(ChunkWrite { write, chunk, .. }) = self.take(|world| &mut world.writes) else { return };
         let ok = self.rng.u8(..4) > 0;
         if ok {
             self.disk.insert(chunk.hash, chunk);
@@ -463,7 +469,7 @@ fn ten_thousand_random_tickets_with_cancels_and_failures_end_with_nothing_held()
             _ => {}
         }
         f.write_all();
-        let peers: Vec<bool> = (0..chain.len()).map(|_| rng.bool()).collect();
+        let peers: Vec<_> = (0..chain.len()).map(|_| rng.bool().then_some(Source::Peer)).collect();
         if let Ok(gathered) = f.store.gather(f.session, f.namespace, &chain, &peers) {
             coming.extend(gathered.wanted.iter().map(|wanted| wanted.fetch));
             tickets.push(gathered.gather);

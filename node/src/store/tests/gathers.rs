@@ -3,7 +3,7 @@
 use larder_protocol::session::{Span, Tier};
 use larder_protocol::{Chain, Fingerprint, PoolSet};
 
-use super::super::{Came, Granted, LookupOptions, PeerStoreLimits, Refused, StoreLimits};
+use super::super::{Came, Granted, LookupOptions, PeerStoreLimits, Refused, Source, StoreLimits};
 use super::*;
 use crate::directory::ChangeKind;
 
@@ -17,9 +17,9 @@ impl Fixture {
         spec().fingerprint("a")
     }
 
-    fn gather(&mut self, word: &str, peers: &[bool]) -> super::super::Gathered {
+    fn gather(&mut self, word: &str, elsewhere: &[Option<Source>]) -> super::super::Gathered {
         let chain = self.chain(word);
-        self.store.gather(self.session, self.namespace, &chain, peers).unwrap()
+        self.store.gather(self.session, self.namespace, &chain, elsewhere).unwrap()
     }
 
     /// Ends every fetch well; those at the positions in `kept` stay.
@@ -29,6 +29,7 @@ impl Fixture {
             pools: PoolSet::ANY,
             reads: 1,
             is_on_disk_elsewhere: false,
+            is_stored: false,
         };
         gathered
             .wanted
@@ -45,8 +46,14 @@ impl Fixture {
         self.store.take_changes().into_iter().map(|change| (change.chunk.hash, change.kind)).collect()
     }
 
-    pub(super) fn lookup_with(&mut self, chain: &Chain, tiers: &[Tier], peers: &[bool]) -> Vec<Span> {
-        let options = LookupOptions { peers, prompt_tokens: 1_000, skip_read: false, tiers, pin_ms: None };
+    pub(super) fn lookup_with(
+        &mut self,
+        chain: &Chain,
+        tiers: &[Tier],
+        elsewhere: &[Option<Source>],
+    ) -> Vec<Span> {
+        let options =
+            LookupOptions { elsewhere, prompt_tokens: 1_000, skip_read: false, tiers, pin_ms: None };
         self.store.lookup(self.session, self.namespace, chain, options, NOW).unwrap().spans
     }
 }
@@ -58,7 +65,7 @@ fn a_lookup_answers_what_is_here_and_what_peers_have_as_spans() {
     let chain = f.chain("abcd");
     assert_eq!(f.store.find(f.session, f.namespace, &chain).unwrap().absent(3), [2]);
     let span = |from, to, tier| Span { from, to, tier };
-    let peers = [true, false, true, false];
+    let peers = [PEER, None, PEER, None];
     assert_eq!(f.lookup_with(&chain, &[], &peers), [span(0, 2, Tier::Host), span(2, 3, Tier::Peer)]);
     assert_eq!(f.lookup_with(&chain, &[Tier::Host], &peers), [span(0, 2, Tier::Host)]);
     assert_eq!(f.lookup_with(&chain, &[Tier::Peer], &peers), [span(0, 1, Tier::Peer)]);
@@ -68,7 +75,7 @@ fn a_lookup_answers_what_is_here_and_what_peers_have_as_spans() {
 fn what_is_fetched_to_pass_goes_when_its_lease_ends() {
     let mut f = shared(8, 8, 8);
     f.put("a");
-    let gathered = f.gather("abc", &[false, true, true]);
+    let gathered = f.gather("abc", &[None, PEER, PEER]);
     assert_eq!(gathered.wanted.iter().map(|wanted| wanted.position).collect::<Vec<_>>(), [1, 2]);
     assert!(!gathered.is_ready);
     assert_eq!(f.found("abc"), 1, "nobody sees what is on its way");
@@ -89,7 +96,7 @@ fn what_is_fetched_to_stay_counts_against_the_capacity_and_is_announced() {
     let mut f = shared(8, 2, 8);
     f.put("xy");
     f.changes();
-    let gathered = f.gather("ab", &[true, true]);
+    let gathered = f.gather("ab", &[PEER, PEER]);
     let moved = ChangeKind::MovedFrom(larder_protocol::table::Holder {
         node: larder_protocol::table::NodeNumber(7),
         device: 0,
@@ -106,8 +113,8 @@ fn what_is_fetched_to_stay_counts_against_the_capacity_and_is_announced() {
 #[test]
 fn a_chunk_is_fetched_once_for_all_who_wait() {
     let mut f = shared(8, 8, 8);
-    let first = f.gather("ab", &[true, true]);
-    let second = f.gather("abc", &[true, true, false]);
+    let first = f.gather("ab", &[PEER, PEER]);
+    let second = f.gather("abc", &[PEER, PEER, None]);
     assert_eq!((first.wanted.len(), second.wanted.len(), second.is_ready), (2, 0, false));
     assert_eq!(f.come(&first, None), [first.gather, second.gather]);
     let leases = [first.gather, second.gather].map(|gather| f.store.finish_gather(gather).unwrap());
@@ -122,7 +129,7 @@ fn a_chunk_is_fetched_once_for_all_who_wait() {
 #[test]
 fn a_chunk_that_does_not_come_ends_the_lease_before_it() {
     let mut f = shared(8, 8, 8);
-    let gathered = f.gather("abc", &[true; 3]);
+    let gathered = f.gather("abc", &[PEER; 3]);
     let [a, b, c] = [0, 1, 2].map(|i| gathered.wanted[i].fetch);
     let came = || {
         Some(Came {
@@ -130,6 +137,7 @@ fn a_chunk_that_does_not_come_ends_the_lease_before_it() {
             pools: PoolSet::ANY,
             reads: 1,
             is_on_disk_elsewhere: false,
+            is_stored: false,
         })
     };
     assert!(f.store.fetched(c, came(), None).is_empty());
@@ -147,7 +155,7 @@ fn a_chunk_that_does_not_come_ends_the_lease_before_it() {
 fn a_session_that_ends_leaves_nothing_of_its_gather() {
     let mut f = shared(8, 8, 8);
     f.put("a");
-    let gathered = f.gather("ab", &[false, true]);
+    let gathered = f.gather("ab", &[None, PEER]);
     f.store.close_session(f.session);
     f.come(&gathered, None);
     assert!(matches!(f.store.finish_gather(gathered.gather), Err(Refused::Unknown { .. })));
@@ -159,7 +167,7 @@ fn a_session_that_ends_leaves_nothing_of_its_gather() {
 #[test]
 fn what_passes_is_bounded_and_the_lease_ends_where_the_room_does() {
     let mut f = shared(8, 8, 2);
-    let gathered = f.gather("abc", &[true; 3]);
+    let gathered = f.gather("abc", &[PEER; 3]);
     assert_eq!(gathered.wanted.len(), 2);
     f.come(&gathered, None);
     assert_eq!(f.store.finish_gather(gathered.gather).unwrap().chunks, 2);
@@ -168,7 +176,7 @@ fn what_passes_is_bounded_and_the_lease_ends_where_the_room_does() {
 #[test]
 fn a_pin_keeps_what_only_passed() {
     let mut f = shared(8, 8, 8);
-    let gathered = f.gather("a", &[true]);
+    let gathered = f.gather("a", &[PEER]);
     f.come(&gathered, None);
     let leased = f.store.finish_gather(gathered.gather).unwrap();
     let chain = f.chain("a");

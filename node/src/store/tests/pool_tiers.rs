@@ -38,7 +38,13 @@ impl Fixture {
         for wanted in &gathered.wanted {
             read += wanted.blocks.len();
             let checksums = vec![Checksums::default(); wanted.blocks.len()];
-            let came = Came { checksums, pools: PoolSet::ANY, reads: 1, is_on_disk_elsewhere: false };
+            let came = Came {
+                checksums,
+                pools: PoolSet::ANY,
+                reads: 1,
+                is_on_disk_elsewhere: false,
+                is_stored: false,
+            };
             self.store.fetched(wanted.fetch, Some(came), Some(ChangeKind::Gained));
         }
         let leased = self.store.finish_gather(gathered.gather).unwrap();
@@ -136,7 +142,7 @@ fn a_holder_sends_the_pools_that_it_has_and_the_lease_ends_where_they_can_be_res
     let mut reader = Fixture::with_spec(with_disk(8, WritePolicy::WriteThroughSelective), &spec);
     holder.put_pools("abc", &[0, 2, 0]);
     let (chain, fingerprint) = (reader.chain("abc"), spec.fingerprint("a"));
-    let gathered = reader.store.gather(reader.session, reader.namespace, &chain, &[true; 3]).unwrap();
+    let gathered = reader.store.gather(reader.session, reader.namespace, &chain, &[PEER; 3]).unwrap();
     assert_eq!(gathered.wanted.len(), 3, "what the holder has of them is not known");
     for wanted in &gathered.wanted {
         let Granted::Held { grant, pools, blocks, .. } =
@@ -148,7 +154,7 @@ fn a_holder_sends_the_pools_that_it_has_and_the_lease_ends_where_they_can_be_res
         assert_eq!(bytes, pools.len() as u64 * BLOCK);
         holder.store.end_grant(grant);
         let checksums = vec![Checksums::default(); blocks.len()];
-        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false };
+        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored: false };
         let kept = (wanted.position == 0).then_some(ChangeKind::Gained);
         reader.store.fetched(wanted.fetch, Some(came), kept);
     }
@@ -171,9 +177,15 @@ fn a_pool_that_a_passing_chunk_gets_makes_it_stay() {
     let mut f = Fixture::with_spec(with_disk(8, WritePolicy::WriteThroughSelective), &spec);
     let chain = f.chain("a");
     for end in ["commit", "abort"] {
-        let gathered = f.store.gather(f.session, f.namespace, &chain, &[true]).unwrap();
+        let gathered = f.store.gather(f.session, f.namespace, &chain, &[PEER]).unwrap();
         let checksums = vec![Checksums::default()];
-        let came = Came { checksums, pools: PoolSet::first(1), reads: 1, is_on_disk_elsewhere: false };
+        let came = Came {
+            checksums,
+            pools: PoolSet::first(1),
+            reads: 1,
+            is_on_disk_elsewhere: false,
+            is_stored: false,
+        };
         f.store.fetched(gathered.wanted[0].fetch, Some(came), None);
         let reserved = f.try_reserve("a", &[2]);
         let leased = f.store.finish_gather(gathered.gather).unwrap();
@@ -216,7 +228,8 @@ fn a_ticket_tells_of_legal_boundaries_alone() {
         let progress = f.store.progress(f.session, gathered.gather).unwrap();
         told.push((progress.tokens_in_place / 16, progress.tokens_expected / 16));
         let checksums = vec![Checksums::default(); wanted.blocks.len()];
-        let came = Came { checksums, pools: PoolSet::ANY, reads: 1, is_on_disk_elsewhere: false };
+        let came =
+            Came { checksums, pools: PoolSet::ANY, reads: 1, is_on_disk_elsewhere: false, is_stored: false };
         f.store.fetched(wanted.fetch, (wanted.position < 3).then_some(came), Some(ChangeKind::Gained));
     }
     assert_eq!(told, [(0, 4), (0, 4), (2, 4), (2, 4)]);

@@ -88,7 +88,8 @@ fn the_cap_of_a_prompt_moves_the_boundary_and_not_only_cuts_it() {
     f.put_pools("abcd", &[0, 2, 0, 2]);
     let chain = f.chain("abcd");
     let mut tokens = |prompt_tokens| {
-        let options = LookupOptions { peers: &[], prompt_tokens, skip_read: false, tiers: &[], pin_ms: None };
+        let options =
+            LookupOptions { elsewhere: &[], prompt_tokens, skip_read: false, tiers: &[], pin_ms: None };
         f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap().tokens / 16
     };
     assert_eq!([65, 64, 49, 33, 32].map(&mut tokens), [4, 2, 2, 2, 0]);
@@ -99,8 +100,13 @@ fn a_lookup_pins_what_it_found_in_memory() {
     let mut f = Fixture::with_spec(limits(64, 2), &hybrid(&[HitPolicy::All, HitPolicy::Last], 1));
     f.put_pools("ab", &[0, 2]);
     let chain = f.chain("ab");
-    let options =
-        LookupOptions { peers: &[], prompt_tokens: 99, skip_read: false, tiers: &[], pin_ms: Some(1_000) };
+    let options = LookupOptions {
+        elsewhere: &[],
+        prompt_tokens: 99,
+        skip_read: false,
+        tiers: &[],
+        pin_ms: Some(1_000),
+    };
     assert!(f.store.lookup(f.session, f.namespace, &chain, options, NOW).unwrap().pin.is_some());
     f.put_pools("xy", &[0, 2]);
     assert_eq!((f.found("ab"), f.found("xy")), (2, 0));

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use larder_client::quic::ca::{Authority, Validity};
 use larder_protocol::identity::{Identity, Role};
 
-use super::super::probes::Target;
+use super::super::probes::{ObjectStore, Target};
 use super::*;
 
 /// A machine with what a node needs.
@@ -52,6 +52,14 @@ impl Machine {
         machine.interface_mtu(9_000);
         machine.link("sys/class/net/eth0", &format!("../../devices/{NIC}/net/eth0"));
         machine
+    }
+
+    /// Tries out an object store, which this machine really does.
+    pub(super) fn set_object(&mut self, url: &str) {
+        let host = HostFacts::read(self.root.path()).unwrap();
+        let config = Config::parse(&format!("{}[object]\nurl = {url:?}\n", self.config)).unwrap();
+        let limits = config.resolve(&host).unwrap();
+        self.probes.object = limits.object.map(|object| ObjectStore::probe(&object.options));
     }
 
     /// All that is found.
@@ -150,6 +158,7 @@ fn probes() -> Probes {
         clock: Some(ClockState::Synchronised { error_us: 2_000 }),
         targets: vec![target],
         disk: None,
+        object: None,
         node_runs: false,
     }
 }

@@ -84,5 +84,6 @@ fn limits(policy: PolicyName, capacity_chunks: u64, longest: u64) -> StoreLimits
         max_pin_ms: 0,
         peers: None,
         disk: None,
+        object: None,
     }
 }

@@ -1,0 +1,191 @@
+//! The object tier: chunks in a store that all nodes share, and that outlives them.
+//!
+//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, as the disk tier's
+//! does. A block is one object, so that what ranks write apart never meets. Its bytes are a record of the disk tier's
+//! format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a storage whose identity is
+//! [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the chunk as 64
+//! hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a store's partitions and a local
+//! folder's directories; slice and pool as decimal numbers. A pool that a chunk does not have has no object. The number is the format's version: builds with another one
+//! neither read nor delete these objects.
+//!
+//! A node does not know what the store has. It remembers what it saw ([`known`]), and asks for the rest ([`search`]).
+//!
+//! | what goes wrong | what comes of it |
+//! | --- | --- |
+//! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without |
+//! | the same later | `Closed` is the answer; after some failures in a row the store is left alone for a while |
+//! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
+//! | more orders than the queue holds | `Busy` |
+//! | the store is slow | an order ends at its deadline, a `find` says what it knows at its own |
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use larder_client::metrics::Families;
+
+use crate::disk::format::{StorageId, VERSION};
+use crate::host::CpuSet;
+use crate::metrics::table;
+
+pub mod breaker;
+mod engine;
+pub mod known;
+pub mod metrics;
+mod record;
+pub mod search;
+mod store;
+pub mod tier;
+mod trouble;
+
+pub use metrics::ObjectMetrics;
+pub use tier::ObjectTier;
+pub use trouble::{Trouble, TroubleKind};
+
+/// What a tier needs to know.
+#[derive(Clone, PartialEq)]
+pub struct ObjectOptions {
+    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
+    /// `file:///FOLDER`.
+    pub url: String,
+    /// Settings of the store, by the names that the `object_store` crate gives them (`endpoint`, `region`,
+    /// `access_key_id`, ...). They go before those of the environment (`AWS_ACCESS_KEY_ID`, ...). Their values are
+    /// never shown.
+    pub settings: BTreeMap<String, String>,
+    /// Whether the store may be spoken to without TLS.
+    pub allow_http: bool,
+    /// Whether a node starts where the store refuses, or does not answer within two seconds: it is left alone then, and
+    /// tried again every few seconds.
+    pub start_without: bool,
+    /// Orders that wait, writes and others apart; more are refused with `Busy`.
+    pub queue_orders: usize,
+    /// Requests at a time. Writes take half of them at most. A request of 4 MiB takes some 50 ms of a distant store,
+    /// so 32 of them fill a link of 20 Gbit/s.
+    pub max_in_flight: usize,
+    /// Bytes of blocks that are being read and written at a time.
+    pub bytes_in_flight: u64,
+    /// How long one request may take, its body included. What failed for a passing reason is tried again.
+    pub timeout: Duration,
+    /// How long an order may take, waiting and all tries included.
+    pub deadline: Duration,
+    /// How long a `find` may take: what is unknown then counts as absent.
+    pub find_deadline: Duration,
+    /// Chunks of which it is remembered whether they are there: about 100 bytes each.
+    pub known_chunks: usize,
+    /// Where its thread runs.
+    pub cpus: CpuSet,
+}
+
+/// Which of a chunk's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId {
+    /// The part that one engine rank holds.
+    pub slice: u16,
+    /// The kind of state.
+    pub pool: u8,
+}
+
+/// Why a tier cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The URL is none.
+    #[error(
+        "the object tier's `{url}` is no URL: write s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
+    )]
+    Url {
+        /// As configured.
+        url: String,
+        /// What is wrong with it.
+        source: url::ParseError,
+    },
+    /// Another kind of store.
+    #[error(
+        "the object tier knows no store `{url}`: use s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
+    )]
+    Scheme {
+        /// As configured.
+        url: String,
+    },
+    /// A setting that this store does not have.
+    #[error("the object tier's {store} has no setting `{key}`: correct its name or remove it")]
+    Setting {
+        /// The kind of store.
+        store: &'static str,
+        /// The setting's name.
+        key: String,
+    },
+    /// The folder cannot be made.
+    #[error("the object tier's folder {} cannot be made: check that it can be written by this user", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Something is missing in the settings, or wrong.
+    #[error("the object tier's {url} cannot be used: {reason}. Correct its settings or the environment's")]
+    Settings {
+        /// As configured.
+        url: String,
+        /// What the `object_store` crate says.
+        reason: String,
+    },
+    /// The store does not do what it is asked.
+    #[error("the object tier's {url}: {trouble}")]
+    Refused {
+        /// As configured.
+        url: String,
+        /// What it says.
+        trouble: Trouble,
+    },
+    /// The system gives no thread.
+    #[error("the system gives the object tier no thread")]
+    Thread(#[source] std::io::Error),
+}
+
+impl fmt::Debug for ObjectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<&String> = self.settings.keys().collect();
+        f.debug_struct("ObjectOptions")
+            .field("url", &self.url)
+            .field("settings", &settings)
+            .field("allow_http", &self.allow_http)
+            .field("max_in_flight", &self.max_in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether a URL names a kind of store that a tier can be in.
+#[must_use]
+pub fn is_url_of_a_store(url: &str) -> bool {
+    store::parse(url).is_some()
+}
+
+/// Tries a store out as a node does when it starts: writes, reads and deletes a small object.
+///
+/// # Errors
+/// [`OpenError`] says what to change.
+pub fn check(options: &ObjectOptions) -> Result<(), OpenError> {
+    let registry = prometheus::Registry::new();
+    let metrics = ObjectMetrics::new(&Families::new(&registry, table::NODE));
+    let options =
+        ObjectOptions { start_without: false, deadline: options.deadline.min(CHECK_TIME), ..options.clone() };
+    let metrics = metrics.unwrap_or_else(|error| unreachable!("the table has them: {error}"));
+    ObjectTier::open(&options, metrics).map(drop)
+}
+
+/// How long a store that is tried out may take.
+const CHECK_TIME: Duration = Duration::from_secs(5);
+
+/// What every object's record names as its storage.
+pub const STORAGE: StorageId = StorageId(*b"larder object 1\0");
+
+/// Bytes of the largest object: what S3 takes in one request.
+pub const MAX_OBJECT_BYTES: u64 = 5 << 30;
+
+const _: () = assert!(VERSION == 1, "objects of another version have other names: change `record::name` too");
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! One request to the store, and what the store's answers say of the store.
+
+use std::cell::RefCell;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use larder_protocol::{ChunkHash, Fingerprint};
+use object_store::{Error, ObjectStoreExt, PutPayload};
+use tokio::time::{Instant, timeout_at};
+
+use super::super::BlockId;
+use super::super::breaker::Breaker;
+use super::super::known::Fact;
+use super::super::metrics::{Kind, ObjectMetrics, Side};
+use super::super::record::{ObjectKey, name, probe_name};
+use super::super::trouble::{Trouble, TroubleKind};
+use super::{Engine, Failed};
+use crate::disk::ChunkKey;
+
+impl Engine {
+    /// Writes, reads and deletes an object of a few bytes: what is refused now would be refused later.
+    pub(in super::super) async fn probe(&self, deadline: Instant) -> Result<(), Trouble> {
+        let at = probe_name(&self.prefix);
+        if let Err(Failed::Trouble(trouble)) = self.put_probe(deadline).await {
+            return Err(trouble);
+        }
+        let read = async { self.store.get(&at).await?.bytes().await };
+        match self.ask(Kind::Get, GET, deadline, read).await {
+            Ok(bytes) if bytes != PROBE => {
+                return Err(Trouble::new(TroubleKind::Other, GET, "other bytes came back than were written"));
+            }
+            Err(Failed::Trouble(trouble)) => return Err(trouble),
+            // Absent: another node that starts just now has deleted it.
+            Ok(_) | Err(_) => {}
+        }
+        let chunk = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
+        let absent = ObjectKey { chunk, block: BlockId { slice: 0, pool: 0 } };
+        // Where it may not list, S3 does not say that an object is absent.
+        if let Err(Failed::Trouble(trouble)) = self.head(&absent, deadline).await {
+            return Err(trouble);
+        }
+        let deleted = self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await;
+        if let Err(Failed::Trouble(trouble)) = deleted {
+            tracing::warn!(%trouble, "objects cannot be deleted: damaged ones stay until they are written again");
+        }
+        Ok(())
+    }
+
+    /// Begins with the store left alone.
+    pub(in super::super) fn leave_alone(&self, trouble: &Trouble) {
+        [Side::Reading, Side::Writing].into_iter().for_each(|side| while !self.failed(side, trouble) {});
+    }
+
+    /// Whether a block's object is there: an error where it is not, or is not known to be.
+    pub(super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
+        let at = name(&self.prefix, key);
+        let found = self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await;
+        match &found {
+            Ok(_) => self.learn(*key, Fact::Present),
+            Err(Failed::Absent) => self.learn(*key, Fact::Absent),
+            Err(_) => {}
+        }
+        found.map(|_| ())
+    }
+
+    /// Sees whether a side that is left alone does again what it is asked.
+    pub(in super::super) async fn try_again(&self, side: Side, deadline: Instant) {
+        let tried = match side {
+            Side::Reading => {
+                let at = probe_name(&self.prefix);
+                self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await.map(|_| ())
+            }
+            Side::Writing => self.put_probe(deadline).await,
+        };
+        if let Err(Failed::Trouble(trouble)) = tried {
+            tracing::debug!(%trouble, side = side.name(), "the object store still fails");
+            self.breaker(side).borrow_mut().trial_failed(self.now());
+        }
+    }
+
+    /// When a side that is left alone is to be tried again.
+    pub(in super::super) fn trial_at(&self, side: Side) -> Option<Instant> {
+        self.breaker(side).borrow().trial_at().map(|at| self.start + at)
+    }
+
+    async fn put_probe(&self, deadline: Instant) -> Result<(), Failed> {
+        let (at, payload) = (probe_name(&self.prefix), PutPayload::from_static(PROBE));
+        self.ask(Kind::Put, PUT, deadline, self.store.put(&at, payload)).await.map(|_| ())
+    }
+
+    /// Makes one request, in its turn and until the deadline, and learns from it how the store fares.
+    pub(super) async fn ask<T>(
+        &self,
+        kind: Kind,
+        asked: &'static str,
+        deadline: Instant,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, Failed> {
+        let Ok(Ok(_turn)) = timeout_at(deadline, self.requests.acquire()).await else {
+            // The store is not to blame for what waited behind other requests, which are counted themselves.
+            self.metrics.requested(kind, "not_made", 0.0);
+            return Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, "too much to do")));
+        };
+        let under_way = UnderWay::new(&self.metrics);
+        let start = Instant::now();
+        let made = timeout_at(deadline, request).await;
+        drop(under_way);
+        let made = match made {
+            Ok(Ok(made)) => Ok(made),
+            // Only an object can be absent to whoever reads; a put finds no bucket.
+            Ok(Err(Error::NotFound { .. })) if kind != Kind::Put => Err(Failed::Absent),
+            Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => Err(Failed::Exists),
+            Ok(Err(error)) => Err(Failed::Trouble(Trouble::of(&error, asked))),
+            Err(_) => Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, "its deadline passed"))),
+        };
+        let outcome = match &made {
+            Ok(_) => "ok",
+            Err(Failed::Absent) => "absent",
+            Err(Failed::Exists) => "exists",
+            Err(Failed::Trouble(trouble)) => trouble.name(),
+        };
+        self.metrics.requested(kind, outcome, start.elapsed().as_secs_f64());
+        match &made {
+            // Deleting is less than writing: what comes of it says nothing of that.
+            _ if kind == Kind::Delete => {}
+            Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
+                if self.failed(kind.side(), trouble) {
+                    let side = kind.side().name();
+                    tracing::error!(%trouble, side, "the object store fails: it is left alone, and tried again");
+                }
+            }
+            _ => self.succeeded(kind.side()),
+        }
+        made
+    }
+
+    pub(in super::super) fn is_open(&self, side: Side) -> bool {
+        self.breaker(side).borrow().is_open()
+    }
+
+    fn breaker(&self, side: Side) -> &RefCell<Breaker> {
+        &self.sides[side as usize].0
+    }
+
+    fn succeeded(&self, side: Side) {
+        if self.breaker(side).borrow_mut().succeeded() {
+            tracing::info!(side = side.name(), "the object store does again what it is asked");
+            self.sides[side as usize].1.store(false, Ordering::Release);
+            self.metrics.reopened(side);
+        }
+    }
+
+    /// Whether it is left alone from now on.
+    pub(super) fn failed(&self, side: Side, trouble: &Trouble) -> bool {
+        let opens = self.breaker(side).borrow_mut().failed(self.now());
+        if opens {
+            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
+            self.sides[side as usize].1.store(true, Ordering::Release);
+            self.metrics.closed(side);
+        }
+        opens
+    }
+}
+
+/// A request that is counted as long as it is under way.
+struct UnderWay<'a>(&'a ObjectMetrics);
+
+impl<'a> UnderWay<'a> {
+    fn new(metrics: &'a ObjectMetrics) -> Self {
+        metrics.in_flight.inc();
+        Self(metrics)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.dec();
+    }
+}
+
+/// What is written to see whether the store answers.
+const PROBE: &[u8] = b"Larder was here";
+
+pub(super) const HEAD: &str = "look for an object";
+pub(super) const GET: &str = "read an object";
+pub(super) const PUT: &str = "write an object";
+pub(super) const DELETE: &str = "delete an object";

@@ -1,0 +1,129 @@
+//! What a node knows of the things in the store, which others write and delete too.
+//!
+//! Pure, and a hint: who trusts it too much asks the store for something that is not there, or writes what is.
+
+use std::time::Duration;
+
+use std::hash::Hash;
+
+use hashbrown::HashMap;
+
+/// What is known of one thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fact {
+    /// It was written, read or found.
+    Present,
+    /// It was not there, not long ago.
+    Absent,
+    /// Its object is wrong: the next write replaces it.
+    Damaged,
+}
+
+/// What is known of the most recent things, in two generations of at most half of `most` each: when the younger is
+/// full, the older is forgotten. About 100 bytes a chunk.
+#[derive(Debug)]
+pub struct Known<K> {
+    half: usize,
+    lifetimes: Lifetimes,
+    younger: HashMap<K, Remembered>,
+    older: HashMap<K, Remembered>,
+}
+
+/// How long facts are believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lifetimes {
+    /// Presence: others may delete what is there.
+    pub present: Duration,
+    /// Absence: others may write it a moment later.
+    pub absent: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Remembered {
+    PresentUntil(Duration),
+    AbsentUntil(Duration),
+    Damaged,
+}
+
+impl<K: Eq + Hash> Known<K> {
+    /// Remembers at most `most` things, and at least half as many.
+    #[must_use]
+    pub fn new(most: usize, lifetimes: Lifetimes) -> Self {
+        Self { half: (most / 2).max(1), lifetimes, younger: HashMap::new(), older: HashMap::new() }
+    }
+
+    /// What is known at `now`.
+    #[must_use]
+    pub fn get(&self, key: &K, now: Duration) -> Option<Fact> {
+        match *self.younger.get(key).or_else(|| self.older.get(key))? {
+            Remembered::PresentUntil(until) => (now < until).then_some(Fact::Present),
+            Remembered::Damaged => Some(Fact::Damaged),
+            Remembered::AbsentUntil(until) => (now < until).then_some(Fact::Absent),
+        }
+    }
+
+    /// Learns something at `now`.
+    pub fn set(&mut self, key: K, fact: Fact, now: Duration) {
+        if self.younger.len() >= self.half && !self.younger.contains_key(&key) {
+            self.older = std::mem::take(&mut self.younger);
+        }
+        let remembered = match fact {
+            Fact::Present => Remembered::PresentUntil(now.saturating_add(self.lifetimes.present)),
+            Fact::Absent => Remembered::AbsentUntil(now.saturating_add(self.lifetimes.absent)),
+            Fact::Damaged => Remembered::Damaged,
+        };
+        self.younger.insert(key, remembered);
+    }
+
+    /// Things that are remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.younger.len() + self.older.len()
+    }
+
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How long what was not there is taken to be absent still: another node may have written it a moment later.
+pub const ABSENT_FOR: Duration = Duration::from_secs(10);
+
+/// What the tier's thread believes: a read finds out what is there no more.
+pub const LIFETIMES: Lifetimes = Lifetimes { present: Duration::MAX, absent: ABSENT_FOR };
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::{ChunkHash, Fingerprint};
+
+    use super::*;
+    use crate::disk::ChunkKey;
+
+    fn key(number: u8) -> ChunkKey {
+        ChunkKey { fingerprint: Fingerprint([1; 32]), hash: ChunkHash([number; 32]) }
+    }
+
+    #[test]
+    fn what_was_absent_is_asked_for_again_after_a_while_and_what_is_there_is_not() {
+        let mut known = Known::new(10, LIFETIMES);
+        known.set(key(1), Fact::Absent, Duration::ZERO);
+        known.set(key(2), Fact::Present, Duration::ZERO);
+        let before = ABSENT_FOR - Duration::from_millis(1);
+        assert_eq!((known.get(&key(1), before), known.get(&key(1), ABSENT_FOR)), (Some(Fact::Absent), None));
+        assert_eq!(known.get(&key(2), 100 * ABSENT_FOR), Some(Fact::Present));
+    }
+
+    #[test]
+    fn it_never_remembers_more_than_it_may_and_the_recent_half_for_certain() {
+        let mut known = Known::new(20, LIFETIMES);
+        for number in 0..200 {
+            known.set(key(number), Fact::Present, Duration::ZERO);
+            assert!(known.len() <= 20);
+            for recent in number.saturating_sub(9)..=number {
+                assert_eq!(known.get(&key(recent), Duration::ZERO), Some(Fact::Present));
+            }
+        }
+    }
+}

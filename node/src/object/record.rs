@@ -1,0 +1,130 @@
+//! A block as an object: its name, its body, and its way back into the arena.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use larder_protocol::limits::MAX_BLOCK_BYTES;
+use object_store::PutPayload;
+use object_store::path::Path;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::{BlockId, STORAGE};
+use crate::disk::format::{PAGE_BYTES, RecordHeader, SegmentHeader};
+use crate::disk::log::Place;
+use crate::disk::volume::{Check, Damage, place_blocks};
+use crate::disk::{BlockPlace, ChunkKey, Source, WriteOrder};
+
+/// What an object is found by: a block is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ObjectKey {
+    pub(super) chunk: ChunkKey,
+    pub(super) block: BlockId,
+}
+
+/// What a block's object is called.
+pub(super) fn name(prefix: &Path, ObjectKey { chunk, block: BlockId { slice, pool } }: &ObjectKey) -> Path {
+    let hash = hex(&chunk.hash.0);
+    let file = format!("{hash}-{slice}-{pool}");
+    prefix.clone().join("v1").join(hex(&chunk.fingerprint.0)).join(&hash[..2]).join(file)
+}
+
+/// An object that is written and read to see whether the store answers.
+pub(super) fn probe_name(prefix: &Path) -> Path {
+    prefix.clone().join("v1").join("probe")
+}
+
+/// Tells when nothing reads the arena any more: an error, since its sender is gone.
+pub(super) type Released = oneshot::Receiver<()>;
+
+/// The body of one of a chunk's blocks: it stands in the arena, and is not copied. Where engines could write there, it is.
+pub(super) fn body(order: &WriteOrder, at: usize) -> (PutPayload, Released) {
+    let (lease, released) = oneshot::channel::<()>();
+    let lease = Arc::new(lease);
+    let header = RecordHeader {
+        segment: SegmentHeader { segment: 0, sequence: 0 },
+        page: 0,
+        sequence: 0,
+        fingerprint: order.fingerprint,
+        chunk: order.chunk,
+        blocks: vec![order.entries[at].clone()],
+    };
+    let Source { place, .. } = &order.sources[at];
+    let block = place.memory.share(place.offset, place.bytes, lease);
+    let mut parts = vec![Bytes::from(header.encode(STORAGE)), block];
+    let payload = header.payload_bytes();
+    let padding = (payload.next_multiple_of(PAGE_BYTES) - payload) as usize;
+    parts.push(Bytes::from_static(&ZEROS[..padding]));
+    (PutPayload::from_iter(parts), released)
+}
+
+/// An object on its way into its places.
+pub(super) struct Arriving {
+    destinations: Arc<[BlockPlace]>,
+    check: Check,
+    /// Which place each block of the record goes to, once the header is there.
+    places: Option<Vec<Option<usize>>>,
+    /// Bytes that came.
+    pub(super) bytes: u64,
+}
+
+impl Arriving {
+    /// Of an object of `bytes` bytes.
+    pub(super) fn new(key: ChunkKey, destinations: &Arc<[BlockPlace]>, bytes: u64) -> Self {
+        // An object that is no whole number of pages is found to be wrong by its header.
+        let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };
+        let place = Place { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
+        let check = Check::new(STORAGE, place, Some(key));
+        Self { destinations: Arc::clone(destinations), check, places: None, bytes: 0 }
+    }
+
+    /// Takes the bytes that follow.
+    pub(super) fn feed(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        let Self { destinations, check, places, .. } = self;
+        check.feed(bytes, &mut |header, block, at, stretch| {
+            let places = places.get_or_insert_with(|| place_blocks(header, destinations));
+            if let Some(place) = places[block].map(|at| &destinations[at]) {
+                let copied = place.memory.copy_in(place.offset + at, stretch);
+                debug_assert!(copied.is_ok(), "places are checked when the order is made");
+            }
+        });
+    }
+
+    /// Takes a file to its end; stops at the deadline. Blocks the thread.
+    pub(super) fn feed_file(&mut self, mut file: File, deadline: Instant) -> std::io::Result<()> {
+        let mut buffer = vec![0; FILE_BUFFER_BYTES];
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(()),
+                bytes => self.feed(&buffer[..bytes]),
+            }
+            if Instant::now() > deadline {
+                return Err(std::io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    /// After the last byte: the header, if all was right.
+    pub(super) fn finish(self) -> Result<RecordHeader, Damage> {
+        self.check.finish()
+    }
+}
+
+fn hex(bytes: &[u8; 32]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(64), |mut out, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+
+/// Large enough that system calls cost little, small enough to stay in a core's own cache.
+const FILE_BUFFER_BYTES: usize = 256 << 10;
+
+const _: () = assert!(MAX_BLOCK_BYTES / PAGE_BYTES < u32::MAX as u64);

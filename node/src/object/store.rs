@@ -1,0 +1,108 @@
+//! From options to a store of the `object_store` crate.
+
+use std::sync::Arc;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
+use url::Url;
+
+use super::trouble::Trouble;
+use super::{ObjectOptions, OpenError};
+
+/// A store, and the prefix of all names in it.
+pub(super) type Opened = (Arc<dyn ObjectStore>, Path);
+
+/// Sets a builder up: the environment, then the URL, then the settings, whose names must be known.
+macro_rules! build {
+    ($builder:expr, $store:literal, $options:expr) => {{
+        let options: &ObjectOptions = $options;
+        let mut builder = $builder
+            .with_url(&options.url)
+            .with_client_options(client_options(options))
+            .with_retry(retries(options));
+        for (key, value) in &options.settings {
+            let unknown = || OpenError::Setting { store: $store, key: key.clone() };
+            let known = key.to_ascii_lowercase().parse().map_err(|_| unknown())?;
+            builder = builder.with_config(known, value);
+        }
+        let reason = |error| Trouble::of(&error, "be set up").detail;
+        let built = builder.build();
+        built.map_err(|error| OpenError::Settings { url: options.url.clone(), reason: reason(error) })?
+    }};
+}
+
+/// A URL's kind of store and the prefix in it, where it is one of those that a tier can be in.
+pub(super) fn parse(url: &str) -> Option<(ObjectStoreScheme, Path)> {
+    let url = Url::parse(url).ok()?;
+    let (scheme, prefix) = ObjectStoreScheme::parse(&url).ok()?;
+    let is_one = match scheme {
+        ObjectStoreScheme::Local => url.to_file_path().is_ok(),
+        ObjectStoreScheme::AmazonS3
+        | ObjectStoreScheme::GoogleCloudStorage
+        | ObjectStoreScheme::MicrosoftAzure => true,
+        _ => false,
+    };
+    is_one.then_some((scheme, prefix))
+}
+
+/// The store that the options name. Nothing is asked of it.
+pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
+    // The HTTP client asks for the process's own; where one is set already, that stays.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let url =
+        Url::parse(&options.url).map_err(|source| OpenError::Url { url: options.url.clone(), source })?;
+    let unknown = || OpenError::Scheme { url: options.url.clone() };
+    let (scheme, prefix) = ObjectStoreScheme::parse(&url).map_err(|_| unknown())?;
+    let store: Arc<dyn ObjectStore> = match scheme {
+        ObjectStoreScheme::Local => return folder(&url, options),
+        ObjectStoreScheme::AmazonS3 => {
+            // Hashing every body twice more would cost more than sending it: records have checksums of their own.
+            let builder = AmazonS3Builder::from_env().with_unsigned_payload(true);
+            Arc::new(build!(builder, "S3", options))
+        }
+        ObjectStoreScheme::GoogleCloudStorage => {
+            Arc::new(build!(GoogleCloudStorageBuilder::from_env(), "Google Cloud Storage", options))
+        }
+        ObjectStoreScheme::MicrosoftAzure => {
+            Arc::new(build!(MicrosoftAzureBuilder::from_env(), "Azure", options))
+        }
+        _ => return Err(unknown()),
+    };
+    Ok((store, prefix))
+}
+
+/// A folder, made where it is not there. What is written is synced, as a store's answer promises.
+fn folder(url: &Url, options: &ObjectOptions) -> Result<Opened, OpenError> {
+    let path = url.to_file_path().map_err(|()| OpenError::Scheme { url: options.url.clone() })?;
+    if let Some(key) = options.settings.keys().next() {
+        return Err(OpenError::Setting { store: "local folder", key: key.clone() });
+    }
+    let failed = |source| OpenError::Folder { path: path.clone(), source };
+    std::fs::create_dir_all(&path).map_err(failed)?;
+    let store = LocalFileSystem::new_with_prefix(&path);
+    let store = store.map_err(|error| failed(std::io::Error::other(error)))?.with_fsync(true);
+    Ok((Arc::new(store), Path::default()))
+}
+
+fn client_options(options: &ObjectOptions) -> ClientOptions {
+    ClientOptions::new()
+        .with_allow_http(options.allow_http)
+        .with_timeout(options.timeout)
+        .with_connect_timeout(options.timeout)
+        .with_pool_max_idle_per_host(options.max_in_flight)
+}
+
+fn retries(options: &ObjectOptions) -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: MOST_RETRIES,
+        retry_timeout: options.deadline,
+    }
+}
+
+/// Of one request; its deadline mostly ends it before.
+const MOST_RETRIES: usize = 5;

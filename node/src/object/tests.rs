@@ -1,0 +1,255 @@
+//! Tests of the object tier, and what they share.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use larder_client::metrics::Families;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use prometheus::Registry;
+use tokio::sync::RwLock;
+use tokio::time::{Instant, sleep};
+
+use super::engine::Engine;
+use super::metrics::Kind;
+use super::record::ObjectKey;
+use super::*;
+use crate::disk::tests::{Slots, TestChunk};
+use crate::disk::{ReadAnswer, WriteAnswer};
+use crate::metrics::table;
+use crate::threads::pinned_to;
+
+mod behaviour;
+mod faults;
+mod finding;
+mod histories;
+mod opening;
+mod s3;
+
+/// A store in memory that does as it is told.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Faulty {
+    pub(super) inner: Arc<InMemory>,
+    state: Arc<Mutex<Faults>>,
+    /// Requests wait while it is held.
+    pub(super) gate: Arc<RwLock<()>>,
+}
+
+/// What a store is to do wrong, and what it was asked.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// Refuses to say what it has.
+    pub(super) refuses_reads: bool,
+    /// Refuses to take or delete objects.
+    pub(super) refuses_writes: bool,
+    /// Refuses to delete objects alone.
+    pub(super) refuses_deletes: bool,
+    /// Knows nothing of writing only what is not there.
+    pub(super) cannot_create: bool,
+    /// How long it takes.
+    pub(super) delay: Duration,
+    /// How long it holds what it was sent, whatever becomes of the request.
+    pub(super) holds: Duration,
+    pub(super) gets: usize,
+    pub(super) heads: usize,
+    pub(super) puts: usize,
+    now: usize,
+    pub(super) most_at_once: usize,
+}
+
+impl Faulty {
+    pub(super) fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.state.lock().unwrap()
+    }
+
+    /// Changes an object's bytes behind the tier's back.
+    pub(super) async fn change(&self, chunk: TestChunk, change: impl FnOnce(&mut Vec<u8>)) {
+        let name = object_name(chunk);
+        let mut bytes = self.inner.get(&name).await.unwrap().bytes().await.unwrap().to_vec();
+        change(&mut bytes);
+        self.inner.put(&name, bytes.into()).await.unwrap();
+    }
+
+    pub(super) async fn has(&self, chunk: TestChunk) -> bool {
+        self.inner.head(&object_name(chunk)).await.is_ok()
+    }
+
+    /// Counts a request, and lets it take its time.
+    async fn under_way(&self, is_refused: impl Fn(&Faults) -> bool) -> Result<()> {
+        let delay = {
+            let mut faults = self.faults();
+            faults.now += 1;
+            faults.most_at_once = faults.most_at_once.max(faults.now);
+            faults.delay
+        };
+        let _ended = Ended(self);
+        drop(self.gate.read().await);
+        sleep(delay).await;
+        if is_refused(&self.faults()) {
+            let (path, source) =
+                ("p".to_owned(), "confidential <Code>AccessDenied</Code> confidential".into());
+            return Err(Error::PermissionDenied { path, source });
+        }
+        Ok(())
+    }
+}
+
+struct Ended<'a>(&'a Faulty);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.faults().now -= 1;
+    }
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Faulty")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Faulty {
+    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        self.faults().puts += 1;
+        let holds = self.faults().holds;
+        if holds > Duration::ZERO {
+            let held = payload.clone();
+            tokio::spawn(async move {
+                sleep(holds).await;
+                drop(held);
+            });
+        }
+        self.under_way(|faults| faults.refuses_writes).await?;
+        if self.faults().cannot_create && options.mode == PutMode::Create {
+            let (operation, implementer) = ("create".to_owned(), "Faulty".to_owned());
+            return Err(Error::NotImplemented { operation, implementer });
+        }
+        self.inner.put_opts(at, payload, options).await
+    }
+
+    async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        unreachable!("objects are written in one request")
+    }
+
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        match options.head {
+            true => self.faults().heads += 1,
+            false => self.faults().gets += 1,
+        }
+        self.under_way(|faults| faults.refuses_reads).await?;
+        self.inner.get_opts(at, options).await
+    }
+
+    fn delete_stream(&self, names: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        if self.faults().refuses_writes || self.faults().refuses_deletes {
+            let (path, source) = ("p".to_owned(), "no".into());
+            let refused = Err(Error::PermissionDenied { path, source });
+            return Box::pin(futures_util::stream::iter([refused]));
+        }
+        self.inner.delete_stream(names)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        unreachable!("objects are not copied")
+    }
+}
+
+/// An engine over a store that may do wrong.
+pub(super) struct Rig {
+    pub(super) store: Faulty,
+    pub(super) engine: Engine,
+    pub(super) slots: Slots,
+    pub(super) metrics: ObjectMetrics,
+}
+
+impl Rig {
+    pub(super) fn new() -> Self {
+        Self::over(Faulty::default())
+    }
+
+    /// Another node on the same store.
+    pub(super) fn over(store: Faulty) -> Self {
+        let (metrics, opened) = (metrics(), (Arc::new(store.clone()) as Arc<dyn ObjectStore>, PREFIX.into()));
+        let closed = [(); 2].map(|()| Arc::default());
+        let engine = Engine::new(opened, &options("memory:///"), metrics.clone(), closed, Arc::default());
+        Self { store, engine, slots: Slots::new(), metrics }
+    }
+
+    pub(super) async fn write(&mut self, number: u64) -> WriteAnswer {
+        self.write_chunk(single(number)).await
+    }
+
+    pub(super) async fn write_chunk(&mut self, chunk: TestChunk) -> WriteAnswer {
+        let order = self.slots.write_order(chunk);
+        self.engine.write(order, deadline()).await
+    }
+
+    pub(super) async fn read(&mut self, number: u64) -> ReadAnswer {
+        let order = self.slots.read_order(single(number));
+        let answer = self.engine.read(order, deadline()).await;
+        if matches!(answer, ReadAnswer::Here { .. }) {
+            self.slots.assert_right(single(number), &answer);
+        }
+        answer
+    }
+
+    pub(super) async fn remove(&self, number: u64) -> bool {
+        self.engine.remove(single(number).key(), &BLOCKS, deadline()).await
+    }
+}
+
+pub(super) fn deadline() -> Instant {
+    Instant::now() + DEADLINE
+}
+
+pub(super) fn metrics() -> ObjectMetrics {
+    ObjectMetrics::new(&Families::new(&Registry::new(), table::NODE)).unwrap()
+}
+
+pub(super) fn options(url: &str) -> ObjectOptions {
+    ObjectOptions {
+        url: url.to_owned(),
+        settings: BTreeMap::new(),
+        allow_http: true,
+        start_without: false,
+        queue_orders: 32,
+        max_in_flight: 8,
+        bytes_in_flight: 1 << 20,
+        timeout: Duration::from_secs(5),
+        deadline: DEADLINE,
+        find_deadline: FIND_DEADLINE,
+        known_chunks: 10_000,
+        cpus: pinned_to().unwrap(),
+    }
+}
+
+/// A chunk of one block, in the namespace that its number says: every third is of whole pages.
+pub(super) fn single(number: u64) -> TestChunk {
+    let numbers = (number..).step_by(3_000).map(TestChunk);
+    numbers.into_iter().find(|chunk| chunk.pools().len() == 1).unwrap()
+}
+
+/// What the object of such a chunk is called.
+pub(super) fn object_name(chunk: TestChunk) -> Path {
+    record::name(&Path::from(PREFIX), &ObjectKey { chunk: chunk.key(), block: BLOCKS[0] })
+}
+
+/// All blocks of such a chunk.
+pub(super) const BLOCKS: [BlockId; 1] = [BlockId { slice: 0, pool: 0 }];
+pub(super) const PREFIX: &str = "some/prefix";
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const FIND_DEADLINE: Duration = Duration::from_millis(200);

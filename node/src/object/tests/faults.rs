@@ -1,0 +1,183 @@
+//! What a tier does when the store, or what is in it, is wrong.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::object::breaker::{MOST_FAILURES, RETRY_EVERY};
+use crate::object::metrics::Side;
+
+#[tokio::test]
+async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again() {
+    let flipped = |bytes: &mut Vec<u8>| bytes[5_000] ^= 4;
+    let headless = |bytes: &mut Vec<u8>| bytes[100] ^= 1;
+    let cut = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2);
+    let odd = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 1);
+    let changes: [fn(&mut Vec<u8>); 5] = [flipped, headless, cut, odd, Vec::clear];
+    for change in changes {
+        let mut rig = Rig::new();
+        // One whose blocks fill their pages.
+        assert_eq!(rig.write(3).await, WriteAnswer::Durable);
+        rig.store.change(single(3), change).await;
+        assert_eq!(rig.read(3).await, ReadAnswer::Damaged);
+        assert_eq!((rig.metrics.damaged.get(), rig.store.has(single(3)).await), (1, false));
+        assert_eq!(rig.read(3).await, ReadAnswer::NotHeld);
+        assert_eq!(rig.write(3).await, WriteAnswer::Durable);
+        assert!(matches!(rig.read(3).await, ReadAnswer::Here { .. }));
+        assert!(!rig.engine.is_open(Side::Reading), "the store did nothing wrong");
+    }
+}
+
+#[tokio::test]
+async fn another_chunks_record_under_a_name_is_damage() {
+    let mut rig = Rig::new();
+    rig.write(3).await;
+    let other = object_name(single(6));
+    let name = object_name(single(3));
+    rig.store.inner.copy(&name, &other).await.unwrap();
+    assert_eq!(rig.read(6).await, ReadAnswer::Damaged);
+}
+
+#[tokio::test]
+async fn a_damaged_object_that_cannot_be_deleted_is_replaced_by_the_next_write() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    rig.store.change(single(1), |bytes| bytes[4_100] ^= 1).await;
+    rig.store.faults().refuses_deletes = true;
+    assert_eq!(rig.read(1).await, ReadAnswer::Damaged);
+    assert_eq!(rig.write(1).await, WriteAnswer::Durable);
+    assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
+}
+
+#[tokio::test]
+async fn an_object_of_another_version_is_a_miss_and_stays() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    rig.store.change(single(1), |bytes| bytes[8] += 1).await;
+    assert_eq!(rig.read(1).await, ReadAnswer::NotHeld);
+    assert_eq!((rig.metrics.damaged.get(), rig.store.has(single(1)).await), (0, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_is_left_alone_and_used_again_when_it_does_not() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    rig.store.faults().refuses_reads = true;
+    rig.store.faults().gets = 0;
+    for _ in 0..50 {
+        assert_eq!(rig.read(1).await, ReadAnswer::Closed);
+    }
+    assert_eq!(rig.store.faults().gets, MOST_FAILURES as usize);
+    assert_eq!(rig.metrics.closings(Side::Reading), 1);
+    assert_eq!(rig.metrics.requests(Kind::Get, "denied"), u64::from(MOST_FAILURES));
+    rig.engine.try_again(Side::Reading, deadline()).await;
+    assert!(rig.engine.is_open(Side::Reading));
+    assert_eq!(rig.engine.trial_at(Side::Reading), Some(Instant::now() + RETRY_EVERY));
+    rig.store.faults().refuses_reads = false;
+    rig.engine.try_again(Side::Reading, deadline()).await;
+    assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_go_on_where_writes_are_refused() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    rig.store.faults().refuses_writes = true;
+    for number in 10..30 {
+        assert_eq!(rig.write(number).await, WriteAnswer::Closed);
+        assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
+    }
+    assert!(rig.engine.is_open(Side::Writing) && !rig.engine.is_open(Side::Reading));
+    assert_eq!(rig.store.faults().puts, 1 + MOST_FAILURES as usize);
+    rig.store.faults().refuses_writes = false;
+    rig.engine.try_again(Side::Writing, deadline()).await;
+    assert_eq!(rig.write(10).await, WriteAnswer::Durable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_order_ends_at_its_deadline_however_slow_the_store_is() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    rig.store.faults().delay = Duration::from_secs(3_600);
+    let start = Instant::now();
+    assert_eq!(rig.read(1).await, ReadAnswer::Closed);
+    assert_eq!(start.elapsed(), DEADLINE);
+    assert_eq!(rig.write(2).await, WriteAnswer::Closed);
+    assert_eq!(start.elapsed(), 2 * DEADLINE);
+    assert_eq!(rig.metrics.in_flight.get(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_is_answered_only_when_nothing_reads_its_places_any_more() {
+    let mut rig = Rig::new();
+    rig.store.faults().holds = 3 * DEADLINE;
+    for refuses in [false, true] {
+        rig.store.faults().refuses_writes = refuses;
+        let start = Instant::now();
+        let answer = rig.write(u64::from(refuses)).await;
+        assert_eq!(answer == WriteAnswer::Closed, refuses);
+        assert_eq!(start.elapsed(), 3 * DEADLINE, "the client held on to the bytes");
+    }
+}
+
+#[test]
+fn a_tier_whose_store_begins_to_refuse_stays_up_and_says_so_at_once() {
+    let store = Faulty::default();
+    let opened = (Arc::new(store.clone()) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+    let tier = ObjectTier::start(opened, &options("memory:///"), metrics()).unwrap();
+    let mut slots = Slots::new();
+    store.faults().refuses_writes = true;
+    store.faults().refuses_reads = true;
+    let mut tries = 0;
+    while let Ok(answer) = tier.write(slots.write_order(single(1))) {
+        assert_eq!(answer.blocking_recv(), Ok(WriteAnswer::Closed));
+        tries += 1;
+    }
+    assert!(tries <= MOST_FAILURES);
+    while let Ok(answer) = tier.read(slots.read_order(single(1))) {
+        assert_eq!(answer.blocking_recv(), Ok(ReadAnswer::Closed));
+    }
+    assert!(tier.is_closed(Side::Reading) && tier.is_closed(Side::Writing));
+    assert!(tier.find(single(1).key().fingerprint, vec![single(1).chunk_ref()], BLOCKS.into()).is_err());
+}
+
+/// A server that has no objects, and never says what became of one that it is sent.
+fn stuck_server() -> std::io::Result<std::net::SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let serve = |stream: TcpStream| {
+        let mut lines = BufReader::new(&stream).lines().map_while(std::io::Result::ok);
+        while let Some(request) = lines.next() {
+            if !request.starts_with("HEAD") {
+                break;
+            }
+            lines.find(String::is_empty);
+            let absent = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+            (&stream).write_all(absent).unwrap();
+        }
+        // Until the client gives up.
+        while (&stream).read(&mut [0; 4_096]).is_ok_and(|bytes| bytes > 0) {}
+    };
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    Ok(address)
+}
+
+#[tokio::test]
+async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places() {
+    let endpoint = format!("http://{}", stuck_server().unwrap());
+    let settings = [("endpoint", endpoint.as_str()), ("access_key_id", "id"), ("secret_access_key", "key")];
+    let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let options = ObjectOptions { settings, ..options("s3://bucket/prefix") };
+    let (metrics, closed) = (metrics(), [(); 2].map(|()| Arc::default()));
+    let engine =
+        Engine::new(store::open(&options).unwrap(), &options, metrics.clone(), closed, Arc::default());
+    let deadline = Instant::now() + Duration::from_millis(500);
+    let order = Slots::new().write_order(single(1));
+    assert_eq!(engine.write(order, deadline).await, WriteAnswer::Closed);
+    assert_eq!(metrics.requests(Kind::Head, "absent"), 1);
+    assert_eq!(metrics.requests(Kind::Put, "timed_out"), 1, "it was under way");
+}

@@ -1,0 +1,90 @@
+//! What a tier finds, and what that costs.
+
+use larder_protocol::{ChunkRef, Fingerprint};
+
+use super::*;
+use crate::object::known::ABSENT_FOR;
+
+/// Chunks of one chain; those of [`TestChunk`] change their namespace from one to the next.
+fn chain(chunks: u64) -> Vec<ChunkRef> {
+    (0..chunks).map(|number| single(number * 3).chunk_ref()).collect()
+}
+
+async fn find(rig: &Rig, chunks: &[ChunkRef]) -> usize {
+    let found = rig.engine.find(namespace(), chunks, &BLOCKS, deadline()).await;
+    let present = found.iter().take_while(|&&is_there| is_there).count();
+    assert!(found[present..].iter().all(|is_there| !is_there), "nothing is there behind a hole");
+    present
+}
+
+fn namespace() -> Fingerprint {
+    single(0).key().fingerprint
+}
+
+async fn write_chain(store: &Faulty, chunks: u64) {
+    let mut writer = Rig::over(store.clone());
+    for number in 0..chunks {
+        assert_eq!(writer.write(number * 3).await, WriteAnswer::Durable);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_is_found_in_few_rounds_and_then_without_a_question() {
+    let rig = Rig::new();
+    write_chain(&rig.store, 37).await;
+    rig.store.faults().heads = 0;
+    rig.store.faults().delay = Duration::from_millis(10);
+    let start = Instant::now();
+    assert_eq!(find(&rig, &chain(100)).await, 37);
+    assert!(start.elapsed() <= Duration::from_millis(60), "three rounds of at most two turns each");
+    let asked = rig.store.faults().heads;
+    assert!(asked <= 8 + 7 + 7, "{asked} questions");
+    assert_eq!(find(&rig, &chain(100)).await, 37);
+    assert_eq!(rig.store.faults().heads, asked, "it is known");
+    assert_eq!(find(&rig, &chain(20)).await, 20);
+    assert!(rig.store.faults().most_at_once <= 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_absent_is_looked_for_again_after_a_while() {
+    let rig = Rig::new();
+    assert_eq!(find(&rig, &chain(3)).await, 0);
+    write_chain(&rig.store, 3).await;
+    assert_eq!(find(&rig, &chain(3)).await, 0);
+    sleep(ABSENT_FOR).await;
+    assert_eq!(find(&rig, &chain(3)).await, 3);
+}
+
+#[tokio::test]
+async fn chunks_of_a_flat_namespace_are_told_one_by_one() {
+    let mut rig = Rig::new();
+    rig.write(3).await;
+    let flat: Vec<ChunkRef> = chain(3)
+        .into_iter()
+        .map(|chunk| ChunkRef { anchor: chunk.hash, index: 0, parent: namespace().root(), ..chunk })
+        .collect();
+    assert_eq!(rig.engine.find(namespace(), &flat, &BLOCKS, deadline()).await, [false, true, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_known_at_the_deadline_counts_as_absent_and_what_is_known_does_not() {
+    let mut rig = Rig::new();
+    write_chain(&rig.store, 4).await;
+    rig.read(0).await;
+    rig.read(3).await;
+    rig.store.faults().delay = 10 * FIND_DEADLINE;
+    let start = Instant::now();
+    assert_eq!(find(&rig, &chain(4)).await, 2);
+    assert_eq!(start.elapsed(), FIND_DEADLINE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_never_answers_is_soon_not_waited_for() {
+    let rig = Rig::new();
+    rig.store.faults().delay = Duration::from_secs(3_600);
+    let start = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(find(&rig, &chain(10)).await, 0);
+    }
+    assert_eq!(start.elapsed(), FIND_DEADLINE * breaker::MOST_FAILURES);
+}

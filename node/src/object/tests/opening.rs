@@ -1,0 +1,74 @@
+//! Which stores a tier opens, and what it says of the others.
+
+use std::net::TcpListener;
+
+use super::*;
+use crate::object::metrics::Side;
+
+fn refused(options: &ObjectOptions) -> String {
+    let Err(error) = ObjectTier::open(options, metrics()) else { panic!("it opened") };
+    assert!(!format!("{error} {error:?} {options:?}").contains(SECRET), "nothing secret is shown");
+    error.to_string()
+}
+
+/// An S3 store at an address where nobody listens.
+fn nobody() -> ObjectOptions {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = format!("http://127.0.0.1:{port}");
+    let settings = [("endpoint", endpoint.as_str()), ("access_key_id", "id"), ("secret_access_key", SECRET)];
+    let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    ObjectOptions { settings, deadline: Duration::from_millis(300), ..options("s3://bucket/prefix") }
+}
+
+#[test]
+fn a_url_that_names_no_store_says_what_one_looks_like() {
+    assert!(refused(&options("no url")).contains("write s3://BUCKET/PREFIX"));
+    for url in ["ftp://host/path", "memory:///", "http://host/bucket"] {
+        assert!(refused(&options(url)).contains("knows no store"), "{url}");
+    }
+}
+
+#[test]
+fn a_setting_that_the_store_does_not_have_is_named() {
+    let mut options = nobody();
+    options.settings.insert("key_of_access".to_owned(), SECRET.to_owned());
+    assert!(refused(&options).contains("S3 has no setting `key_of_access`"));
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let said = refused(&options(&format!("file://{}/below", file.path().display())));
+    assert!(said.contains("cannot be made"), "{said}");
+}
+
+#[test]
+fn a_store_where_nobody_answers_is_an_error_that_says_so() {
+    let said = refused(&nobody());
+    assert!(said.contains("s3://bucket/prefix") && said.contains("check endpoint"), "{said}");
+}
+
+#[test]
+fn a_node_may_start_without_its_store() {
+    let tier = ObjectTier::open(&ObjectOptions { start_without: true, ..nobody() }, metrics()).unwrap();
+    assert!(tier.is_closed(Side::Reading) && tier.is_closed(Side::Writing));
+    assert!(tier.write(Slots::new().write_order(single(1))).is_err());
+}
+
+#[test]
+fn a_store_that_refuses_to_write_or_to_tell_is_an_error_that_says_what_to_allow() {
+    for refuses_reads in [false, true] {
+        let store = Faulty::default();
+        store.faults().refuses_reads = refuses_reads;
+        store.faults().refuses_writes = !refuses_reads;
+        let opened = (Arc::new(store) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+        let Err(error) = ObjectTier::start(opened, &options("s3://bucket"), metrics()) else {
+            panic!("it opened")
+        };
+        let asked = if refuses_reads { "read an object" } else { "write an object" };
+        let wanted = format!("may not {asked} (AccessDenied): allow them");
+        assert!(error.to_string().contains(&wanted) && !error.to_string().contains(SECRET), "{error}");
+    }
+}
+
+const SECRET: &str = "confidential";

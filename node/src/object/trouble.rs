@@ -1,0 +1,164 @@
+//! What a store that does not do what it is asked says, without anything secret.
+
+use std::error::Error as _;
+use std::fmt;
+
+/// Why a store did not do what it was asked, and what can be done about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// What kind of trouble.
+    pub kind: TroubleKind,
+    /// What was asked.
+    pub asked: &'static str,
+    /// The store's own code, its status, or what the system says. Never a body, a header or a URL.
+    pub detail: String,
+}
+
+/// Kinds of trouble.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TroubleKind {
+    /// It does not know these credentials.
+    Credentials,
+    /// These credentials may not do that.
+    Denied,
+    /// There is no such bucket.
+    NoBucket,
+    /// Nobody answers there.
+    Unreachable,
+    /// It takes too long.
+    TimedOut,
+    /// It cannot do that.
+    Unsupported,
+    /// Anything else.
+    Other,
+}
+
+impl Trouble {
+    pub(super) fn new(kind: TroubleKind, asked: &'static str, detail: impl Into<String>) -> Self {
+        Self { kind, asked, detail: detail.into() }
+    }
+
+    pub(super) fn of(error: &object_store::Error, asked: &'static str) -> Self {
+        let said = chain(error);
+        let code = between(&said, "<Code>", "</Code>").or_else(|| status(&said));
+        let kind = match error {
+            _ if code.is_some_and(|code| BAD_CREDENTIALS.contains(&code)) => TroubleKind::Credentials,
+            object_store::Error::Unauthenticated { .. } => TroubleKind::Credentials,
+            object_store::Error::PermissionDenied { .. } => TroubleKind::Denied,
+            object_store::Error::NotFound { .. } => TroubleKind::NoBucket,
+            object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. } => {
+                TroubleKind::Unsupported
+            }
+            _ if code.is_some_and(|code| ["NotImplemented", "501"].contains(&code)) => {
+                TroubleKind::Unsupported
+            }
+            _ if code.is_some() => TroubleKind::Other,
+            _ => http_kind(error),
+        };
+        let detail = code.map_or_else(|| innermost(error), str::to_owned);
+        Self { kind, asked, detail }
+    }
+
+    /// What the metrics call it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self.kind {
+            TroubleKind::Credentials => "credentials",
+            TroubleKind::Denied => "denied",
+            TroubleKind::NoBucket => "no_bucket",
+            TroubleKind::Unreachable => "unreachable",
+            TroubleKind::TimedOut => "timed_out",
+            TroubleKind::Unsupported => "unsupported",
+            TroubleKind::Other => "failed",
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, asked, detail } = self;
+        match kind {
+            TroubleKind::Credentials => {
+                write!(
+                    f,
+                    "it does not accept the credentials ({detail}): correct them, in the settings or the environment"
+                )
+            }
+            TroubleKind::Denied => write!(
+                f,
+                "these credentials may not {asked} ({detail}): allow them to read, write, delete and list \
+                 objects there (without the right to list, S3 calls absent objects forbidden)"
+            ),
+            TroubleKind::NoBucket => {
+                write!(f, "there is no such bucket or folder ({detail}): make it, or correct the URL")
+            }
+            TroubleKind::Unreachable => {
+                write!(f, "it cannot be reached ({detail}): check endpoint, name resolution and network")
+            }
+            TroubleKind::TimedOut => {
+                write!(
+                    f,
+                    "it took too long to {asked} ({detail}): check endpoint and network, or raise the timeout"
+                )
+            }
+            TroubleKind::Unsupported => write!(f, "it cannot {asked} ({detail})"),
+            TroubleKind::Other => {
+                write!(f, "it fails to {asked} ({detail}): see what the store's own log says")
+            }
+        }
+    }
+}
+
+/// Errors that the HTTP client makes itself: how far the request came.
+fn http_kind(error: &object_store::Error) -> TroubleKind {
+    use object_store::client::{HttpError, HttpErrorKind};
+    let mut source = error.source();
+    while let Some(error) = source {
+        if let Some(error) = error.downcast_ref::<HttpError>() {
+            return match error.kind() {
+                HttpErrorKind::Connect => TroubleKind::Unreachable,
+                HttpErrorKind::Timeout => TroubleKind::TimedOut,
+                _ => TroubleKind::Other,
+            };
+        }
+        source = error.source();
+    }
+    TroubleKind::Other
+}
+
+fn chain(error: &object_store::Error) -> String {
+    let mut said = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        said.push_str(" : ");
+        said.push_str(&error.to_string());
+        source = error.source();
+    }
+    said
+}
+
+/// What the last cause says: the system's words, since the causes before it quote what the store sent.
+fn innermost(error: &object_store::Error) -> String {
+    let mut last: &(dyn std::error::Error + 'static) = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string().chars().take(MOST_CHARACTERS).collect()
+}
+
+fn status(said: &str) -> Option<&str> {
+    let (_, after) = said.split_once("status code: ")?;
+    after.get(..3).filter(|status| status.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn between<'a>(said: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    let (code, _) = said.split_once(before)?.1.split_once(after)?;
+    (code.len() <= MOST_CHARACTERS && code.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(code)
+}
+
+/// Codes with which S3 says that it does not know who asks, though the status is that of a refusal.
+const BAD_CREDENTIALS: [&str; 5] =
+    ["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "InvalidClientTokenId"];
+
+/// Of what the system says, and of a code.
+const MOST_CHARACTERS: usize = 120;

@@ -1,0 +1,69 @@
+//! Opens the object tier when a node starts.
+
+use std::sync::{Arc, Weak};
+
+use crate::actor::ObjectParts;
+use crate::http::{ObjectStatus, State};
+use crate::limits::ObjectLimits;
+use crate::metrics::SharedMetrics;
+use crate::object::metrics::Side;
+use crate::object::{ObjectTier, OpenError};
+
+/// The object tier of a node, which its actors share.
+pub(super) struct Objects {
+    limits: ObjectLimits,
+    /// One that cannot be opened is left out.
+    tier: Result<Arc<ObjectTier>, OpenError>,
+}
+
+impl Objects {
+    /// Opens the tier. One that cannot be opened is left out, and said; one that does not answer is left alone, and tried
+    /// again. The state tells of it from then on.
+    pub(super) async fn start(
+        limits: Option<&ObjectLimits>,
+        metrics: &SharedMetrics,
+        state: &State,
+    ) -> Option<Self> {
+        let limits = limits?.clone();
+        let options = limits.options.clone();
+        let url = options.url.clone();
+        let object_metrics = metrics.object.clone();
+        let open = move || ObjectTier::open(&options, object_metrics);
+        let opened = tokio::task::spawn_blocking(open).await;
+        let tier = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        match &tier {
+            Ok(_) => tracing::info!(url, "the object tier is there"),
+            Err(error) => {
+                let source = std::error::Error::source(error).map(ToString::to_string);
+                tracing::error!(%error, source, "the node serves without its object tier");
+                metrics.object.never_opened();
+            }
+        }
+        let objects = Self { limits, tier: tier.map(Arc::new) };
+        _ = state.object.set(Box::new(objects.reporter()));
+        Some(objects)
+    }
+
+    /// What one actor gets.
+    pub(super) fn parts(&self) -> Option<ObjectParts> {
+        let ObjectLimits { read_deadline: deadline, known_chunks, ref options } = self.limits;
+        let (tier, find_deadline) = (Arc::clone(self.tier.as_ref().ok()?), options.find_deadline);
+        Some(ObjectParts { tier, deadline, find_deadline, known_chunks })
+    }
+
+    /// Tells how the store does. It does not keep the tier.
+    fn reporter(&self) -> impl Fn() -> ObjectStatus + Send + Sync + use<> {
+        let url = self.limits.options.url.clone();
+        let tier = self.tier.as_ref().map_or_else(|_| Weak::new(), Arc::downgrade);
+        let error = self.tier.as_ref().err().map(ToString::to_string);
+        move || match tier.upgrade() {
+            Some(tier) => ObjectStatus {
+                url: url.clone(),
+                reads: !tier.is_closed(Side::Reading),
+                writes: !tier.is_closed(Side::Writing),
+                trouble: tier.trouble().map(|trouble| trouble.to_string()),
+            },
+            None => ObjectStatus { url: url.clone(), reads: false, writes: false, trouble: error.clone() },
+        }
+    }
+}

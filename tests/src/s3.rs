@@ -1,0 +1,82 @@
+//! A real server that speaks S3, as a process of its own: `moto_server`, which `tests/run` installs from PyPI.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+/// The server, with an empty bucket `larder`. Dropping it kills it.
+pub struct S3Server {
+    process: Child,
+    address: String,
+}
+
+impl S3Server {
+    /// Starts it; `None` where it is not installed.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn start() -> anyhow::Result<Option<Self>> {
+        let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/venv/bin/moto_server");
+        let program = if Path::new(installed).exists() { installed } else { "moto_server" };
+        let mut command = Command::new(program);
+        command.args(["-H", "127.0.0.1", "-p", "0"]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let Ok(mut process) = command.spawn() else { return Ok(None) };
+        let mut lines = BufReader::new(process.stderr.take().context("its error output is piped")?).lines();
+        let said =
+            |line: std::io::Result<String>| Some(line.ok()?.split_once("Running on http://")?.1.to_owned());
+        let address = lines.find_map(said);
+        // What it says later is read, so that it never waits for that.
+        std::thread::spawn(move || lines.for_each(drop));
+        let address = address.context("it says where it listens")?.trim().to_owned();
+        let server = Self { process, address };
+        server.make_bucket()?;
+        Ok(Some(server))
+    }
+
+    /// The part of a node's configuration that names a bucket there.
+    #[must_use]
+    pub fn config(&self, bucket: &str) -> String {
+        format!(
+            "[object]\nurl = \"s3://{bucket}/some/prefix\"\nendpoint = \"http://{}\"\nallow_http = true\n\
+             find_deadline_ms = 5000\nsettings = {{ region = \"us-east-1\", access_key_id = \"id\", \
+             secret_access_key = \"confidential\" }}\n",
+            self.address
+        )
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// Where it cannot be signalled.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    fn make_bucket(&self) -> anyhow::Result<()> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        let authorization = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, \
+             SignedHeaders=host, Signature=0";
+        let host = &self.address;
+        write!(
+            stream,
+            "PUT /larder HTTP/1.1\r\nHost: {host}\r\nAuthorization: {authorization}\r\n\
+             Content-Length: 0\r\nConnection: close\r\n\r\n"
+        )?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said)?;
+        ensure!(said.starts_with("HTTP/1.1 200"), "no bucket was made: {said}");
+        Ok(())
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.kill();
+    }
+}
