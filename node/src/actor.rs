@@ -10,6 +10,7 @@ mod disk;
 mod gather;
 mod peers;
 mod prefetch;
+mod siblings;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -37,6 +38,7 @@ use crate::exchange::SetPolicy;
 use crate::metrics::{ActorMetrics, Hit, Movement, TenantRates};
 use crate::record::Recorder;
 use crate::reuse;
+use crate::siblings::Siblings;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{self, FetchId, Refused, Store, Usage};
@@ -56,6 +58,8 @@ pub struct GpuActor {
     renewals: Vec<Renewal>,
     /// Where lookups are recorded.
     recorder: Option<Recorder>,
+    /// Other actors of this node, where there are any.
+    siblings: Option<Siblings>,
     /// Other nodes, where there are any.
     peers: Option<Peers>,
     /// Where events are told.
@@ -91,6 +95,8 @@ pub struct Parts {
     pub tenants: Arc<[String]>,
     /// Where lookups are recorded.
     pub recorder: Option<Recorder>,
+    /// Other actors of this node, where there are any.
+    pub siblings: Option<Siblings>,
     /// Other nodes, where there are any.
     pub peers: Option<Peers>,
     /// Where events are told.
@@ -190,7 +196,8 @@ impl GpuActor {
     /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed, disk } = parts;
+        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, siblings, peers, feed, disk } =
+            parts;
         store.keep_journal();
         let (sender, receiver) = mpsc::unbounded_channel();
         Self {
@@ -203,6 +210,7 @@ impl GpuActor {
             windows: HashMap::new(),
             renewals: Vec::new(),
             recorder,
+            siblings,
             peers,
             feed,
             waiting: HashMap::new(),

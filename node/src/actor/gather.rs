@@ -14,13 +14,15 @@ use crate::disk::ChunkKey;
 use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
 use crate::metrics::Placed;
 use crate::placement::{Placement, place};
+use crate::siblings::{SIBLING_DEADLINE, THIS_NODE};
 use crate::store::ids::SessionId;
 use crate::store::{Came, Checksums, FetchId, LookupOptions, Refused, Source, Walk, Wanted};
+use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
-use larder_protocol::Fingerprint;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lease, Lookup, Response, Tier};
 use larder_protocol::table::Holder;
+use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
 /// A chunk that is being fetched.
@@ -99,10 +101,7 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let walk = self.store.find(session, ask.namespace, &ask.chain)?;
-        let absent = match &self.peers {
-            Some(_) => walk.absent(ask.chain.len()),
-            None => Vec::new(),
-        };
+        let absent = if self.has_others() { walk.absent(ask.chain.len()) } else { Vec::new() };
         let Some(asking) = self.ask_holders(ask.namespace, &ask.chain, &absent) else {
             if walk.needs_disk() {
                 self.gather(session, &ask, &[], &[], asked, ctx);
@@ -121,7 +120,7 @@ impl GpuActor {
     /// Positions that a lookup could use, that are not here, and that other nodes may be asked for.
     pub(super) fn worth_asking(&self, ask: &Lookup, walk: &Walk) -> Vec<u32> {
         let may_ask = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Peer);
-        if self.peers.is_none() || !may_ask || ask.skip_read {
+        if !self.has_others() || !may_ask || ask.skip_read {
             return Vec::new();
         }
         let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
@@ -134,10 +133,24 @@ impl GpuActor {
         chain: &larder_protocol::Chain,
         absent: &[u32],
     ) -> Option<impl Future<Output = Result<Vec<Holders>, MailboxError>> + use<>> {
-        let peers = self.peers.as_ref().filter(|_| !absent.is_empty())?;
         let fingerprint = self.store.fingerprint(namespace)?;
-        let chunks = absent.iter().map(|&position| chain.chunk(position as usize)).collect();
-        Some(peers.holders.send(AskHolders { fingerprint, chunks }))
+        let chunks: Vec<ChunkRef> = absent.iter().map(|&position| chain.chunk(position as usize)).collect();
+        let mut holders = self.sibling_holders(&fingerprint, &chunks);
+        let is_unheld = |at: &usize| holders[*at].is_empty();
+        let unheld: Vec<usize> = (0..chunks.len()).filter(is_unheld).collect();
+        let asking = self.peers.as_ref().filter(|_| !unheld.is_empty()).map(|peers| {
+            let chunks = unheld.iter().map(|&at| chunks[at]).collect();
+            peers.holders.send(AskHolders { fingerprint, chunks })
+        });
+        if asking.is_none() && unheld.len() == chunks.len() {
+            return None;
+        }
+        Some(async move {
+            if let Some(asking) = asking {
+                unheld.into_iter().zip(asking.await?).for_each(|(at, others)| holders[at] = others);
+            }
+            Ok(holders)
+        })
     }
 
     fn look_up(
@@ -177,9 +190,15 @@ impl GpuActor {
         Ok(found)
     }
 
+    /// How long chunks may take to come from other actors, of this node or others.
+    fn peers_deadline(&self) -> Duration {
+        let siblings = self.siblings.as_ref().map_or(Duration::ZERO, |_| SIBLING_DEADLINE);
+        self.peers.as_ref().map_or(siblings, |peers| peers.deadline)
+    }
+
     /// How long chunks may take to come from where they are.
     pub(super) fn load_deadline(&self) -> Duration {
-        let peers = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        let peers = self.peers_deadline();
         self.disk.as_ref().map_or(peers, |disk| disk.deadline.max(peers))
     }
 
@@ -241,7 +260,7 @@ impl GpuActor {
         until: Duration,
         ctx: &mut Context<Self>,
     ) {
-        let peers_deadline = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        let peers_deadline = self.peers_deadline();
         let deadline = match class {
             Class::Decode => until.min(self.clock.elapsed() + peers_deadline),
             // Nobody waits: it has as long as the ticket lives.
@@ -287,7 +306,9 @@ impl GpuActor {
                 chunks.push(fetch.wanted.chunk);
             }
         }
-        let Some(peers) = &self.peers else { return };
+        let Some(peers) = &self.peers else {
+            return ids.into_iter().for_each(|id| self.did_not_come(id));
+        };
         let asking = peers.holders.send(AskHolders { fingerprint, chunks });
         let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
             for (id, holders) in ids.iter().zip(holders.unwrap_or_default()) {
@@ -355,7 +376,7 @@ impl GpuActor {
     fn order_fetch(&mut self, holder: Holder, ids: Vec<FetchId>, now: Duration, ctx: &mut Context<Self>) {
         let fetches: Vec<&Fetch> = ids.iter().filter_map(|id| self.fetching.get(id)).collect();
         let Some(first) = fetches.first() else { return };
-        let most = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        let most = self.peers_deadline();
         let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(now).min(most));
         let bytes: u64 = fetches.iter().map(|fetch| fetch.bytes()).sum();
         let chunks = fetches.iter().map(|fetch| self.fetch_chunk(&fetch.wanted)).collect();
@@ -364,8 +385,7 @@ impl GpuActor {
         let (cancel, cancelled) = oneshot::channel();
         let (waits, cancelled) = (class.subscribe(), Some(cancelled));
         let order = FetchOrder { holder, fingerprint, chunks, deadline, class: waits, cancelled };
-        let Some(peers) = &self.peers else { return };
-        let Ok(coming) = (peers.fetch)(order) else {
+        let Some(coming) = self.order_from(order) else {
             // Too many fetches are under way: asking another node would meet the same queue.
             ids.into_iter().for_each(|id| self.did_not_come(id));
             return;
@@ -379,12 +399,21 @@ impl GpuActor {
             }
         });
         self.meters.peer(holder).ordered(bytes, now);
-        let finish = coming.into_actor(self).map(move |came, actor, ctx| {
+        let finish = coming.map(move |came, actor, ctx| {
             actor.peer_orders.remove(&number);
-            let came = came.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+            let came = came.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
             actor.fetched(holder, ids.into_iter().zip(came).collect(), ctx);
         });
         ctx.spawn(finish);
+    }
+
+    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` where there are too many.
+    fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Fetched>>> {
+        if order.holder.node == THIS_NODE {
+            return Some(self.fetch_from_sibling(order));
+        }
+        let coming = (self.peers.as_ref()?.fetch)(order).ok()?;
+        Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
     }
 
     fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
@@ -410,6 +439,7 @@ impl GpuActor {
                     let came = Came { checksums, pools, reads, is_on_disk_elsewhere: is_on_disk };
                     self.came(id, holder, came);
                 }
+                Some(Fetched::NotHeld) if holder.node == THIS_NODE => again.push(id),
                 Some(Fetched::NotHeld) => {
                     stale.extend(self.fetching.get(&id).map(|fetch| (fetch.fingerprint, fetch.wanted.chunk)));
                     again.push(id);
@@ -454,6 +484,10 @@ impl GpuActor {
         let Some(fetch) = self.fetching.remove(&id) else { return };
         let placement = place(fetch.copies, came.reads, came.is_on_disk_elsewhere);
         let kept = match placement {
+            Placement::Migrate if holder.node == THIS_NODE => {
+                self.moved_from_sibling(holder.device, fetch.fingerprint, fetch.wanted.chunk.hash);
+                Some(ChangeKind::Gained)
+            }
             Placement::Migrate => Some(ChangeKind::MovedFrom(holder)),
             Placement::Replicate => Some(ChangeKind::Gained),
             Placement::Pass => None,
