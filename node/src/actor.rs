@@ -13,6 +13,7 @@ mod locate;
 mod object;
 mod peers;
 mod prefetch;
+mod siblings;
 mod traces;
 
 use std::collections::HashMap;
@@ -44,6 +45,7 @@ use crate::exchange::SetPolicy;
 use crate::metrics::{ActorMetrics, Hit, Movement, TenantRates};
 use crate::record::Recorder;
 use crate::reuse;
+use crate::siblings::Siblings;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{self, FetchId, Refused, Store, Usage};
@@ -63,6 +65,8 @@ pub struct GpuActor {
     renewals: Vec<Renewal>,
     /// Where lookups are recorded.
     recorder: Option<Recorder>,
+    /// Other actors of this node, where there are any.
+    siblings: Option<Siblings>,
     /// Other nodes, where there are any.
     peers: Option<Peers>,
     /// Where events are told.
@@ -100,6 +104,8 @@ pub struct Parts {
     pub tenants: Arc<[String]>,
     /// Where lookups are recorded.
     pub recorder: Option<Recorder>,
+    /// Other actors of this node, where there are any.
+    pub siblings: Option<Siblings>,
     /// Other nodes, where there are any.
     pub peers: Option<Peers>,
     /// Where events are told.
@@ -203,8 +209,8 @@ impl GpuActor {
     /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, peers, feed, disk, object } =
-            parts;
+        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, feed, .. } = parts;
+        let (siblings, peers, disk, object) = (parts.siblings, parts.peers, parts.disk, parts.object);
         store.keep_journal();
         let (sender, receiver) = mpsc::unbounded_channel();
         Self {
@@ -217,6 +223,7 @@ impl GpuActor {
             windows: HashMap::new(),
             renewals: Vec::new(),
             recorder,
+            siblings,
             peers,
             feed,
             waiting: HashMap::new(),

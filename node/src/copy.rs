@@ -1,4 +1,4 @@
-//! The copy lane: threads that move blocks from write windows into the arena, with their checksums.
+//! The copy lane: threads that move blocks into the arena, with their checksums: from write windows, and from siblings.
 //!
 //! The same threads give extents new memory. Nothing here decides anything: an order says which bytes go where, and its
 //! completion comes back on a channel of its own, so a completion can never be refused.
@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use bytes::Bytes;
 use larder_protocol::checksum::{BlockKey, RangeChecksum, block_checksum, block_ranges};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -51,6 +52,10 @@ pub struct Move {
     pub key: BlockKey,
 }
 
+/// Blocks to copy from memory that nobody writes meanwhile. All places that they go to are known to lie within their memory.
+#[derive(Debug)]
+pub struct ImportOrder(Vec<(Bytes, Move)>);
+
 /// The checksums of one block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockChecksums {
@@ -69,6 +74,7 @@ pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>
 
 enum Job {
     Copy(CopyOrder, oneshot::Sender<Vec<BlockChecksums>>),
+    Import(ImportOrder, oneshot::Sender<Vec<BlockChecksums>>),
     Renew(Renewal, oneshot::Sender<Result<Arc<ExtentMemory>, MemoryError>>),
 }
 
@@ -96,6 +102,18 @@ impl CopyLane {
         let (done, completion) = oneshot::channel();
         match self.send(Job::Copy(order, done)) {
             Err(Job::Copy(order, _)) => Err(order),
+            _ => Ok(completion),
+        }
+    }
+
+    /// Hands blocks that come from elsewhere to the threads.
+    ///
+    /// # Errors
+    /// The order, where the queue is full: nothing was done.
+    pub fn import(&self, order: ImportOrder) -> Result<CopyDone, ImportOrder> {
+        let (done, completion) = oneshot::channel();
+        match self.send(Job::Import(order, done)) {
+            Err(Job::Import(order, _)) => Err(order),
             _ => Ok(completion),
         }
     }
@@ -172,7 +190,45 @@ impl CopyOrder {
     }
 }
 
+impl ImportOrder {
+    /// Blocks and where each goes; a move's `source` means nothing here.
+    ///
+    /// # Errors
+    /// Where a place is not within its extent, or the block has another size.
+    ///
+    /// # Panics
+    /// Where a layer range has no bytes.
+    pub fn new(blocks: Vec<(Bytes, Move)>) -> Result<Self, OutOfBounds> {
+        for (bytes, to) in &blocks {
+            assert!(to.range_bytes > 0, "a layer range has at least one layer");
+            to.extent.check(to.offset, to.bytes.max(bytes.len() as u64))?;
+        }
+        Ok(Self(blocks))
+    }
+
+    /// Copies and sums the blocks on the calling thread. One of another size than its place has the checksums of what came.
+    fn perform(&self) -> Vec<BlockChecksums> {
+        self.0.iter().map(|(bytes, to)| to.import(bytes)).collect()
+    }
+}
+
 impl Move {
+    fn import(&self, from: &Bytes) -> BlockChecksums {
+        let ranges = block_ranges(from.len() as u64, self.range_bytes).map(|range| {
+            let mut checksum = RangeChecksum::new();
+            for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
+                let start = range.start + piece.start;
+                let bytes = &from[start as usize..][..(piece.end - piece.start) as usize];
+                let copied = self.extent.copy_in(self.offset + start, bytes);
+                copied.expect("the order's places were checked when it was made");
+                checksum.update(bytes);
+            }
+            checksum.finish()
+        });
+        let ranges: SmallVec<[u64; 1]> = ranges.collect();
+        BlockChecksums { whole: block_checksum(&self.key, &ranges), ranges }
+    }
+
     fn perform(&self, window: Option<&Window>) -> BlockChecksums {
         let ranges = block_ranges(self.bytes, self.range_bytes);
         let ranges: SmallVec<[u64; 1]> = ranges
@@ -233,6 +289,7 @@ impl Job {
         // Where nobody waits any more there is nobody to tell.
         match self {
             Self::Copy(order, done) => drop(done.send(order.perform())),
+            Self::Import(order, done) => drop(done.send(order.perform())),
             Self::Renew(renewal, done) => drop(done.send(renewal.perform())),
         }
     }

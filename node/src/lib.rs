@@ -24,6 +24,7 @@ pub mod record;
 pub mod reuse;
 mod server;
 pub mod session;
+pub mod siblings;
 pub mod store;
 pub mod threads;
 pub mod window;

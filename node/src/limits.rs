@@ -235,6 +235,9 @@ pub const COPY_QUEUE_ORDERS: usize = 64;
 /// The part of an arena that blocks of other nodes may take while they pass through, as a divisor.
 pub const PASSING_SHARE: u64 = 4;
 
+/// Memory of an actor for what comes from its siblings, where no cluster says how much is for others.
+pub const SIBLING_STAGING_BYTES: u64 = 256 << 20;
+
 /// Orders that may wait for one disk: more than a lease of the longest prompt asks for.
 pub const DISK_QUEUE_ORDERS: usize = 8_192;
 

@@ -33,6 +33,7 @@ use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
 use crate::record::{RecordLimits, Recorder};
 use crate::session::{Listener, Listening, SessionActor, SessionSettings};
+use crate::siblings::{Sibling, Siblings};
 use crate::store::Store;
 use crate::store::ids::TenantId;
 use crate::threads;
@@ -284,14 +285,22 @@ async fn start_actors(
     hardware: &mut HardwareStatus,
 ) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>), ServeError> {
     let (mut actors, mut feeds) = (Vec::new(), Vec::new());
+    let addresses = Arc::<OnceLock<Vec<Sibling>>>::default();
+    let mut siblings = Siblings::of(limits.len() as u16, &addresses).into_iter().filter(|_| limits.len() > 1);
     for (device, limits) in (0..).zip(limits) {
         let feed = Feed::new(device);
         let peers = cluster.and_then(|cluster| cluster.peers(device));
-        let (actor, arbiter, got) = start_actor(device, limits, shared, feed.clone(), peers).await?;
+        let (actor, arbiter, got) =
+            start_actor(device, limits, shared, feed.clone(), siblings.next(), peers).await?;
         actors.push((actor, arbiter));
         feeds.push(feed);
         hardware.devices.push(got);
     }
+    let sibling = |(actor, _): &(SessionActor, Arbiter)| Sibling {
+        blocks: actor.address.clone().recipient(),
+        give_up: actor.address.clone().recipient(),
+    };
+    _ = addresses.set(actors.iter().map(sibling).collect());
     Ok((actors, feeds))
 }
 
@@ -301,6 +310,7 @@ async fn start_actor(
     limits: &ActorLimits,
     Shared { metrics, clock, tenants, recorder, objects }: &Shared,
     feed: Feed,
+    siblings: Option<Siblings>,
     peers: Option<Peers>,
 ) -> Result<(SessionActor, Arbiter, DeviceHardware), ServeError> {
     let arena_limits = limits.arena.clone();
@@ -328,6 +338,7 @@ async fn start_actor(
         clock: *clock,
         tenants: Arc::clone(tenants),
         recorder: recorder.clone(),
+        siblings,
         peers,
         feed,
         disk,

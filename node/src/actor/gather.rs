@@ -15,8 +15,10 @@ use crate::disk::ChunkKey;
 use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
 use crate::metrics::Placed;
 use crate::placement::{Placement, place};
+use crate::siblings::{SIBLING_DEADLINE, THIS_NODE};
 use crate::store::ids::SessionId;
 use crate::store::{Came, Checksums, FetchId, LookupOptions, Refused, Source, Walk, Wanted};
+use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
 use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::Fingerprint;
@@ -133,7 +135,7 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
         let walk = self.store.find(session, ask.namespace, &ask.chain)?;
-        let missing = self.missing(&walk, ask.chain.len(), true, true);
+        let missing = self.missing(&walk, ask.chain.len());
         match self.locate(ask.namespace, &ask.chain, missing, &asked.trace) {
             Locating::Known(located) if walk.needs_disk() || !located.stored.is_empty() => {
                 self.gather(session, &ask, &located, asked, ctx);
@@ -189,12 +191,18 @@ impl GpuActor {
         Ok(found)
     }
 
+    /// How long chunks may take to come from other actors, of this node or others.
+    fn peers_deadline(&self) -> Duration {
+        let siblings = self.siblings.as_ref().map_or(Duration::ZERO, |_| SIBLING_DEADLINE);
+        self.peers.as_ref().map_or(siblings, |peers| peers.deadline)
+    }
+
     /// How long chunks may take to come from where they are.
     pub(super) fn load_deadline(&self) -> Duration {
-        let peers = self.peers.as_ref().map(|peers| peers.deadline);
+        let others = (self.peers.is_some() || self.siblings.is_some()).then(|| self.peers_deadline());
         let (disk, objects) = (self.disk.as_ref(), self.objects.as_ref());
-        let others = [disk.map(|disk| disk.deadline), objects.map(|objects| objects.deadline)];
-        peers.into_iter().chain(others.into_iter().flatten()).max().unwrap_or_default()
+        let below = [disk.map(|disk| disk.deadline), objects.map(|objects| objects.deadline)];
+        others.into_iter().chain(below.into_iter().flatten()).max().unwrap_or_default()
     }
 
     /// Starts to read and fetch what a lease needs.
@@ -259,7 +267,7 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) {
         let Errand { class, until, trace } = errand;
-        let peers_deadline = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        let peers_deadline = self.peers_deadline();
         let deadline = match class {
             Class::Decode => until.min(self.clock.elapsed() + peers_deadline),
             // Nobody waits: it has as long as the ticket lives.
@@ -273,7 +281,7 @@ impl GpuActor {
             let (candidates, ids, trace) = match wanted.from {
                 Source::Disk => (Holders::default(), &mut on_disk, &disk_trace),
                 Source::Object => (Holders::default(), &mut stored, &object_trace),
-                Source::Peer => (located.holders(wanted.position), &mut held, trace),
+                Source::Sibling | Source::Peer => (located.holders(wanted.position), &mut held, trace),
             };
             ids.push(wanted.fetch);
             let fetch = Fetch::new(wanted, fingerprint, class, candidates, deadline, trace.clone());
@@ -301,7 +309,9 @@ impl GpuActor {
                 chunks.push(fetch.wanted.chunk);
             }
         }
-        let Some(peers) = &self.peers else { return };
+        let Some(peers) = &self.peers else {
+            return self.order_fetches(ids, ctx);
+        };
         let asking = peers.holders.send(AskHolders { fingerprint, chunks, trace });
         let finish = asking.into_actor(self).map(move |holders, actor, ctx| {
             for (id, holders) in ids.iter().zip(holders.unwrap_or_default()) {
@@ -373,7 +383,7 @@ impl GpuActor {
     fn order_fetch(&mut self, holder: Holder, ids: Vec<FetchId>, now: Duration, ctx: &mut Context<Self>) {
         let fetches: Vec<&Fetch> = ids.iter().filter_map(|id| self.fetching.get(id)).collect();
         let Some(first) = fetches.first() else { return };
-        let most = self.peers.as_ref().map_or(Duration::ZERO, |peers| peers.deadline);
+        let most = self.peers_deadline();
         let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(now).min(most));
         let bytes: u64 = fetches.iter().map(|fetch| fetch.bytes()).sum();
         let chunks = fetches.iter().map(|fetch| self.fetch_chunk(&fetch.wanted)).collect();
@@ -384,8 +394,7 @@ impl GpuActor {
         let trace = first.trace.child(SpanKind::Internal, "fetch");
         trace.count("larder.bytes", bytes);
         let order = FetchOrder { holder, fingerprint, chunks, deadline, class: waits, cancelled, trace };
-        let Some(peers) = &self.peers else { return };
-        let Ok(coming) = (peers.fetch)(order) else {
+        let Some(coming) = self.order_from(order) else {
             // Too many fetches are under way: asking another node would meet the same queue.
             ids.into_iter().for_each(|id| self.did_not_come(id));
             return;
@@ -399,12 +408,21 @@ impl GpuActor {
             }
         });
         self.meters.peer(holder).ordered(bytes, now);
-        let finish = coming.into_actor(self).map(move |came, actor, ctx| {
+        let finish = coming.map(move |came, actor, ctx| {
             actor.peer_orders.remove(&number);
-            let came = came.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+            let came = came.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
             actor.fetched(holder, ids.into_iter().zip(came).collect(), ctx);
         });
         ctx.spawn(finish);
+    }
+
+    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` where there are too many.
+    fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Fetched>>> {
+        if order.holder.node == THIS_NODE {
+            return Some(self.fetch_from_sibling(order));
+        }
+        let coming = (self.peers.as_ref()?.fetch)(order).ok()?;
+        Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
     }
 
     fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
@@ -431,6 +449,7 @@ impl GpuActor {
                         Came { checksums, pools, reads, is_on_disk_elsewhere: is_on_disk, is_stored: false };
                     self.came(id, holder, came);
                 }
+                Some(Fetched::NotHeld) if holder.node == THIS_NODE => again.push(id),
                 Some(Fetched::NotHeld) => {
                     stale.extend(self.fetching.get(&id).map(|fetch| (fetch.fingerprint, fetch.wanted.chunk)));
                     again.push(id);
@@ -475,6 +494,10 @@ impl GpuActor {
         let Some(fetch) = self.fetching.remove(&id) else { return };
         let placement = place(fetch.copies, came.reads, came.is_on_disk_elsewhere);
         let kept = match placement {
+            Placement::Migrate if holder.node == THIS_NODE => {
+                self.moved_from_sibling(holder.device, fetch.fingerprint, fetch.wanted.chunk.hash);
+                Some(ChangeKind::Gained)
+            }
             Placement::Migrate => Some(ChangeKind::MovedFrom(holder)),
             Placement::Replicate => Some(ChangeKind::Gained),
             Placement::Pass => None,

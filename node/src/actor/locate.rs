@@ -1,22 +1,24 @@
-//! Where chunks are that are not on this node: peers, by the directory, then the object store for what no peer has.
+//! Where chunks are that this actor does not have: siblings, peers by the directory, then the object store for the rest.
 
 use std::future::Future;
 
 use actix::fut::{self, LocalBoxActorFuture};
 use actix::prelude::*;
 use larder_client::trace::{SpanKind, Trace};
-use larder_protocol::Chain;
 use larder_protocol::session::{Lookup, Tier};
 use larder_protocol::table::Holder;
+use larder_protocol::{Chain, ChunkRef};
 
 use super::GpuActor;
 use crate::directory::{AskHolders, Holders};
+use crate::siblings::THIS_NODE;
 use crate::store::{Source, Walk};
 
 /// Positions of a chain that are not on this node, and who may be asked for them.
 #[derive(Debug, Default)]
 pub(super) struct Missing {
     positions: Vec<u32>,
+    from_siblings: bool,
     from_peers: bool,
     from_objects: bool,
 }
@@ -48,8 +50,9 @@ impl Located {
             sources[position as usize] = Some(Source::Object);
         }
         for (&position, holders) in self.positions.iter().zip(&self.holders) {
-            if !holders.is_empty() {
-                sources[position as usize] = Some(Source::Peer);
+            if let Some(first) = holders.first() {
+                let is_sibling = first.node == THIS_NODE;
+                sources[position as usize] = Some(if is_sibling { Source::Sibling } else { Source::Peer });
             }
         }
         sources
@@ -93,24 +96,24 @@ impl GpuActor {
         let may_ask = |tier| ask.tiers.is_empty() || ask.tiers.contains(&tier);
         let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
         let chunks = usable.map_or(0, |usable| usable.chunks);
-        self.missing(walk, chunks, may_ask(Tier::Peer), may_ask(Tier::Object))
+        let mut missing = self.missing(walk, chunks);
+        missing.from_siblings &= may_ask(Tier::Host);
+        missing.from_peers &= may_ask(Tier::Peer);
+        missing.from_objects &= may_ask(Tier::Object);
+        missing
     }
 
     /// What of a walk's first chunks is not here.
-    pub(super) fn missing(
-        &self,
-        walk: &Walk,
-        chunks: usize,
-        from_peers: bool,
-        from_objects: bool,
-    ) -> Missing {
-        let (from_peers, from_objects) =
-            (from_peers && self.peers.is_some(), from_objects && self.objects.is_some());
-        let positions = if from_peers || from_objects { walk.absent(chunks) } else { Vec::new() };
-        Missing { positions, from_peers, from_objects }
+    pub(super) fn missing(&self, walk: &Walk, chunks: usize) -> Missing {
+        let (from_siblings, from_peers) = (self.siblings.is_some(), self.peers.is_some());
+        let from_objects = self.objects.is_some();
+        let is_askable = from_siblings || from_peers || from_objects;
+        let positions = if is_askable { walk.absent(chunks) } else { Vec::new() };
+        Missing { positions, from_siblings, from_peers, from_objects }
     }
 
-    /// Asks where the missing chunks are, one after the other: the directory, then the object store for the rest.
+    /// Asks where the missing chunks are, one after the other: the map of this node, the directory for the rest, then the
+    /// object store.
     pub(super) fn locate(
         &mut self,
         namespace: u32,
@@ -118,8 +121,9 @@ impl GpuActor {
         missing: Missing,
         trace: &Trace,
     ) -> Locating {
-        let Missing { positions, from_peers, from_objects } = missing;
-        let asking = if from_peers { self.ask_holders(namespace, chain, &positions, trace) } else { None };
+        let from_objects = missing.from_objects;
+        let asking = self.ask_holders(namespace, chain, &missing, trace);
+        let positions = missing.positions;
         let mut located = Located { positions, ..Located::default() };
         let Some(asking) = asking else {
             return match from_objects {
@@ -138,17 +142,38 @@ impl GpuActor {
         Locating::Asked(Box::pin(asked))
     }
 
+    /// Finds which actors have the missing chunks, of this node or others; `None` where it is known at once that none has.
     fn ask_holders(
         &self,
         namespace: u32,
         chain: &Chain,
-        absent: &[u32],
+        missing: &Missing,
         trace: &Trace,
     ) -> Option<impl Future<Output = Result<Vec<Holders>, MailboxError>> + use<>> {
-        let peers = self.peers.as_ref().filter(|_| !absent.is_empty())?;
         let fingerprint = self.store.fingerprint(namespace)?;
-        let chunks = absent.iter().map(|&position| chain.chunk(position as usize)).collect();
-        let trace = trace.child(SpanKind::Internal, "find_holders");
-        Some(peers.holders.send(AskHolders { fingerprint, chunks, trace }))
+        let chunk = |&position: &u32| chain.chunk(position as usize);
+        let chunks: Vec<ChunkRef> = missing.positions.iter().map(chunk).collect();
+        let siblings = self.siblings.as_ref().filter(|_| missing.from_siblings);
+        let of_siblings = |chunk: &ChunkRef| match siblings {
+            Some(siblings) => siblings.holders(&fingerprint, &chunk.hash),
+            None => Holders::default(),
+        };
+        let mut holders: Vec<Holders> = chunks.iter().map(of_siblings).collect();
+        let unheld: Vec<usize> = (0..chunks.len()).filter(|&at| holders[at].is_empty()).collect();
+        let peers = self.peers.as_ref().filter(|_| missing.from_peers && !unheld.is_empty());
+        if peers.is_none() && unheld.len() == chunks.len() {
+            return None;
+        }
+        let asking = peers.map(|peers| {
+            let chunks = unheld.iter().map(|&at| chunks[at]).collect();
+            let trace = trace.child(SpanKind::Internal, "find_holders");
+            peers.holders.send(AskHolders { fingerprint, chunks, trace })
+        });
+        Some(async move {
+            if let Some(asking) = asking {
+                unheld.into_iter().zip(asking.await?).for_each(|(at, others)| holders[at] = others);
+            }
+            Ok(holders)
+        })
     }
 }

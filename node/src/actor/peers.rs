@@ -63,7 +63,11 @@ impl GpuActor {
 
     /// Sees to it that others hear soon of what was gained and lost: a few milliseconds make one message of many.
     fn tell_changes(&mut self, ctx: &mut Context<Self>) {
-        self.untold.changes.extend(self.store.take_changes());
+        let changes = self.store.take_changes();
+        if let Some(siblings) = &self.siblings {
+            siblings.note(&changes);
+        }
+        self.untold.changes.extend(changes);
         if !self.untold.is_scheduled && (self.untold.is_lost || !self.untold.changes.is_empty()) {
             self.untold.is_scheduled = true;
             ctx.run_later(TELL_AFTER, |actor, ctx| {

@@ -183,6 +183,11 @@ impl WriteOrder {
 }
 
 impl ReadOrder {
+    /// Bytes that are wanted.
+    pub(super) fn bytes(&self) -> u64 {
+        self.destinations.iter().map(|place| place.bytes).sum()
+    }
+
     /// The order to read a chunk: all its blocks, or some. The places belong to the order until its answer.
     ///
     /// # Errors

@@ -67,6 +67,7 @@ impl DiskTier {
         let work = Work {
             volume,
             jobs,
+            deferred: None,
             is_closed: Arc::clone(&is_closed),
             metrics: metrics.clone(),
             clock: Clock::start(),
@@ -182,6 +183,8 @@ impl Drop for DiskTier {
 struct Work {
     volume: Volume,
     jobs: Receiver<Job>,
+    /// What came among reads and is none.
+    deferred: Option<Job>,
     is_closed: Arc<AtomicBool>,
     metrics: DiskMetrics,
     clock: Clock,
@@ -201,7 +204,7 @@ impl Work {
             match self.wait() {
                 Ok(first) => {
                     let batch = self.batch(first);
-                    self.guard(|volume| volume.perform(batch));
+                    self.perform(batch);
                     if self.scrub.is_overdue(self.clock.elapsed()) {
                         self.scrub_next();
                     }
@@ -214,7 +217,10 @@ impl Work {
     }
 
     /// The next job; a timeout where there is something else to do.
-    fn wait(&self) -> Result<Job, RecvTimeoutError> {
+    fn wait(&mut self) -> Result<Job, RecvTimeoutError> {
+        if let Some(job) = self.deferred.take() {
+            return Ok(job);
+        }
         if self.volume.wants_eviction() {
             return match self.jobs.try_recv() {
                 Ok(job) => Ok(job),
@@ -242,6 +248,29 @@ impl Work {
         batch
     }
 
+    /// Carries a batch out, and reads that come while it is read, up to a bound: writes wait no longer than that.
+    fn perform(&mut self, batch: Vec<Job>) {
+        let Self { volume, jobs, deferred, .. } = self;
+        let mut bytes = 0;
+        let mut more = || {
+            if deferred.is_some() || bytes >= BATCH_READ_BYTES {
+                return None;
+            }
+            match jobs.try_recv().ok()? {
+                Job::Read(reading) => {
+                    bytes += reading.0.bytes();
+                    Some(reading)
+                }
+                job => {
+                    *deferred = Some(job);
+                    None
+                }
+            }
+        };
+        let performed = catch_unwind(AssertUnwindSafe(|| volume.perform(batch, &mut more)));
+        self.follow(performed.is_ok());
+    }
+
     /// What is done while there are no orders, a little at a time.
     fn work_ahead(&mut self) {
         if self.volume.wants_eviction() {
@@ -260,12 +289,18 @@ impl Work {
     /// Lets the volume work. A panic closes the tier, and nothing else.
     fn guard(&mut self, work: impl FnOnce(&mut Volume)) {
         let volume = &mut self.volume;
-        if catch_unwind(AssertUnwindSafe(|| work(volume))).is_err() {
+        let worked = catch_unwind(AssertUnwindSafe(|| work(volume)));
+        self.follow(worked.is_ok());
+    }
+
+    /// After work that may have failed, or panicked: a tier that is closed refuses what waits.
+    fn follow(&mut self, has_worked: bool) {
+        if !has_worked {
             self.volume.close(&std::io::Error::other("the disk thread panicked"));
         }
         if self.volume.is_closed() {
             self.is_closed.store(true, Ordering::Release);
-            while let Ok(job) = self.jobs.try_recv() {
+            while let Some(job) = self.deferred.take().or_else(|| self.jobs.try_recv().ok()) {
                 job.refuse(&self.metrics);
             }
         }
@@ -305,6 +340,9 @@ const BATCH_WRITE_BYTES: u64 = 64 << 20;
 
 /// How long orders go before the scrubber.
 const SCRUB_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes of reads that may join a batch while it is carried out.
+const BATCH_READ_BYTES: u64 = 64 << 20;
 
 /// Until the scrubber of an empty tier looks again.
 const NOTHING_TO_SCRUB: Duration = Duration::from_secs(1);

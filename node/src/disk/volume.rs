@@ -18,8 +18,7 @@ mod transfers;
 mod write;
 
 pub(crate) use check::{Check, Damage};
-use read::Reading;
-pub(crate) use read::{answer, place_blocks};
+pub(crate) use read::{Reading, answer, place_blocks};
 use transfers::Transfers;
 use write::{Pending, Writing};
 
@@ -81,14 +80,15 @@ impl Volume {
     }
 
     /// Carries jobs out: reads first, since somebody waits for them; then the others in their order. One sync serves all
-    /// writes. Each is answered, whatever happens.
-    pub(crate) fn perform(&mut self, jobs: Vec<Job>) {
+    /// writes. Each is answered, whatever happens. `more` gives reads that came since: they join while the drive still works on
+    /// the others, so that it is not idle between batches.
+    pub(crate) fn perform(&mut self, jobs: Vec<Job>, more: &mut dyn FnMut() -> Option<Reading>) {
         let (reads, others): (Vec<Job>, Vec<Job>) =
             jobs.into_iter().partition(|job| matches!(job, Job::Read(_)));
         let mut others = VecDeque::from(others);
         let reads =
             reads.into_iter().filter_map(|job| if let Job::Read(read) = job { Some(read) } else { None });
-        self.guard(|volume| volume.read_all(reads.collect()));
+        self.guard(|volume| volume.read_all(reads.collect(), more));
         while let Some(job) = others.pop_front() {
             self.guard(|volume| volume.perform_one(job));
         }
@@ -154,7 +154,7 @@ impl Volume {
         match job {
             Job::Write((_, done)) if self.is_closed => self.answer_write(done, WriteAnswer::Closed),
             Job::Write(writing) => self.write(writing)?,
-            Job::Read(reading) => self.read_all(vec![reading])?,
+            Job::Read(reading) => self.read_all(vec![reading], &mut || None)?,
             Job::Touch(keys) => keys.iter().for_each(|key| self.log.touch(key)),
             Job::Forget(key, done) => {
                 // What is being written is not there yet.

@@ -16,7 +16,7 @@ use super::{
     MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
     MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch, OBJECT_BYTES_IN_FLIGHT, OBJECT_KNOWN_BLOCKS,
     OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits, PAGE_BYTES, PASSING_SHARE,
-    PeerPlace, RESERVED_SHARE, SessionLimits, TenantLimits,
+    PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
 };
 use crate::config::{
     ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
@@ -148,6 +148,14 @@ impl Config {
         (0..).zip(gpus).map(actor).collect()
     }
 
+    /// Memory of each actor for what comes from others, where there are any.
+    fn staging_bytes(&self, actors: u64) -> Option<u64> {
+        let cluster = self.cluster.as_ref();
+        let sharing = cluster.filter(|cluster| cluster.share).map(|cluster| cluster.staging_bytes.0);
+        let siblings = || cluster.map_or(SIBLING_STAGING_BYTES, |cluster| cluster.staging_bytes.0);
+        sharing.or_else(|| (actors > 1).then(siblings))
+    }
+
     fn store_limits(
         &self,
         arena: &ArenaLimits,
@@ -168,8 +176,8 @@ impl Config {
             max_pinned_bytes: fraction(bytes, self.session.max_pinned_fraction),
             max_leased_blocks: self.session.max_leased_blocks,
             trust_engines: self.trust_engines,
-            peers: self.cluster.as_ref().filter(|cluster| cluster.share).map(|cluster| PeerStoreLimits {
-                passing_bytes: cluster.staging_bytes.0.min(bytes / PASSING_SHARE),
+            peers: self.staging_bytes(actors).map(|staging_bytes| PeerStoreLimits {
+                passing_bytes: staging_bytes.min(bytes / PASSING_SHARE),
                 max_granted_chunks: MAX_GRANTED_CHUNKS,
             }),
             disk: self.disk.as_ref().map(|disk| DiskStoreLimits {

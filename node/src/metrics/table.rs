@@ -11,8 +11,10 @@ pub use disk::{DISK, OUTCOMES as DISK_OUTCOMES};
 pub use object::OBJECT;
 
 /// All of it, in the order in which people read.
-pub const NODE: &[Section] =
-    &[VALUE, OPERATIONS, TIERS, DISK, OBJECT, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, TRACING, PROCESS];
+pub const NODE: &[Section] = &[
+    VALUE, OPERATIONS, TIERS, DISK, OBJECT, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, TRACING,
+    PROCESS,
+];
 
 /// What the cache is worth.
 pub const VALUE: Section = Section {
@@ -145,13 +147,13 @@ pub const TIERS: Section = Section {
             "larder_fetched_chunks_total",
             "chunks",
             &[DEVICE, Label::one_of("placement", &["migrated", "replicated", "passed", "missed"])],
-            "Chunks wanted from other nodes, by what became of them; missed: a failed load, which the engine recomputes",
+            "Chunks wanted from other nodes, or other GPUs of this one, by what became of them; missed: a failed load, which the engine recomputes",
         ),
         Metric::counter(
             "larder_given_up_chunks_total",
             "chunks",
             &[DEVICE],
-            "Chunks that moved to other nodes",
+            "Chunks that moved to other nodes, or other GPUs of this one",
         ),
     ],
 };

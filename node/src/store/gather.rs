@@ -109,6 +109,8 @@ pub struct Came {
 pub enum Source {
     /// This node's disk.
     Disk,
+    /// Another actor of this node.
+    Sibling,
     /// Another node.
     Peer,
     /// The object store.
@@ -120,6 +122,7 @@ impl Source {
     #[must_use]
     pub fn tier(self) -> Tier {
         match self {
+            Self::Sibling => Tier::Host,
             Self::Disk => Tier::Disk,
             Self::Peer => Tier::Peer,
             Self::Object => Tier::Object,
@@ -472,7 +475,9 @@ impl Store {
         let bytes = self.pools_bytes(number, self.namespaces.get(number).slices.into(), pools);
         let most = match from {
             Source::Disk => self.disk.as_ref().map_or(0, Disk::max_reading_bytes),
-            Source::Peer => self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes),
+            Source::Sibling | Source::Peer => {
+                self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes)
+            }
             Source::Object => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
         };
         if self.gathers.passing_bytes + bytes > most {

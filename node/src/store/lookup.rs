@@ -164,6 +164,8 @@ impl Store {
             // What others have besides is known only when it has come.
             let held = |position: usize| match place(position) {
                 Some(Tier::Peer | Tier::Object) => known.rules.obligatory(),
+                // A sibling has it.
+                Some(_) if found[position] == Presence::Absent => known.rules.obligatory(),
                 Some(_) => self.pools_of(found[position]),
                 None => PoolSet::default(),
             };

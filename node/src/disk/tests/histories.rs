@@ -113,7 +113,7 @@ impl History {
             answers.push((chunk, answer));
             self.may.insert(chunk.key(), chunk);
         }
-        self.volume().perform(jobs);
+        self.volume().perform(jobs, &mut || None);
         for (chunk, answer) in answers {
             match now(answer) {
                 WriteAnswer::Durable => {
@@ -138,7 +138,7 @@ impl History {
     fn read(&mut self, chunk: TestChunk) {
         let (done, answer) = oneshot::channel();
         let order = self.slots.read_order(chunk);
-        self.volume().perform(vec![Job::Read((order, done))]);
+        self.volume().perform(vec![Job::Read((order, done))], &mut || None);
         let key = chunk.key();
         match now(answer) {
             ReadAnswer::Closed => assert!(self.volume().is_closed()),
@@ -161,7 +161,7 @@ impl History {
     fn remove_one(&mut self) {
         let chunk = self.some_chunk();
         let (done, answer) = oneshot::channel();
-        self.volume().perform(vec![Job::Forget(chunk.key(), done)]);
+        self.volume().perform(vec![Job::Forget(chunk.key(), done)], &mut || None);
         let was_there = now(answer);
         let was_due = self.must.remove(&chunk.key()).is_some() && !self.damaged.contains(&chunk.key());
         assert!(was_there || !was_due || self.volume().is_closed());

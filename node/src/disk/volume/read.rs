@@ -37,40 +37,58 @@ enum Way {
 }
 
 impl Volume {
-    /// Carries reads out, the next one's pieces under way while one's are verified.
-    pub(super) fn read_all(&mut self, readings: Vec<Reading>) -> io::Result<()> {
-        let (mut arriving, mut regions) = (VecDeque::new(), Vec::new());
-        for reading in readings {
-            let place = self.log.find(&reading.0.key);
-            match place {
-                _ if self.is_closed => self.answer_read(reading, ReadAnswer::Closed),
-                Some(place) => {
-                    let direct = self.direct_regions(place, &reading.0.destinations);
-                    let way = if direct.is_some() { Way::Direct } else { Way::Copied(None) };
-                    regions.extend(direct.unwrap_or_else(|| vec![self.region(place)]));
-                    arriving.push_back(self.arriving(reading, place, way));
-                }
-                None => self.answer_read(reading, ReadAnswer::NotHeld),
-            }
-        }
+    /// Carries reads out, the next one's pieces under way while one's are verified. `more` is asked for further ones as soon as
+    /// the last piece of all is under way.
+    pub(super) fn read_all(
+        &mut self,
+        readings: Vec<Reading>,
+        more: &mut dyn FnMut() -> Option<Reading>,
+    ) -> io::Result<()> {
+        let mut readings = VecDeque::from(readings);
+        let mut arriving = VecDeque::new();
         let mut again = Vec::new();
-        let mut read = self.read_arriving(regions, &mut arriving, &mut again);
+        let mut next = |volume: &mut Self, arriving: &mut VecDeque<Arriving>| {
+            while let Some(reading) = readings.pop_front().or_else(|| more()) {
+                if let Some(regions) = volume.start_read(reading, arriving) {
+                    return Some(regions);
+                }
+            }
+            None
+        };
+        let mut read = self.read_arriving(&mut next, &mut arriving, &mut again);
         // The guess was wrong, or the bytes are: looking at the whole record tells which.
         let mut again = VecDeque::from(again);
         while read.is_ok()
             && let Some((reading, place)) = again.pop_front()
         {
             arriving.push_back(self.arriving(reading, place, Way::Copied(None)));
-            read = self.read_arriving(vec![self.region(place)], &mut arriving, &mut Vec::new());
+            let mut region = Some(vec![self.region(place)]);
+            read = self.read_arriving(&mut |_, _| region.take(), &mut arriving, &mut Vec::new());
         }
         if read.is_err() {
             self.transfers.drain();
         }
         let left = arriving.into_iter().map(|record| record.reading);
-        for reading in left.chain(again.into_iter().map(|(reading, _)| reading)) {
+        for reading in left.chain(again.into_iter().map(|(reading, _)| reading)).chain(readings) {
             self.answer_read(reading, ReadAnswer::Closed);
         }
         read
+    }
+
+    /// The regions that a read needs, for a record that arrives next; `None` where it is answered already.
+    fn start_read(&mut self, reading: Reading, arriving: &mut VecDeque<Arriving>) -> Option<Vec<Region>> {
+        if self.is_closed {
+            self.answer_read(reading, ReadAnswer::Closed);
+            return None;
+        }
+        let Some(place) = self.log.find(&reading.0.key) else {
+            self.answer_read(reading, ReadAnswer::NotHeld);
+            return None;
+        };
+        let direct = self.direct_regions(place, &reading.0.destinations);
+        let way = if direct.is_some() { Way::Direct } else { Way::Copied(None) };
+        arriving.push_back(self.arriving(reading, place, way));
+        Some(direct.unwrap_or_else(|| vec![self.region(place)]))
     }
 
     fn arriving(&self, reading: Reading, place: Place, way: Way) -> Arriving {
@@ -93,14 +111,21 @@ impl Volume {
         (left == 0).then_some(regions)
     }
 
+    /// Reads what `next` gives, which adds to `arriving` whose regions they are.
     fn read_arriving(
         &mut self,
-        regions: Vec<Region>,
+        next: &mut dyn FnMut(&mut Self, &mut VecDeque<Arriving>) -> Option<Vec<Region>>,
         arriving: &mut VecDeque<Arriving>,
         again: &mut Vec<(Reading, Place)>,
     ) -> io::Result<()> {
-        let mut ahead = ReadAhead::new(regions);
-        while let Some(piece) = self.transfers.next_piece(&mut ahead)? {
+        let mut ahead = ReadAhead::new(Vec::new());
+        loop {
+            while ahead.has_room()
+                && let Some(regions) = next(self, arriving)
+            {
+                ahead.add(regions);
+            }
+            let Some(piece) = self.transfers.next_piece(&mut ahead)? else { break };
             let Some(record) = arriving.front_mut() else { break };
             match &piece.memory {
                 Memory::Buffer(_) => record.feed(piece.bytes()),

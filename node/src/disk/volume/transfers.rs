@@ -33,9 +33,10 @@ struct Filling {
 
 /// Regions of the file that are read one after the other, the next pieces ahead of their turn.
 pub(super) struct ReadAhead {
-    regions: Vec<Region>,
-    /// The region and the byte of it that is asked for next.
-    next: (usize, u64),
+    /// Those of which something is still to be asked for.
+    regions: VecDeque<Region>,
+    /// The byte of the first that is asked for next.
+    next: u64,
     asked: VecDeque<Asked>,
 }
 
@@ -256,17 +257,33 @@ impl Piece {
 
 impl ReadAhead {
     pub(super) fn new(regions: Vec<Region>) -> Self {
-        Self { regions, next: (0, 0), asked: VecDeque::new() }
+        Self { regions: regions.into(), next: 0, asked: VecDeque::new() }
+    }
+
+    /// Whether pieces of further regions could be under way already.
+    pub(super) fn has_room(&self) -> bool {
+        self.regions.is_empty() && self.asked.len() < PIECES_AHEAD
+    }
+
+    /// Reads these too.
+    pub(super) fn add(&mut self, regions: Vec<Region>) {
+        self.regions.extend(regions);
     }
 
     fn ask(&mut self) -> Option<Region> {
-        let (number, at) = self.next;
-        let region = self.regions.get(number)?;
+        let at = self.next;
+        let region = self.regions.front()?;
         let bytes = (region.bytes - at).min(if region.to.is_some() { DIRECT_BYTES } else { PIECE_BYTES });
         let to = region.to.as_ref().map(|(memory, offset)| (Arc::clone(memory), offset + at));
         let end = at + bytes;
-        self.next = if end == region.bytes { (number + 1, 0) } else { (number, end) };
-        Some(Region { offset: region.offset + at, bytes, to })
+        let piece = Region { offset: region.offset + at, bytes, to };
+        if end == region.bytes {
+            self.regions.pop_front();
+            self.next = 0;
+        } else {
+            self.next = end;
+        }
+        Some(piece)
     }
 }
 

@@ -1,0 +1,128 @@
+//! Chunks that another actor of this node has: they are copied from its memory into this actor's, near its GPU.
+
+use actix::fut::LocalBoxActorFuture;
+use actix::prelude::*;
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use super::GpuActor;
+use crate::copy::{BlockChecksums, ImportOrder, Move};
+use crate::exchange::{
+    AskBlocks, FetchChunk, FetchFailure, FetchOrder, Fetched, GiveUp, Grant, GrantedChunk,
+};
+
+impl GpuActor {
+    /// Carries out an order whose holder is a sibling. What comes of each chunk is checked as if a peer had sent it.
+    pub(super) fn fetch_from_sibling(&self, order: FetchOrder) -> LocalBoxActorFuture<Self, Vec<Fetched>> {
+        let FetchOrder { holder, fingerprint, chunks, deadline, class, trace, .. } = order;
+        let sibling = self.siblings.as_ref().and_then(|siblings| siblings.actor(holder.device));
+        let asking = sibling.map(|sibling| {
+            let hashes = chunks.iter().map(|chunk| chunk.hash).collect();
+            let block_bytes = chunks.first().map_or(&[][..], |chunk| &chunk.blocks);
+            let block_bytes = block_bytes.iter().map(|block| block.bytes).collect();
+            let ask = AskBlocks { fingerprint, hashes, block_bytes, class: *class.borrow(), trace };
+            tokio::time::timeout(deadline, sibling.blocks.send(ask))
+        });
+        let asked = async move {
+            match asking {
+                // An error: it is stopping, or too slow.
+                Some(asking) => asking.await.ok().and_then(Result::ok),
+                None => None,
+            }
+        };
+        let copied = asked.into_actor(self).then(move |grants, actor: &mut Self, _| {
+            let (come, coming) = actor.copy_granted(&chunks, grants.unwrap_or_default());
+            let coming = async move {
+                match coming {
+                    Some(coming) => coming.await.unwrap_or_default(),
+                    None => Vec::new(),
+                }
+            };
+            coming.into_actor(actor).map(move |checksums, _, _| {
+                let mut checksums = checksums.into_iter();
+                come.into_iter().map(|come| come.fetched(&mut checksums)).collect()
+            })
+        });
+        Box::pin(copied)
+    }
+
+    /// Tells a sibling that chunks of its stay here now.
+    pub(super) fn moved_from_sibling(&self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) {
+        let sibling = self.siblings.as_ref().and_then(|siblings| siblings.actor(device));
+        if let Some(sibling) = sibling {
+            // Refused: it keeps a copy until it is evicted.
+            let _ = sibling.give_up.try_send(GiveUp { fingerprint, hashes: vec![hash] });
+        }
+    }
+
+    /// Has what a sibling granted copied; what came of each chunk, and the checksums of the blocks to come.
+    fn copy_granted(
+        &self,
+        chunks: &[FetchChunk],
+        grants: Vec<Grant>,
+    ) -> (Vec<Coming>, Option<crate::copy::CopyDone>) {
+        let mut blocks = Vec::new();
+        let grants = grants.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+        let mut come: Vec<Coming> =
+            chunks.iter().zip(grants).map(|(chunk, grant)| Coming::new(chunk, grant, &mut blocks)).collect();
+        let coming = ImportOrder::new(blocks).ok().and_then(|order| self.lane.import(order).ok());
+        if coming.is_none() {
+            // The copy threads have too much to do.
+            come.iter_mut().for_each(Coming::is_put_off);
+        }
+        (come, coming)
+    }
+}
+
+/// What is to come of a chunk.
+enum Coming {
+    /// Nothing.
+    Is(Fetched),
+    /// Blocks with these checksums.
+    Copied { sums: Vec<u64>, granted: GrantedChunk },
+}
+
+impl Coming {
+    fn new(chunk: &FetchChunk, grant: Option<Grant>, blocks: &mut Vec<(bytes::Bytes, Move)>) -> Self {
+        let granted = match grant {
+            Some(Grant::Held(granted)) => granted,
+            Some(Grant::NotHeld) => return Self::Is(Fetched::NotHeld),
+            Some(Grant::Busy { retry_after_ms }) => return Self::Is(Fetched::Busy { retry_after_ms }),
+            None => return Self::Is(Fetched::Failed(FetchFailure::Unreachable)),
+        };
+        let coming = || chunk.blocks.iter().filter(|to| granted.pools.has(to.key.pool.into()));
+        if granted.blocks.iter().map(|block| block.bytes).ne(coming().map(|to| to.bytes)) {
+            return Self::Is(Fetched::Failed(FetchFailure::Malformed));
+        }
+        for (block, to) in granted.blocks.iter().zip(coming()) {
+            let from = block.memory.share(block.offset, block.bytes, std::sync::Arc::clone(&granted.lease));
+            let extent = std::sync::Arc::clone(&to.memory);
+            let (bytes, range_bytes, key) = (to.bytes, to.range_bytes, to.key);
+            blocks.push((from, Move { source: 0, extent, offset: to.offset, bytes, range_bytes, key }));
+        }
+        Self::Copied { sums: granted.blocks.iter().map(|block| block.checksum).collect(), granted }
+    }
+
+    fn is_put_off(&mut self) {
+        if matches!(self, Self::Copied { .. }) {
+            *self = Self::Is(Fetched::Busy { retry_after_ms: COPY_RETRY_MS });
+        }
+    }
+
+    /// What came of it; takes its blocks' checksums off the front.
+    fn fetched(self, came: &mut impl Iterator<Item = BlockChecksums>) -> Fetched {
+        let (sums, granted) = match self {
+            Self::Is(fetched) => return fetched,
+            Self::Copied { sums, granted } => (sums, granted),
+        };
+        let checksums: Vec<BlockChecksums> = came.take(sums.len()).collect();
+        if checksums.iter().map(|came| came.whole).ne(sums) {
+            tracing::error!("a sibling has other bytes than it has checksums for: they are dropped");
+            return Fetched::Failed(FetchFailure::Checksum);
+        }
+        let GrantedChunk { reads, is_on_disk, pools, .. } = granted;
+        Fetched::Here { checksums, pools, reads, is_on_disk }
+    }
+}
+
+/// When copying may be tried again.
+const COPY_RETRY_MS: u64 = 5;

@@ -1,0 +1,184 @@
+//! The actors of one node among themselves: who of them holds a chunk, and how to ask for it.
+
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use actix::Recipient;
+use hashbrown::{DefaultHashBuilder, HashMap};
+use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use crate::directory::{Change, ChangeKind, Holders};
+use crate::exchange::{AskBlocks, GiveUp};
+
+/// This node, as the holder of what a sibling has. No member of a cluster has this number.
+pub const THIS_NODE: NodeNumber = NodeNumber(u16::MAX);
+
+/// How long a sibling may take: it answers from memory, or from its disk.
+pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How one actor reaches the others of its node. Cloning shares.
+#[derive(Clone)]
+pub struct Siblings {
+    device: u16,
+    map: Arc<NodeMap>,
+    actors: Arc<OnceLock<Vec<Sibling>>>,
+}
+
+/// An actor, as its siblings see it.
+pub struct Sibling {
+    /// Asks it for blocks.
+    pub blocks: Recipient<AskBlocks>,
+    /// Tells it that chunks have moved.
+    pub give_up: Recipient<GiveUp>,
+}
+
+/// Which actors of this node hold a chunk, in memory or on disk. A hint, as the directory is: whoever is asked may have lost
+/// it. 16 bytes a chunk, besides the room that a hash table keeps.
+#[derive(Debug)]
+pub struct NodeMap {
+    /// Keyed with a secret, so that nobody can make two chunks meet.
+    hasher: DefaultHashBuilder,
+    shards: Vec<Mutex<HashMap<u64, Devices, BuildHasherDefault<IsHashed>>>>,
+}
+
+/// Actors by number, a bit each.
+type Devices = u64;
+
+impl Siblings {
+    /// One for each of so many actors, fewer than 65, by number. They reach each other once `actors` is set.
+    #[must_use]
+    pub fn of(devices: u16, actors: &Arc<OnceLock<Vec<Sibling>>>) -> Vec<Self> {
+        let map = Arc::new(NodeMap::new());
+        let sibling = |device| Self { device, map: Arc::clone(&map), actors: Arc::clone(actors) };
+        (0..devices).map(sibling).collect()
+    }
+
+    /// Notes what this actor gained and lost.
+    pub fn note(&self, changes: &[Change]) {
+        for Change { fingerprint, chunk, kind } in changes {
+            self.map.note(self.device, fingerprint, &chunk.hash, *kind != ChangeKind::Lost);
+        }
+    }
+
+    /// The other actors that have a chunk, from the next one after this on, so that not all ask the same.
+    #[must_use]
+    pub fn holders(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Holders {
+        let own = u32::from(self.device);
+        let mut others = (self.map.devices(fingerprint, hash) & !(1 << self.device)).rotate_right(own);
+        let mut holders = Holders::new();
+        while others != 0 {
+            let device = (others.trailing_zeros() + own) % Devices::BITS;
+            holders.push(Holder { node: THIS_NODE, device: device as u16 });
+            others &= others - 1;
+        }
+        holders
+    }
+
+    /// The actor of this number; `None` before all are started.
+    #[must_use]
+    pub fn actor(&self, device: u16) -> Option<&Sibling> {
+        self.actors.get()?.get(usize::from(device))
+    }
+}
+
+impl NodeMap {
+    fn new() -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { hasher: DefaultHashBuilder::default(), shards }
+    }
+
+    fn note(&self, device: u16, fingerprint: &Fingerprint, hash: &ChunkHash, is_held: bool) {
+        let key = self.key(fingerprint, hash);
+        let mut shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = shard.entry(key).or_default();
+        if is_held {
+            *devices |= 1 << device;
+        } else {
+            *devices &= !(1 << device);
+        }
+        if *devices == 0 {
+            shard.remove(&key);
+        }
+    }
+
+    fn devices(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Devices {
+        let key = self.key(fingerprint, hash);
+        let shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
+        shard.get(&key).copied().unwrap_or(0)
+    }
+
+    fn key(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> u64 {
+        self.hasher.hash_one((fingerprint.0, hash.0))
+    }
+
+    fn shard(&self, key: u64) -> &Mutex<HashMap<u64, Devices, BuildHasherDefault<IsHashed>>> {
+        // A shard's own table uses the other end of the key.
+        &self.shards[key as usize % SHARDS]
+    }
+}
+
+/// Hashes what is a hash already.
+#[derive(Debug, Default)]
+pub struct IsHashed(u64);
+
+impl Hasher for IsHashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are single numbers");
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key.rotate_left(32);
+    }
+}
+
+/// So many that actors seldom meet at one.
+const SHARDS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::ChunkRef;
+
+    use super::*;
+
+    const SPACE: Fingerprint = Fingerprint([1; 32]);
+
+    fn change(name: u8, kind: ChangeKind) -> Change {
+        let hash = ChunkHash([name; 32]);
+        Change { fingerprint: SPACE, chunk: ChunkRef { hash, parent: hash, index: 0, anchor: hash }, kind }
+    }
+
+    fn holders(of: &Siblings, name: u8) -> Vec<u16> {
+        let holders = of.holders(&SPACE, &ChunkHash([name; 32]));
+        assert!(holders.iter().all(|holder| holder.node == THIS_NODE));
+        holders.iter().map(|holder| holder.device).collect()
+    }
+
+    #[test]
+    fn what_one_actor_gains_the_others_find_until_it_is_lost() {
+        let siblings = Siblings::of(64, &Arc::default());
+        siblings[63].note(&[change(1, ChangeKind::Gained), change(2, ChangeKind::Gained)]);
+        siblings[5].note(&[change(2, ChangeKind::MovedFrom(Holder { node: THIS_NODE, device: 63 }))]);
+        assert_eq!((holders(&siblings[0], 1), holders(&siblings[63], 1)), (vec![63], vec![]));
+        siblings[63].note(&[change(1, ChangeKind::Lost), change(2, ChangeKind::Lost)]);
+        assert_eq!((holders(&siblings[0], 1), holders(&siblings[0], 2)), (vec![], vec![5]));
+        siblings[5].note(&[change(2, ChangeKind::Lost)]);
+        assert!(siblings[0].map.shards.iter().all(|shard| shard.lock().unwrap().is_empty()));
+    }
+
+    #[test]
+    fn of_several_holders_each_actor_asks_the_next() {
+        let siblings = Siblings::of(8, &Arc::default());
+        for device in [0, 3, 6] {
+            siblings[device].note(&[change(1, ChangeKind::Gained)]);
+        }
+        let first: Vec<_> = siblings.iter().map(|actor| holders(actor, 1)[0]).collect();
+        assert_eq!(first, [3, 3, 3, 6, 6, 6, 0, 0]);
+        assert_eq!((holders(&siblings[3], 1), holders(&siblings[4], 1)), (vec![6, 0], vec![6, 0, 3]));
+    }
+}
