@@ -289,7 +289,12 @@ impl Job {
         // Where nobody waits any more there is nobody to tell.
         match self {
             Self::Copy(order, done) => drop(done.send(order.perform())),
-            Self::Import(order, done) => drop(done.send(order.perform())),
+            Self::Import(order, done) => {
+                let sums = order.perform();
+                // Whoever hears of it may give the sources up.
+                drop(order);
+                drop(done.send(sums));
+            }
             Self::Renew(renewal, done) => drop(done.send(renewal.perform())),
         }
     }

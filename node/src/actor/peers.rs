@@ -132,6 +132,18 @@ impl GpuActor {
     }
 }
 
+impl GpuActor {
+    /// Gives chunks up, and tries those again that are still in use: whoever took them may not have let go yet.
+    fn give_up(&mut self, GiveUp { fingerprint, hashes }: GiveUp, tries: u32, ctx: &mut Context<Self>) {
+        let used = self.store.give_up(&fingerprint, &hashes);
+        self.follow_up(ctx);
+        if !used.is_empty() && tries > 1 {
+            let again = GiveUp { fingerprint, hashes: used };
+            ctx.run_later(GIVE_UP_PAUSE, move |actor, ctx| actor.give_up(again, tries - 1, ctx));
+        }
+    }
+}
+
 impl Handler<AskBlocks> for GpuActor {
     type Result = Response<Vec<Grant>>;
 
@@ -174,8 +186,7 @@ impl Handler<GiveUp> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, moved: GiveUp, ctx: &mut Self::Context) {
-        self.store.give_up(&moved.fingerprint, &moved.hashes);
-        self.follow_up(ctx);
+        self.give_up(moved, GIVE_UP_TRIES, ctx);
     }
 }
 
@@ -194,6 +205,11 @@ const TELL_AFTER: Duration = Duration::from_millis(3);
 
 /// Changes kept for a directory that does not take them; beyond these it is told everything anew.
 const MAX_UNTOLD_CHANGES: usize = 65_536;
+
+/// How often a chunk that moved is tried to be given up, and the pause between. What is used for longer stays until it is
+/// evicted.
+const GIVE_UP_TRIES: u32 = 5;
+const GIVE_UP_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a peer waits when too much is being sent.
 const GRANT_RETRY_MS: u64 = 5;

@@ -103,12 +103,15 @@ impl Store {
         }
     }
 
-    /// Drops chunks that another node keeps from now on, but for those that somebody uses here. Children stay.
-    pub fn give_up(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) {
+    /// Drops chunks that another holder keeps from now on, but for those that somebody uses here, which are answered. Children
+    /// stay.
+    pub fn give_up(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Vec<ChunkHash> {
+        let mut used = Vec::new();
         for hash in hashes {
             let Some(id) = self.named(fingerprint, hash) else { continue };
             let chunk = self.index.get(id);
             if chunk.claims > 0 || chunk.pins > 0 || !chunk.is_cached() {
+                used.extend((chunk.claims > 0 || chunk.pins > 0).then_some(*hash));
                 continue;
             }
             self.give_up_on_disk(id);
@@ -117,6 +120,7 @@ impl Store {
             self.forget(id);
             self.grants.given_up += 1;
         }
+        used
     }
 
     pub(super) fn named(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<ChunkId> {

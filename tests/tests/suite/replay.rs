@@ -119,6 +119,11 @@ fn replay_above_a_disk(parts: &[&[String]], speed: &str) -> f64 {
     let (mut asked, mut hit) = (0.0, 0.0);
     for (number, part) in parts.iter().enumerate() {
         if number > 0 {
+            larder_tests::wait::until("what waits is on disk", || {
+                let node = cluster.node(0);
+                let is_known = node.get("/status").is_ok();
+                (is_known && node.metric("larder_disk_waiting_bytes") == 0.0).then_some(())
+            });
             let known = cluster.node(0).metric("larder_disk_records");
             cluster.restart_node(0).unwrap();
             let recovered = || {

@@ -36,6 +36,9 @@ enum Way {
     Copied(Option<Vec<Option<usize>>>),
 }
 
+/// Gives the regions of the next read, which it adds to those that arrive.
+type NextRegions<'a> = dyn FnMut(&mut Volume, &mut VecDeque<Arriving>) -> Option<Vec<Region>> + 'a;
+
 impl Volume {
     /// Carries reads out, the next one's pieces under way while one's are verified. `more` is asked for further ones as soon as
     /// the last piece of all is under way.
@@ -48,7 +51,7 @@ impl Volume {
         let mut arriving = VecDeque::new();
         let mut again = Vec::new();
         let mut next = |volume: &mut Self, arriving: &mut VecDeque<Arriving>| {
-            while let Some(reading) = readings.pop_front().or_else(|| more()) {
+            while let Some(reading) = readings.pop_front().or_else(&mut *more) {
                 if let Some(regions) = volume.start_read(reading, arriving) {
                     return Some(regions);
                 }
@@ -111,10 +114,10 @@ impl Volume {
         (left == 0).then_some(regions)
     }
 
-    /// Reads what `next` gives, which adds to `arriving` whose regions they are.
+    /// Reads what `next` gives.
     fn read_arriving(
         &mut self,
-        next: &mut dyn FnMut(&mut Self, &mut VecDeque<Arriving>) -> Option<Vec<Region>>,
+        next: &mut NextRegions<'_>,
         arriving: &mut VecDeque<Arriving>,
         again: &mut Vec<(Reading, Place)>,
     ) -> io::Result<()> {
