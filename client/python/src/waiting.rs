@@ -1,0 +1,111 @@
+//! How Python waits for a request: a thread without the interpreter's lock, or a coroutine on its event loop.
+
+use std::future::Future;
+use std::time::Duration;
+
+use larder_client::SessionError;
+use pyo3::IntoPyObjectExt as _;
+use pyo3::prelude::*;
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, spawn_blocking};
+
+use crate::errors::exception;
+
+/// Waits on this thread, without the interpreter's lock.
+///
+/// # Errors
+/// What the request says; `KeyboardInterrupt` and what else a signal handler raises, after which the request is dropped.
+pub(crate) fn wait<T: Send>(
+    py: Python<'_>,
+    runtime: &Handle,
+    request: impl Future<Output = Result<T, SessionError>> + Send,
+) -> PyResult<T> {
+    let mut request = Box::pin(request);
+    loop {
+        let part = async { tokio::time::timeout(SIGNALS_EVERY, request.as_mut()).await };
+        match py.detach(|| runtime.block_on(part)) {
+            Ok(result) => return result.map_err(|error| exception(&error)),
+            Err(_) => py.check_signals()?,
+        }
+    }
+}
+
+/// A future of the running event loop. Cancelling it drops the request; what a late answer grants is given back.
+///
+/// # Errors
+/// `RuntimeError` where no event loop runs on this thread.
+pub(crate) fn awaitable<'py, T>(
+    py: Python<'py>,
+    runtime: &Handle,
+    request: impl Future<Output = Result<T, SessionError>> + Send + 'static,
+) -> PyResult<Bound<'py, PyAny>>
+where
+    T: for<'a> IntoPyObject<'a> + Send + 'static,
+{
+    let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
+    let promise = event_loop.call_method0("create_future")?;
+    let (to_loop, to_promise) = (event_loop.unbind(), promise.clone().unbind());
+    let request = Box::pin(request);
+    let task = runtime.spawn(async move {
+        let result = request.await;
+        // On a thread of its own, which may wait for the interpreter's lock: other sessions' answers shall not.
+        spawn_blocking(move || {
+            // None where the interpreter is going down: then nobody waits any more.
+            Python::try_attach(|py| {
+                let settled = settle_soon(py, &to_loop, &to_promise, result);
+                // The loop was closed: as above.
+                drop(settled);
+            });
+        });
+    });
+    promise.call_method1("add_done_callback", (Canceller { task: task.abort_handle() },))?;
+    Ok(promise)
+}
+
+/// Ends the request of a future that was cancelled.
+#[pyclass(frozen)]
+struct Canceller {
+    task: AbortHandle,
+}
+
+#[pymethods]
+impl Canceller {
+    fn __call__(&self, promise: &Bound<'_, PyAny>) -> PyResult<()> {
+        if promise.call_method0("cancelled")?.extract()? {
+            self.task.abort();
+        }
+        Ok(())
+    }
+}
+
+/// Has the event loop's thread settle the future.
+fn settle_soon<T>(
+    py: Python<'_>,
+    event_loop: &Py<PyAny>,
+    promise: &Py<PyAny>,
+    result: Result<T, SessionError>,
+) -> PyResult<()>
+where
+    T: for<'a> IntoPyObject<'a>,
+{
+    let result = result.map_err(|error| exception(&error)).and_then(|value| value.into_py_any(py));
+    let (value, is_error) = match result {
+        Ok(value) => (value, false),
+        Err(error) => (error.into_value(py).into_any(), true),
+    };
+    let settle = wrap_pyfunction!(settle, py)?;
+    event_loop.call_method1(py, "call_soon_threadsafe", (settle, promise, value, is_error))?;
+    Ok(())
+}
+
+/// Settles a future that was not cancelled meanwhile.
+#[pyfunction]
+fn settle(promise: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, is_error: bool) -> PyResult<()> {
+    if !promise.call_method0("done")?.extract::<bool>()? {
+        promise.call_method1(if is_error { "set_exception" } else { "set_result" }, (value,))?;
+    }
+    Ok(())
+}
+
+/// How long a waiting thread is deaf to signals.
+const SIGNALS_EVERY: Duration = Duration::from_millis(100);
