@@ -64,12 +64,19 @@ def answer(llm, asked: dict) -> dict:
         "first_token_seconds": [first_token(output) for output in outputs],
         "counts": {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)},
         "totals": after,
+        "connector_seconds": connector_seconds(),
     }
 
 
 def first_token(output) -> float | None:
     metrics = output.metrics
     return metrics.first_token_latency if metrics is not None else None
+
+
+def connector_seconds() -> float:
+    """Seconds that this thread has spent in the connector, where it measures them."""
+    measuring = sys.modules.get("faulty")
+    return measuring.LarderConnector.seconds if measuring else 0.0
 
 
 def counts(llm) -> dict[str, float]:

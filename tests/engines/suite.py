@@ -1,0 +1,303 @@
+"""Scenarios with real engines: what a prompt gives with Larder is what it gives without.
+
+    suite.py [NAME...]     all of them, or those that are named
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from driver import BLOCK_TOKENS, Cluster, Engine, HERE, scratch_folder
+
+SCENARIOS = {}
+ROWS = []
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def prompt(seed: int, tokens: int = 200) -> list[int]:
+    """Tokens that no other seed has in its first block."""
+    return [seed % 1_000 + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, tokens)]
+
+
+def row(what: str, result: str) -> None:
+    ROWS.append((what, result))
+    print(f"  {what}: {result}", flush=True)
+
+
+def same(answer: dict, expected: dict) -> None:
+    assert answer["finish"] == expected["finish"], f"{answer['finish']} is not {expected['finish']}"
+    assert answer["tokens"] == expected["tokens"], "other tokens than without Larder"
+    assert answer["logprobs"] == expected["logprobs"], "other log-probabilities than without Larder"
+
+
+def loaded(answer: dict) -> int:
+    return int(answer["counts"].get("prompt_tokens_by_source.external_kv_transfer", 0))
+
+
+def computed(answer: dict) -> int:
+    return int(answer["counts"].get("prompt_tokens_by_source.local_compute", 0))
+
+
+def counted(answer: dict, name: str) -> int:
+    return int(answer["counts"].get(f"larder_{name}", 0))
+
+
+def until(condition, what: str, patience: float = 30.0):
+    deadline = time.monotonic() + patience
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not in time"
+        time.sleep(0.01)
+    return result
+
+
+class World:
+    """What the scenarios share: a folder, the answers of an engine without Larder."""
+
+    def __init__(self, scratch: Path):
+        self.scratch = scratch
+        self.seeds = range(1, 30)
+        with Engine(scratch, "reference") as engine:
+            # The first prompt pays for what is compiled and allocated once.
+            engine.ask(prompt(99))
+            self.reference = {seed: engine.ask(prompt(seed)) for seed in self.seeds}
+            self.long = [engine.ask(prompt(100 + n, 3_000), max_tokens=1) for n in range(3)]
+            self.long_reference = engine.ask(prompt(103, 3_000), max_tokens=8)
+        self.used = iter(self.seeds)
+
+    def cluster(self, name: str, nodes: int, arena: str = "256MiB") -> Cluster:
+        folder = self.scratch / name
+        folder.mkdir(exist_ok=True)
+        return Cluster(folder, nodes, arena)
+
+    def fresh(self) -> tuple[list[int], dict]:
+        """A prompt that nobody has seen, and what it gives without Larder."""
+        seed = next(self.used)
+        return prompt(seed), self.reference[seed]
+
+
+@scenario
+def two_nodes(world: World) -> None:
+    """A prefix that one engine computed is loaded by another on another node; altered bytes are a miss."""
+    cluster = world.cluster("two", 2)
+    tokens, expected = world.fresh()
+    altered, altered_expected = world.fresh()
+    long = prompt(103, 3_000)
+    with Engine(world.scratch, "first", {"socket": cluster.sockets[0]}) as first:
+        answer = first.ask(tokens)
+        same(answer, expected)
+        assert (loaded(answer), computed(answer)) == (0, 200)
+        same(first.ask(altered), altered_expected)
+        same(first.ask(long, max_tokens=8), world.long_reference)
+        salted = first.ask(*[tokens], **{"with": {"cache_salt": "alice"}})
+        assert loaded(salted) == 0, "a salted prompt hit one without salt"
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
+        for load in ("async", "sync"):
+            with Engine(world.scratch, f"second-{load}", {"socket": cluster.sockets[1], "load": load}) as second:
+                before = cluster.metric(1, "larder_peer_received_bytes_total")
+                answer = second.ask(tokens)
+                same(answer, expected)
+                assert (loaded(answer), computed(answer)) == (192, 8), f"{answer['counts']}"
+                came = cluster.metric(1, "larder_peer_received_bytes_total") - before
+                how = f"over QUIC: {came:.0f} bytes" if came else "from its own node"
+                row(f"200-token prompt, {load} load", f"192 loaded ({how}), 8 computed, identical")
+                if load == "async":
+                    assert came >= 6 * 65_536, "the blocks did not come from the other node"
+                    salts(second, tokens)
+                    ttft(world, second, long)
+    wrong_bytes(world, cluster, altered, altered_expected)
+    cluster.stop()
+
+
+def salts(engine: Engine, tokens: list[int]) -> None:
+    found = {}
+    for salt in ("bob", "alice"):
+        found[salt] = loaded(engine.ask(tokens, forget=True, **{"with": {"cache_salt": salt}}))
+    assert found == {"bob": 0, "alice": 192}, f"{found}"
+    row("the same prompt with salts", "another salt: 0 loaded; its own: 192 loaded")
+
+
+def ttft(world: World, engine: Engine, long: list[int]) -> None:
+    """The time to the first token of a long prompt, loaded from the other node and from its own, against computed."""
+    cold = statistics.median(answer["first_token_seconds"][0] for answer in world.long)
+    first = engine.ask(long, max_tokens=8)
+    same(first, world.long_reference)
+    assert loaded(first) == 2_976, f"{first['counts']}"
+    again = [engine.ask(long, max_tokens=8, forget=True) for _ in range(3)]
+    for answer in again:
+        same(answer, world.long_reference)
+    hit = statistics.median(answer["first_token_seconds"][0] for answer in again)
+    fetched = first["first_token_seconds"][0]
+    row("first token of a 3,000-token prompt", f"cold {cold:.3f} s; hit from the other node {fetched:.3f} s, "
+        f"{cold / fetched:.1f} times sooner; from its own {hit:.3f} s, {cold / hit:.1f} times sooner")
+
+
+def wrong_bytes(world: World, cluster: Cluster, tokens: list[int], expected: dict) -> None:
+    """Every block on node 0 is altered. Another node notices; an engine on that very node, which reads its own host's memory
+    unchecked, shows that the output depends on what is loaded."""
+    cluster.flip_a_bit_in_every_page(0)
+    with Engine(world.scratch, "altered", {"socket": cluster.sockets[1]}) as engine:
+        answer = engine.ask(tokens)
+        same(answer, expected)
+        assert (loaded(answer), computed(answer)) == (0, 200), f"{answer['counts']}"
+        found = cluster.metric(1, "larder_peer_fetches_total", outcome="checksum")
+        assert found > 0, "the wrong bytes were not noticed"
+        row("stored bytes altered behind its back", f"a miss ({found:.0f} checksums differed), identical")
+    with Engine(world.scratch, "control", {"socket": cluster.sockets[0]}) as engine:
+        answer = engine.ask(tokens)
+        assert loaded(answer) == 192 and answer["logprobs"] != expected["logprobs"], "the output does not depend on what is loaded"
+        row("control: altered bytes on the engine's own host", "loaded, and the output differs: it depends on what is loaded")
+
+
+@scenario
+def failures(world: World) -> None:
+    """Blocks that do not come, a node that is killed, a node that comes late: recomputed, identical, counted."""
+    cluster = world.cluster("failing", 2)
+    tokens, expected = world.fresh()
+    killed, killed_expected = world.fresh()
+    later, later_expected = world.fresh()
+    with Engine(world.scratch, "saver", {"socket": cluster.sockets[0]}) as saver:
+        same(saver.ask(tokens, killed), joined(expected, killed_expected))
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 12, "chunks are saved")
+    for load in ("async", "sync"):
+        connector = {"socket": cluster.sockets[0], "load": load}
+        with Engine(world.scratch, f"lossy-{load}", connector, faults={"lose_chunks_from": 3}) as lossy:
+            answer = lossy.ask(tokens)
+            same(answer, expected)
+            assert counted(answer, "failed_blocks") == 3, f"{answer['counts']}"
+            row(f"3 of 6 blocks do not come, {load} load", "3 counted, recomputed, identical")
+            # Nothing of the step that computed with what was missing was saved.
+            answer = lossy.ask(tokens, forget=True)
+            same(answer, expected)
+    victim = cluster.pid(0)
+    with Engine(
+        world.scratch, "orphan", {"socket": cluster.sockets[0]}, faults={"kill_before_load": victim}
+    ) as orphan:
+        answer = orphan.ask(killed)
+        same(answer, killed_expected)
+        assert counted(answer, "failed_blocks") == 6, f"{answer['counts']}"
+        row("node killed during a load", "6 blocks counted, recomputed, identical")
+        # The node is started again, and used again.
+        until(lambda: cluster.pid(0) != victim, "the node starts again")
+        same(orphan.ask(later), later_expected)
+        answer = until(lambda: saved_again(orphan, later, later_expected), "the node is used again", patience=120)
+        row("the node comes back", f"{loaded(answer)} tokens loaded from it, identical")
+    cluster.stop()
+
+
+def saved_again(engine: Engine, tokens: list[int], expected: dict) -> dict | None:
+    answer = engine.ask(tokens, forget=True)
+    same(answer, expected)
+    return answer if loaded(answer) == 192 else None
+
+
+def joined(*answers: dict) -> dict:
+    return {name: [one for answer in answers for one in answer[name]] for name in ("tokens", "logprobs", "finish")}
+
+
+@scenario
+def absent_then_full(world: World) -> None:
+    """A node that is absent at the start; an arena that is full."""
+    folder = world.scratch / "late"
+    tokens, expected = world.fresh()
+    full, full_expected = world.fresh()
+    with Engine(world.scratch, "early", {"socket": str(folder / "node-0.sock")}) as engine:
+        answer = engine.ask(tokens)
+        same(answer, expected)
+        assert counted(answer, "lookups_without_node") == 1, f"{answer['counts']}"
+        row("node absent at the start", f"identical, {counted(answer, 'lookups_without_node')} lookup without it counted")
+        cluster = world.cluster("late", 1, arena="1MiB")
+        until(lambda: saved_again(engine, tokens, expected), "the node is used", patience=120)
+        row("the node comes later", "192 tokens loaded from it, identical")
+        held = hold_everything(cluster)
+        answer = engine.ask(full)
+        same(answer, full_expected)
+        until(lambda: counted_now(engine, full, "shed_chunks_room"), "the lack of room is counted")
+        row("arena full", "identical, shed saves counted")
+        del held
+    cluster.stop()
+
+
+def counted_now(engine: Engine, tokens: list[int], name: str) -> int:
+    """The engine tells of its counts with its steps."""
+    return int(engine.ask(tokens)["totals"].get(f"larder_{name}", 0))
+
+
+def hold_everything(cluster: Cluster) -> list:
+    """Fills a node, and keeps what is there from leaving."""
+    import larder_kv
+
+    session = larder_kv.Session(cluster.sockets[0], window_bytes=1 << 20)
+    pool = larder_kv.Pool(layers=1, layer_bytes=65_536)
+    spec = larder_kv.NamespaceSpec(model="filler", kv_dtype="x", layout="x", chunk_tokens=16, pools=[pool])
+    namespace = session.register(spec)
+    held = []
+    for number in range(1_000):
+        chain = namespace.chain_of_tokens([number] * 16)
+        try:
+            reservation = session.reserve(namespace, chain)
+            staged = session.stage(reservation, 0)
+            staged.copy_from(bytes(65_536))
+            session.commit(reservation, [staged])
+        except larder_kv.BusyError:
+            return held
+        held.append(session.lease(namespace, chain))
+    raise AssertionError("the node was never full")
+
+
+@scenario
+def other_namespaces(world: World) -> None:
+    """Another data type, another block size: clean misses."""
+    cluster = world.cluster("namespaces", 1)
+    tokens, expected = world.fresh()
+    with Engine(world.scratch, "origin", {"socket": cluster.sockets[0]}) as origin:
+        same(origin.ask(tokens), expected)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
+    for what, options, connector in (
+        ("float32", {"dtype": "float32"}, {}),
+        ("blocks of 64 tokens", {"block_size": 64}, {"chunk_tokens": 64}),
+    ):
+        with Engine(world.scratch, what.replace(" ", "-"), {"socket": cluster.sockets[0]} | connector, **options) as other:
+            answer = other.ask(tokens)
+            assert loaded(answer) == 0 and counted(answer, "lookups") == 1, f"{answer['counts']}"
+            assert counted(answer, "failed_blocks") == counted(answer, "lookups_failed") == 0
+            row(f"{what} instead", "a clean miss")
+    cluster.stop()
+
+
+@scenario
+def overhead(world: World) -> None:
+    """The share of a step that the engine's own thread spends in the connector, when nothing hits."""
+    cluster = world.cluster("overhead", 1)
+    with Engine(world.scratch, "timed", {"socket": cluster.sockets[0]}, faults={}) as engine:
+        engine.ask(prompt(99))
+        before = engine.ask(prompt(98))
+        answers = [engine.ask(prompt(200 + n, 3_000), max_tokens=16) for n in range(4)]
+        assert all(loaded(answer) == 0 for answer in answers)
+        spent = answers[-1]["connector_seconds"] - before["connector_seconds"]
+        whole = sum(answer["seconds"] for answer in answers)
+        row("connector on a miss", f"{100 * spent / whole:.2f} % of the engine's time, saves included")
+    cluster.stop()
+
+
+def main(names: list[str]) -> None:
+    with scratch_folder() as folder:
+        scratch = Path(folder)
+        subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
+        world = World(scratch)
+        for name in names or SCENARIOS:
+            print(name, flush=True)
+            SCENARIOS[name](world)
+    width = max(len(what) for what, _ in ROWS)
+    print()
+    for what, result in ROWS:
+        print(f"{what:<{width}}  {result}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
