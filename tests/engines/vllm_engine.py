@@ -45,8 +45,9 @@ def answer(llm, asked: dict) -> dict:
     """Runs prompts (lists of tokens) at once, each with what else was asked of it."""
     from vllm import SamplingParams
 
-    if asked.get("forget"):
-        llm.reset_prefix_cache()
+    while asked.get("forget") and not llm.reset_prefix_cache():
+        # Blocks that are being saved are free when the engine, which steps only while it has requests, hears of it.
+        llm.llm_engine.step()
     before = counts(llm)
     sampling = SamplingParams(
         temperature=0, max_tokens=asked.get("max_tokens", 16), ignore_eos=True, detokenize=False, logprobs=1

@@ -36,4 +36,14 @@ mod _native {
     use crate::ticket::Ticket;
     #[pymodule_export]
     use crate::view::BlockView;
+
+    use pyo3::prelude::*;
+    use pyo3::types::PyModule;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let end_visits = pyo3::wrap_pyfunction!(crate::waiting::end_visits, module)?;
+        module.py().import("atexit")?.call_method1("register", (end_visits,))?;
+        Ok(())
+    }
 }

@@ -1,6 +1,7 @@
 //! How Python waits for a request: a thread without the interpreter's lock, or a coroutine on its event loop.
 
 use std::future::Future;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_client::SessionError;
@@ -50,7 +51,8 @@ where
         let result = request.await;
         // On a thread of its own, which may wait for the interpreter's lock: other sessions' answers shall not.
         spawn_blocking(move || {
-            // None where the interpreter is going down: then nobody waits any more.
+            // Where the interpreter is going down, nobody waits any more.
+            let Some(_visit) = Visit::begin() else { return };
             Python::try_attach(|py| {
                 let settled = settle_soon(py, &to_loop, &to_promise, result);
                 // The loop was closed: as above.
@@ -105,6 +107,42 @@ fn settle(promise: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, is_error: bool) 
         promise.call_method1(if is_error { "set_exception" } else { "set_result" }, (value,))?;
     }
     Ok(())
+}
+
+/// A thread of ours in the interpreter. The interpreter ends a thread that waits for its lock while it goes down, which
+/// native code does not survive: so it has to wait for those that are there before.
+struct Visit;
+
+/// How many there are, and whether the interpreter is going down.
+static VISITS: (Mutex<(usize, bool)>, Condvar) = (Mutex::new((0, false)), Condvar::new());
+
+impl Visit {
+    fn begin() -> Option<Self> {
+        let mut visits = VISITS.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, is_over) = &mut *visits;
+        if *is_over {
+            return None;
+        }
+        *count += 1;
+        Some(Self)
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        VISITS.0.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
+        VISITS.1.notify_all();
+    }
+}
+
+/// Ends visits: waits for those under way, and lets no other begin. Called by `atexit`.
+#[pyfunction]
+pub(crate) fn end_visits(py: Python<'_>) {
+    py.detach(|| {
+        let mut visits = VISITS.0.lock().unwrap_or_else(PoisonError::into_inner);
+        visits.1 = true;
+        drop(VISITS.1.wait_while(visits, |(count, _)| *count > 0));
+    });
 }
 
 /// How long a waiting thread is deaf to signals.

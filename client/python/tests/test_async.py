@@ -1,6 +1,8 @@
 """Requests of a session, from coroutines."""
 
 import asyncio
+import subprocess
+import sys
 
 import larder_kv
 import pytest
@@ -80,3 +82,16 @@ def test_errors_are_those_of_threads(cluster):
 def test_a_request_needs_an_event_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         larder_kv.AsyncSession.connect("/nowhere/socket")
+
+
+def test_an_interpreter_may_end_while_requests_are_answered(cluster):
+    program = """if True:
+        import asyncio, sys, larder_kv
+        async def run():
+            session = await larder_kv.AsyncSession.connect(sys.argv[1])
+            waiting = [asyncio.ensure_future(session.unpin(number)) for number in range(1, 60)]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        asyncio.run(run())
+    """
+    for _ in range(20):
+        subprocess.run([sys.executable, "-c", program, cluster.sockets[0]], check=True, timeout=60)

@@ -1,5 +1,6 @@
 """The connector's scheduler half: what is prefetched, loaded and saved. Nothing here waits."""
 
+import atexit
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class SchedulerHalf:
         self._loading: dict[str, int | None] = {}
         self._finished: list[str] = []
         self._step, self._recovered = 0, -1
+        atexit.register(self.close)
 
     def on_new_request(self, request: "Request") -> None:
         self._requests[request.request_id] = request
@@ -133,6 +135,8 @@ class SchedulerHalf:
         return True
 
     def close(self) -> None:
+        """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
+        atexit.unregister(self.close)
         self._prefetcher.close()
         self._node.close()
 

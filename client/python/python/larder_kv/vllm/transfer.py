@@ -224,12 +224,12 @@ class Saver:
     def _run(self) -> None:
         while (job := self._work.get()) is not None:
             reason = self._save(job)
+            if reason is not None:
+                self._counts.add(reason, job.chunks)
             with self._lock:
                 self._jobs.remove(job)
                 if reason is not None and not job.cancelled:
                     self._holed.add(job.save.request)
-            if reason is not None:
-                self._counts.add(reason, job.chunks)
 
     def _save(self, job: SaveJob) -> str | None:
         """Saves, or says under which name it is counted that it did not."""

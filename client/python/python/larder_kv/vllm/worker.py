@@ -1,5 +1,6 @@
 """The connector's worker half: copies between this rank's blocks and the node."""
 
+import atexit
 import logging
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class WorkerHalf:
         self._computed: LayerGate | None = None
         self._finished: set[str] = set()
         self._failed_step = -1
+        atexit.register(self.close)
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Takes the KV caches, and opens the way to the node."""
@@ -112,12 +114,15 @@ class WorkerHalf:
         return self._loader.take_failed() if self._loader else set()
 
     def close(self) -> None:
+        """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
+        atexit.unregister(self.close)
         if self._loader is not None:
             self._loader.close()
         if self._saver is not None:
             self._saver.close(DRAIN_SECONDS)
         if self._node is not None:
             self._node.close()
+        self._loader = self._saver = self._node = None
 
     def _begin_saves(self, plan: StepPlan) -> None:
         """Hands the step's saves over, once. None where the step computed from blocks that did not come."""
