@@ -18,7 +18,7 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 # Of the engine's metrics, those that say where tokens came from.
-COUNTED = ("vllm:prompt_tokens_by_source", "vllm:larder_")
+COUNTED = ("vllm:prompt_tokens_by_source", "vllm:num_preemptions", "vllm:larder_")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from larder_kv.vllm.facts import Facts, shortened, weights_digest
 from larder_kv.vllm.hashes import block_hash, checked_seed, none_hash
 from larder_kv.vllm.plan import (
     MAX_CHUNKS,
+    Garbage,
     Load,
     Saved,
     Shape,
@@ -95,6 +96,16 @@ def test_chunks_are_saved_once_when_they_are_complete():
 def test_a_chunk_whose_hash_is_not_known_yet_waits():
     # A token that was just computed has no hash before it is sampled.
     assert plan_save(SHAPE, "r", Saved(), HASHES[:3], 64, TABLE) is None
+
+
+def test_what_was_computed_from_blocks_that_did_not_come_is_not_saved():
+    garbage = Garbage()
+    assert garbage.may_save(-1)
+    garbage.load_failed(7)
+    # Steps 7 and 8 were planned before the scheduler heard of it, which was when 8 was the last.
+    assert not garbage.may_save(-1) and garbage.may_save(8)
+    garbage.load_failed(9)
+    assert not garbage.may_save(8) and garbage.may_save(9)
 
 
 def test_tokens_are_counted_by_tier_from_where_the_load_begins():

@@ -17,7 +17,7 @@ class LarderStats(KVConnectorStats):
     """Counts since the last step, by name."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data = dict[str, Any]()
 
     def aggregate(self, other: KVConnectorStats) -> "LarderStats":
         return LarderStats(summed(self.data, other.data))

@@ -67,6 +67,26 @@ class Saved:
     hashes: list[bytes] = field(default_factory=list)
 
 
+@dataclass
+class Garbage:
+    """Steps that computed from blocks that did not come: nothing that they computed may be saved.
+
+    That holds for later steps too until one comes that was planned by a scheduler who knew: steps may be planned ahead.
+    """
+
+    failed_step: int = -1
+    """The last step that began with a failed load."""
+
+    def load_failed(self, step: int) -> None:
+        """A synchronous load of this step failed."""
+        self.failed_step = step
+
+    def may_save(self, recovered: int) -> bool:
+        """Whether a step may be saved that was planned when the last step known to the scheduler, as it heard of a failed load,
+        was `recovered`."""
+        return self.failed_step <= recovered
+
+
 def plan_load(shape: Shape, request: str, hashes: Sequence[bytes], computed: int, tokens: int, table: Sequence[int]) -> Load:
     """Loads `tokens` tokens behind the first `computed`; `table` has the request's blocks."""
     first, end = computed // shape.block_tokens, (computed + tokens) // shape.block_tokens

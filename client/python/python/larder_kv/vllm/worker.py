@@ -11,6 +11,7 @@ from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.layout import LayerTensor, layer_pages, page_bytes
 from larder_kv.vllm.messages import StepPlan
+from larder_kv.vllm.plan import Garbage
 from larder_kv.vllm.settings import UnsupportedError
 from larder_kv.vllm.transfer import LayerGate, Loader, Saver
 
@@ -35,7 +36,7 @@ class WorkerHalf:
         self._loaded: LayerGate | None = None
         self._computed: LayerGate | None = None
         self._finished: set[str] = set()
-        self._failed_step = -1
+        self._garbage = Garbage()
         atexit.register(self.close)
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -73,7 +74,7 @@ class WorkerHalf:
             return
         self._loaded = self._loader.load_now(plan.loads)
         if self._loader.has_failed():
-            self._failed_step = plan.step
+            self._garbage.load_failed(plan.step)
 
     def wait_for_layer(self, name: str) -> None:
         """Waits until the step may read the layer."""
@@ -129,7 +130,7 @@ class WorkerHalf:
         if self._computed is not None or self._saver is None:
             return
         self._computed = LayerGate(len(self._layers))
-        if self._failed_step > plan.recovered:
+        if not self._garbage.may_save(plan.recovered):
             self.counts.add("shed_chunks_gone", sum(len(save.hashes) - save.first_chunk for save in plan.saves))
             return
         self._saver.save_soon(plan.saves, self._computed)
