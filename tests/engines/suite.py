@@ -182,6 +182,11 @@ def failures(world: World) -> None:
             same(answer, world.longer_reference)
             saved = until(lambda: saved_chunks(lossy), "what was computed again is saved", patience=60)
             assert saved >= 3
+    with Engine(world.scratch, "luckless", {"socket": cluster.sockets[0]}, faults={"lose_chunks_from": 0}) as luckless:
+        answer = luckless.ask(tokens)
+        same(answer, expected)
+        assert (counted(answer, "loads"), counted(answer, "failed_blocks")) == (1, 6), f"{answer['counts']}"
+        row("no block comes, async load", "6 counted, not tried again, recomputed, identical")
     with Engine(world.scratch, "clean", {"socket": cluster.sockets[0]}) as clean:
         answer = clean.ask(world.longer)
         same(answer, world.longer_reference)

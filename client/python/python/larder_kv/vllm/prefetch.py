@@ -1,5 +1,6 @@
 """Prefetches of requests that wait to be scheduled: the scheduler starts and asks, threads talk to the node."""
 
+import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -8,6 +9,8 @@ import larder_kv
 
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.node import Node
+
+logger = logging.getLogger("vllm.larder")
 
 
 @dataclass
@@ -114,6 +117,10 @@ class Prefetcher:
         except larder_kv.LarderError as error:
             if isinstance(error, larder_kv.EndedError):
                 self._node.lost(node)
+            self._counts.add("lookups_failed")
+            return 0
+        except Exception:
+            logger.exception("a prefetch failed")
             self._counts.add("lookups_failed")
             return 0
         self._counts.add("found_tokens", prefetch.lease.tokens)

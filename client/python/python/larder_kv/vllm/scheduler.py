@@ -2,6 +2,7 @@
 
 import atexit
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "peer": CacheHitSource.P2P}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A load under way."""
+
+    step: int | None
+    """The step that needs it; None for an asynchronous one."""
+    pages: frozenset[int]
 
 
 class SchedulerHalf:
@@ -37,8 +47,10 @@ class SchedulerHalf:
         self._saved: dict[str, Saved] = {}
         self._planned: list[Load] = []
         self._started_at: dict[str, int] = {}
-        # Requests whose leases are to be given back when a load has ended: by step, or by request.
-        self._loading: dict[str, int | None] = {}
+        # Loads under way, whose leases are given back when they have ended.
+        self._loading: dict[str, Loading] = {}
+        # Requests of which a load failed: another would likely fail too, so the rest is computed.
+        self._unlucky: set[str] = set()
         self._finished: list[str] = []
         self._step, self._recovered = 0, -1
         atexit.register(self.close)
@@ -50,9 +62,10 @@ class SchedulerHalf:
             self._start(request)
 
     def matched_tokens(self, request: "Request", computed: int) -> tuple[int | None, bool]:
-        if not self._may_load(request) or request.request_id not in self._requests:
+        name = request.request_id
+        if not self._may_load(request) or name in self._unlucky or name not in self._requests:
             return 0, False
-        prefetch = self._prefetcher.find(request.request_id)
+        prefetch = self._prefetcher.find(name)
         if prefetch is None:
             prefetch = self._start(request)
         if prefetch.chunks is None:
@@ -60,7 +73,7 @@ class SchedulerHalf:
         tokens = min(prefetch.chunks, self.shape.usable_chunks(request.num_tokens)) * self.shape.chunk_tokens
         tokens = max(tokens - computed, 0)
         if tokens > 0:
-            self._started_at[request.request_id] = computed
+            self._started_at[name] = computed
         return tokens, tokens > 0 and self.settings.load == "async"
 
     def update_after_alloc(self, request: "Request", block_ids: tuple[list[int], ...], tokens: int) -> None:
@@ -72,8 +85,10 @@ class SchedulerHalf:
                 self._prefetcher.drop(name)
             return
         computed = self._started_at.pop(name)
-        self._planned.append(plan_load(self.shape, name, prefetch.hashes, computed, tokens, block_ids[0]))
-        self._loading[name] = None if self.settings.load == "async" else self._step + 1
+        load = plan_load(self.shape, name, prefetch.hashes, computed, tokens, block_ids[0])
+        self._planned.append(load)
+        step = None if self.settings.load == "async" else self._step + 1
+        self._loading[name] = Loading(step, frozenset(load.pages))
         saved = self._saved.get(name)
         if saved is not None:
             saved.chunks = max(saved.chunks, (computed + tokens) // self.shape.chunk_tokens)
@@ -118,6 +133,8 @@ class SchedulerHalf:
             # What was planned from a failed load on was not saved: plan it anew. The node says what it has.
             for saved in self._saved.values():
                 saved.chunks = 0
+            failed = output.invalid_block_ids
+            self._unlucky.update(name for name, load in self._loading.items() if not load.pages.isdisjoint(failed))
         self._release_loaded(output.finished_recving or ())
 
     def finished(self, request: "Request") -> bool:
@@ -127,6 +144,7 @@ class SchedulerHalf:
         saved = self._saved.pop(name, None)
         self._started_at.pop(name, None)
         self._loading.pop(name, None)
+        self._unlucky.discard(name)
         self._prefetcher.drop(name)
         # A load that is planned still goes out: vLLM waits for it.
         if saved is None or not saved.in_flight:
@@ -151,7 +169,8 @@ class SchedulerHalf:
 
     def _release_loaded(self, received: Iterable[str]) -> None:
         """Gives back the leases of loads that have ended."""
-        ended = [name for name, step in self._loading.items() if step is not None and step <= self._step]
+        # The last step that was planned may not have begun.
+        ended = [name for name, load in self._loading.items() if load.step is not None and load.step < self._step]
         for name in (*ended, *received):
             self._loading.pop(name, None)
             self._prefetcher.drop(name)

@@ -1,8 +1,10 @@
 """The worker half's copies: loads into the engine's blocks, saves out of them, each on a thread of its own."""
 
+import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import larder_kv
@@ -10,6 +12,8 @@ import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Load, Save, Shape, failed_pages, tail
+
+logger = logging.getLogger("vllm.larder")
 
 
 class LayerGate:
@@ -109,18 +113,32 @@ class Loader:
     def _load_one(self, load: Load) -> None:
         leased = self._lease(load)
         if leased is not None:
-            self._memory.load(leased.lease, leased.pages, first_page=leased.first_page)
+            with self._failing([load]):
+                self._memory.load(leased.lease, leased.pages, first_page=leased.first_page)
             leased.lease.release()
         with self._lock:
             self._done.add(load.request)
 
     def _load_layers(self, loads: Sequence[Leased], gate: LayerGate) -> None:
-        for layer in range(self._memory.layers):
-            for one in loads:
-                self._memory.load(one.lease, one.pages, first_page=one.first_page, layer=layer)
-            gate.open(layer)
+        with self._failing([one.load for one in loads]):
+            for layer in range(self._memory.layers):
+                for one in loads:
+                    self._memory.load(one.lease, one.pages, first_page=one.first_page, layer=layer)
+                gate.open(layer)
+        gate.open_all()
         for one in loads:
             one.lease.release()
+
+    @contextmanager
+    def _failing(self, loads: Sequence[Load]) -> Iterator[None]:
+        """Whatever goes wrong, the engine must hear of it, and not wait."""
+        try:
+            yield
+        except Exception:
+            logger.exception("a load failed")
+            with self._lock:
+                for load in loads:
+                    self._failed.update(load.pages)
 
     def _lease(self, load: Load) -> Leased | None:
         """Leases a load's chunks; blocks that will not come are failed at once."""
@@ -245,6 +263,9 @@ class Saver:
         except larder_kv.LarderError as error:
             if isinstance(error, larder_kv.EndedError):
                 self._node.lost(node)
+            return "shed_chunks_node"
+        except Exception:
+            logger.exception("a save failed")
             return "shed_chunks_node"
         if not done:
             return "shed_chunks_gone"

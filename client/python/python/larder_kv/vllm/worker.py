@@ -62,8 +62,7 @@ class WorkerHalf:
     def preempt(self, plan: StepPlan) -> None:
         """Stops reading blocks before they are overwritten."""
         for request in plan.preempted:
-            if self._saver is not None:
-                self._saver.cancel(request)
+            self._cancel(request)
 
     def start_loads(self, plan: StepPlan) -> None:
         """Begins the step's loads: synchronous ones are leased before this returns."""
@@ -93,6 +92,11 @@ class WorkerHalf:
         if self._loaded is not None:
             self._loaded.wait_all()
             self._loaded = None
+            if self._loader is not None and self._loader.has_failed():
+                # Also where it failed after the step had begun: its saves still wait for their last layers.
+                self._garbage.load_failed(plan.step)
+                for save in plan.saves:
+                    self._cancel(save.request)
         if plan.saves:
             self._begin_saves(plan)
         if self._computed is not None:
@@ -124,6 +128,10 @@ class WorkerHalf:
         if self._node is not None:
             self._node.close()
         self._loader = self._saver = self._node = None
+
+    def _cancel(self, request: str) -> None:
+        if self._saver is not None:
+            self._saver.cancel(request)
 
     def _begin_saves(self, plan: StepPlan) -> None:
         """Hands the step's saves over, once. None where the step computed from blocks that did not come."""
