@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+ELSEWHERE = ("_name_or_path", "transformers_version")
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -87,7 +89,7 @@ class Engine:
         def open_session() -> larder_kv.Session:
             return larder_kv.Session(
                 settings.socket,
-                client=f"vllm {larder_kv.__name__}",
+                client="larder-kv for vLLM",
                 window_bytes=window_bytes,
                 timeout=settings.timeout_seconds,
             )
@@ -130,8 +132,11 @@ def details(config: "VllmConfig", layer_names: Sequence[str], spec: Any, setting
     """What changes KV bytes and has no field of its own in a namespace."""
     model = config.model_config
     folder = Path(model.model)
+    # Where the configuration was read from, and by what, changes no number.
+    known = {key: value for key, value in model.hf_text_config.to_dict().items() if key not in ELSEWHERE}
     return {
-        "config": model.hf_text_config.to_dict(),
+        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "config": known,
         "dtype": str(model.dtype),
         "layers": list(layer_names),
         "quantization": model.quantization,
