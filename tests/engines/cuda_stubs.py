@@ -8,7 +8,9 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-LIBRARIES = re.compile(r"cuda|cublas|cudnn|cufft|cufile|cupti|curand|cusparse|cusolver|nccl|nvrtc|nvshmem|nvJit|nvToolsExt")
+LIBRARIES = re.compile(
+    r"cuda|cublas|cudnn|cufft|cufile|cupti|curand|cusparse|cusolver|nccl|nvrtc|nvshmem|nvJit|nvToolsExt"
+)
 FUNCTIONS = re.compile(
     r"^(cuda|cu[A-Z]|__cuda|cublas|cudnn|cufft|cuFile|cupti|curand|cusparse|cusolver|nccl|pnccl|nvrtc|nvshmem|nvJit|nvtx"
     r"|nvToolsExt)"
@@ -77,7 +79,9 @@ def symbols(listing: str):
 def compile_library(path: Path, functions: dict[str, set[str]]) -> None:
     names = sorted(set().union(*functions.values()))
     code = "".join(
-        f'const char *{name}() {{ return "none"; }}\n' if TEXTS.search(name) else f"int {name}() {{ return {DRIVER_TOO_OLD}; }}\n"
+        f'const char *{name}() {{ return "none"; }}\n'
+        if TEXTS.search(name)
+        else f"int {name}() {{ return {DRIVER_TOO_OLD}; }}\n"
         for name in names
     )
     script = "".join(

@@ -1,5 +1,6 @@
 """What the scenarios drive: a development cluster and engines in processes of their own."""
 
+import atexit
 import json
 import os
 import re
@@ -23,6 +24,7 @@ class Cluster:
         command = [LARDER, "dev", "--json", "--dir", folder, "--nodes", str(nodes), "--arena-bytes", arena]
         log = open(folder.with_suffix(".log"), "w")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        atexit.register(self.stop)
         ready = json.loads(self.process.stdout.readline())
         self.http = [node["http"] for node in ready["nodes"]]
         self.sockets = [next(iter(node["sockets"].values())) for node in ready["nodes"]]
@@ -61,6 +63,8 @@ class Cluster:
                     memory.write(bytes([byte ^ 0x10]))
 
     def stop(self) -> None:
+        """Ends it, once."""
+        atexit.unregister(self.stop)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=60)
 
@@ -86,7 +90,15 @@ class Engine:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"chunk_tokens": BLOCK_TOKENS} | connector,
             }
-        environment = os.environ | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": str(HERE)}
+        if options.get("tensor_parallel_size", 1) > 1:
+            # A process for each rank, on a processor of its own.
+            options["distributed_executor_backend"] = "mp"
+            processors = sorted(os.sched_getaffinity(0))
+            ranks = [processors[rank % len(processors)] for rank in range(options["tensor_parallel_size"])]
+            binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))}
+        else:
+            binding = {}
+        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": str(HERE)}
         self.process = subprocess.Popen(
             [sys.executable, HERE / "vllm_engine.py", json.dumps(options)],
             stdin=subprocess.PIPE,

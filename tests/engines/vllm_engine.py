@@ -59,7 +59,9 @@ def answer(llm, asked: dict) -> dict:
     after = counts(llm)
     return {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
-        "logprobs": [[next(iter(one.values())).logprob for one in output.outputs[0].logprobs or []] for output in outputs],
+        "logprobs": [
+            [next(iter(one.values())).logprob for one in output.outputs[0].logprobs or []] for output in outputs
+        ],
         "finish": [output.outputs[0].finish_reason for output in outputs],
         "seconds": seconds,
         "first_token_seconds": [first_token(output) for output in outputs],

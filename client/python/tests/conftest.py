@@ -1,5 +1,6 @@
 """What the tests of the Python package share: a development cluster, sessions, chunks with content."""
 
+import atexit
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ class Cluster:
     sockets: list[str]
 
     def stop(self) -> None:
+        atexit.unregister(self.stop)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=60)
 
@@ -31,9 +33,12 @@ class Cluster:
 def start_cluster(*arguments: str) -> Cluster:
     command = [LARDER, "dev", "--json", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    started = Cluster(process, [])
+    # A test that fails leaves it behind.
+    atexit.register(started.stop)
     ready = json.loads(process.stdout.readline())
-    sockets = [next(iter(node["sockets"].values())) for node in ready["nodes"]]
-    return Cluster(process, sockets)
+    started.sockets += [next(iter(node["sockets"].values())) for node in ready["nodes"]]
+    return started
 
 
 @pytest.fixture(scope="session")

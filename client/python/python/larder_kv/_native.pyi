@@ -65,9 +65,7 @@ class Namespace:
     def chain(self, hashes: Sequence[bytes]) -> Chain:
         """Chunks named by the engine's own 32-byte hashes."""
 
-    def chain_of_tokens(
-        self, tokens: Sequence[int], *, salt: bytes | None = None, lora: bytes | None = None
-    ) -> Chain:
+    def chain_of_tokens(self, tokens: Sequence[int], *, salt: bytes | None = None, lora: bytes | None = None) -> Chain:
         """The full chunks of a prompt under Larder's own hash."""
 
 @final
@@ -146,9 +144,7 @@ class StagedChunk:
 class PagedMemory:
     """An engine's KV memory: pages of a fixed number of tokens, each layer's addressed by strides."""
 
-    def __new__(
-        cls, regions: Sequence[Buffer], layers: Sequence[LayerPages], *, pages_per_chunk: int
-    ) -> Self: ...
+    def __new__(cls, regions: Sequence[Buffer], layers: Sequence[LayerPages], *, pages_per_chunk: int) -> Self: ...
     @property
     def layers(self) -> int: ...
     @property
@@ -160,9 +156,7 @@ class PagedMemory:
     ) -> None:
         """Copies what is leased into consecutive pages of the prompt, from page `first_page` of the lease on."""
 
-    def save(
-        self, staged: StagedChunk, pages: Sequence[int], *, layer: int | None = None, block: int = 0
-    ) -> None:
+    def save(self, staged: StagedChunk, pages: Sequence[int], *, layer: int | None = None, block: int = 0) -> None:
         """Copies the pages of one chunk, in order, into a staged chunk."""
 
 @final

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import larder_kv
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import DEFAULT_NONE_HASH_SEED
 from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
 
+import larder_kv
 from larder_kv.vllm.facts import Facts, weights_digest
 from larder_kv.vllm.hashes import checked_seed
 from larder_kv.vllm.layout import LAYOUTS

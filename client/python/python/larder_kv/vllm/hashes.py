@@ -1,4 +1,4 @@
-"""vLLM's block hash `sha256_cbor`, computed independently: what its own must agree with before it is trusted as a key."""
+"""vLLM's block hash `sha256_cbor`, computed independently: its own must agree before it is trusted as a key."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def checked_seed(algorithm: str, seed: str, function: Callable[[Any], bytes]) -> str:
-    """The seed for the namespace, with what `function`, the engine's own, makes of a test vector: engines whose hashes differ
-    for any reason never meet."""
+    """The seed for the namespace, with what `function`, the engine's own, makes of a test vector: engines whose hashes
+    differ for any reason never meet."""
     if algorithm not in ("sha256", "sha256_cbor"):
         raise UnsupportedError(
             f"prefix_caching_hash_algo is {algorithm}: its seed is drawn by each process, and 128 bits name no prompt "

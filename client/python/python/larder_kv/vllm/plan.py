@@ -87,7 +87,9 @@ class Garbage:
         return self.failed_step <= recovered
 
 
-def plan_load(shape: Shape, request: str, hashes: Sequence[bytes], computed: int, tokens: int, table: Sequence[int]) -> Load:
+def plan_load(
+    shape: Shape, request: str, hashes: Sequence[bytes], computed: int, tokens: int, table: Sequence[int]
+) -> Load:
     """Loads `tokens` tokens behind the first `computed`; `table` has the request's blocks."""
     first, end = computed // shape.block_tokens, (computed + tokens) // shape.block_tokens
     chunks = -(-(computed + tokens) // shape.chunk_tokens)

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import larder_kv
-
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.node import Node
 

@@ -40,9 +40,7 @@ class SchedulerHalf:
         # It reads every rank's slice, so that what it brings is there for all of them.
         self._node = engine.open_node(range(engine.facts.slices), window_bytes=0)
         self._node.wait_for_first_try(self.settings.reconnect_seconds)
-        self._prefetcher = Prefetcher(
-            self._node, self.counts, self.settings.prefetch_seconds, self.settings.prefetches
-        )
+        self._prefetcher = Prefetcher(self._node, self.counts, self.settings.prefetch_seconds, self.settings.prefetches)
         self._requests: dict[str, Request] = {}
         self._saved: dict[str, Saved] = {}
         self._planned: list[Load] = []

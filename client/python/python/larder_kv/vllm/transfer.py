@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import larder_kv
-
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Load, Save, Shape, failed_pages, tail

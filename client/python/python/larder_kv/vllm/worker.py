@@ -55,9 +55,7 @@ class WorkerHalf:
         self._node.wait_for_first_try(engine.settings.reconnect_seconds)
         self._loader = Loader(self._node, memory, engine.shape, self.counts)
         if engine.writes_its_slice():
-            self._saver = Saver(
-                self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks
-            )
+            self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
 
     def preempt(self, plan: StepPlan) -> None:
         """Stops reading blocks before they are overwritten."""
@@ -164,6 +162,8 @@ def paged_memory(engine: Engine, tensors: list[tuple[str, torch.Tensor]]) -> Pag
         layers.append(layer_pages(layer, engine.facts.layout, engine.blocks, engine.shape.block_tokens))
     found = page_bytes(layers[0])
     if found != engine.facts.page_bytes:
-        raise UnsupportedError(f"a block has {found} bytes in each layer, where {engine.facts.page_bytes} were expected")
+        raise UnsupportedError(
+            f"a block has {found} bytes in each layer, where {engine.facts.page_bytes} were expected"
+        )
     buffers = [region.numpy() for region in regions.values()]
     return PagedMemory(buffers, layers, pages_per_chunk=engine.shape.pages_per_chunk)
