@@ -14,7 +14,7 @@ pub(crate) struct Span {
     start: u32,
     /// Position after the last.
     end: u32,
-    /// Where they are: "host", "disk" or "peer".
+    /// Where they are: "host", "disk", "peer" or "object".
     tier: &'static str,
 }
 
@@ -135,5 +135,6 @@ fn tier(tier: Tier) -> &'static str {
         Tier::Host => "host",
         Tier::Disk => "disk",
         Tier::Peer => "peer",
+        Tier::Object => "object",
     }
 }

@@ -204,9 +204,10 @@ impl Asking {
             "host" => Ok(Tier::Host),
             "disk" => Ok(Tier::Disk),
             "peer" => Ok(Tier::Peer),
-            _ => {
-                Err(PyValueError::new_err(format!("a tier is \"host\", \"disk\" or \"peer\", not {tier:?}")))
-            }
+            "object" => Ok(Tier::Object),
+            _ => Err(PyValueError::new_err(format!(
+                "a tier is \"host\", \"disk\", \"peer\" or \"object\", not {tier:?}"
+            ))),
         });
         Ok(LookupOptions {
             prompt_tokens: self.prompt_tokens.unwrap_or(all),

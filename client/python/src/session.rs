@@ -59,7 +59,7 @@ impl Session {
     ///
     /// `prompt_tokens`: tokens of the whole prompt; the answer leaves at least one of them to compute. `skip_read`: the caller
     /// cannot use a hit, count it apart. `preempted`: the request had been preempted. `tiers`: where to look ("host", "disk",
-    /// "peer"; everywhere where empty). `pin_seconds`: pin what is found for so long.
+    /// "peer", "object"; everywhere where empty). `pin_seconds`: pin what is found for so long.
     #[pyo3(signature = (namespace, chain, *, prompt_tokens = None, skip_read = false, preempted = false, tiers = vec![], pin_seconds = None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn lookup(

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "peer": CacheHitSource.P2P}
+SOURCES = {
+    "host": CacheHitSource.HOST,
+    "disk": CacheHitSource.DISK,
+    "peer": CacheHitSource.P2P,
+    # vLLM has no word for it.
+    "object": CacheHitSource.EXTERNAL_UNSPECIFIED,
+}
 
 
 @dataclass(frozen=True)
