@@ -72,6 +72,8 @@ class World:
             self.crowd = [prompt(60 + n) for n in range(4)]
             self.crowd_reference = [engine.ask(one, max_tokens=64) for one in self.crowd]
             self.long = [prompt(100 + n, 3_000) for n in range(5)]
+            self.long_cold = [engine.ask(one, max_tokens=8) for one in self.long]
+            # With its own cache it computes in the same pieces as an engine that loads, and so to the last bit the same.
             self.long_reference = [engine.ask(one, max_tokens=8) for one in self.long]
         self.used = iter(self.seeds[1:])
 
@@ -97,7 +99,7 @@ def two_nodes(world: World) -> None:
         same(answer, expected)
         assert (loaded(answer), computed(answer)) == (0, 200)
         same(first.ask(altered), altered_expected)
-        for long, long_expected in zip(world.long, world.long_reference, strict=True):
+        for long, long_expected in zip(world.long, world.long_cold, strict=True):
             same(first.ask(long, max_tokens=8), long_expected)
         salted = first.ask(*[tokens], **{"with": {"cache_salt": "alice"}})
         assert loaded(salted) == 0, "a salted prompt hit one without salt"
@@ -137,7 +139,7 @@ def ttft(world: World, engine: Engine) -> None:
             assert loaded(answer) == 2_976, f"{answer['counts']}"
         return first_token(answers)
 
-    cold, far, near = first_token(world.long_reference), ask(forget=False), ask(forget=True)
+    cold, far, near = first_token(world.long_cold), ask(forget=False), ask(forget=True)
     row(
         "first token of a 3,000-token prompt",
         f"computed {cold:.3f} s; loaded from the other node {far:.3f} s, {far / cold:.2f} of that; "
