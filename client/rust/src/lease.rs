@@ -92,8 +92,20 @@ impl LeaseGuard {
             self.namespace.block_bytes(block),
             "`out` must have the size of the block"
         );
-        let (mapping, offset) = self.place(position, block);
-        mapping.copy_to(offset, out);
+        self.copy_range(position, block, 0, out);
+    }
+
+    /// Copies `out.len()` bytes of block `block` of the chunk at `position` into `out`, from `offset` bytes behind its start
+    /// on, and counts them.
+    ///
+    /// # Panics
+    /// Where there is no such block, it may not be read, or it ends before.
+    pub fn copy_range(&self, position: usize, block: usize, offset: u64, out: &mut [u8]) {
+        let bytes = self.namespace.block_bytes(block);
+        let fits = offset.checked_add(out.len() as u64).is_some_and(|end| end <= bytes);
+        assert!(fits, "{} bytes at {offset} are beyond a block of {bytes}", out.len());
+        let (mapping, start) = self.place(position, block);
+        mapping.copy_to(start + offset, out);
         self.link.traffic.count_read(out.len() as u64);
     }
 

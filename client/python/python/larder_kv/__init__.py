@@ -1,0 +1,71 @@
+"""Use a Larder KV cache from Python.
+
+A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node on this host:
+
+- get: `lookup` says how much of a prompt is in the cache, `lookup_and_prefetch` brings it near meanwhile, `lease` keeps it in
+  place, `Lease.copy_block` copies it out, `Lease.view` reads it where it is, dropping the lease gives it back.
+- put: `reserve` says which chunks are missing, `stage` gives one of them room, `StagedChunk.copy_from` fills it, `commit`
+  hands it over.
+
+`larder_kv.vllm` has the connector for vLLM.
+"""
+
+from larder_kv._native import (
+    AsyncSession,
+    BlockView,
+    Chain,
+    Found,
+    Lease,
+    Namespace,
+    PagedMemory,
+    Pinned,
+    Progress,
+    Reservation,
+    Session,
+    Span,
+    StagedChunk,
+    Stats,
+    Ticket,
+)
+from larder_kv.errors import (
+    BusyError,
+    ConnectError,
+    EndedError,
+    ForkedError,
+    LarderError,
+    RefusedError,
+    ReleasedError,
+    RequestTimeout,
+    WindowError,
+)
+from larder_kv.namespace import LayerPages, NamespaceSpec, Pool
+
+__all__ = [
+    "AsyncSession",
+    "BlockView",
+    "BusyError",
+    "Chain",
+    "ConnectError",
+    "EndedError",
+    "ForkedError",
+    "Found",
+    "LarderError",
+    "LayerPages",
+    "Lease",
+    "Namespace",
+    "NamespaceSpec",
+    "PagedMemory",
+    "Pinned",
+    "Pool",
+    "Progress",
+    "RefusedError",
+    "ReleasedError",
+    "RequestTimeout",
+    "Reservation",
+    "Session",
+    "Span",
+    "StagedChunk",
+    "Stats",
+    "Ticket",
+    "WindowError",
+]

@@ -1,0 +1,270 @@
+"""The native part of `larder_kv`, which is what to import."""
+
+from collections.abc import Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Literal, Self, TypeAlias, final
+
+from typing_extensions import Buffer
+
+from larder_kv.namespace import LayerPages, NamespaceSpec
+
+_Tier: TypeAlias = Literal["host", "disk", "peer", "object"]
+_Wait: TypeAlias = Literal["complete", "best_effort"] | float
+
+@final
+class Span:
+    """A run of chunks in one tier: positions `start` to before `end` of the chain."""
+
+    start: int
+    end: int
+    tier: _Tier
+
+@final
+class Found:
+    """How much of a prompt is in the cache."""
+
+    tokens: int
+    spans: list[Span]
+    pin: int | None
+
+@final
+class Progress:
+    """How far a prefetch is."""
+
+    tokens_in_place: int
+    tokens_expected: int
+    is_done: bool
+
+@final
+class Pinned:
+    """Chunks that stay; `pin` is 0 where nothing is pinned."""
+
+    pin: int
+    chunks: int
+    seconds: float
+
+@final
+class Stats:
+    """What a session has moved."""
+
+    bytes_read: int
+    bytes_written: int
+
+@final
+class Namespace:
+    """A namespace that a session has registered; of use with that session alone."""
+
+    @property
+    def chunk_tokens(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def blocks_per_chunk(self) -> int: ...
+    def block_bytes(self, block: int = 0) -> int: ...
+    def chain(self, hashes: Sequence[bytes]) -> Chain:
+        """Chunks named by the engine's own 32-byte hashes."""
+
+    def chain_of_tokens(self, tokens: Sequence[int], *, salt: bytes | None = None, lora: bytes | None = None) -> Chain:
+        """The full chunks of a prompt under Larder's own hash."""
+
+@final
+class Chain:
+    """Consecutive chunks of one prompt, or independent keys where the namespace is flat."""
+
+    @property
+    def hashes(self) -> list[bytes]: ...
+    def part(self, start: int, end: int | None = None) -> Chain: ...
+    def __len__(self) -> int: ...
+
+@final
+class Ticket:
+    """A prefetch under way. Dropping it cancels it."""
+
+    @property
+    def found(self) -> Found: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def tokens_to_recompute(self) -> int: ...
+    def cancel(self) -> None: ...
+
+@final
+class BlockView(Buffer):
+    """A block in the node's memory, read-only; it keeps its lease."""
+
+    def __len__(self) -> int: ...
+
+@final
+class Lease:
+    """The right to read the first `chunks` chunks of a chain; 0 of them on a miss."""
+
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    def has_block(self, position: int, block: int = 0) -> bool: ...
+    def copy_block(self, position: int, out: Buffer, block: int = 0) -> None:
+        """Copies a block into `out`, a writable, contiguous buffer of exactly its size."""
+
+    def view(self, position: int, block: int = 0) -> BlockView:
+        """The block without a copy, for `memoryview`, `numpy.frombuffer` or `torch.frombuffer`."""
+
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None: ...
+
+@final
+class Reservation:
+    """The right to write those chunks of a chain that are missing."""
+
+    @property
+    def chunks(self) -> list[int]: ...
+    @property
+    def seconds(self) -> float: ...
+    def abort(self) -> None: ...
+
+@final
+class StagedChunk:
+    """Room for one chunk of a reservation, to be filled and committed."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def blocks(self) -> list[int]: ...
+    def copy_from(self, data: Buffer, *, block: int = 0, offset: int = 0) -> None: ...
+    def drop(self) -> None: ...
+
+@final
+class PagedMemory:
+    """An engine's KV memory: pages of a fixed number of tokens, each layer's addressed by strides."""
+
+    def __new__(cls, regions: Sequence[Buffer], layers: Sequence[LayerPages], *, pages_per_chunk: int) -> Self: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def load(
+        self, lease: Lease, pages: Sequence[int], *, first_page: int = 0, layer: int | None = None, block: int = 0
+    ) -> None:
+        """Copies what is leased into consecutive pages of the prompt, from page `first_page` of the lease on."""
+
+    def save(self, staged: StagedChunk, pages: Sequence[int], *, layer: int | None = None, block: int = 0) -> None:
+        """Copies the pages of one chunk, in order, into a staged chunk."""
+
+@final
+class Session:
+    """A session with the node on this host, for threads: each method waits without the interpreter's lock."""
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        *,
+        client: str | None = None,
+        device: int | None = None,
+        window_bytes: int = 67_108_864,
+        timeout: float = 10.0,
+    ) -> Self: ...
+    def register(self, spec: NamespaceSpec, *, slices: Sequence[int] | None = None) -> Namespace: ...
+    def lookup(
+        self,
+        namespace: Namespace,
+        chain: Chain,
+        *,
+        prompt_tokens: int | None = None,
+        skip_read: bool = False,
+        preempted: bool = False,
+        tiers: Sequence[_Tier] = (),
+        pin_seconds: float | None = None,
+    ) -> Found: ...
+    def lookup_and_prefetch(
+        self,
+        namespace: Namespace,
+        chain: Chain,
+        *,
+        prompt_tokens: int | None = None,
+        skip_read: bool = False,
+        preempted: bool = False,
+        tiers: Sequence[_Tier] = (),
+        pin_seconds: float | None = None,
+        prefill_tokens_per_second: float | None = None,
+    ) -> Ticket: ...
+    def progress(self, ticket: Ticket) -> Progress: ...
+    def collect(self, ticket: Ticket, *, wait: _Wait = "complete") -> Lease: ...
+    def lease(self, namespace: Namespace, chain: Chain) -> Lease: ...
+    def reserve(self, namespace: Namespace, chain: Chain, *, priority: int = 0) -> Reservation: ...
+    def stage(self, reservation: Reservation, position: int) -> StagedChunk: ...
+    def commit(self, reservation: Reservation, staged: Sequence[StagedChunk]) -> int: ...
+    def pin(self, namespace: Namespace, chain: Chain, seconds: float) -> Pinned: ...
+    def unpin(self, pin: int) -> None: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def window_bytes(self) -> int: ...
+    def stats(self) -> Stats: ...
+
+@final
+class AsyncSession:
+    """A session with the node on this host, for asyncio. Cancelling a request gives back what a late answer grants."""
+
+    @staticmethod
+    async def connect(
+        path: str | PathLike[str],
+        *,
+        client: str | None = None,
+        device: int | None = None,
+        window_bytes: int = 67_108_864,
+        timeout: float = 10.0,
+    ) -> AsyncSession: ...
+    async def register(self, spec: NamespaceSpec, *, slices: Sequence[int] | None = None) -> Namespace: ...
+    async def lookup(
+        self,
+        namespace: Namespace,
+        chain: Chain,
+        *,
+        prompt_tokens: int | None = None,
+        skip_read: bool = False,
+        preempted: bool = False,
+        tiers: Sequence[_Tier] = (),
+        pin_seconds: float | None = None,
+    ) -> Found: ...
+    async def lookup_and_prefetch(
+        self,
+        namespace: Namespace,
+        chain: Chain,
+        *,
+        prompt_tokens: int | None = None,
+        skip_read: bool = False,
+        preempted: bool = False,
+        tiers: Sequence[_Tier] = (),
+        pin_seconds: float | None = None,
+        prefill_tokens_per_second: float | None = None,
+    ) -> Ticket: ...
+    async def progress(self, ticket: Ticket) -> Progress: ...
+    async def collect(self, ticket: Ticket, *, wait: _Wait = "complete") -> Lease: ...
+    async def lease(self, namespace: Namespace, chain: Chain) -> Lease: ...
+    async def reserve(self, namespace: Namespace, chain: Chain, *, priority: int = 0) -> Reservation: ...
+    async def stage(self, reservation: Reservation, position: int) -> StagedChunk: ...
+    async def commit(self, reservation: Reservation, staged: Sequence[StagedChunk]) -> int: ...
+    async def pin(self, namespace: Namespace, chain: Chain, seconds: float) -> Pinned: ...
+    async def unpin(self, pin: int) -> None: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def window_bytes(self) -> int: ...
+    def stats(self) -> Stats: ...

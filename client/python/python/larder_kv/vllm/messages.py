@@ -1,0 +1,24 @@
+"""What the scheduler half tells the worker half with each step."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+from larder_kv.vllm.plan import Load, Save
+
+
+@dataclass
+class StepPlan(KVConnectorMetadata):
+    """One step's loads and saves."""
+
+    step: int
+    """Its number."""
+    recovered: int
+    """The last step that was planned when the scheduler last heard of a failed load; -1 before that. Steps behind it know of
+    the failure."""
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    """Requests whose blocks are about to be overwritten."""
+    finished: list[str] = field(default_factory=list)
+    """Requests whose blocks are freed when the workers say that they read them no more."""

@@ -1,0 +1,134 @@
+"""What the scheduler half decides, without vLLM: which chunks of a request are loaded, and which are saved when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MAX_CHUNKS = 8_192
+"""Chunks of one prompt that are looked at: those of one message to the node."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How prompts are cut."""
+
+    chunk_tokens: int
+    block_tokens: int
+    """Tokens of one engine block, which has one hash."""
+
+    @property
+    def pages_per_chunk(self) -> int:
+        return self.chunk_tokens // self.block_tokens
+
+    def chunk_hashes(self, block_hashes: Sequence[bytes], chunks: int | None = None) -> list[bytes]:
+        """The hashes of the first full chunks: each is that of its last block."""
+        pages = self.pages_per_chunk
+        full = len(block_hashes) // pages
+        count = min(full if chunks is None else min(chunks, full), MAX_CHUNKS)
+        return [bytes(block_hashes[(chunk + 1) * pages - 1]) for chunk in range(count)]
+
+    def usable_chunks(self, prompt_tokens: int) -> int:
+        """Chunks of which a prompt may be loaded: at least one token is left to compute."""
+        return min(max(prompt_tokens - 1, 0) // self.chunk_tokens, MAX_CHUNKS)
+
+
+@dataclass(frozen=True)
+class Load:
+    """The blocks of one request that are to be loaded."""
+
+    request: str
+    hashes: list[bytes]
+    """Of the prompt's chunks from the first one on, up to the last that is needed."""
+    first_page: int
+    """Number of the first block to load, in the prompt."""
+    pages: list[int]
+    """Where the blocks go: numbers in the engine's cache."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """The chunks of one request that are complete after a step."""
+
+    request: str
+    hashes: list[bytes]
+    """Of the prompt's chunks from the first one on."""
+    first_chunk: int
+    """The first one to save; all from there on are."""
+    pages: list[int]
+    """The blocks of these chunks in the engine's cache."""
+
+
+@dataclass
+class Saved:
+    """How far a request's chunks are saved, or on their way."""
+
+    chunks: int = 0
+    in_flight: bool = False
+    """Whether blocks that the engine would free may still be read."""
+    hashes: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Garbage:
+    """Steps that computed from blocks that did not come: nothing that they computed may be saved.
+
+    That holds for later steps too until one comes that was planned by a scheduler who knew: steps may be planned ahead.
+    """
+
+    failed_step: int = -1
+    """The last step that began with a failed load."""
+
+    def load_failed(self, step: int) -> None:
+        """A synchronous load of this step failed."""
+        self.failed_step = step
+
+    def may_save(self, recovered: int) -> bool:
+        """Whether a step may be saved that was planned when the last step known to the scheduler, as it heard of a failed load,
+        was `recovered`."""
+        return self.failed_step <= recovered
+
+
+def plan_load(
+    shape: Shape, request: str, hashes: Sequence[bytes], computed: int, tokens: int, table: Sequence[int]
+) -> Load:
+    """Loads `tokens` tokens behind the first `computed`; `table` has the request's blocks."""
+    first, end = computed // shape.block_tokens, (computed + tokens) // shape.block_tokens
+    chunks = -(-(computed + tokens) // shape.chunk_tokens)
+    return Load(request, list(hashes[:chunks]), first, list(table[first:end]))
+
+
+def tail(load: Load, shape: Shape) -> tuple[int, int]:
+    """The first chunk that a load needs, and the number of its first block counted from there."""
+    chunk = load.first_page // shape.pages_per_chunk
+    return chunk, load.first_page - chunk * shape.pages_per_chunk
+
+
+def failed_pages(load: Load, shape: Shape, leased_chunks: int) -> list[int]:
+    """Blocks of a load that do not come, where only `leased_chunks` of the chunks from its first one on do."""
+    _, skipped = tail(load, shape)
+    come = max(leased_chunks * shape.pages_per_chunk - skipped, 0)
+    return load.pages[come:]
+
+
+def plan_save(
+    shape: Shape, request: str, saved: Saved, block_hashes: Sequence[bytes], computed: int, table: Sequence[int]
+) -> Save | None:
+    """Saves the chunks that are complete when `computed` tokens are computed, and remembers that they are on their way."""
+    complete = min(computed // shape.chunk_tokens, len(block_hashes) // shape.pages_per_chunk, MAX_CHUNKS)
+    if complete <= saved.chunks:
+        return None
+    first, pages = saved.chunks, shape.pages_per_chunk
+    known = len(saved.hashes)
+    saved.hashes += [bytes(block_hashes[(chunk + 1) * pages - 1]) for chunk in range(known, complete)]
+    saved.chunks, saved.in_flight = complete, True
+    return Save(request, saved.hashes[:complete], first, list(table[first * pages : complete * pages]))
+
+
+def tokens_by_tier(spans: Sequence[tuple[int, int, str]], shape: Shape, start: int, tokens: int) -> dict[str, int]:
+    """How many of `tokens` tokens from `start` on come from each tier; `spans` are in chunks."""
+    found: dict[str, int] = {}
+    for first, end, tier in spans:
+        from_token = max(first * shape.chunk_tokens, start)
+        to_token = min(end * shape.chunk_tokens, start + tokens)
+        if to_token > from_token:
+            found[tier] = found.get(tier, 0) + to_token - from_token
+    return found

@@ -1,0 +1,133 @@
+"""Prefetches of requests that wait to be scheduled: the scheduler starts and asks, threads talk to the node."""
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import larder_kv
+from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.node import Node
+
+logger = logging.getLogger("vllm.larder")
+
+
+@dataclass
+class Prefetch:
+    """One request's prefix."""
+
+    hashes: list[bytes]
+    prompt_tokens: int
+    preempted: bool
+    chunks: int | None = None
+    """Chunks in place, once that is known."""
+    spans: list[tuple[int, int, str]] = field(default_factory=list)
+    """Where they were found."""
+    lease: larder_kv.Lease | None = None
+    """Keeps them in place until they are loaded."""
+    dropped: bool = False
+
+
+class Prefetcher:
+    """At most `threads` prefetches are under way; others wait in the order of their arrival."""
+
+    def __init__(self, node: Node, counts: Counts, seconds: float, threads: int) -> None:
+        self._node, self._counts, self._seconds = node, counts, seconds
+        self._known: dict[str, Prefetch] = {}
+        self._changed = threading.Condition()
+        # Bounded by the engine's own waiting requests.
+        self._waiting: OrderedDict[str, Prefetch] = OrderedDict()
+        self._closed = False
+        names = (f"larder-prefetch-{number}" for number in range(threads))
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, request: str, hashes: list[bytes], prompt_tokens: int, preempted: bool) -> Prefetch:
+        """Begins to bring a request's prefix. Without a node or a full chunk nothing is there to bring."""
+        self.drop(request)
+        prefetch = Prefetch(hashes, prompt_tokens, preempted)
+        self._known[request] = prefetch
+        if self._node.current() is None or not hashes:
+            self._counts.add("lookups_without_node" if hashes else "lookups")
+            prefetch.chunks = 0
+            return prefetch
+        with self._changed:
+            self._waiting[request] = prefetch
+            self._changed.notify()
+        return prefetch
+
+    def find(self, request: str) -> Prefetch | None:
+        """The request's prefetch, if one was started."""
+        return self._known.get(request)
+
+    def drop(self, request: str) -> None:
+        """Gives back what a request holds; it was loaded, or the request has gone."""
+        prefetch = self._known.pop(request, None)
+        if prefetch is None:
+            return
+        with self._changed:
+            prefetch.dropped = True
+            self._waiting.pop(request, None)
+        release(prefetch)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for request in list(self._known):
+            self.drop(request)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                _, prefetch = self._waiting.popitem(last=False)
+            chunks = self._bring(prefetch)
+            with self._changed:
+                prefetch.chunks = chunks
+                dropped = prefetch.dropped
+            if dropped:
+                release(prefetch)
+
+    def _bring(self, prefetch: Prefetch) -> int:
+        """Looks up, waits, and returns the chunks that are in place."""
+        node = self._node.current()
+        if node is None:
+            self._counts.add("lookups_without_node")
+            return 0
+        self._counts.add("lookups")
+        try:
+            ticket = node.session.lookup_and_prefetch(
+                node.namespace,
+                node.namespace.chain(prefetch.hashes),
+                prompt_tokens=prefetch.prompt_tokens,
+                preempted=prefetch.preempted,
+            )
+            prefetch.spans = [(span.start, span.end, span.tier) for span in ticket.found.spans]
+            prefetch.lease = node.session.collect(ticket, wait=self._seconds)
+            chunks = prefetch.lease.chunks
+        except larder_kv.LarderError as error:
+            if isinstance(error, larder_kv.EndedError):
+                self._node.lost(node)
+            self._counts.add("lookups_failed")
+            return 0
+        except Exception:
+            logger.exception("a prefetch failed")
+            self._counts.add("lookups_failed")
+            return 0
+        self._counts.add("found_tokens", prefetch.lease.tokens)
+        return chunks
+
+
+def release(prefetch: Prefetch) -> None:
+    """Gives its lease back."""
+    lease, prefetch.lease = prefetch.lease, None
+    if lease is not None:
+        lease.release()

@@ -1,0 +1,180 @@
+"""The connector's scheduler half: what is prefetched, loaded and saved. Nothing here waits."""
+
+import atexit
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.engine import Engine
+from larder_kv.vllm.messages import StepPlan
+from larder_kv.vllm.plan import Load, Saved, plan_load, plan_save, tokens_by_tier
+from larder_kv.vllm.prefetch import Prefetch, Prefetcher
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+SOURCES = {
+    "host": CacheHitSource.HOST,
+    "disk": CacheHitSource.DISK,
+    "peer": CacheHitSource.P2P,
+    # vLLM has no word for it.
+    "object": CacheHitSource.EXTERNAL_UNSPECIFIED,
+}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A load under way."""
+
+    step: int | None
+    """The step that needs it; None for an asynchronous one."""
+    pages: frozenset[int]
+
+
+class SchedulerHalf:
+    """Called by vLLM's scheduler, on its thread."""
+
+    def __init__(self, engine: Engine, loads: bool, saves: bool) -> None:
+        self.shape, self.settings = engine.shape, engine.settings
+        self.counts = Counts()
+        self._loads, self._saves = loads, saves
+        # It reads every rank's slice, so that what it brings is there for all of them.
+        self._node = engine.open_node(range(engine.facts.slices), window_bytes=0)
+        self._node.wait_for_first_try(self.settings.reconnect_seconds)
+        self._prefetcher = Prefetcher(self._node, self.counts, self.settings.prefetch_seconds, self.settings.prefetches)
+        self._requests: dict[str, Request] = {}
+        self._saved: dict[str, Saved] = {}
+        self._planned: list[Load] = []
+        self._started_at: dict[str, int] = {}
+        # Loads under way, whose leases are given back when they have ended.
+        self._loading: dict[str, Loading] = {}
+        # Requests of which a load failed: another would likely fail too, so the rest is computed.
+        self._unlucky: set[str] = set()
+        self._finished: list[str] = []
+        self._step, self._recovered = 0, -1
+        atexit.register(self.close)
+
+    def on_new_request(self, request: "Request") -> None:
+        self._requests[request.request_id] = request
+        self._saved[request.request_id] = Saved()
+        if self._may_load(request):
+            self._start(request)
+
+    def matched_tokens(self, request: "Request", computed: int) -> tuple[int | None, bool]:
+        name = request.request_id
+        if not self._may_load(request) or name in self._unlucky or name not in self._requests:
+            return 0, False
+        prefetch = self._prefetcher.find(name)
+        if prefetch is None:
+            prefetch = self._start(request)
+        if prefetch.chunks is None:
+            return None, False
+        tokens = min(prefetch.chunks, self.shape.usable_chunks(request.num_tokens)) * self.shape.chunk_tokens
+        tokens = max(tokens - computed, 0)
+        if tokens > 0:
+            self._started_at[name] = computed
+        return tokens, tokens > 0 and self.settings.load == "async"
+
+    def update_after_alloc(self, request: "Request", block_ids: tuple[list[int], ...], tokens: int) -> None:
+        name = request.request_id
+        prefetch = self._prefetcher.find(name)
+        if tokens == 0 or prefetch is None:
+            # Nothing is loaded, or it is loaded already: what is held is not needed any more.
+            if name not in self._loading:
+                self._prefetcher.drop(name)
+            return
+        computed = self._started_at.pop(name)
+        load = plan_load(self.shape, name, prefetch.hashes, computed, tokens, block_ids[0])
+        self._planned.append(load)
+        step = None if self.settings.load == "async" else self._step + 1
+        self._loading[name] = Loading(step, frozenset(load.pages))
+        saved = self._saved.get(name)
+        if saved is not None:
+            saved.chunks = max(saved.chunks, (computed + tokens) // self.shape.chunk_tokens)
+            saved.hashes = list(prefetch.hashes[: saved.chunks])
+
+    def hit_sources(self, request: "Request", tokens: int) -> dict[CacheHitSource, int]:
+        prefetch = self._prefetcher.find(request.request_id)
+        planned = next((load for load in self._planned if load.request == request.request_id), None)
+        if prefetch is None or planned is None:
+            return {CacheHitSource.EXTERNAL_UNSPECIFIED: tokens} if tokens else {}
+        start = planned.first_page * self.shape.block_tokens
+        return {SOURCES[tier]: n for tier, n in tokens_by_tier(prefetch.spans, self.shape, start, tokens).items()}
+
+    def plan_step(self, output: "SchedulerOutput") -> StepPlan:
+        self._step += 1
+        preempted = sorted(output.preempted_req_ids or ())
+        for name in preempted:
+            # Saves that had not ended are stopped, so all of its chunks are planned anew.
+            if name in self._saved:
+                self._saved[name] = Saved()
+            self._prefetcher.drop(name)
+            self._loading.pop(name, None)
+        plan = StepPlan(self._step, self._recovered, loads=self._planned, preempted=preempted, finished=self._finished)
+        self._planned, self._finished = [], []
+        if self._saves and output.kv_connector_block_state is not None:
+            for name, tokens in output.num_scheduled_tokens.items():
+                request, saved = self._requests.get(name), self._saved.get(name)
+                if request is None or saved is None:
+                    continue
+                computed = request.num_computed_tokens + tokens
+                if computed // self.shape.chunk_tokens <= saved.chunks:
+                    continue
+                table = output.kv_connector_block_state.get_block_ids(name)
+                save = plan_save(self.shape, name, saved, request.block_hashes, computed, table[0]) if table else None
+                if save is not None:
+                    plan.saves.append(save)
+        return plan
+
+    def update_output(self, output: "KVConnectorOutput") -> None:
+        if output.invalid_block_ids:
+            self._recovered = self._step
+            # What was planned from a failed load on was not saved: plan it anew. The node says what it has.
+            for saved in self._saved.values():
+                saved.chunks = 0
+            failed = output.invalid_block_ids
+            self._unlucky.update(name for name, load in self._loading.items() if not load.pages.isdisjoint(failed))
+        self._release_loaded(output.finished_recving or ())
+
+    def finished(self, request: "Request") -> bool:
+        """Whether its blocks must stay until the workers have read them."""
+        name = request.request_id
+        self._requests.pop(name, None)
+        saved = self._saved.pop(name, None)
+        self._started_at.pop(name, None)
+        self._loading.pop(name, None)
+        self._unlucky.discard(name)
+        self._prefetcher.drop(name)
+        # A load that is planned still goes out: vLLM waits for it.
+        if saved is None or not saved.in_flight:
+            return False
+        self._finished.append(name)
+        return True
+
+    def close(self) -> None:
+        """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
+        atexit.unregister(self.close)
+        self._prefetcher.close()
+        self._node.close()
+
+    def _may_load(self, request: "Request") -> bool:
+        return self._loads and not request.skip_reading_prefix_cache
+
+    def _start(self, request: "Request") -> Prefetch:
+        chunks = self.shape.usable_chunks(request.num_tokens)
+        hashes = self.shape.chunk_hashes(request.block_hashes, chunks)
+        preempted = request.num_preemptions > 0
+        return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted)
+
+    def _release_loaded(self, received: Iterable[str]) -> None:
+        """Gives back the leases of loads that have ended."""
+        # The last step that was planned may not have begun.
+        ended = [name for name, load in self._loading.items() if load.step is not None and load.step < self._step]
+        for name in (*ended, *received):
+            self._loading.pop(name, None)
+            self._prefetcher.drop(name)

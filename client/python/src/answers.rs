@@ -1,0 +1,140 @@
+//! What the node answers, as Python sees it.
+
+use std::time::Duration;
+
+use larder_client::Counters;
+use larder_protocol::session::{self, Tier};
+use pyo3::prelude::*;
+
+/// A run of chunks in one tier: positions `start` to before `end` of the chain.
+#[pyclass(frozen, get_all, eq, module = "larder_kv")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Position of the first chunk.
+    start: u32,
+    /// Position after the last.
+    end: u32,
+    /// Where they are: "host", "disk", "peer" or "object".
+    tier: &'static str,
+}
+
+/// How much of a prompt is in the cache.
+#[pyclass(frozen, get_all, module = "larder_kv")]
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Tokens of the contiguous prefix that can be used.
+    tokens: u64,
+    /// Where its chunks are.
+    spans: Vec<Span>,
+    /// The pin that was asked for, for `unpin`; None where there is none.
+    pin: Option<u64>,
+}
+
+/// How far a prefetch is.
+#[pyclass(frozen, get_all, module = "larder_kv")]
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// Tokens of contiguous prefix that are in place.
+    tokens_in_place: u64,
+    /// Tokens that will be, if nothing fails.
+    tokens_expected: u64,
+    /// Whether nothing is on its way any more.
+    is_done: bool,
+}
+
+/// Chunks that stay.
+#[pyclass(frozen, get_all, module = "larder_kv")]
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    /// The pin, for `unpin`; 0 where nothing is pinned.
+    pin: u64,
+    /// Chunks pinned, from the chain's first on.
+    chunks: u32,
+    /// For how long.
+    seconds: f64,
+}
+
+/// What a session has moved.
+#[pyclass(frozen, get_all, module = "larder_kv")]
+#[derive(Debug)]
+pub(crate) struct Stats {
+    /// Bytes copied out of leased blocks; a block that was viewed counts as a whole.
+    bytes_read: u64,
+    /// Bytes copied into staged chunks.
+    bytes_written: u64,
+}
+
+impl From<&session::Found> for Found {
+    fn from(found: &session::Found) -> Self {
+        let span = |span: &session::Span| Span { start: span.from, end: span.to, tier: tier(span.tier) };
+        Self { tokens: found.tokens, spans: found.spans.iter().map(span).collect(), pin: found.pin }
+    }
+}
+
+impl From<session::Progress> for Progress {
+    fn from(progress: session::Progress) -> Self {
+        let session::Progress { tokens_in_place, tokens_expected, is_done } = progress;
+        Self { tokens_in_place, tokens_expected, is_done }
+    }
+}
+
+impl From<session::Pinned> for Pinned {
+    fn from(pinned: session::Pinned) -> Self {
+        let session::Pinned { pin, chunks, duration_ms } = pinned;
+        Self { pin, chunks, seconds: Duration::from_millis(duration_ms).as_secs_f64() }
+    }
+}
+
+impl From<Counters> for Stats {
+    fn from(counters: Counters) -> Self {
+        let Counters { bytes_read, bytes_written } = counters;
+        Self { bytes_read, bytes_written }
+    }
+}
+
+#[pymethods]
+impl Span {
+    fn __repr__(&self) -> String {
+        format!("Span(start={}, end={}, tier='{}')", self.start, self.end, self.tier)
+    }
+}
+
+#[pymethods]
+impl Found {
+    fn __repr__(&self) -> String {
+        format!("Found(tokens={}, spans={}, pin={:?})", self.tokens, self.spans.len(), self.pin)
+    }
+}
+
+#[pymethods]
+impl Progress {
+    fn __repr__(&self) -> String {
+        let Self { tokens_in_place, tokens_expected, is_done } = self;
+        format!(
+            "Progress(tokens_in_place={tokens_in_place}, tokens_expected={tokens_expected}, is_done={is_done})"
+        )
+    }
+}
+
+#[pymethods]
+impl Pinned {
+    fn __repr__(&self) -> String {
+        format!("Pinned(pin={}, chunks={}, seconds={})", self.pin, self.chunks, self.seconds)
+    }
+}
+
+#[pymethods]
+impl Stats {
+    fn __repr__(&self) -> String {
+        format!("Stats(bytes_read={}, bytes_written={})", self.bytes_read, self.bytes_written)
+    }
+}
+
+fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Host => "host",
+        Tier::Disk => "disk",
+        Tier::Peer => "peer",
+        Tier::Object => "object",
+    }
+}

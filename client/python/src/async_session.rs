@@ -1,0 +1,233 @@
+//! A session for coroutines.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+
+use crate::answers::Stats;
+use crate::namespace::{Chain, Namespace, SpecFields};
+use crate::requests::{Asking, Opening, Patience, Requests};
+use crate::reservation::{Reservation, StagedChunk};
+use crate::ticket::Ticket;
+use crate::waiting;
+
+/// A session with the node on this host, for asyncio: await `AsyncSession.connect(path)`. Many requests may be under way at
+/// the same time. Cancelling one is safe: what a late answer grants is given back.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct AsyncSession {
+    requests: Requests,
+}
+
+#[pymethods]
+impl AsyncSession {
+    /// Opens a session; the parameters and errors are those of `Session`.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, client = None, device = None, window_bytes = 64 << 20, timeout = 10.0))]
+    fn connect(
+        py: Python<'_>,
+        path: PathBuf,
+        client: Option<String>,
+        device: Option<u16>,
+        window_bytes: u64,
+        timeout: f64,
+    ) -> PyResult<Bound<'_, PyAny>> {
+        let (runtime, session) = Opening { path, client, device, window_bytes, timeout }.start()?;
+        let on = runtime.clone();
+        let opened = async move { Ok(Self { requests: Requests::new(session.await?, on) }) };
+        waiting::awaitable(py, &runtime, opened)
+    }
+
+    /// Makes a namespace known: `spec` is a `NamespaceSpec`, `slices` are those that this session reads and writes (slice 0 where
+    /// not given).
+    ///
+    /// Raises `ValueError` where the namespace is impossible, `RefusedError` where the node says so.
+    #[pyo3(signature = (spec, *, slices = None))]
+    fn register<'py>(
+        &self,
+        py: Python<'py>,
+        spec: SpecFields,
+        slices: Option<Vec<u16>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.register(spec, slices.unwrap_or_else(|| vec![0]))?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Asks how much of a prompt is in the cache. Nothing found is a result with 0 tokens.
+    ///
+    /// `prompt_tokens`: tokens of the whole prompt; the answer leaves at least one of them to compute. `skip_read`: the caller
+    /// cannot use a hit, count it apart. `preempted`: the request had been preempted. `tiers`: where to look ("host", "disk",
+    /// "peer", "object"; everywhere where empty). `pin_seconds`: pin what is found for so long.
+    #[pyo3(signature = (namespace, chain, *, prompt_tokens = None, skip_read = false, preempted = false, tiers = vec![], pin_seconds = None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn lookup<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &Namespace,
+        chain: &Chain,
+        prompt_tokens: Option<u64>,
+        skip_read: bool,
+        preempted: bool,
+        tiers: Vec<String>,
+        pin_seconds: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.lookup(
+            namespace,
+            chain,
+            Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds },
+        )?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Asks how much of a prompt can be served, and has the node bring it into its memory meanwhile, from disk and other nodes.
+    /// The options are those of `lookup`. Where `prefill_tokens_per_second` says how fast the engine computes, only what comes
+    /// sooner is brought.
+    #[pyo3(signature = (namespace, chain, *, prompt_tokens = None, skip_read = false, preempted = false, tiers = vec![], pin_seconds = None, prefill_tokens_per_second = None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn lookup_and_prefetch<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &Namespace,
+        chain: &Chain,
+        prompt_tokens: Option<u64>,
+        skip_read: bool,
+        preempted: bool,
+        tiers: Vec<String>,
+        pin_seconds: Option<f64>,
+        prefill_tokens_per_second: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.prefetch(
+            namespace,
+            chain,
+            Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds },
+            prefill_tokens_per_second,
+        )?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Asks how far a prefetch is.
+    #[pyo3(signature = (ticket))]
+    fn progress<'py>(&self, py: Python<'py>, ticket: &Ticket) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.progress(ticket)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Ends a prefetch and leases the contiguous prefix that has come. `wait` is "complete" (until all has come or failed to),
+    /// "best_effort" (what is there now) or a number of seconds.
+    #[pyo3(signature = (ticket, *, wait = Patience::Word(String::from("complete"))))]
+    fn collect<'py>(&self, py: Python<'py>, ticket: &Ticket, wait: Patience) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.collect(ticket, wait)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Asks to read the longest prefix of `chain` that is here or can be brought in time. A miss is a lease of 0 chunks.
+    ///
+    /// Raises `BusyError` where the session reads too much already.
+    #[pyo3(signature = (namespace, chain))]
+    fn lease<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &Namespace,
+        chain: &Chain,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.lease(namespace, chain)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays longer
+    /// under the `priority` policy.
+    ///
+    /// Raises `BusyError` where there is no room.
+    #[pyo3(signature = (namespace, chain, *, priority = 0))]
+    fn reserve<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &Namespace,
+        chain: &Chain,
+        priority: i8,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.reserve(namespace, chain, priority)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until the write window has some.
+    ///
+    /// Raises `WindowError` where a chunk is larger than the window, `RequestTimeout` where no room was freed in time.
+    #[pyo3(signature = (reservation, position))]
+    fn stage<'py>(
+        &self,
+        py: Python<'py>,
+        reservation: &Reservation,
+        position: u32,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.stage(reservation, position)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Hands filled chunks of one reservation over, and returns how many the node keeps.
+    #[pyo3(signature = (reservation, staged))]
+    fn commit<'py>(
+        &self,
+        py: Python<'py>,
+        reservation: &Reservation,
+        staged: Vec<PyRef<'_, StagedChunk>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.commit(reservation, &staged)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Keeps the longest prefix of `chain` that is here from eviction, for `seconds` or what the node grants.
+    #[pyo3(signature = (namespace, chain, seconds))]
+    fn pin<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &Namespace,
+        chain: &Chain,
+        seconds: f64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.pin(namespace, chain, seconds)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Ends a pin before its deadline.
+    #[pyo3(signature = (pin))]
+    fn unpin<'py>(&self, py: Python<'py>, pin: u64) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.unpin(pin)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// The tenant that the socket serves.
+    #[getter]
+    fn tenant(&self) -> PyResult<&str> {
+        Ok(self.requests.session()?.tenant())
+    }
+
+    /// The node's name.
+    #[getter]
+    fn node(&self) -> PyResult<&str> {
+        Ok(self.requests.session()?.node())
+    }
+
+    /// Number of the GPU actor that serves the session.
+    #[getter]
+    fn device(&self) -> PyResult<u16> {
+        Ok(self.requests.session()?.device())
+    }
+
+    /// Bytes of the session's write window; 0 where it has none.
+    #[getter]
+    fn window_bytes(&self) -> PyResult<u64> {
+        Ok(self.requests.session()?.window_bytes())
+    }
+
+    /// Bytes that the session has copied so far.
+    fn stats(&self) -> PyResult<Stats> {
+        Ok(self.requests.session()?.counters().into())
+    }
+
+    fn __repr__(&self) -> String {
+        match self.requests.session() {
+            Ok(session) => format!("<larder_kv.AsyncSession with {}>", session.node()),
+            Err(_) => "<larder_kv.AsyncSession of another process>".into(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Errors of a session as the exceptions of `larder_kv.errors`.
+
+use larder_client::SessionError;
+use larder_protocol::session::{RefusalCode, Scarce};
+use pyo3::prelude::*;
+use pyo3::{PyTypeInfo, import_exception};
+
+import_exception!(larder_kv.errors, BusyError);
+import_exception!(larder_kv.errors, ConnectError);
+import_exception!(larder_kv.errors, EndedError);
+import_exception!(larder_kv.errors, ForkedError);
+import_exception!(larder_kv.errors, RefusedError);
+import_exception!(larder_kv.errors, ReleasedError);
+import_exception!(larder_kv.errors, RequestTimeout);
+import_exception!(larder_kv.errors, WindowError);
+
+/// The exception that says what the caller can do about `error`.
+pub(crate) fn exception(error: &SessionError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        SessionError::Connect { .. } => ConnectError::new_err(text),
+        SessionError::Busy { what, retry_after } => {
+            let seconds = retry_after.as_secs_f64();
+            with_attributes::<BusyError>(text, &[("what", scarce(*what))], &[("retry_after", seconds)])
+        }
+        SessionError::Refused(refusal) => {
+            with_attributes::<RefusedError>(text, &[("code", code(refusal.code))], &[])
+        }
+        SessionError::Chain(_) => pyo3::exceptions::PyValueError::new_err(text),
+        SessionError::WindowTooSmall { .. } => WindowError::new_err(text),
+        SessionError::Timeout => RequestTimeout::new_err(text),
+        // The others, those of later versions included, end the session.
+        _ => EndedError::new_err(text),
+    }
+}
+
+/// The lease, ticket or reservation was given back.
+pub(crate) fn released(what: &str) -> PyErr {
+    ReleasedError::new_err(format!("this {what} was given back"))
+}
+
+fn with_attributes<E: PyTypeInfo>(text: String, texts: &[(&str, &str)], numbers: &[(&str, f64)]) -> PyErr {
+    Python::attach(|py| {
+        let error = PyErr::from_type(E::type_object(py), text);
+        let value = error.value(py);
+        let set = || -> PyResult<()> {
+            texts.iter().try_for_each(|(name, text)| value.setattr(*name, *text))?;
+            numbers.iter().try_for_each(|(name, number)| value.setattr(*name, *number))
+        };
+        match set() {
+            Ok(()) => error,
+            Err(failed) => failed,
+        }
+    })
+}
+
+fn scarce(what: Scarce) -> &'static str {
+    match what {
+        Scarce::Memory => "memory",
+        Scarce::Claims => "claims",
+        Scarce::Sessions => "sessions",
+    }
+}
+
+fn code(code: RefusalCode) -> &'static str {
+    match code {
+        RefusalCode::Version => "version",
+        RefusalCode::Protocol => "protocol",
+        RefusalCode::Namespace => "namespace",
+        RefusalCode::Chain => "chain",
+        RefusalCode::Unknown => "unknown",
+        RefusalCode::Place => "place",
+        RefusalCode::TooLarge => "too_large",
+        RefusalCode::Stopping => "stopping",
+        RefusalCode::Internal => "internal",
+    }
+}

@@ -1,0 +1,127 @@
+//! Blocks that Python may read.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use larder_client::LeaseGuard;
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::errors::released;
+use crate::memory::Memory;
+use crate::namespace::check_block;
+use crate::process::Own;
+use crate::view::BlockView;
+
+/// The right to read the first `chunks` chunks of a chain; 0 of them on a miss. While it lives, the node keeps them in
+/// place. Give it back with `release()`, as a context manager, or by dropping it.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct Lease {
+    /// None once it was released. Views hold the guard too.
+    slot: Own<Mutex<Option<Arc<LeaseGuard>>>>,
+}
+
+impl Lease {
+    pub(crate) fn new(guard: LeaseGuard) -> Self {
+        Self { slot: Own::new(Mutex::new(Some(Arc::new(guard)))) }
+    }
+
+    /// # Errors
+    /// `ReleasedError` where it was released; `ForkedError`.
+    pub(crate) fn guard(&self) -> PyResult<Arc<LeaseGuard>> {
+        let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.clone().ok_or_else(|| released("lease"))
+    }
+
+    /// The guard, of which block `block` of the chunk at `position` may be read.
+    fn readable(&self, position: usize, block: usize) -> PyResult<Arc<LeaseGuard>> {
+        let guard = self.guard()?;
+        if position >= guard.chunks() {
+            let text = format!("{} chunks are leased, there is none at {position}", guard.chunks());
+            return Err(PyIndexError::new_err(text));
+        }
+        check_block(guard.namespace(), block)?;
+        if !guard.has_block(position, block) {
+            let text =
+                format!("block {block} of the chunk at {position} is not needed to restore this prefix");
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(guard)
+    }
+}
+
+#[pymethods]
+impl Lease {
+    /// Chunks leased, from the chain's first on.
+    #[getter]
+    fn chunks(&self) -> PyResult<usize> {
+        Ok(self.guard()?.chunks())
+    }
+
+    /// Tokens of these chunks.
+    #[getter]
+    fn tokens(&self) -> PyResult<u64> {
+        let guard = self.guard()?;
+        Ok(guard.chunks() as u64 * u64::from(guard.namespace().chunk_tokens()))
+    }
+
+    /// Whether block `block` of the chunk at `position` may be read. In a namespace whose pools are all needed of every
+    /// chunk, all may.
+    #[pyo3(signature = (position, block = 0))]
+    fn has_block(&self, position: usize, block: usize) -> PyResult<bool> {
+        let guard = self.guard()?;
+        check_block(guard.namespace(), block)?;
+        Ok(position < guard.chunks() && guard.has_block(position, block))
+    }
+
+    /// Copies block `block` of the chunk at `position` into `out`: a writable, contiguous buffer of exactly the block's
+    /// size. Other threads run meanwhile; none may touch `out`.
+    #[pyo3(signature = (position, out, block = 0))]
+    fn copy_block(
+        &self,
+        py: Python<'_>,
+        position: usize,
+        out: &Bound<'_, PyAny>,
+        block: usize,
+    ) -> PyResult<()> {
+        let guard = self.readable(position, block)?;
+        let out = Memory::writable(out)?;
+        let bytes = guard.namespace().block_bytes(block);
+        if out.len() != bytes {
+            let text = format!("the block has {bytes} bytes, `out` has {}", out.len());
+            return Err(PyValueError::new_err(text));
+        }
+        py.detach(|| out.fill_from(&guard, position, block));
+        Ok(())
+    }
+
+    /// A read-only view of block `block` of the chunk at `position`, without a copy: pass it to `memoryview`,
+    /// `numpy.frombuffer` or `torch.frombuffer`. It keeps the lease as long as it, or anything made of it, lives, also where
+    /// the lease itself was released. A forked child must not touch it: the memory is not there.
+    #[pyo3(signature = (position, block = 0))]
+    fn view(&self, position: usize, block: usize) -> PyResult<BlockView> {
+        Ok(BlockView::new(self.readable(position, block)?, position, block))
+    }
+
+    /// Gives the lease back, at once and without waiting; views of it keep it until they are gone.
+    fn release(&self) -> PyResult<()> {
+        let guard = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(guard);
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, _args: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.release()
+    }
+
+    fn __repr__(&self) -> String {
+        match self.guard() {
+            Ok(guard) => format!("<larder_kv.Lease of {} chunks>", guard.chunks()),
+            Err(_) => "<larder_kv.Lease, given back>".into(),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Python's own memory, lent by the buffer protocol, as source and target of copies.
+#![expect(unsafe_code, reason = "copies between Python's buffers and blocks through raw pointers")]
+
+use std::ops::Range;
+use std::slice;
+
+use larder_client::{LeaseGuard, StagedChunk};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+
+/// A contiguous buffer of Python's. It stays in place as long as this lives.
+///
+/// Its owner is told not to touch what is being copied; one that does changes which bytes arrive.
+pub(crate) struct Memory {
+    start: *mut u8,
+    bytes: u64,
+    writable: bool,
+    /// Keeps the memory.
+    _buffer: PyUntypedBuffer,
+}
+
+// SAFETY: an exported buffer may be used from any thread until it is released, which `PyUntypedBuffer` does under the
+// interpreter's lock.
+unsafe impl Send for Memory {}
+
+// SAFETY: as above; `&Memory` reads and writes the bytes through pointers for the time of a copy alone.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Borrows memory to read from.
+    ///
+    /// # Errors
+    /// `BufferError` where it is no contiguous buffer.
+    pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(object)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err("the buffer is not contiguous"));
+        }
+        let (start, bytes) = (buffer.buf_ptr().cast(), buffer.len_bytes() as u64);
+        Ok(Self { start, bytes, writable: !buffer.readonly(), _buffer: buffer })
+    }
+
+    /// Borrows memory to write to.
+    ///
+    /// # Errors
+    /// `BufferError` where it is no contiguous buffer, or read-only.
+    pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let memory = Self::readable(object)?;
+        if !memory.writable {
+            return Err(PyBufferError::new_err("the buffer is read-only"));
+        }
+        Ok(memory)
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// # Errors
+    /// `ValueError` where the bytes do not lie within the memory.
+    pub(crate) fn check(&self, range: &Range<u64>) -> PyResult<()> {
+        if range.start <= range.end && range.end <= self.bytes {
+            return Ok(());
+        }
+        let text = format!("bytes {} to {} are beyond a memory of {}", range.start, range.end, self.bytes);
+        Err(PyValueError::new_err(text))
+    }
+
+    /// Copies a whole block here. The memory has exactly its size.
+    pub(crate) fn fill_from(&self, guard: &LeaseGuard, position: usize, block: usize) {
+        self.copy_from(0..self.bytes, guard, position, block, 0);
+    }
+
+    /// Copies bytes of a block, from `offset` on, to `range`.
+    ///
+    /// # Panics
+    /// Where either ends before, or the memory is read-only.
+    pub(crate) fn copy_from(
+        &self,
+        range: Range<u64>,
+        guard: &LeaseGuard,
+        position: usize,
+        block: usize,
+        offset: u64,
+    ) {
+        assert!(self.writable && range.start <= range.end && range.end <= self.bytes);
+        let bytes = (range.end - range.start) as usize;
+        // SAFETY: the range lies within the buffer (asserted), which Python keeps in place while `_buffer` is exported, and
+        // which it exported as writable. The slice lives for one copy; whoever else touches these bytes meanwhile breaks
+        // the contract of the methods that call this.
+        let out = unsafe { slice::from_raw_parts_mut(self.start.add(range.start as usize), bytes) };
+        guard.copy_range(position, block, offset, out);
+    }
+
+    /// Copies `range` into a block, to `offset` on.
+    ///
+    /// # Panics
+    /// Where either ends before.
+    pub(crate) fn copy_to(&self, range: Range<u64>, staged: &mut StagedChunk, block: usize, offset: u64) {
+        assert!(range.start <= range.end && range.end <= self.bytes);
+        let bytes = (range.end - range.start) as usize;
+        // SAFETY: as in `copy_from`, for reading.
+        let bytes = unsafe { slice::from_raw_parts(self.start.add(range.start as usize), bytes) };
+        staged.copy_from(block, offset, bytes);
+    }
+}

@@ -1,0 +1,251 @@
+//! Copies between the pages of an engine's paged memory and the blocks of chunks, by strides.
+
+use std::ops::Range;
+
+use larder_client::{LeaseGuard, Namespace};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::lease::Lease;
+use crate::memory::Memory;
+use crate::reservation::StagedChunk;
+
+/// An engine's KV memory: pages of a fixed number of tokens, each layer's addressed by strides.
+///
+/// `regions` are writable buffers; `layers` says, as `larder_kv.LayerPages`, where each layer's pages stand in them. All pages
+/// have the same bytes. A block of a chunk has the layers one behind the other; in each, the bytes of the chunk's pages in
+/// order; in each of these, the runs in the order of `dims`.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct PagedMemory {
+    regions: Vec<Memory>,
+    layers: Vec<Layer>,
+    page_bytes: u64,
+    pages_per_chunk: u64,
+}
+
+/// `larder_kv.LayerPages`, by its attributes.
+#[derive(FromPyObject)]
+struct Layer {
+    /// Number of the region.
+    region: usize,
+    /// Where its page 0 begins, in bytes.
+    offset: u64,
+    /// From one page to the next, in bytes.
+    page_stride: u64,
+    pages: u64,
+    /// Outermost first: how often, and how many bytes further each time.
+    dims: Vec<(u64, u64)>,
+    /// Bytes of one contiguous piece.
+    run_bytes: u64,
+}
+
+/// One contiguous piece of a copy.
+struct Piece {
+    region: usize,
+    range: Range<u64>,
+    /// Where it stands in the block.
+    offset: u64,
+}
+
+impl Layer {
+    fn page_bytes(&self) -> Option<u64> {
+        self.dims.iter().try_fold(self.run_bytes, |bytes, &(count, _)| bytes.checked_mul(count))
+    }
+
+    /// Where the last byte of the last page ends.
+    fn end(&self) -> Option<u64> {
+        let further =
+            |at: u64, count: u64, stride: u64| at.checked_add(count.checked_sub(1)?.checked_mul(stride)?);
+        let last = further(self.offset, self.pages, self.page_stride)?;
+        let last = self.dims.iter().try_fold(last, |at, &(count, stride)| further(at, count, stride))?;
+        last.checked_add(self.run_bytes)
+    }
+
+    /// The contiguous pieces of page `page`, in order.
+    fn runs(&self, page: u64) -> impl Iterator<Item = Range<u64>> {
+        let start = self.offset + page * self.page_stride;
+        let runs: u64 = self.dims.iter().map(|&(count, _)| count).product();
+        (0..runs).map(move |run| {
+            let (mut left, mut at) = (run, start);
+            for &(count, stride) in self.dims.iter().rev() {
+                at += left % count * stride;
+                left /= count;
+            }
+            at..at + self.run_bytes
+        })
+    }
+}
+
+impl PagedMemory {
+    /// The pieces of page `page`, which is number `in_chunk` of its chunk, in some layers.
+    fn pieces(&self, layers: Range<usize>, page: u64, in_chunk: u64) -> impl Iterator<Item = Piece> {
+        layers.flat_map(move |number| {
+            let layer = &self.layers[number];
+            let page_start = (number as u64 * self.pages_per_chunk + in_chunk) * self.page_bytes;
+            layer.runs(page).enumerate().map(move |(run, range)| Piece {
+                region: layer.region,
+                range,
+                offset: page_start + run as u64 * layer.run_bytes,
+            })
+        })
+    }
+
+    fn check_pages(&self, pages: &[u64]) -> PyResult<()> {
+        let fewest = self.layers.iter().map(|layer| layer.pages).min().unwrap_or(0);
+        match pages.iter().find(|&&page| page >= fewest) {
+            Some(page) => Err(PyValueError::new_err(format!("there is no page {page}, only {fewest}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn layer_range(&self, layer: Option<usize>) -> PyResult<Range<usize>> {
+        match layer {
+            None => Ok(0..self.layers.len()),
+            Some(layer) if layer < self.layers.len() => Ok(layer..layer + 1),
+            Some(layer) => {
+                Err(PyValueError::new_err(format!("there is no layer {layer}, only {}", self.layers.len())))
+            }
+        }
+    }
+
+    fn check_block(&self, namespace: &Namespace, block: usize) -> PyResult<()> {
+        crate::namespace::check_block(namespace, block)?;
+        let bytes = self.block_bytes();
+        if namespace.block_bytes(block) != bytes {
+            let text =
+                format!("a chunk's pages have {bytes} bytes, its block {}", namespace.block_bytes(block));
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(())
+    }
+
+    /// Copies page by page, without the interpreter's lock. The arguments were checked.
+    fn copy_in(
+        &self,
+        guard: &LeaseGuard,
+        block: usize,
+        pages: &[u64],
+        first_page: u64,
+        layers: &Range<usize>,
+    ) {
+        for (number, &page) in (first_page..).zip(pages) {
+            let (position, in_chunk) =
+                ((number / self.pages_per_chunk) as usize, number % self.pages_per_chunk);
+            for Piece { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
+                self.regions[region].copy_from(range, guard, position, block, offset);
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl PagedMemory {
+    /// Checks that every page of every layer lies within its region.
+    #[new]
+    #[pyo3(signature = (regions, layers, *, pages_per_chunk))]
+    fn new(
+        regions: Vec<Bound<'_, PyAny>>,
+        layers: Vec<Bound<'_, PyAny>>,
+        pages_per_chunk: u64,
+    ) -> PyResult<Self> {
+        let regions = regions.iter().map(Memory::writable).collect::<PyResult<Vec<_>>>()?;
+        let layers = layers.iter().map(|layer| layer.extract::<Layer>()).collect::<PyResult<Vec<_>>>()?;
+        let page_bytes = layers.first().and_then(Layer::page_bytes).filter(|&bytes| bytes > 0);
+        let page_bytes = page_bytes.ok_or_else(|| PyValueError::new_err("there is no layer with bytes"))?;
+        if pages_per_chunk == 0 {
+            return Err(PyValueError::new_err("a chunk has at least one page"));
+        }
+        for (number, layer) in layers.iter().enumerate() {
+            if layer.page_bytes() != Some(page_bytes) {
+                let text = format!("pages of layer {number} have other sizes than those of layer 0");
+                return Err(PyValueError::new_err(text));
+            }
+            let region = regions.get(layer.region).ok_or_else(|| {
+                PyValueError::new_err(format!(
+                    "layer {number} names region {}, which is not there",
+                    layer.region
+                ))
+            })?;
+            let end = layer
+                .end()
+                .ok_or_else(|| PyValueError::new_err(format!("layer {number} has no pages, or too many")))?;
+            region.check(&(layer.offset..end))?;
+        }
+        Ok(Self { regions, layers, page_bytes, pages_per_chunk })
+    }
+
+    /// Layers.
+    #[getter]
+    fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Bytes of one page in one layer.
+    #[getter]
+    fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// Bytes of one chunk over all layers: what a block of the namespace must have.
+    #[getter]
+    fn block_bytes(&self) -> u64 {
+        self.page_bytes * self.pages_per_chunk * self.layers.len() as u64
+    }
+
+    /// Copies what is leased into `pages`: consecutive pages of the prompt, of which the first is number `first_page`, counted
+    /// from the lease's first chunk. `layer` is one layer, all where not given; `block` is the block of each chunk. Other
+    /// threads run meanwhile; none may use these pages.
+    #[pyo3(signature = (lease, pages, *, first_page = 0, layer = None, block = 0))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        lease: &Lease,
+        pages: Vec<u64>,
+        first_page: u64,
+        layer: Option<usize>,
+        block: usize,
+    ) -> PyResult<()> {
+        let guard = lease.guard()?;
+        self.check_pages(&pages)?;
+        let layers = self.layer_range(layer)?;
+        self.check_block(guard.namespace(), block)?;
+        let leased = guard.chunks() as u64 * self.pages_per_chunk;
+        if first_page.checked_add(pages.len() as u64).is_none_or(|end| end > leased) {
+            let text = format!("{} pages from {first_page} on are not leased: {leased} are", pages.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let chunks = guard.chunks();
+        if (0..chunks).any(|position| !guard.has_block(position, block)) {
+            return Err(PyValueError::new_err(format!("block {block} is not leased of every chunk")));
+        }
+        py.detach(|| self.copy_in(&guard, block, &pages, first_page, &layers));
+        Ok(())
+    }
+
+    /// Copies `pages`, which are the pages of one chunk in order, into a staged chunk. `layer` is one layer, all where not
+    /// given. Other threads run meanwhile; none may change these pages.
+    #[pyo3(signature = (staged, pages, *, layer = None, block = 0))]
+    fn save(
+        &self,
+        py: Python<'_>,
+        staged: &StagedChunk,
+        pages: Vec<u64>,
+        layer: Option<usize>,
+        block: usize,
+    ) -> PyResult<()> {
+        self.check_pages(&pages)?;
+        let layers = self.layer_range(layer)?;
+        if pages.len() as u64 != self.pages_per_chunk {
+            let text = format!("a chunk has {} pages, not {}", self.pages_per_chunk, pages.len());
+            return Err(PyValueError::new_err(text));
+        }
+        staged.check(block, 0, self.block_bytes())?;
+        staged.fill(py, |chunk| {
+            for (in_chunk, &page) in (0..).zip(&pages) {
+                for Piece { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
+                    self.regions[region].copy_to(range, chunk, block, offset);
+                }
+            }
+        })
+    }
+}

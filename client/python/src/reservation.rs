@@ -1,0 +1,172 @@
+//! Chunks that Python may write.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors::released;
+use crate::memory::Memory;
+use crate::namespace::check_block;
+use crate::process::Own;
+
+/// The right to write those chunks of a chain that are missing. Stage them, fill them, commit them, all at once or some at a
+/// time. What is not committed when this and all its staged chunks are gone is given back.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct Reservation {
+    /// None once it was given back.
+    slot: Own<Mutex<Option<Arc<larder_client::Reservation>>>>,
+}
+
+/// Room for one chunk of a reservation, to be filled and committed. Dropping it frees the room.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct StagedChunk {
+    position: u32,
+    of: Own<Arc<larder_client::Reservation>>,
+    /// None once it was committed or dropped.
+    slot: Own<Mutex<Option<larder_client::StagedChunk>>>,
+}
+
+impl Reservation {
+    pub(crate) fn new(reservation: larder_client::Reservation) -> Self {
+        Self { slot: Own::new(Mutex::new(Some(Arc::new(reservation)))) }
+    }
+
+    /// # Errors
+    /// `ReleasedError` where it was given back; `ForkedError`.
+    pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Reservation>> {
+        let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.clone().ok_or_else(|| released("reservation"))
+    }
+
+    /// The same, where the chunk at `position` is to be written.
+    ///
+    /// # Errors
+    /// As [`Self::share`]; `ValueError` where it is not.
+    pub(crate) fn share_for(&self, position: u32) -> PyResult<Arc<larder_client::Reservation>> {
+        let reservation = self.share()?;
+        if reservation.chunks().binary_search(&position).is_err() {
+            return Err(PyValueError::new_err(format!("the chunk at {position} is not reserved")));
+        }
+        Ok(reservation)
+    }
+}
+
+impl StagedChunk {
+    pub(crate) fn new(of: Arc<larder_client::Reservation>, staged: larder_client::StagedChunk) -> Self {
+        let position = staged.position();
+        Self { position, of: Own::new(of), slot: Own::new(Mutex::new(Some(staged))) }
+    }
+
+    /// Takes it out, to be committed with `reservation`.
+    ///
+    /// # Errors
+    /// `ReleasedError` where it was committed or dropped; `ValueError` where it is another reservation's; `ForkedError`.
+    pub(crate) fn take(
+        &self,
+        reservation: &Arc<larder_client::Reservation>,
+    ) -> PyResult<larder_client::StagedChunk> {
+        if !Arc::ptr_eq(self.of.get()?, reservation) {
+            return Err(PyValueError::new_err("a staged chunk is committed with its own reservation"));
+        }
+        let taken = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
+        taken.ok_or_else(|| released("staged chunk"))
+    }
+
+    /// Fills the chunk with the interpreter's lock released; `write` copies.
+    pub(crate) fn fill(
+        &self,
+        py: Python<'_>,
+        write: impl FnOnce(&mut larder_client::StagedChunk) + Send,
+    ) -> PyResult<()> {
+        let slot = self.slot.get()?;
+        py.detach(|| {
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            let staged = slot.as_mut().ok_or_else(|| released("staged chunk"))?;
+            write(staged);
+            Ok(())
+        })
+    }
+
+    /// # Errors
+    /// `ValueError` where `bytes` bytes at `offset` of block `block` are not to be written.
+    pub(crate) fn check(&self, block: usize, offset: u64, bytes: u64) -> PyResult<()> {
+        let of = self.of.get()?;
+        check_block(of.namespace(), block)?;
+        let block_bytes = of.namespace().block_bytes(block);
+        if offset.checked_add(bytes).is_none_or(|end| end > block_bytes) {
+            let text = format!("{bytes} bytes at {offset} do not fit in a block of {block_bytes}");
+            return Err(PyValueError::new_err(text));
+        }
+        if !self.blocks()?.contains(&block) {
+            return Err(PyValueError::new_err(format!("block {block} of this chunk is there already")));
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Reservation {
+    /// Positions (in the chain) of the chunks to write, ascending; the others are there already or are being written.
+    #[getter]
+    fn chunks(&self) -> PyResult<Vec<u32>> {
+        Ok(self.share()?.chunks().to_vec())
+    }
+
+    /// For how many seconds, from the answer on, chunks may be committed.
+    #[getter]
+    fn seconds(&self) -> PyResult<f64> {
+        Ok(self.share()?.deadline().as_secs_f64())
+    }
+
+    /// Gives back what is not committed, at once and without waiting.
+    fn abort(&self) -> PyResult<()> {
+        let reservation = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(reservation);
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        match self.share() {
+            Ok(reservation) => format!("<larder_kv.Reservation of {} chunks>", reservation.chunks().len()),
+            Err(_) => "<larder_kv.Reservation, given back>".into(),
+        }
+    }
+}
+
+#[pymethods]
+impl StagedChunk {
+    /// Its position in the chain.
+    #[getter]
+    fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// The blocks to write, ascending: all of the chunk, unless the node has some of them.
+    #[getter]
+    fn blocks(&self) -> PyResult<Vec<usize>> {
+        let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let staged = slot.as_ref().ok_or_else(|| released("staged chunk"))?;
+        Ok(staged.blocks().collect())
+    }
+
+    /// Copies `data`, any contiguous buffer, into block `block`, `offset` bytes from its start. All bytes of all `blocks`
+    /// must be written before the commit. Other threads run meanwhile; none may change `data`.
+    #[pyo3(signature = (data, *, block = 0, offset = 0))]
+    fn copy_from(&self, py: Python<'_>, data: &Bound<'_, PyAny>, block: usize, offset: u64) -> PyResult<()> {
+        let data = Memory::readable(data)?;
+        self.check(block, offset, data.len())?;
+        self.fill(py, |staged| data.copy_to(0..data.len(), staged, block, offset))
+    }
+
+    /// Frees the room without a commit.
+    fn drop(&self) -> PyResult<()> {
+        let staged = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(staged);
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<larder_kv.StagedChunk at {}>", self.position)
+    }
+}

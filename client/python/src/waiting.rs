@@ -1,0 +1,149 @@
+//! How Python waits for a request: a thread without the interpreter's lock, or a coroutine on its event loop.
+
+use std::future::Future;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use larder_client::SessionError;
+use pyo3::IntoPyObjectExt as _;
+use pyo3::prelude::*;
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, spawn_blocking};
+
+use crate::errors::exception;
+
+/// Waits on this thread, without the interpreter's lock.
+///
+/// # Errors
+/// What the request says; `KeyboardInterrupt` and what else a signal handler raises, after which the request is dropped.
+pub(crate) fn wait<T: Send>(
+    py: Python<'_>,
+    runtime: &Handle,
+    request: impl Future<Output = Result<T, SessionError>> + Send,
+) -> PyResult<T> {
+    let mut request = Box::pin(request);
+    loop {
+        let part = async { tokio::time::timeout(SIGNALS_EVERY, request.as_mut()).await };
+        match py.detach(|| runtime.block_on(part)) {
+            Ok(result) => return result.map_err(|error| exception(&error)),
+            Err(_) => py.check_signals()?,
+        }
+    }
+}
+
+/// A future of the running event loop. Cancelling it drops the request; what a late answer grants is given back.
+///
+/// # Errors
+/// `RuntimeError` where no event loop runs on this thread.
+pub(crate) fn awaitable<'py, T>(
+    py: Python<'py>,
+    runtime: &Handle,
+    request: impl Future<Output = Result<T, SessionError>> + Send + 'static,
+) -> PyResult<Bound<'py, PyAny>>
+where
+    T: for<'a> IntoPyObject<'a> + Send + 'static,
+{
+    let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
+    let promise = event_loop.call_method0("create_future")?;
+    let (to_loop, to_promise) = (event_loop.unbind(), promise.clone().unbind());
+    let request = Box::pin(request);
+    let task = runtime.spawn(async move {
+        let result = request.await;
+        // On a thread of its own, which may wait for the interpreter's lock: other sessions' answers shall not.
+        spawn_blocking(move || {
+            // Where the interpreter is going down, nobody waits any more.
+            let Some(_visit) = Visit::begin() else { return };
+            Python::try_attach(|py| {
+                let settled = settle_soon(py, &to_loop, &to_promise, result);
+                // The loop was closed: as above.
+                drop(settled);
+            });
+        });
+    });
+    promise.call_method1("add_done_callback", (Canceller { task: task.abort_handle() },))?;
+    Ok(promise)
+}
+
+/// Ends the request of a future that was cancelled.
+#[pyclass(frozen)]
+struct Canceller {
+    task: AbortHandle,
+}
+
+#[pymethods]
+impl Canceller {
+    fn __call__(&self, promise: &Bound<'_, PyAny>) -> PyResult<()> {
+        if promise.call_method0("cancelled")?.extract()? {
+            self.task.abort();
+        }
+        Ok(())
+    }
+}
+
+/// Has the event loop's thread settle the future.
+fn settle_soon<T>(
+    py: Python<'_>,
+    event_loop: &Py<PyAny>,
+    promise: &Py<PyAny>,
+    result: Result<T, SessionError>,
+) -> PyResult<()>
+where
+    T: for<'a> IntoPyObject<'a>,
+{
+    let result = result.map_err(|error| exception(&error)).and_then(|value| value.into_py_any(py));
+    let (value, is_error) = match result {
+        Ok(value) => (value, false),
+        Err(error) => (error.into_value(py).into_any(), true),
+    };
+    let settle = wrap_pyfunction!(settle, py)?;
+    event_loop.call_method1(py, "call_soon_threadsafe", (settle, promise, value, is_error))?;
+    Ok(())
+}
+
+/// Settles a future that was not cancelled meanwhile.
+#[pyfunction]
+fn settle(promise: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, is_error: bool) -> PyResult<()> {
+    if !promise.call_method0("done")?.extract::<bool>()? {
+        promise.call_method1(if is_error { "set_exception" } else { "set_result" }, (value,))?;
+    }
+    Ok(())
+}
+
+/// A thread of ours in the interpreter. The interpreter ends a thread that waits for its lock while it goes down, which
+/// native code does not survive: so it has to wait for those that are there before.
+struct Visit;
+
+/// How many there are, and whether the interpreter is going down.
+static VISITS: (Mutex<(usize, bool)>, Condvar) = (Mutex::new((0, false)), Condvar::new());
+
+impl Visit {
+    fn begin() -> Option<Self> {
+        let mut visits = VISITS.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, is_over) = &mut *visits;
+        if *is_over {
+            return None;
+        }
+        *count += 1;
+        Some(Self)
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        VISITS.0.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
+        VISITS.1.notify_all();
+    }
+}
+
+/// Ends visits: waits for those under way, and lets no other begin. Called by `atexit`.
+#[pyfunction]
+pub(crate) fn end_visits(py: Python<'_>) {
+    py.detach(|| {
+        let mut visits = VISITS.0.lock().unwrap_or_else(PoisonError::into_inner);
+        visits.1 = true;
+        drop(VISITS.1.wait_while(visits, |(count, _)| *count > 0));
+    });
+}
+
+/// How long a waiting thread is deaf to signals.
+const SIGNALS_EVERY: Duration = Duration::from_millis(100);

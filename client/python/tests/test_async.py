@@ -1,0 +1,97 @@
+"""Requests of a session, from coroutines."""
+
+import asyncio
+import subprocess
+import sys
+
+import larder_kv
+import pytest
+from conftest import BLOCK_BYTES, CHUNK_TOKENS, content, spec
+
+TOKENS = list(range(3 * CHUNK_TOKENS))
+
+
+def test_bytes_that_were_put_come_back(cluster):
+    async def run():
+        session = await larder_kv.AsyncSession.connect(cluster.sockets[0], window_bytes=1 << 20)
+        namespace = await session.register(spec("async"))
+        chain = namespace.chain_of_tokens(TOKENS)
+        reservation = await session.reserve(namespace, chain)
+        staged = await asyncio.gather(*(session.stage(reservation, n) for n in reservation.chunks))
+        for chunk in staged:
+            chunk.copy_from(content(chunk.position))
+        assert await session.commit(reservation, staged) == 3
+        ticket = await session.lookup_and_prefetch(namespace, chain)
+        assert (await session.progress(ticket)).is_done
+        with await session.collect(ticket, wait="best_effort") as lease:
+            return [bytes(lease.view(position)) for position in range(3)]
+
+    assert asyncio.run(run()) == [content(n) for n in range(3)]
+
+
+def test_the_event_loop_goes_on_while_a_request_waits(cluster):
+    async def run():
+        connect = larder_kv.AsyncSession.connect
+        session = await connect(cluster.sockets[0], window_bytes=BLOCK_BYTES, timeout=0.5)
+        namespace = await session.register(spec("async waits"))
+        reservation = await session.reserve(namespace, namespace.chain_of_tokens(TOKENS))
+        kept = await session.stage(reservation, 0)
+        waiting = asyncio.ensure_future(session.stage(reservation, 1))
+        steps = 0
+        while not waiting.done():
+            await asyncio.sleep(0)
+            steps += 1
+        with pytest.raises(larder_kv.RequestTimeout):
+            waiting.result()
+        return steps, kept
+
+    steps, _ = asyncio.run(run())
+    assert steps > 100
+
+
+def test_a_cancelled_request_takes_nothing(cluster):
+    async def run():
+        session = await larder_kv.AsyncSession.connect(cluster.sockets[0], window_bytes=BLOCK_BYTES)
+        namespace = await session.register(spec("async cancel"))
+        reservation = await session.reserve(namespace, namespace.chain_of_tokens(TOKENS))
+        kept = await session.stage(reservation, 0)
+        waiting = asyncio.ensure_future(session.stage(reservation, 1))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        # The window's room, once freed, is for the next that asks.
+        kept.drop()
+        staged = await session.stage(reservation, 2)
+        return staged.position
+
+    assert asyncio.run(run()) == 2
+
+
+def test_errors_are_those_of_threads(cluster):
+    async def run():
+        with pytest.raises(larder_kv.ConnectError):
+            await larder_kv.AsyncSession.connect("/nowhere/socket")
+        session = await larder_kv.AsyncSession.connect(cluster.sockets[0])
+        with pytest.raises(larder_kv.RefusedError):
+            await session.unpin(77)
+
+    asyncio.run(run())
+
+
+def test_a_request_needs_an_event_loop():
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        larder_kv.AsyncSession.connect("/nowhere/socket")
+
+
+def test_an_interpreter_may_end_while_requests_are_answered(cluster):
+    program = """if True:
+        import asyncio, sys, larder_kv
+        async def run():
+            session = await larder_kv.AsyncSession.connect(sys.argv[1])
+            waiting = [asyncio.ensure_future(session.unpin(number)) for number in range(1, 60)]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        asyncio.run(run())
+    """
+    for _ in range(20):
+        subprocess.run([sys.executable, "-c", program, cluster.sockets[0]], check=True, timeout=60)

@@ -1,0 +1,77 @@
+"""What a forked child may and may not do."""
+
+import os
+import pickle
+import warnings
+
+import larder_kv
+from conftest import CHUNK_TOKENS, content, put, spec
+
+TOKENS = list(range(2 * CHUNK_TOKENS))
+
+
+def test_a_child_may_not_use_its_parents_session(session):
+    namespace = session.register(spec("fork"))
+    chain = namespace.chain_of_tokens(TOKENS)
+    put(session, namespace, chain)
+    lease = session.lease(namespace, chain)
+    view = lease.view(0)
+    ticket = session.lookup_and_prefetch(namespace, chain)
+    uses = {
+        "lookup": lambda: session.lookup(namespace, chain),
+        "view": lambda: lease.view(0),
+        "old view": lambda: memoryview(view),
+        "ticket": lambda: ticket.tokens,
+        "stats": session.stats,
+    }
+    assert in_a_child(lambda: {name: raised(use) for name, use in uses.items()}) == dict.fromkeys(uses, "ForkedError")
+
+
+def test_a_child_that_ends_gives_back_nothing_of_its_parents(session):
+    namespace = session.register(spec("fork end"))
+    chain = namespace.chain_of_tokens(TOKENS)
+    put(session, namespace, chain)
+    held = [session.lease(namespace, chain), session.lookup_and_prefetch(namespace, chain)]
+    in_a_child(held.clear)
+    assert len(held) == 2 and bytes(held[0].view(1)) == content(1)
+    assert session.lookup(namespace, chain).tokens == len(TOKENS)
+
+
+def test_a_child_may_open_a_session_of_its_own(cluster, session):
+    namespace = session.register(spec("fork own"))
+    put(session, namespace, namespace.chain_of_tokens(TOKENS))
+
+    def look():
+        own = larder_kv.Session(cluster.sockets[0])
+        mine = own.register(spec("fork own"))
+        return own.lookup(mine, mine.chain_of_tokens(TOKENS)).tokens
+
+    assert in_a_child(look) == len(TOKENS)
+
+
+def in_a_child(work):
+    """What `work` returns in a forked child."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.write(writing, pickle.dumps(work()))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = file.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return pickle.loads(answer)
+
+
+def raised(use):
+    try:
+        use()
+    except Exception as error:
+        return type(error).__name__
+    return None

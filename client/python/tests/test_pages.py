@@ -1,0 +1,94 @@
+"""Copies between paged memory and blocks."""
+
+import larder_kv
+import pytest
+from conftest import spec
+
+LAYERS, PAGES, HEADS, TOKENS, CONTENT = 3, 6, 2, 4, 8
+PAGE_BYTES = HEADS * TOKENS * CONTENT
+PAGES_PER_CHUNK = 2
+CHUNK_TOKENS = PAGES_PER_CHUNK * 16
+
+
+def layers(order: str, offset: int = 0) -> list[larder_kv.LayerPages]:
+    """One region with all of L, B, H, N, C, of which `order` is the order in memory."""
+    sizes = {"L": LAYERS, "B": PAGES, "H": HEADS, "N": TOKENS, "C": CONTENT}
+    strides, step = {}, 1
+    for name in reversed(order):
+        strides[name] = step
+        step *= sizes[name]
+    dims = [(sizes[name], strides[name]) for name in order if name in "HN"]
+    page = {"page_stride": strides["B"], "pages": PAGES, "dims": dims, "run_bytes": CONTENT}
+    return [larder_kv.LayerPages(region=0, offset=offset + layer * strides["L"], **page) for layer in range(LAYERS)]
+
+
+def memory(order: str):
+    region = bytearray((place * 7 + (place >> 8)) % 251 for place in range(LAYERS * PAGES * PAGE_BYTES))
+    return region, larder_kv.PagedMemory([region], layers(order), pages_per_chunk=PAGES_PER_CHUNK)
+
+
+@pytest.mark.parametrize("order", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
+def test_pages_survive_a_round_trip_to_other_pages(session, order):
+    region, paged = memory(order)
+    before = [page(region, order, number) for number in range(PAGES)]
+    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
+    namespace = session.register(spec(f"pages {order}", pools=[pool]))
+    assert namespace.block_bytes() == paged.block_bytes
+    chain = namespace.chain_of_tokens(list(range(2 * CHUNK_TOKENS)))
+    reservation = session.reserve(namespace, chain)
+    for position, pages in enumerate([[4, 1], [2, 3]]):
+        staged = session.stage(reservation, position)
+        for layer in range(LAYERS):
+            paged.save(staged, pages, layer=layer)
+        session.commit(reservation, [staged])
+    region[:] = bytes(len(region))
+    with session.lease(namespace, chain) as lease:
+        # The last three of the four pages, the first layer apart from the others.
+        paged.load(lease, [0, 5, 4], first_page=1, layer=0)
+        for layer in range(1, LAYERS):
+            paged.load(lease, [0, 5, 4], first_page=1, layer=layer)
+    after = [page(region, order, number) for number in range(PAGES)]
+    assert [after[0], after[5], after[4]] == [before[1], before[2], before[3]]
+    assert not any(b"".join(after[1] + after[2] + after[3]))
+
+
+def test_pages_beyond_the_memory_are_refused(session):
+    with pytest.raises(ValueError, match="beyond a memory"):
+        larder_kv.PagedMemory([bytearray(100)], layers("LBHNC"), pages_per_chunk=1)
+    with pytest.raises(ValueError, match="beyond a memory"):
+        region = bytearray(LAYERS * PAGES * PAGE_BYTES)
+        larder_kv.PagedMemory([region], layers("LBHNC", offset=1), pages_per_chunk=1)
+    with pytest.raises(BufferError, match="read-only"):
+        larder_kv.PagedMemory([bytes(LAYERS * PAGES * PAGE_BYTES)], layers("LBHNC"), pages_per_chunk=1)
+    _, paged = memory("LBHNC")
+    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
+    namespace = session.register(spec("beyond", pools=[pool]))
+    chain = namespace.chain_of_tokens(list(range(CHUNK_TOKENS)))
+    reservation = session.reserve(namespace, chain)
+    staged = session.stage(reservation, 0)
+    with pytest.raises(ValueError, match="no page 6"):
+        paged.save(staged, [0, 6])
+    with pytest.raises(ValueError, match="has 2 pages"):
+        paged.save(staged, [0])
+    with pytest.raises(ValueError, match="no layer 3"):
+        paged.save(staged, [0, 1], layer=3)
+    paged.save(staged, [0, 1])
+    session.commit(reservation, [staged])
+    with session.lease(namespace, chain) as lease, pytest.raises(ValueError, match="not leased"):
+        paged.load(lease, [0, 1], first_page=1)
+
+
+def page(region: bytearray, order: str, number: int) -> list[bytes]:
+    """A page's contents, layer by layer, read one element at a time by the strides of `order`."""
+    sizes = {"L": LAYERS, "B": PAGES, "H": HEADS, "N": TOKENS, "C": CONTENT}
+    strides, step = {}, 1
+    for name in reversed(order):
+        strides[name] = step
+        step *= sizes[name]
+
+    def element(layer, head, token, at):
+        place = layer * strides["L"] + number * strides["B"] + head * strides["H"] + token * strides["N"]
+        return region[place + at * strides["C"]]
+
+    places = [(head, token, at) for head in range(HEADS) for token in range(TOKENS) for at in range(CONTENT)]
+    return [bytes(element(layer, *place) for place in places) for layer in range(LAYERS)]

@@ -1,0 +1,206 @@
+"""What the connector decides without vLLM: keys, plans, settings."""
+
+import hashlib
+
+import pytest
+from larder_kv.vllm.counts import COUNTERS, Counts, summed
+from larder_kv.vllm.facts import Facts, shortened, weights_digest
+from larder_kv.vllm.hashes import block_hash, checked_seed, none_hash
+from larder_kv.vllm.plan import (
+    MAX_CHUNKS,
+    Garbage,
+    Load,
+    Saved,
+    Shape,
+    failed_pages,
+    plan_load,
+    plan_save,
+    tail,
+    tokens_by_tier,
+)
+from larder_kv.vllm.settings import Settings, UnsupportedError
+
+SHAPE = Shape(chunk_tokens=64, block_tokens=16)
+HASHES = [bytes([number]) * 32 for number in range(40)]
+TABLE = list(range(100, 140))
+
+
+def test_block_hashes_are_vllms():
+    prompt = [(i * i * 7 + i * 13) % 1000 + 3 for i in range(32)]
+    root = none_hash("vllm-none-hash")
+    assert root.hex() == "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0"
+    assert len(block_hash(root, prompt)) == 32
+    assert block_hash(root, prompt) != block_hash(block_hash(root, prompt), prompt)
+
+
+def engine_hash(asked):
+    """What vLLM's sha256_cbor does with a seed or a block, written by hand for the test vector."""
+    if isinstance(asked, str):
+        return none_hash(asked)
+    parent, tokens, extra = asked
+    assert extra is None
+    return block_hash(parent, tokens)
+
+
+def test_a_hash_that_differs_from_the_vector_is_refused():
+    assert checked_seed("sha256_cbor", "0", engine_hash).startswith("0:")
+    assert checked_seed("sha256_cbor", "0", engine_hash) != checked_seed("sha256_cbor", "1", engine_hash)
+    with pytest.raises(UnsupportedError, match="differently"):
+        checked_seed("sha256_cbor", "0", lambda _: bytes(32))
+
+
+def test_seeds_that_each_process_draws_are_refused():
+    with pytest.raises(UnsupportedError, match="each process"):
+        checked_seed("xxhash", "0", engine_hash)
+    with pytest.raises(UnsupportedError, match="fixed seed"):
+        checked_seed("sha256", "random", engine_hash)
+
+
+def test_the_hash_of_a_chunk_is_that_of_its_last_block():
+    assert SHAPE.chunk_hashes(HASHES[:11]) == [HASHES[3], HASHES[7]]
+    assert SHAPE.chunk_hashes(HASHES, 1) == [HASHES[3]]
+
+
+def test_at_least_one_token_is_computed():
+    assert [SHAPE.usable_chunks(tokens) for tokens in (0, 1, 64, 65, 128, 129)] == [0, 0, 0, 1, 1, 2]
+    assert Shape(32, 32).usable_chunks(200) == 6
+    assert SHAPE.usable_chunks(10**9) == MAX_CHUNKS
+
+
+def test_a_load_begins_behind_what_the_engine_has_also_within_a_chunk():
+    # 96 tokens are computed: the second chunk is loaded from its third block on, then the third.
+    load = plan_load(SHAPE, "r", SHAPE.chunk_hashes(HASHES), 96, 96, TABLE)
+    assert (load.first_page, load.pages) == (6, [106, 107, 108, 109, 110, 111])
+    assert load.hashes == [HASHES[3], HASHES[7], HASHES[11]]
+    assert tail(load, SHAPE) == (1, 2)
+
+
+def test_blocks_of_chunks_that_do_not_come_fail():
+    load = plan_load(SHAPE, "r", SHAPE.chunk_hashes(HASHES), 96, 96, TABLE)
+    assert failed_pages(load, SHAPE, 2) == []
+    assert failed_pages(load, SHAPE, 1) == [108, 109, 110, 111]
+    assert failed_pages(load, SHAPE, 0) == load.pages
+
+
+def test_chunks_are_saved_once_when_they_are_complete():
+    saved = Saved()
+    assert plan_save(SHAPE, "r", saved, HASHES, 63, TABLE) is None and not saved.in_flight
+    first = plan_save(SHAPE, "r", saved, HASHES, 130, TABLE)
+    assert (first.first_chunk, first.hashes, first.pages) == (0, [HASHES[3], HASHES[7]], TABLE[:8])
+    assert saved.in_flight
+    assert plan_save(SHAPE, "r", saved, HASHES, 191, TABLE) is None
+    second = plan_save(SHAPE, "r", saved, HASHES, 192, TABLE)
+    assert (second.first_chunk, second.hashes, second.pages) == (2, [HASHES[3], HASHES[7], HASHES[11]], TABLE[8:12])
+
+
+def test_a_chunk_whose_hash_is_not_known_yet_waits():
+    # A token that was just computed has no hash before it is sampled.
+    assert plan_save(SHAPE, "r", Saved(), HASHES[:3], 64, TABLE) is None
+
+
+def test_what_was_computed_from_blocks_that_did_not_come_is_not_saved():
+    garbage = Garbage()
+    assert garbage.may_save(-1)
+    garbage.load_failed(7)
+    # Steps 7 and 8 were planned before the scheduler heard of it, which was when 8 was the last.
+    assert not garbage.may_save(-1) and garbage.may_save(8)
+    garbage.load_failed(9)
+    assert not garbage.may_save(8) and garbage.may_save(9)
+
+
+def test_tokens_are_counted_by_tier_from_where_the_load_begins():
+    spans = [(0, 2, "host"), (2, 5, "peer")]
+    assert tokens_by_tier(spans, SHAPE, 96, 96) == {"host": 32, "peer": 64}
+    assert tokens_by_tier(spans, SHAPE, 128, 64) == {"peer": 64}
+
+
+def test_settings_are_checked():
+    assert Settings.parse({"socket": "/s"}).chunk_for(16) == 256
+    assert Settings.parse({"socket": "/s"}).chunk_for(48) == 240
+    assert Settings.parse({"socket": "/s"}).chunk_for(512) == 512
+    assert Settings.parse({"socket": "/s", "chunk_tokens": 32}).chunk_for(32) == 32
+    with pytest.raises(UnsupportedError, match="multiple of the block size"):
+        Settings.parse({"socket": "/s", "chunk_tokens": 40}).chunk_for(16)
+    for extra, words in (
+        ({}, "needs `socket`"),
+        ({"socket": "/s", "chunk": 1}, "none of"),
+        ({"socket": "/s", "load": "lazy"}, "`load` is"),
+        ({"socket": "/s", "prefetches": 0}, "at least 1"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            Settings.parse(extra)
+
+
+def facts(**changes) -> Facts:
+    fields = {
+        "model": "m",
+        "revision": "r",
+        "kv_dtype": "bfloat16",
+        "layout": "LBHNC",
+        "hash_algorithm": "sha256_cbor",
+        "hash_seed": "s:1",
+        "chunk_tokens": 64,
+        "block_tokens": 16,
+        "tensor_parallel": 2,
+        "slices": 2,
+        "layers": 3,
+        "page_bytes": 1_000,
+        "details": {"quantization": None},
+    }
+    return Facts(**(fields | changes))
+
+
+def test_whatever_changes_the_bytes_changes_the_namespace(session):
+    changes = [
+        {},
+        {"model": "n"},
+        {"revision": "q"},
+        {"kv_dtype": "fp8"},
+        {"layout": "BLHNC"},
+        {"hash_algorithm": "sha256"},
+        {"hash_seed": "s:2"},
+        {"chunk_tokens": 128},
+        {"block_tokens": 32},
+        {"tensor_parallel": 4},
+        {"slices": 1},
+        {"layers": 4},
+        {"page_bytes": 2_000},
+        {"details": {"quantization": "awq"}},
+    ]
+    fingerprints = {session.register(facts(**change).namespace()).fingerprint for change in changes}
+    assert len(fingerprints) == len(changes)
+    assert facts().namespace().pools[0].layer_bytes == 4_000
+
+
+def test_long_names_are_told_apart():
+    long = "a" * 300
+    assert len(shortened(long).encode()) <= 256 and shortened(long) != shortened("b" + long)
+    assert shortened("short") == "short"
+
+
+def test_weights_in_folders_of_one_name_are_told_apart(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    with pytest.raises(UnsupportedError, match="no weights"):
+        weights_digest(tmp_path)
+    weights.write_bytes(bytes(100_000))
+    before = weights_digest(tmp_path)
+    assert weights_digest(tmp_path) == before
+    weights.write_bytes(bytes(99_999) + b"1")
+    assert weights_digest(tmp_path) != before
+
+
+def test_counts_are_taken_once():
+    counts = Counts()
+    counts.add("loads")
+    counts.add("loads", 2)
+    counts.add("failed_blocks", 0)
+    assert counts.take() == {"loads": 3} and counts.take() == {}
+    assert summed({"loads": 1}, {"loads": 2, "lookups": 1}) == {"loads": 3, "lookups": 1}
+    with pytest.raises(KeyError):
+        counts.add("whatever")
+    assert all(name.isidentifier() for name in COUNTERS)
+
+
+def test_loads_and_hashes_are_plain_values():
+    assert Load("r", [], 0, []) == Load("r", [], 0, [])
+    assert hashlib.sha256(b"").digest() != none_hash("")

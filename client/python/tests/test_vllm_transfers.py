@@ -1,0 +1,233 @@
+"""Prefetches, loads and saves of the connector against a real node, without vLLM."""
+
+import threading
+import time
+
+import larder_kv
+import pytest
+from conftest import spec, start_cluster
+from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.node import Node
+from larder_kv.vllm.plan import Load, Save, Shape
+from larder_kv.vllm.prefetch import Prefetcher
+from larder_kv.vllm.transfer import LayerGate, Loader, Saver
+
+LAYERS, PAGES, PAGE_BYTES = 3, 16, 4_096
+SHAPE = Shape(chunk_tokens=32, block_tokens=16)
+BLOCK_BYTES = LAYERS * 2 * PAGE_BYTES
+
+
+class Rank:
+    """One rank: its blocks, and the way to a node."""
+
+    def __init__(self, socket: str, model: str, queue_chunks: int = 64):
+        self.region = bytearray(LAYERS * PAGES * PAGE_BYTES)
+        layers = [
+            larder_kv.LayerPages(
+                region=0, offset=layer * PAGES * PAGE_BYTES, page_stride=PAGE_BYTES, pages=PAGES, run_bytes=PAGE_BYTES
+            )
+            for layer in range(LAYERS)
+        ]
+        self.memory = larder_kv.PagedMemory([self.region], layers, pages_per_chunk=2)
+        self.counts = Counts()
+        pool = larder_kv.Pool(layers=LAYERS, layer_bytes=2 * PAGE_BYTES)
+        namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=[pool])
+        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), namespace, [0], 0.01)
+        self.node.wait_for_first_try(10)
+        self.loader = Loader(self.node, self.memory, SHAPE, self.counts)
+        self.saver = Saver(self.node, self.memory, SHAPE, self.counts, queue_chunks)
+        self.prefetcher = Prefetcher(self.node, self.counts, 1.0, 2)
+
+    def fill(self, page: int, value: int) -> None:
+        for layer in range(LAYERS):
+            start = (layer * PAGES + page) * PAGE_BYTES
+            self.region[start : start + PAGE_BYTES] = bytes([value + layer]) * PAGE_BYTES
+
+    def values(self, page: int) -> list[int]:
+        return [self.region[(layer * PAGES + page) * PAGE_BYTES + 17] for layer in range(LAYERS)]
+
+    def save(self, request: str, chunks: int) -> None:
+        """Saves the first chunks of the prompt, which stand in pages 0 on, and waits."""
+        gate = LayerGate(LAYERS)
+        gate.open_all()
+        self.saver.save_soon([Save(request, hashes(chunks), 0, list(range(2 * chunks)))], gate)
+        until(lambda: not self.saver.is_reading(request))
+
+    def close(self) -> None:
+        self.prefetcher.close()
+        self.loader.close()
+        self.saver.close(10)
+        self.node.close()
+
+
+def hashes(chunks: int) -> list[bytes]:
+    return [bytes([number + 1]) * 32 for number in range(chunks)]
+
+
+def until(condition, patience: float = 30.0):
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def rank(cluster, request):
+    made = Rank(cluster.sockets[0], request.node.name)
+    yield made
+    made.close()
+
+
+def test_what_was_saved_is_loaded_into_other_blocks(rank):
+    for page in range(4):
+        rank.fill(page, 10 * page)
+    rank.save("a", 2)
+    rank.loader.load_soon([Load("b", hashes(2), 1, [9, 8, 7])])
+    until(lambda: rank.loader.take_done() == {"b"})
+    assert [rank.values(page) for page in (9, 8, 7)] == [[10, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert rank.loader.take_failed() == set()
+    counts = rank.counts.take()
+    assert counts["saved_chunks"] == 2 and counts["saved_bytes"] == 2 * BLOCK_BYTES
+    assert counts["loaded_blocks"] == 3 and counts["loaded_bytes"] == 3 * LAYERS * PAGE_BYTES
+
+
+def test_a_step_may_read_a_layer_once_it_is_loaded(rank):
+    rank.fill(0, 5)
+    rank.fill(1, 6)
+    rank.save("a", 1)
+    gate = rank.loader.load_now([Load("b", hashes(1), 0, [5, 6])])
+    for layer in range(LAYERS):
+        gate.wait(layer)
+        assert (rank.values(5)[layer], rank.values(6)[layer]) == (5 + layer, 6 + layer)
+
+
+def test_blocks_that_do_not_come_are_told_at_once_and_counted(rank):
+    rank.save("a", 1)
+    gate = rank.loader.load_now([Load("b", hashes(3), 0, [1, 2, 3, 4, 5, 6])])
+    assert rank.loader.has_failed() and rank.loader.take_failed() == {3, 4, 5, 6}
+    gate.wait_all()
+    rank.loader.load_soon([Load("c", hashes(2), 2, [7, 8])])
+    until(lambda: rank.loader.take_done() == {"c"})
+    assert rank.loader.take_failed() == {7, 8}
+    assert rank.counts.take()["failed_blocks"] == 6
+
+
+def test_a_prefetch_says_what_is_in_place_and_holds_it(rank):
+    rank.save("a", 2)
+    prefetch = rank.prefetcher.start("b", hashes(3), 1_000, False)
+    until(lambda: prefetch.chunks is not None)
+    assert prefetch.chunks == 2 and prefetch.spans == [(0, 2, "host")]
+    assert prefetch.lease is not None and prefetch.lease.chunks == 2
+    rank.prefetcher.drop("b")
+    assert prefetch.lease is None and rank.prefetcher.find("b") is None
+    assert rank.counts.take()["found_tokens"] == 64
+
+
+def test_a_prefetch_that_was_dropped_gives_its_lease_back_when_it_comes(rank):
+    rank.save("a", 2)
+    dropped = [rank.prefetcher.start("b", hashes(2), 1_000, False) for _ in range(8)]
+    rank.prefetcher.drop("b")
+    # Those that had begun end by themselves; the others never begin.
+    last = rank.prefetcher.start("c", hashes(2), 1_000, False)
+    until(lambda: last.chunks is not None)
+    until(lambda: all(prefetch.lease is None for prefetch in dropped))
+
+
+def test_layers_are_saved_as_they_are_computed(rank):
+    rank.fill(0, 1)
+    rank.fill(1, 2)
+    gate = LayerGate(LAYERS)
+    rank.saver.save_soon([Save("a", hashes(1), 0, [0, 1])], gate)
+    for layer in range(LAYERS):
+        assert rank.saver.is_reading("a")
+        gate.open(layer)
+    until(lambda: not rank.saver.is_reading("a"))
+    assert rank.counts.take()["saved_chunks"] == 1
+
+
+def test_saves_beyond_the_queue_are_shed_and_so_is_what_follows_them(cluster):
+    rank = Rank(cluster.sockets[0], "shed", queue_chunks=2)
+    closed = LayerGate(LAYERS)
+    rank.saver.save_soon([Save("a", hashes(2), 0, [0, 1, 2, 3])], closed)
+    rank.saver.save_soon([Save("b", hashes(1), 0, [4, 5])], closed)
+    rank.saver.save_soon([Save("b", hashes(2), 1, [6, 7])], closed)
+    counts = rank.counts.take()
+    assert (counts["shed_chunks_queue"], counts["shed_chunks_gone"]) == (1, 1)
+    closed.open_all()
+    until(lambda: not rank.saver.is_reading("a"))
+    rank.saver.forget("b")
+    rank.saver.save_soon([Save("b", hashes(3), 2, [8, 9])], closed)
+    until(lambda: not rank.saver.is_reading("b"))
+    assert rank.counts.take()["saved_chunks"] == 3
+    rank.close()
+
+
+def test_a_preempted_requests_blocks_are_read_no_more(rank):
+    gate = LayerGate(LAYERS)
+    rank.saver.save_soon([Save("a", hashes(1), 0, [0, 1])], gate)
+    gate.open(0)
+    rank.saver.cancel("a")
+    # From here on the engine may overwrite them.
+    rank.fill(0, 99)
+    gate.open_all()
+    until(lambda: not rank.saver.is_reading("a"))
+    assert rank.counts.take() == {"shed_chunks_gone": 1}
+    prefetch = rank.prefetcher.start("b", hashes(1), 1_000, False)
+    until(lambda: prefetch.chunks is not None)
+    assert prefetch.chunks == 0
+
+
+def test_a_node_that_has_no_room_sheds_saves():
+    small = start_cluster("--nodes", "1", "--arena-bytes", "4MiB")
+    rank = Rank(small.sockets[0], "no room")
+    taken = take_all_memory(small.sockets[0])
+    rank.save("a", 2)
+    assert rank.counts.take() == {"shed_chunks_room": 2}
+    for reservation in taken:
+        reservation.abort()
+    rank.saver.forget("a")
+    rank.save("a", 2)
+    assert rank.counts.take()["saved_chunks"] == 2
+    rank.close()
+    small.stop()
+
+
+def take_all_memory(socket: str) -> list[larder_kv.Reservation]:
+    """What is reserved and not committed cannot be evicted; one session may reserve only a part."""
+    taken: list[larder_kv.Reservation] = []
+    for _ in range(16):
+        session = larder_kv.Session(socket, window_bytes=0)
+        namespace = session.register(spec("filler", pools=[larder_kv.Pool(layers=1, layer_bytes=1 << 20)]))
+        with pytest.raises(larder_kv.BusyError) as busy:
+            while True:
+                taken.append(session.reserve(namespace, namespace.chain_of_tokens([len(taken)] * 32)))
+        assert busy.value.retry_after >= 0
+        if busy.value.what == "memory":
+            return taken
+        assert busy.value.what == "claims"
+    raise AssertionError("the node was never full")
+
+
+def test_an_engine_goes_on_without_its_node_and_uses_it_when_it_comes(tmp_path):
+    rank = Rank(str(tmp_path / "node-0.sock"), "late")
+    rank.save("a", 1)
+    assert rank.counts.take() == {"shed_chunks_node": 1}
+    absent = rank.prefetcher.start("b", hashes(1), 1_000, False)
+    assert absent.chunks == 0 and rank.counts.take() == {"lookups_without_node": 1}
+    rank.saver.forget("a")
+    late = start_cluster("--nodes", "1", "--arena-bytes", "16MiB", "--dir", str(tmp_path))
+    until(lambda: rank.node.current() is not None)
+    rank.save("a", 1)
+    assert rank.counts.take()["saved_chunks"] == 1
+    late.stop()
+    rank.loader.load_soon([Load("c", hashes(1), 0, [3, 4])])
+    until(lambda: rank.loader.take_done() == {"c"})
+    assert rank.loader.take_failed() == {3, 4}
+    rank.close()
+
+
+def test_threads_end_with_their_engine(cluster):
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("larder-")}
+    rank = Rank(cluster.sockets[0], "threads end")
+    rank.close()
+    assert {thread for thread in threading.enumerate() if thread.name.startswith("larder-")} <= before

@@ -1,0 +1,146 @@
+"""What the scenarios drive: a development cluster and engines in processes of their own."""
+
+import atexit
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LARDER = ROOT / "target/debug/larder"
+BLOCK_TOKENS = 32
+
+
+class Cluster:
+    """A running `larder dev`, in `folder` so that its sockets are known before it starts."""
+
+    def __init__(self, folder: Path, nodes: int, arena: str = "256MiB"):
+        command = [LARDER, "dev", "--json", "--dir", folder, "--nodes", str(nodes), "--arena-bytes", arena]
+        log = open(folder.with_suffix(".log"), "w")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        atexit.register(self.stop)
+        ready = json.loads(self.process.stdout.readline())
+        self.http = [node["http"] for node in ready["nodes"]]
+        self.sockets = [next(iter(node["sockets"].values())) for node in ready["nodes"]]
+
+    def pid(self, node: int) -> int:
+        """The process that serves a node's socket."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (entry / "cmdline").read_text().split("\0")
+            except OSError:
+                continue
+            if f"node-{node}.toml" in " ".join(command) and str(self.process.pid) == parent(entry):
+                return int(entry.name)
+        raise RuntimeError(f"node {node} does not run")
+
+    def metric(self, node: int, name: str, **labels: str) -> float:
+        """The sum of a node's samples of one name that have these labels."""
+        with urllib.request.urlopen(f"http://{self.http[node]}/metrics") as answer:
+            text = answer.read().decode()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for found, value in samples if all(one in found for one in wanted))
+
+    def flip_a_bit_in_every_page(self, node: int) -> None:
+        """Alters every block of a node behind its back, through its memory as a debugger would."""
+        pid = self.pid(node)
+        with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+            for line in maps:
+                if "memfd:larder-arena" not in line:
+                    continue
+                start, end = (int(number, 16) for number in line.split()[0].split("-"))
+                for place in range(start + 1_234, end, 4_096):
+                    memory.seek(place)
+                    byte = memory.read(1)[0]
+                    memory.seek(place)
+                    memory.write(bytes([byte ^ 0x10]))
+
+    def stop(self) -> None:
+        """Ends it, once."""
+        atexit.unregister(self.stop)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=60)
+
+
+class Engine:
+    """A vLLM engine in a process of its own."""
+
+    def __init__(self, scratch: Path, name: str, connector: dict | None = None, faults: dict | None = None, **options):
+        self.name = name
+        self.log = scratch / f"{name}.log"
+        options = {
+            "model": str(scratch / "model"),
+            "dtype": "bfloat16",
+            "max_model_len": 4_000,
+            "block_size": BLOCK_TOKENS,
+            "max_num_batched_tokens": 4_096,
+        } | options
+        if connector is not None:
+            options["kv_transfer_config"] = {
+                "kv_connector": "LarderConnector",
+                "kv_connector_module_path": "faulty" if faults is not None else "larder_kv.vllm",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"chunk_tokens": BLOCK_TOKENS} | connector,
+            }
+        if options.get("tensor_parallel_size", 1) > 1:
+            # A process for each rank, on a processor of its own.
+            options["distributed_executor_backend"] = "mp"
+            processors = sorted(os.sched_getaffinity(0))
+            ranks = [processors[rank % len(processors)] for rank in range(options["tensor_parallel_size"])]
+            binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))}
+        else:
+            binding = {}
+        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": str(HERE)}
+        self.process = subprocess.Popen(
+            [sys.executable, HERE / "vllm_engine.py", json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(self.log, "w"),
+            env=environment,
+            text=True,
+        )
+
+    def __enter__(self):
+        try:
+            self._read()
+        except BaseException:
+            self.process.kill()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def ask(self, *prompts: list[int], **options) -> dict:
+        """Runs prompts, and says what came and what was counted."""
+        self.process.stdin.write(json.dumps({"prompts": prompts, **options}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            tail = "".join(self.log.read_text().splitlines(keepends=True)[-30:])
+            raise RuntimeError(f"engine {self.name} has died:\n{tail}")
+        return json.loads(line)
+
+
+def parent(entry: Path) -> str:
+    return (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="larder-engines-")

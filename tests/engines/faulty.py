@@ -1,0 +1,54 @@
+"""LarderConnector with faults of the tests' choosing, told by the environment variable LARDER_FAULTS (a JSON object).
+
+- `lose_chunks_from`: chunks from this one on do not come, in every load;
+- `kill_before_load`: the process of this id is killed before the first load is leased.
+"""
+
+import json
+import os
+import signal
+import time
+
+from larder_kv.vllm import transfer
+from larder_kv.vllm.connector import LarderConnector as Faultless
+
+FAULTS = json.loads(os.environ.get("LARDER_FAULTS", "{}"))
+lease_of = transfer.lease_of
+
+
+def faulty_lease_of(node, hashes, first_chunk):
+    if victim := FAULTS.pop("kill_before_load", None):
+        os.kill(victim, signal.SIGKILL)
+        # Its socket is closed when the process is gone.
+        while os.path.exists(f"/proc/{victim}/fd/0"):
+            time.sleep(0.001)
+    last = FAULTS.get("lose_chunks_from")
+    return lease_of(node, hashes[:last], min(first_chunk, len(hashes[:last])))
+
+
+transfer.lease_of = faulty_lease_of
+
+
+class LarderConnector(Faultless):
+    """Also measures the time that the engine's own thread spends in the connector."""
+
+    seconds = 0.0
+
+
+def timed(method):
+    def call(*arguments, **named):
+        start = time.perf_counter()
+        try:
+            return method(*arguments, **named)
+        finally:
+            LarderConnector.seconds += time.perf_counter() - start
+
+    return call
+
+
+for name in (
+    "on_new_request get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output "
+    "request_finished_all_groups handle_preemptions start_load_kv wait_for_layer_load save_kv_layer wait_for_save "
+    "get_finished get_block_ids_with_load_errors get_kv_connector_stats"
+).split():
+    setattr(LarderConnector, name, timed(getattr(Faultless, name)))

@@ -1,0 +1,378 @@
+"""Scenarios with real engines: what a prompt gives with Larder is what it gives without.
+
+suite.py [NAME...]     all of them, or those that are named
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from driver import HERE, Cluster, Engine, scratch_folder
+
+SCENARIOS = {}
+ROWS = []
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def prompt(seed: int, tokens: int = 200) -> list[int]:
+    """Tokens that no other seed has in its first block."""
+    return [seed % 1_000 + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, tokens)]
+
+
+def row(what: str, result: str) -> None:
+    ROWS.append((what, result))
+    print(f"  {what}: {result}", flush=True)
+
+
+def same(answer: dict, expected: dict) -> None:
+    assert answer["finish"] == expected["finish"], f"{answer['finish']} is not {expected['finish']}"
+    assert answer["tokens"] == expected["tokens"], "other tokens than without Larder"
+    assert answer["logprobs"] == expected["logprobs"], "other log-probabilities than without Larder"
+
+
+def loaded(answer: dict) -> int:
+    return int(answer["counts"].get("prompt_tokens_by_source.external_kv_transfer", 0))
+
+
+def computed(answer: dict) -> int:
+    return int(answer["counts"].get("prompt_tokens_by_source.local_compute", 0))
+
+
+def counted(answer: dict, name: str) -> int:
+    return int(answer["counts"].get(f"larder_{name}", 0))
+
+
+def until(condition, what: str, patience: float = 30.0):
+    deadline = time.monotonic() + patience
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not in time"
+        time.sleep(0.01)
+    return result
+
+
+class World:
+    """What the scenarios share: a folder, the answers of an engine without Larder."""
+
+    def __init__(self, scratch: Path):
+        self.scratch = scratch
+        self.seeds = range(1, 10)
+        with Engine(scratch, "reference") as engine:
+            # The first prompt pays for what is compiled and allocated once.
+            engine.ask(prompt(99))
+            self.reference = {seed: engine.ask(prompt(seed)) for seed in self.seeds}
+            # A prompt that goes on behind the first one, for a load that fails in the step that computes what is behind it.
+            self.longer = prompt(1) + prompt(50)[:100]
+            self.longer_reference = engine.ask(self.longer)
+            self.crowd = [prompt(60 + n) for n in range(4)]
+            self.crowd_reference = [engine.ask(one, max_tokens=64) for one in self.crowd]
+            self.long = [prompt(100 + n, 3_000) for n in range(5)]
+            self.long_cold = [engine.ask(one, max_tokens=8) for one in self.long]
+            # With its own cache it computes in the same pieces as an engine that loads, and so to the last bit the same.
+            self.long_reference = [engine.ask(one, max_tokens=8) for one in self.long]
+        self.used = iter(self.seeds[1:])
+
+    def cluster(self, name: str, nodes: int, arena: str = "256MiB") -> Cluster:
+        folder = self.scratch / name
+        folder.mkdir(exist_ok=True)
+        return Cluster(folder, nodes, arena)
+
+    def fresh(self) -> tuple[list[int], dict]:
+        """A prompt that nobody has seen, and what it gives without Larder."""
+        seed = next(self.used)
+        return prompt(seed), self.reference[seed]
+
+
+@scenario
+def two_nodes(world: World) -> None:
+    """A prefix that one engine computed is loaded by another on another node; altered bytes are a miss."""
+    cluster = world.cluster("two", 2)
+    tokens, expected = world.fresh()
+    altered, altered_expected = world.fresh()
+    with Engine(world.scratch, "first", {"socket": cluster.sockets[0]}) as first:
+        answer = first.ask(tokens)
+        same(answer, expected)
+        assert (loaded(answer), computed(answer)) == (0, 200)
+        same(first.ask(altered), altered_expected)
+        for long, long_expected in zip(world.long, world.long_cold, strict=True):
+            same(first.ask(long, max_tokens=8), long_expected)
+        salted = first.ask(*[tokens], **{"with": {"cache_salt": "alice"}})
+        assert loaded(salted) == 0, "a salted prompt hit one without salt"
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 5 * 93, "chunks are saved")
+        for load in ("async", "sync"):
+            with Engine(world.scratch, f"second-{load}", {"socket": cluster.sockets[1], "load": load}) as second:
+                before = cluster.metric(1, "larder_peer_received_bytes_total")
+                answer = second.ask(tokens)
+                same(answer, expected)
+                assert (loaded(answer), computed(answer)) == (192, 8), f"{answer['counts']}"
+                came = cluster.metric(1, "larder_peer_received_bytes_total") - before
+                how = f"over QUIC: {came:.0f} bytes" if came else "from its own node"
+                row(f"200-token prompt, {load} load", f"192 loaded ({how}), 8 computed, identical")
+                if load == "async":
+                    assert came >= 6 * 65_536, "the blocks did not come from the other node"
+                    salts(second, tokens)
+                    ttft(world, second)
+    wrong_bytes(world, cluster, altered, altered_expected)
+    cluster.stop()
+
+
+def salts(engine: Engine, tokens: list[int]) -> None:
+    found = {}
+    for salt in ("bob", "alice"):
+        found[salt] = loaded(engine.ask(tokens, forget=True, **{"with": {"cache_salt": salt}}))
+    assert found == {"bob": 0, "alice": 192}, f"{found}"
+    row("the same prompt with salts", "another salt: 0 loaded; its own: 192 loaded")
+
+
+def ttft(world: World, engine: Engine) -> None:
+    """The time to the first token of a long prompt: loaded from the other node, and then from its own, against computed."""
+
+    def ask(forget: bool) -> float:
+        answers = [engine.ask(one, max_tokens=8, forget=forget) for one in world.long]
+        for answer, expected in zip(answers, world.long_reference, strict=True):
+            same(answer, expected)
+            assert loaded(answer) == 2_976, f"{answer['counts']}"
+        return first_token(answers)
+
+    cold, far, near = first_token(world.long_cold), ask(forget=False), ask(forget=True)
+    row(
+        "first token of a 3,000-token prompt",
+        f"computed {cold:.3f} s; loaded from the other node {far:.3f} s, {far / cold:.2f} of that; "
+        f"from its own {near:.3f} s, {near / cold:.2f} of that",
+    )
+
+
+def first_token(answers: list[dict]) -> float:
+    return statistics.median(answer["first_token_seconds"][0] for answer in answers)
+
+
+def wrong_bytes(world: World, cluster: Cluster, tokens: list[int], expected: dict) -> None:
+    """Every block on node 0 is altered. Another node notices; an engine on that very node, which reads its own host's memory
+    unchecked, shows that the output depends on what is loaded."""
+    cluster.flip_a_bit_in_every_page(0)
+    with Engine(world.scratch, "altered", {"socket": cluster.sockets[1]}) as engine:
+        answer = engine.ask(tokens)
+        same(answer, expected)
+        assert (loaded(answer), computed(answer)) == (0, 200), f"{answer['counts']}"
+        found = cluster.metric(1, "larder_peer_fetches_total", outcome="checksum")
+        assert found > 0, "the wrong bytes were not noticed"
+        row("stored bytes altered behind its back", f"a miss ({found:.0f} checksums differed), identical")
+    with Engine(world.scratch, "control", {"socket": cluster.sockets[0]}) as engine:
+        answer = engine.ask(tokens)
+        assert loaded(answer) == 192 and answer["logprobs"] != expected["logprobs"], (
+            "the output does not depend on what is loaded"
+        )
+        row(
+            "control: altered bytes on the engine's own host",
+            "loaded, and the output differs: it depends on what is loaded",
+        )
+
+
+@scenario
+def two_ranks(world: World) -> None:
+    """Engines of two ranks: each rank has a slice of every chunk."""
+    cluster = world.cluster("ranks", 2)
+    tokens = prompt(1)
+    ranks = {"tensor_parallel_size": 2}
+    with Engine(world.scratch, "ranks-reference", **ranks) as alone:
+        expected = alone.ask(tokens)
+    with Engine(world.scratch, "ranks-first", {"socket": cluster.sockets[0]}, **ranks) as first:
+        same(first.ask(tokens), expected)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
+        with Engine(world.scratch, "ranks-second", {"socket": cluster.sockets[1]}, **ranks) as second:
+            answer = second.ask(tokens)
+            same(answer, expected)
+            assert (loaded(answer), computed(answer)) == (192, 8), f"{answer['counts']}"
+            assert counted(answer, "loaded_blocks") == 12, "each rank loads six blocks"
+            row("tensor parallelism of 2", "192 loaded over QUIC by both ranks, 8 computed, identical")
+    cluster.stop()
+
+
+@scenario
+def failures(world: World) -> None:
+    """Blocks that do not come, a node that is killed, a node that comes late: recomputed, identical, counted."""
+    cluster = world.cluster("failing", 2)
+    tokens, expected = prompt(1), world.reference[1]
+    killed, killed_expected = world.fresh()
+    later, later_expected = world.fresh()
+    with Engine(world.scratch, "saver", {"socket": cluster.sockets[0]}) as saver:
+        same(saver.ask(tokens), expected)
+        same(saver.ask(killed), killed_expected)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 12, "chunks are saved")
+    for load in ("async", "sync"):
+        connector = {"socket": cluster.sockets[0], "load": load}
+        with Engine(world.scratch, f"lossy-{load}", connector, faults={"lose_chunks_from": 3}) as lossy:
+            if load == "sync":
+                computed_from_garbage(world, lossy)
+            answer = lossy.ask(tokens, forget=True)
+            same(answer, expected)
+            assert counted(answer, "failed_blocks") == 3, f"{answer['counts']}"
+            row(f"3 of 6 blocks do not come, {load} load", "3 counted, recomputed, identical")
+    with Engine(world.scratch, "luckless", {"socket": cluster.sockets[0]}, faults={"lose_chunks_from": 0}) as luckless:
+        answer = luckless.ask(tokens)
+        same(answer, expected)
+        assert (counted(answer, "loads"), counted(answer, "failed_blocks")) == (1, 6), f"{answer['counts']}"
+        row("no block comes, async load", "6 counted, not tried again, recomputed, identical")
+    with Engine(world.scratch, "clean", {"socket": cluster.sockets[0]}) as clean:
+        answer = clean.ask(world.longer)
+        same(answer, world.longer_reference)
+        assert loaded(answer) == 288, f"{answer['counts']}"
+        row("what was saved after a failed load", "288 tokens loaded by another engine, identical")
+    victim = cluster.pid(0)
+    with Engine(world.scratch, "orphan", {"socket": cluster.sockets[0]}, faults={"kill_before_load": victim}) as orphan:
+        answer = orphan.ask(killed)
+        same(answer, killed_expected)
+        assert counted(answer, "failed_blocks") == 6, f"{answer['counts']}"
+        row("node killed during a load", "6 blocks counted, recomputed, identical")
+        # The node is started again, and used again.
+        until(lambda: cluster.pid(0) != victim, "the node starts again")
+        same(orphan.ask(later), later_expected)
+        answer = until(lambda: saved_again(orphan, later, later_expected), "the node is used again", patience=120)
+        row("the node comes back", f"{loaded(answer)} tokens loaded from it, identical")
+    cluster.stop()
+
+
+def computed_from_garbage(world: World, lossy: Engine) -> None:
+    """The step that computes what is behind the prefix begins with blocks that did not come: it may not be saved. Another
+    engine shows later that what was saved in its place is right."""
+    answer = lossy.ask(world.longer)
+    same(answer, world.longer_reference)
+    assert counted(answer, "shed_chunks_gone") == 3, f"{answer['counts']}"
+    until(lambda: counted_now(lossy, prompt(99), "saved_chunks") >= 9, "what was computed again is saved")
+
+
+def saved_again(engine: Engine, tokens: list[int], expected: dict) -> dict | None:
+    answer = engine.ask(tokens, forget=True)
+    same(answer, expected)
+    return answer if loaded(answer) == 192 else None
+
+
+@scenario
+def absent_then_full(world: World) -> None:
+    """A node that is absent at the start; an arena that is full."""
+    folder = world.scratch / "late"
+    tokens, expected = world.fresh()
+    full, full_expected = world.fresh()
+    with Engine(world.scratch, "early", {"socket": str(folder / "node-0.sock")}) as engine:
+        answer = engine.ask(tokens)
+        same(answer, expected)
+        assert counted(answer, "lookups_without_node") == 1, f"{answer['counts']}"
+        row(
+            "node absent at the start",
+            f"identical, {counted(answer, 'lookups_without_node')} lookup without it counted",
+        )
+        cluster = world.cluster("late", 1, arena="4MiB")
+        until(lambda: saved_again(engine, tokens, expected), "the node is used", patience=120)
+        row("the node comes later", "192 tokens loaded from it, identical")
+        held = take_everything(cluster)
+        answer = engine.ask(full)
+        same(answer, full_expected)
+        shed = until(lambda: counted_now(engine, full, "shed_chunks_room"), "the lack of room is counted")
+        row("arena full", f"identical, {shed} chunks counted that were not saved")
+        assert held
+    cluster.stop()
+
+
+def counted_now(engine: Engine, tokens: list[int], name: str) -> int:
+    """The engine tells of its counts with its steps."""
+    return int(engine.ask(tokens)["totals"].get(f"larder_{name}", 0))
+
+
+def take_everything(cluster: Cluster) -> list:
+    """Takes all of a node's memory: what is reserved and not committed cannot be evicted. One session may reserve a part."""
+    import larder_kv
+
+    pool = larder_kv.Pool(layers=1, layer_bytes=1 << 20)
+    spec = larder_kv.NamespaceSpec(model="filler", kv_dtype="x", layout="x", chunk_tokens=16, pools=[pool])
+    taken = []
+    for _ in range(16):
+        session = larder_kv.Session(cluster.sockets[0], window_bytes=0)
+        namespace = session.register(spec)
+        try:
+            while True:
+                taken.append(session.reserve(namespace, namespace.chain_of_tokens([len(taken)] * 16)))
+        except larder_kv.BusyError as busy:
+            if busy.what == "memory":
+                return taken
+    raise AssertionError("the node was never full")
+
+
+@scenario
+def preemption(world: World) -> None:
+    """More requests than the engine has blocks for: they are preempted, and what they saved is right."""
+    cluster = world.cluster("preempted", 1)
+    with Engine(
+        world.scratch, "crowded", {"socket": cluster.sockets[0]}, num_gpu_blocks_override=27, max_model_len=512
+    ) as crowded:
+        answer = crowded.ask(*world.crowd, max_tokens=64)
+        assert answer["finish"] == ["length"] * 4
+        preempted = int(answer["totals"]["num_preemptions"])
+        assert preempted > 0, "nothing was preempted"
+    with Engine(world.scratch, "after", {"socket": cluster.sockets[0]}) as after:
+        for tokens, expected in zip(world.crowd, world.crowd_reference, strict=True):
+            answer = after.ask(tokens, max_tokens=64)
+            # Prompts that were computed together differ in the last bits from those computed alone.
+            assert answer["tokens"][0][:8] == expected["tokens"][0][:8], "other tokens than without Larder"
+            assert loaded(answer) == 192
+        row("4 requests, blocks for 3", f"{preempted} preempted; what they saved gives the same tokens")
+    cluster.stop()
+
+
+@scenario
+def other_namespaces(world: World) -> None:
+    """Another data type, another block size: clean misses."""
+    cluster = world.cluster("namespaces", 1)
+    tokens, expected = world.fresh()
+    with Engine(world.scratch, "origin", {"socket": cluster.sockets[0]}) as origin:
+        same(origin.ask(tokens), expected)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
+    for what, options, connector in (
+        ("float32", {"dtype": "float32"}, {}),
+        ("blocks of 64 tokens", {"block_size": 64}, {"chunk_tokens": 64}),
+    ):
+        with Engine(
+            world.scratch, what.replace(" ", "-"), {"socket": cluster.sockets[0]} | connector, **options
+        ) as other:
+            answer = other.ask(tokens)
+            assert loaded(answer) == 0 and counted(answer, "lookups") == 1, f"{answer['counts']}"
+            assert counted(answer, "failed_blocks") == counted(answer, "lookups_failed") == 0
+            row(f"{what} instead", "a clean miss")
+    cluster.stop()
+
+
+@scenario
+def overhead(world: World) -> None:
+    """The share of a step that the engine's own thread spends in the connector, when nothing hits."""
+    cluster = world.cluster("overhead", 1)
+    with Engine(world.scratch, "timed", {"socket": cluster.sockets[0]}, faults={}) as engine:
+        engine.ask(prompt(99))
+        before = engine.ask(prompt(98))
+        answers = [engine.ask(prompt(200 + n, 3_000), max_tokens=16) for n in range(4)]
+        assert all(loaded(answer) == 0 for answer in answers)
+        spent = answers[-1]["connector_seconds"] - before["connector_seconds"]
+        whole = sum(answer["seconds"] for answer in answers)
+        row("connector on a miss", f"{100 * spent / whole:.2f} % of the engine's time, saves included")
+    cluster.stop()
+
+
+def main(names: list[str]) -> None:
+    with scratch_folder() as folder:
+        scratch = Path(folder)
+        subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
+        world = World(scratch)
+        for name in names or SCENARIOS:
+            print(name, flush=True)
+            SCENARIOS[name](world)
+    width = max(len(what) for what, _ in ROWS)
+    print()
+    for what, result in ROWS:
+        print(f"{what:<{width}}  {result}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

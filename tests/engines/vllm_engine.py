@@ -1,0 +1,99 @@
+"""A vLLM engine in this process, told what to do by JSON lines: `vllm_engine.py OPTIONS`, where OPTIONS is a JSON object.
+
+Each line on standard input is a prompt; each answer a line on the original standard output, which vLLM's own talk is kept
+from.
+"""
+
+import json
+import os
+import sys
+import time
+
+ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_NO_USAGE_STATS="1",
+)
+# Of the engine's metrics, those that say where tokens came from.
+COUNTED = ("vllm:prompt_tokens_by_source", "vllm:num_preemptions", "vllm:larder_")
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    from vllm import LLM
+
+    llm = LLM(
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_num_seqs=8,
+        seed=0,
+        enable_prefix_caching=True,
+        prefix_caching_hash_algo="sha256_cbor",
+        disable_log_stats=False,
+        **options,
+    )
+    say(ready=True)
+    for line in sys.stdin:
+        say(**answer(llm, json.loads(line)))
+    llm.llm_engine.engine_core.shutdown()
+
+
+def answer(llm, asked: dict) -> dict:
+    """Runs prompts (lists of tokens) at once, each with what else was asked of it."""
+    from vllm import SamplingParams
+
+    while asked.get("forget") and not llm.reset_prefix_cache():
+        # Blocks that are being saved are free when the engine, which steps only while it has requests, hears of it.
+        llm.llm_engine.step()
+    before = counts(llm)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=asked.get("max_tokens", 16), ignore_eos=True, detokenize=False, logprobs=1
+    )
+    prompts = [{"prompt_token_ids": tokens, **asked.get("with", {})} for tokens in asked["prompts"]]
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    after = counts(llm)
+    return {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "logprobs": [
+            [next(iter(one.values())).logprob for one in output.outputs[0].logprobs or []] for output in outputs
+        ],
+        "finish": [output.outputs[0].finish_reason for output in outputs],
+        "seconds": seconds,
+        "first_token_seconds": [first_token(output) for output in outputs],
+        "counts": {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)},
+        "totals": after,
+        "connector_seconds": connector_seconds(),
+    }
+
+
+def first_token(output) -> float | None:
+    metrics = output.metrics
+    return metrics.first_token_latency if metrics is not None else None
+
+
+def connector_seconds() -> float:
+    """Seconds that this thread has spent in the connector, where it measures them."""
+    measuring = sys.modules.get("faulty")
+    return measuring.LarderConnector.seconds if measuring else 0.0
+
+
+def counts(llm) -> dict[str, float]:
+    found = {}
+    for metric in llm.get_metrics():
+        if metric.name.startswith(COUNTED):
+            source = metric.labels.get("source")
+            found[metric.name.removeprefix("vllm:") + (f".{source}" if source else "")] = metric.value
+    return found
+
+
+def say(**what: object) -> None:
+    ANSWERS.write(json.dumps(what) + "\n")
+
+
+if __name__ == "__main__":
+    main()
