@@ -293,8 +293,8 @@ const PIECE_BYTES: u64 = 2 << 20;
 /// Bytes of a piece that goes between arena and drive without a copy.
 const DIRECT_BYTES: u64 = 2 << 20;
 
-/// Pieces under way each way.
-const PIECES_AHEAD: usize = 8;
+/// Pieces under way each way: with more, a virtual drive became slower.
+const PIECES_AHEAD: usize = 4;
 
 /// Buffers that are kept.
 const MOST_SPARE: usize = 2 * PIECES_AHEAD;
