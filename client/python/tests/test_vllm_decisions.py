@@ -126,6 +126,7 @@ def test_settings_are_checked():
         ({"socket": "/s", "chunk": 1}, "none of"),
         ({"socket": "/s", "load": "lazy"}, "`load` is"),
         ({"socket": "/s", "prefetches": 0}, "at least 1"),
+        ({"socket": "/s", "device": -1}, "number of one"),
     ):
         with pytest.raises(UnsupportedError, match=words):
             Settings.parse(extra)

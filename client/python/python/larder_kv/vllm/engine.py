@@ -90,6 +90,7 @@ class Engine:
             return larder_kv.Session(
                 settings.socket,
                 client="larder-kv for vLLM",
+                device=settings.device,
                 window_bytes=window_bytes,
                 timeout=settings.timeout_seconds,
             )

@@ -15,6 +15,9 @@ class Settings:
 
     socket: str
     """The tenant's socket of the node on this host."""
+    device: int = 0
+    """Which of the node's actors the engine talks to, by number: one for each GPU of its configuration. All ranks of an engine
+    use the same, since a chunk is whole in one of them; other engines get it from there."""
     chunk_tokens: int | None = None
     """Tokens of one chunk: a whole number of engine blocks. The largest one up to 256 tokens where not given."""
     load: str = "async"
@@ -52,6 +55,8 @@ class Settings:
         for name in ("prefetches", "save_queue_chunks"):
             if getattr(settings, name) < 1:
                 raise UnsupportedError(f"`{name}` must be at least 1")
+        if settings.device < 0:
+            raise UnsupportedError(f"`device` is the number of one of the node's actors, not {settings.device}")
         return settings
 
     def chunk_for(self, block_tokens: int) -> int:
