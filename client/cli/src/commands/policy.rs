@@ -102,6 +102,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Err(Usage(format!("--member: the coordinator knows no node `{unknown}`")).into());
     }
     members.retain(|node| args.members.is_empty() || args.members.contains(&node.name));
+    members.sort_by(|one, other| one.name.cmp(&other.name));
     let mut errors: Vec<Option<String>> = vec![None; members.len()];
     if let Some(policy) = args.policy {
         errors = set(&args.credentials()?, policy, &members)?;
