@@ -229,10 +229,11 @@ def default_files(folder):
         "1000000": "1000",
     }
     text = (ROOT / "deploy/config/node.toml").read_text()
-    # No GPU can be named here; every other key that is commented out is set.
-    everything = re.sub(r"^# (?=\[(?:record|disk|cluster)\]$|[a-z_]+ = )", "", text, flags=re.M).replace(
-        'pci = "0000:65:00.0"', ""
-    )
+    # No GPU can be named here, and the object store is a folder; every other key that is commented out is set.
+    everything = re.sub(r"^# (?=\[(?:record|disk|object|cluster)\]$|[a-z_]+ = )", "", text, flags=re.M)
+    everything = re.sub(r'^(?:pci = "0000:65:00.0"|endpoint = "https://s3.*|settings = .*)$', "", everything, flags=re.M)
+    (folder / "objects").mkdir()
+    here["s3://bucket/prefix"] = f"file://{folder}/objects"
     (folder / "coordinator.toml").write_text(replaced((ROOT / "deploy/config/coordinator.toml").read_text(), here))
     (folder / "plain.toml").write_text(replaced(text, here))
     (folder / "everything.toml").write_text(replaced(everything, here))
