@@ -266,7 +266,8 @@ impl Membership {
             return Err(JoinRefused::Full);
         }
         let last = self.numbers.values().max().map_or(0, |number| number.0);
-        let number = NodeNumber(last.checked_add(1).ok_or(JoinRefused::Full)?);
+        let next = last.checked_add(1).map(NodeNumber);
+        let number = next.filter(|&next| next < NodeNumber::THIS_NODE).ok_or(JoinRefused::Full)?;
         self.numbers.insert(name.to_owned(), number);
         Ok(number)
     }

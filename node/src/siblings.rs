@@ -12,9 +12,6 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use crate::directory::{Change, ChangeKind, Holders};
 use crate::exchange::{AskBlocks, GiveUp};
 
-/// This node, as the holder of what a sibling has. No member of a cluster has this number.
-pub const THIS_NODE: NodeNumber = NodeNumber(u16::MAX);
-
 /// How long a sibling may take: it answers from memory, or from its disk.
 pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -37,7 +34,7 @@ pub struct Sibling {
 /// Which actors of this node hold a chunk, in memory or on disk. A hint, as the directory is: whoever is asked may have lost
 /// it. 16 bytes a chunk, besides the room that a hash table keeps.
 #[derive(Debug)]
-pub struct NodeMap {
+struct NodeMap {
     /// Keyed with a secret, so that nobody can make two chunks meet.
     hasher: DefaultHashBuilder,
     shards: Vec<Mutex<HashMap<u64, Devices, BuildHasherDefault<IsHashed>>>>,
@@ -70,7 +67,7 @@ impl Siblings {
         let mut holders = Holders::new();
         while others != 0 {
             let device = (others.trailing_zeros() + own) % Devices::BITS;
-            holders.push(Holder { node: THIS_NODE, device: device as u16 });
+            holders.push(Holder { node: NodeNumber::THIS_NODE, device: device as u16 });
             others &= others - 1;
         }
         holders
@@ -121,7 +118,7 @@ impl NodeMap {
 
 /// Hashes what is a hash already.
 #[derive(Debug, Default)]
-pub struct IsHashed(u64);
+struct IsHashed(u64);
 
 impl Hasher for IsHashed {
     fn finish(&self) -> u64 {
@@ -155,7 +152,7 @@ mod tests {
 
     fn holders(of: &Siblings, name: u8) -> Vec<u16> {
         let holders = of.holders(&SPACE, &ChunkHash([name; 32]));
-        assert!(holders.iter().all(|holder| holder.node == THIS_NODE));
+        assert!(holders.iter().all(|holder| holder.node == NodeNumber::THIS_NODE));
         holders.iter().map(|holder| holder.device).collect()
     }
 
@@ -163,7 +160,8 @@ mod tests {
     fn what_one_actor_gains_the_others_find_until_it_is_lost() {
         let siblings = Siblings::of(64, &Arc::default());
         siblings[63].note(&[change(1, ChangeKind::Gained), change(2, ChangeKind::Gained)]);
-        siblings[5].note(&[change(2, ChangeKind::MovedFrom(Holder { node: THIS_NODE, device: 63 }))]);
+        siblings[5]
+            .note(&[change(2, ChangeKind::MovedFrom(Holder { node: NodeNumber::THIS_NODE, device: 63 }))]);
         assert_eq!((holders(&siblings[0], 1), holders(&siblings[63], 1)), (vec![63], vec![]));
         siblings[63].note(&[change(1, ChangeKind::Lost), change(2, ChangeKind::Lost)]);
         assert_eq!((holders(&siblings[0], 1), holders(&siblings[0], 2)), (vec![], vec![5]));

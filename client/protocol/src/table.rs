@@ -31,6 +31,11 @@ pub struct Epoch {
 )]
 pub struct NodeNumber(pub u16);
 
+impl NodeNumber {
+    /// What a node calls itself among its own actors. No member has it.
+    pub const THIS_NODE: Self = Self(u16::MAX);
+}
+
 /// One actor of one node: who holds blocks.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {

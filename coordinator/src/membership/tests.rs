@@ -40,6 +40,15 @@ fn nodes_that_join_together_make_one_table() {
 }
 
 #[test]
+fn nobody_gets_the_number_by_which_a_node_calls_itself() {
+    let last = NodeNumber(NodeNumber::THIS_NODE.0 - 2);
+    let numbers = vec![("gone".to_owned(), last)];
+    let mut membership = Membership::new(patience(), State { numbers, ..State::default() }, 0);
+    assert_eq!(membership.join("a", &join(1), 0).unwrap().number.0, last.0 + 1);
+    assert!(matches!(membership.join("b", &join(1), 0), Err(JoinRefused::Full)));
+}
+
+#[test]
 fn a_silent_node_is_suspect_then_removed_and_its_partitions_go_to_others() {
     let (mut membership, numbers) = cluster(3);
     membership.tick(10);
