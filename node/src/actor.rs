@@ -2,17 +2,19 @@
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
 //! store; `answer` says what a session reads, `copies` what a commit has copied, `locate` where chunks are
-//! that are not here, `gather` what a lookup or lease gets from there, `disk` and `object` what goes to disk and the object
-//! store and comes from there, `peers` what other nodes get.
+//! that are not here, `gather` what a lookup or lease gets from there, `fetch` what comes from other actors, `disk` and
+//! `object` what goes to disk and the object store and comes from there, `peers` what other nodes get.
 
 mod answer;
 mod copies;
 mod disk;
+mod fetch;
 mod gather;
 mod locate;
 mod object;
 mod peers;
 mod prefetch;
+mod reads;
 mod siblings;
 mod traces;
 
@@ -30,12 +32,12 @@ use tokio::sync::mpsc;
 use self::answer::Asked;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
-use self::gather::Fetch;
+use self::fetch::{Fetch, OrderNumber, PeerOrder};
 pub use self::object::ObjectParts;
 use self::object::Objects;
 use self::peers::{EndedGrants, Untold};
 pub use self::peers::{Fetcher, Peers};
-use self::prefetch::{Meters, OrderNumber, PeerOrder, Waiting};
+use self::prefetch::{Meters, Waiting};
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;

@@ -64,12 +64,6 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         self.line.remove(&waiting.turn);
         true
     }
-
-    /// Whether nothing waits.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.line.is_empty()
-    }
 }
 
 fn due(class: Class, since: Duration) -> Duration {
@@ -132,7 +126,7 @@ mod tests {
         turns.change_class(1, Class::Decode);
         turns.change_class(7, Class::Decode);
         assert_eq!(drain(&mut turns), [1, 2]);
-        assert!(turns.is_empty() && !turns.leave(1));
+        assert!(turns.next().is_none() && !turns.leave(1));
     }
 
     /// Two come in each millisecond and one is served: the line grows, and most of it is more urgent.

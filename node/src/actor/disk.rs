@@ -15,7 +15,8 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 
 use super::GpuActor;
-use super::gather::Fetch;
+use super::fetch::Fetch;
+use super::reads::ReadLine;
 use super::traces::disk_span;
 use crate::copy::BlockChecksums;
 use crate::directory::Holders;
@@ -26,7 +27,6 @@ use crate::disk::{
     WriteAnswer, WriteOrder,
 };
 use crate::exchange::Grant;
-use crate::priority::Turns;
 use crate::store::ids::TenantId;
 use crate::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 
@@ -52,9 +52,7 @@ pub(super) struct Disk {
     pub(super) deadline: Duration,
     /// Writes under way.
     writes: usize,
-    pub(super) queued_reads: Turns<FetchId>,
-    /// Bytes of reads under way.
-    reading_bytes: u64,
+    pub(super) reads: ReadLine,
     /// Chunks that are read for peers, and who asked for them.
     recalls: HashMap<FetchId, Vec<Recalled>>,
     /// What of the disk's content is told at start, until all of it was.
@@ -86,8 +84,7 @@ impl Disk {
             known: HashMap::new(),
             deadline,
             writes: 0,
-            queued_reads: Turns::default(),
-            reading_bytes: 0,
+            reads: ReadLine::new(MAX_READING_BYTES),
             recalls: HashMap::new(),
             gone: Some(gone),
             found: known,
@@ -167,7 +164,7 @@ impl GpuActor {
         for id in ids {
             let class = self.fetching.get(&id).map_or(Class::Decode, |fetch| fetch.class);
             match &mut self.disk {
-                Some(disk) => disk.queued_reads.wait(id, class, now),
+                Some(disk) => disk.reads.wait(id, class, now),
                 None => self.missed_on_disk(id, ctx),
             }
         }
@@ -177,17 +174,15 @@ impl GpuActor {
     /// Orders reads that wait, as far as the disk is to have them at a time.
     pub(super) fn read_queued(&mut self, ctx: &mut Context<Self>) {
         while let Some(disk) = &mut self.disk
-            && disk.reading_bytes < MAX_READING_BYTES
-            && let Some(id) = disk.queued_reads.next()
+            && let Some(id) = disk.reads.next()
         {
-            disk.queued_reads.leave(id);
             let Some(fetch) = self.fetching.get(&id) else { continue };
             let (bytes, key) = (fetch.bytes(), fetch.key());
             let places = fetch.wanted.blocks.iter().map(|block| self.block_place(block)).collect();
             let Some(disk) = &mut self.disk else { return };
             match ReadOrder::new(key, places).map(|order| disk.tier.read(order)) {
                 Ok(Ok(answer)) => {
-                    disk.reading_bytes += bytes;
+                    disk.reads.began(bytes);
                     self.meters.disk.ordered(bytes, self.clock.elapsed());
                     let finish = answer
                         .into_actor(self)
@@ -195,8 +190,7 @@ impl GpuActor {
                     ctx.spawn(finish);
                 }
                 Ok(Err(Refused::Busy(_))) => {
-                    // It waited already: it is the first again.
-                    disk.queued_reads.wait(id, Class::Decode, Duration::ZERO);
+                    disk.reads.put_off(id);
                     return;
                 }
                 Ok(Err(Refused::Closed(_))) => self.missed_on_disk(id, ctx),
@@ -210,8 +204,7 @@ impl GpuActor {
 
     /// Takes those of the chunks that wait for the disk out of its queue.
     pub(super) fn unqueue_reads(&mut self, ids: &[FetchId]) -> Vec<FetchId> {
-        let Some(disk) = &mut self.disk else { return Vec::new() };
-        ids.iter().copied().filter(|&id| disk.queued_reads.leave(id)).collect()
+        self.disk.as_mut().map(|disk| disk.reads.leave(ids)).unwrap_or_default()
     }
 
     /// Starts to bring a chunk from disk for a peer; `None` where there is no room.
@@ -379,7 +372,7 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) {
         if let Some(disk) = &mut self.disk {
-            disk.reading_bytes -= bytes;
+            disk.reads.ended(bytes);
         }
         match &answer {
             Ok(ReadAnswer::Here { .. }) => self.meters.disk.delivered(bytes, self.clock.elapsed()),

@@ -6,12 +6,11 @@ use actix::fut::{self, LocalBoxActorFuture};
 use actix::prelude::*;
 use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::session::{Lookup, Tier};
-use larder_protocol::table::Holder;
+use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{Chain, ChunkRef};
 
 use super::GpuActor;
 use crate::directory::{AskHolders, Holders};
-use crate::siblings::THIS_NODE;
 use crate::store::{Source, Walk};
 
 /// Positions of a chain that are not on this node, and who may be asked for them.
@@ -51,7 +50,7 @@ impl Located {
         }
         for (&position, holders) in self.positions.iter().zip(&self.holders) {
             if let Some(first) = holders.first() {
-                let is_sibling = first.node == THIS_NODE;
+                let is_sibling = first.node == NodeNumber::THIS_NODE;
                 sources[position as usize] = Some(if is_sibling { Source::Sibling } else { Source::Peer });
             }
         }
@@ -121,6 +120,9 @@ impl GpuActor {
         missing: Missing,
         trace: &Trace,
     ) -> Locating {
+        if missing.positions.is_empty() {
+            return Locating::Known(Located::default());
+        }
         let from_objects = missing.from_objects;
         let asking = self.ask_holders(namespace, chain, &missing, trace);
         let positions = missing.positions;
@@ -150,10 +152,13 @@ impl GpuActor {
         missing: &Missing,
         trace: &Trace,
     ) -> Option<impl Future<Output = Result<Vec<Holders>, MailboxError>> + use<>> {
+        let siblings = self.siblings.as_ref().filter(|_| missing.from_siblings);
+        if siblings.is_none() && !missing.from_peers {
+            return None;
+        }
         let fingerprint = self.store.fingerprint(namespace)?;
         let chunk = |&position: &u32| chain.chunk(position as usize);
         let chunks: Vec<ChunkRef> = missing.positions.iter().map(chunk).collect();
-        let siblings = self.siblings.as_ref().filter(|_| missing.from_siblings);
         let of_siblings = |chunk: &ChunkRef| match siblings {
             Some(siblings) => siblings.holders(&fingerprint, &chunk.hash),
             None => Holders::default(),

@@ -11,13 +11,13 @@ use tokio::sync::oneshot::error::RecvError;
 
 use super::GpuActor;
 use super::locate::{Located, Locating};
+use super::reads::ReadLine;
 use crate::copy::BlockChecksums;
 use crate::directory::ChangeKind;
 use crate::disk::{ChunkKey, ReadAnswer, ReadOrder, Refused, WriteAnswer};
 use crate::object::known::{Fact, Known, Lifetimes};
 use crate::object::metrics::Side;
 use crate::object::{BlockId, ObjectTier};
-use crate::priority::Turns;
 use crate::store::{Came, ChunkWrite, FetchId, WriteId};
 
 /// An actor's part in the object store, as it is handed over.
@@ -41,17 +41,15 @@ pub(super) struct Objects {
     known: Known<ChunkKey>,
     /// Uploads under way.
     uploads: usize,
-    pub(super) queued_reads: Turns<FetchId>,
-    /// Bytes of reads under way.
-    reading_bytes: u64,
+    pub(super) reads: ReadLine,
 }
 
 impl Objects {
     pub(super) fn new(parts: ObjectParts) -> Self {
         let ObjectParts { tier, deadline, find_deadline, known_chunks } = parts;
         let known = Known::new(known_chunks, LIFETIMES);
-        let queued_reads = Turns::default();
-        Self { tier, deadline, find_deadline, known, uploads: 0, queued_reads, reading_bytes: 0 }
+        let reads = ReadLine::new(MAX_READING_BYTES);
+        Self { tier, deadline, find_deadline, known, uploads: 0, reads }
     }
 }
 
@@ -121,7 +119,7 @@ impl GpuActor {
         for id in ids {
             let class = self.fetching.get(&id).map_or(Class::Decode, |fetch| fetch.class);
             match &mut self.objects {
-                Some(objects) => objects.queued_reads.wait(id, class, now),
+                Some(objects) => objects.reads.wait(id, class, now),
                 None => self.did_not_come(id),
             }
         }
@@ -141,10 +139,8 @@ impl GpuActor {
     /// Orders reads that wait, as far as the object store is to have them at a time.
     pub(super) fn read_queued_objects(&mut self, ctx: &mut Context<Self>) {
         while let Some(objects) = &mut self.objects
-            && objects.reading_bytes < MAX_READING_BYTES
-            && let Some(id) = objects.queued_reads.next()
+            && let Some(id) = objects.reads.next()
         {
-            objects.queued_reads.leave(id);
             let Some(fetch) = self.fetching.get_mut(&id) else { continue };
             fetch.is_object_asked = true;
             let fetch = &self.fetching[&id];
@@ -153,7 +149,7 @@ impl GpuActor {
             let Some(objects) = &mut self.objects else { return };
             match ReadOrder::new(key, places).map(|order| objects.tier.read(order)) {
                 Ok(Ok(answer)) => {
-                    objects.reading_bytes += bytes;
+                    objects.reads.began(bytes);
                     self.meters.object.ordered(bytes, self.clock.elapsed());
                     let finish = answer
                         .into_actor(self)
@@ -172,8 +168,7 @@ impl GpuActor {
 
     /// Takes those of the chunks that wait for the object store out of its queue.
     pub(super) fn unqueue_object_reads(&mut self, ids: &[FetchId]) -> Vec<FetchId> {
-        let Some(objects) = &mut self.objects else { return Vec::new() };
-        ids.iter().copied().filter(|&id| objects.queued_reads.leave(id)).collect()
+        self.objects.as_mut().map(|objects| objects.reads.leave(ids)).unwrap_or_default()
     }
 
     /// Orders what the store wants written there, as far as it keeps up.
@@ -249,7 +244,7 @@ impl GpuActor {
     ) {
         let now = self.clock.elapsed();
         if let Some(objects) = &mut self.objects {
-            objects.reading_bytes -= bytes;
+            objects.reads.ended(bytes);
             match &answer {
                 Ok(ReadAnswer::Here { .. }) => objects.known.set(key, Fact::Present, now),
                 Ok(ReadAnswer::NotHeld | ReadAnswer::OtherBlocks | ReadAnswer::Damaged) => {

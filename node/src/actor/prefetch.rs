@@ -19,8 +19,8 @@ use super::locate::{Located, Locating};
 use super::traces::gather_span;
 use super::{Answer, GpuActor, Reply};
 use crate::loading::{Meter, Piece, Prefill, worth_loading};
+use crate::store::Refused;
 use crate::store::ids::SessionId;
-use crate::store::{FetchId, Refused};
 
 /// What the sources of this actor deliver.
 #[derive(Debug, Default)]
@@ -218,19 +218,6 @@ impl GpuActor {
             .collect();
         worth_loading(&pieces, &meters, prefill)
     }
-}
-
-/// What a fetch belongs to while it is under way.
-pub(super) type OrderNumber = u64;
-
-/// Chunks that were asked of a peer together.
-#[derive(Debug)]
-pub(super) struct PeerOrder {
-    /// Chunks that somebody still waits for.
-    pub(super) awaited: Vec<FetchId>,
-    /// The most urgent of what waits for them.
-    pub(super) class: tokio::sync::watch::Sender<Class>,
-    pub(super) cancel: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
 /// Peers whose rates are kept: as many as a large cluster has.
