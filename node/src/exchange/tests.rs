@@ -372,7 +372,7 @@ fn time_in_the_line_is_not_taken_for_silence() {
     let limits = ExchangeLimits { streams_per_peer: 1, ..a_stream_a_chunk() };
     between(limits, async |asker, holder| {
         holder.does.set(Does::Waits);
-        let deadline = Duration::from_millis(400);
+        let deadline = Duration::from_millis(1_500);
         let serving = async {
             for fetch in 1..=4 {
                 until("one is under way", || holder.fetches.get() == fetch).await;

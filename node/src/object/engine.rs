@@ -284,7 +284,8 @@ impl Engine {
         Ok(read.and_then(|header| if is_this(&header) { Ok(header) } else { Err(Damage::Key) }))
     }
 
-    /// Deletes blocks of a chunk; whether the store deleted one.
+    /// Deletes blocks of a chunk, as whoever owns the bucket may; whether the store deleted one.
+    #[cfg(test)]
     pub(super) async fn remove(&self, chunk: ChunkKey, blocks: &[BlockId], deadline: Instant) -> bool {
         let keys = blocks.iter().map(|&block| ObjectKey { chunk, block });
         join_all(keys.map(|key| self.remove_block(key, deadline))).await.contains(&true)

@@ -89,8 +89,8 @@ impl ObjectMetrics {
     }
 
     /// Times so far that one side of the store was left alone.
-    #[must_use]
-    pub fn closings(&self, side: Side) -> u64 {
+    #[cfg(test)]
+    pub(super) fn closings(&self, side: Side) -> u64 {
         self.opened.with_label_values(&[side.name()]).get()
     }
 

@@ -19,7 +19,7 @@ use super::engine::Engine;
 use super::metrics::{ObjectMetrics, Side};
 use super::store::{self, Opened};
 use super::{BlockId, ObjectOptions, OpenError, Trouble};
-use crate::disk::{ChunkKey, ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
+use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads;
 
 /// An object tier that is open. Dropping it waits until every order is done: no longer than their deadline.
@@ -51,7 +51,6 @@ enum Work {
     Write(WriteOrder, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
     Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<bool>>),
-    Remove(ChunkKey, Vec<BlockId>, oneshot::Sender<bool>),
 }
 
 impl ObjectTier {
@@ -156,23 +155,6 @@ impl ObjectTier {
                 _ => None,
             },
         )
-    }
-
-    /// Deletes these blocks of a chunk, for all nodes; the answer is whether the store did. Stores that do not tell deleted objects
-    /// from those that never were (S3) say yes to both.
-    ///
-    /// # Errors
-    /// The key, where the order was not taken.
-    pub fn remove(
-        &self,
-        key: ChunkKey,
-        blocks: Vec<BlockId>,
-    ) -> Result<oneshot::Receiver<bool>, Refused<ChunkKey>> {
-        let (done, answer) = oneshot::channel();
-        self.send(Side::Writing, 2, Work::Remove(key, blocks, done), answer, |work| match work {
-            Work::Remove(key, ..) => Some(key),
-            _ => None,
-        })
     }
 
     /// Whether that side of the store is left alone at the moment, after it failed.
@@ -299,7 +281,6 @@ impl Job {
             Work::Find(fingerprint, chunks, blocks, done) => {
                 drop(done.send(engine.find(fingerprint, &chunks, &blocks, deadline).await));
             }
-            Work::Remove(key, blocks, done) => drop(done.send(engine.remove(key, &blocks, deadline).await)),
         }
     }
 }
