@@ -110,13 +110,29 @@ fn the_synthetic_trace_hits_what_the_model_says() {
     }
 }
 
-/// Plays a trace, as many times as fast as it was, on a node with room for 1,000 chunks in memory and 30,000 on disk, which
-/// is killed and started again before each part but the first. The token hit rate.
-fn replay_above_a_disk(parts: &[&[String]], speed: &str) -> f64 {
+/// Plays a trace on a node with room for 1,000 chunks in memory and 30,000 on disk, which is killed and started again
+/// before each part but the first. The token hit rate. Where the drive is too busy with other things to take what leaves
+/// memory, which the model's drive never is, the trace is played again, slower.
+fn replay_above_a_disk(parts: &[&[String]]) -> f64 {
+    for speed in ["100", "30", "10"] {
+        let (rate, shed) = replay_above_a_disk_at(parts, speed);
+        if shed <= 0.01 {
+            return rate;
+        }
+        println!(
+            "at {speed} times the trace's speed, {:.1} % of what was computed was not written",
+            100.0 * shed
+        );
+    }
+    panic!("the drive takes too little in a second for this test");
+}
+
+/// The same at one speed; and how many of the chunks computed were not written, as a fraction.
+fn replay_above_a_disk_at(parts: &[&[String]], speed: &str) -> (f64, f64) {
     let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"260MiB\"\nsegment_bytes = \"4MiB\"\n";
     let mut cluster = Cluster::start_with(LARDER, 1, 1_000, disk).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let (mut asked, mut hit) = (0.0, 0.0);
+    let (mut asked, mut hit, mut computed, mut shed) = (0.0, 0.0, 0.0, 0.0);
     for (number, part) in parts.iter().enumerate() {
         if number > 0 {
             larder_tests::wait::until("what waits is on disk", || {
@@ -128,10 +144,13 @@ fn replay_above_a_disk(parts: &[&[String]], speed: &str) -> f64 {
             cluster.restart_node(0).unwrap();
             let recovered = || {
                 cluster.node(0).get("/status").is_ok_and(|_| {
-                    cluster.node(0).metric("larder_cached_chunks{device=\"0\",tier=\"disk\"}") >= known
+                    cluster.node(0).metric("larder_cached_chunks{device=\"0\",tier=\"disk\"}") >= 0.95 * known
                 })
             };
-            larder_tests::wait::until("all of the disk is known again", || recovered().then_some(()));
+            larder_tests::wait::until(
+                "the disk is known again, but for what it gives up to have segments free",
+                || recovered().then_some(()),
+            );
         }
         let path = folder.path().join(format!("part-{number}.jsonl"));
         std::fs::write(&path, part.join("\n")).unwrap();
@@ -143,13 +162,11 @@ fn replay_above_a_disk(parts: &[&[String]], speed: &str) -> f64 {
         assert_eq!((&report["wrong_bytes"], &report["failed_requests"]), (&Value::from(0), &Value::from(0)));
         asked += report["tokens_asked"].as_f64().unwrap();
         hit += report["tokens_hit"].as_f64().unwrap();
-        println!(
-            "part {number}: {}, not written {}",
-            report["tokens_hit_by_tier"],
-            cluster.node(0).metric("larder_disk_shed")
-        );
+        computed += report["tokens_computed"].as_f64().unwrap();
+        shed += cluster.node(0).metric("larder_disk_shed");
+        println!("part {number}: {}, not written so far {shed}", report["tokens_hit_by_tier"]);
     }
-    hit / asked
+    (hit / asked, shed / (computed / 512.0))
 }
 
 #[test]
@@ -157,7 +174,7 @@ fn a_node_with_a_disk_hits_what_a_model_of_the_same_two_tiers_hits() {
     let Some(trace) = shared("conversation.jsonl") else { return };
     let lines: Vec<String> = std::fs::read_to_string(&trace).unwrap().lines().map(str::to_owned).collect();
     let model = two_tiers(&requests(&trace), 1_000, 30_000);
-    let rate = replay_above_a_disk(&[&lines], "100");
+    let rate = replay_above_a_disk(&[&lines]);
     println!("{:.2} %, model {:.2} %", 100.0 * rate, 100.0 * model);
     assert!((rate - model).abs() <= 0.01, "{rate} against {model}");
 }
@@ -169,7 +186,7 @@ fn a_node_that_is_killed_half_way_loses_no_hit_that_its_disk_should_give() {
         std::fs::read_to_string(&trace).unwrap().lines().take(6_000).map(str::to_owned).collect();
     let (first, second) = lines.split_at(3_000);
     let model = two_tiers(&requests(&trace)[..6_000], 1_000, 30_000);
-    let rate = replay_above_a_disk(&[first, second], "100");
+    let rate = replay_above_a_disk(&[first, second]);
     println!("{:.2} %, model without the kill {:.2} %", 100.0 * rate, 100.0 * model);
     assert!((rate - model).abs() <= 0.01, "{rate} against {model}");
 }
