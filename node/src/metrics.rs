@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use larder_client::metrics::{Families, ProcessMetrics, TracingMetrics};
 use larder_protocol::session::Tier;
 use prometheus::{
-    CounterVec, Encoder, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry,
+    Counter, CounterVec, Encoder, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry,
     TextEncoder,
 };
 
@@ -31,6 +31,7 @@ pub struct Metrics {
     tokens_asked: IntCounterVec,
     tokens_hit: IntCounterVec,
     tokens_skipped: IntCounterVec,
+    avoided_seconds: CounterVec,
     requests: IntCounterVec,
     request_seconds: HistogramVec,
     moved_bytes: IntCounterVec,
@@ -72,6 +73,7 @@ struct NamespaceMetrics {
     hit: [IntCounter; 4],
     hit_preempted: [IntCounter; 4],
     skipped: IntCounter,
+    avoided_seconds: Counter,
 }
 
 /// The gauges and counters of one actor.
@@ -152,6 +154,7 @@ impl Metrics {
             tokens_asked: families.counters("larder_tokens_asked_total")?,
             tokens_hit: families.counters("larder_tokens_hit_total")?,
             tokens_skipped: families.counters("larder_tokens_skipped_total")?,
+            avoided_seconds: families.sums("larder_recompute_avoided_seconds_total")?,
             requests: families.counters("larder_requests_total")?,
             request_seconds: families.histograms("larder_request_seconds")?,
             moved_bytes: families.counters("larder_moved_bytes_total")?,
@@ -240,6 +243,7 @@ impl Metrics {
             hit: hit("false"),
             hit_preempted: hit("true"),
             skipped: self.tokens_skipped.with_label_values(&mine),
+            avoided_seconds: self.avoided_seconds.with_label_values(&mine),
         }
     }
 
@@ -255,6 +259,7 @@ impl Metrics {
         known.remove(&key);
         // Errors: it is not there, which is what is wanted.
         let _ = self.tokens_skipped.remove_label_values(&[tenant, fingerprint]);
+        let _ = self.avoided_seconds.remove_label_values(&[tenant, fingerprint]);
         for preempted in ["false", "true"] {
             let _ = self.tokens_asked.remove_label_values(&[tenant, fingerprint, preempted]);
             for tier in HIT_TIERS.map(tier_name) {
@@ -315,6 +320,13 @@ impl ActorMetrics {
         } else {
             counters.asked.inc_by(asked);
             count(&counters.hit);
+        }
+    }
+
+    /// Counts seconds of prefill that a hit saves.
+    pub fn avoided(&self, namespace: u32, seconds: f64) {
+        if let Some(counters) = self.namespaces.get(&namespace) {
+            counters.avoided_seconds.inc_by(seconds);
         }
     }
 
@@ -452,6 +464,7 @@ mod tests {
         actor.know(3, "team", "00ff");
         actor.looked_up(3, 100, Hit { in_memory: 40, on_disk: 32, from_peers: 16, stored: 8 }, false, false);
         actor.looked_up(3, 100, Hit::default(), false, true);
+        actor.avoided(3, 0.5);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
@@ -462,6 +475,8 @@ mod tests {
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"disk\"}} 32")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"peer\"}} 16")), "{text}");
         assert!(text.contains(r#"larder_evicted_chunks_total{device="0",reason="watermark"} 5"#), "{text}");
+        let labels = r#"namespace="00ff",tenant="team""#;
+        assert!(text.contains(&format!("larder_recompute_avoided_seconds_total{{{labels}}} 0.5")), "{text}");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub enum Request {
     Unpin(u64),
     /// Asks how much of a prompt can be served, and starts to bring what is not in memory; answered
     /// [`Response::Prefetching`] as soon as that is known.
-    Prefetch(Prefetch),
+    Prefetch(Lookup),
     /// Asks how far a prefetch is; answered [`Response::Progress`].
     ///
     /// Names the ticket.
@@ -110,7 +110,7 @@ pub struct Register {
 }
 
 /// Asks how much of a prompt is here.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Lookup {
     /// Number of the namespace, from [`Registered`].
     pub namespace: u32,
@@ -126,15 +126,8 @@ pub struct Lookup {
     pub tiers: Vec<Tier>,
     /// Pin what is found for so long.
     pub pin_ms: Option<u64>,
-}
-
-/// Asks how much of a prompt can be served, and for it to be brought.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Prefetch {
-    /// What to look for; what is found is brought.
-    pub lookup: Lookup,
-    /// Tokens that the engine computes in a second. Where it is given, chunks that are computed sooner than they come are
-    /// not brought.
+    /// Tokens that the engine computes in a second. Where it is given, a prefetch does not bring chunks that are computed
+    /// sooner than they come, and the node counts the seconds of prefill that a hit saves.
     pub prefill_tokens_per_second: Option<f64>,
 }
 

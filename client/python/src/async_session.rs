@@ -56,8 +56,9 @@ impl AsyncSession {
     ///
     /// `prompt_tokens`: tokens of the whole prompt; the answer leaves at least one of them to compute. `skip_read`: the caller
     /// cannot use a hit, count it apart. `preempted`: the request had been preempted. `tiers`: where to look ("host", "disk",
-    /// "peer", "object"; everywhere where empty). `pin_seconds`: pin what is found for so long.
-    #[pyo3(signature = (namespace, chain, *, prompt_tokens = None, skip_read = false, preempted = false, tiers = vec![], pin_seconds = None))]
+    /// "peer", "object"; everywhere where empty). `pin_seconds`: pin what is found for so long. `prefill_tokens_per_second`: how fast
+    /// the engine computes; the node counts the seconds of prefill that a hit saves.
+    #[pyo3(signature = (namespace, chain, *, prompt_tokens = None, skip_read = false, preempted = false, tiers = vec![], pin_seconds = None, prefill_tokens_per_second = None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn lookup<'py>(
         &self,
@@ -69,11 +70,12 @@ impl AsyncSession {
         preempted: bool,
         tiers: Vec<String>,
         pin_seconds: Option<f64>,
+        prefill_tokens_per_second: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let request = self.requests.lookup(
             namespace,
             chain,
-            Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds },
+            Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds, prefill_tokens_per_second },
         )?;
         waiting::awaitable(py, self.requests.runtime(), request)
     }
@@ -98,8 +100,7 @@ impl AsyncSession {
         let request = self.requests.prefetch(
             namespace,
             chain,
-            Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds },
-            prefill_tokens_per_second,
+            Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds, prefill_tokens_per_second },
         )?;
         waiting::awaitable(py, self.requests.runtime(), request)
     }

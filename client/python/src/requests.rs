@@ -40,6 +40,7 @@ pub(crate) struct Asking {
     pub(crate) preempted: bool,
     pub(crate) tiers: Vec<String>,
     pub(crate) pin_seconds: Option<f64>,
+    pub(crate) prefill_tokens_per_second: Option<f64>,
 }
 
 /// How long to wait for a prefetch: "complete", "best_effort", or seconds.
@@ -113,12 +114,11 @@ impl Requests {
         namespace: &Namespace,
         chain: &Chain,
         asking: Asking,
-        tokens_per_second: Option<f64>,
     ) -> PyResult<impl Request<Ticket>> {
         let options = asking.options(namespace, chain)?;
         let (session, namespace, chain) = self.with(namespace, chain)?;
         Ok(async move {
-            let ticket = session.prefetch(&namespace, &chain, options, tokens_per_second).await?;
+            let ticket = session.prefetch(&namespace, &chain, options).await?;
             Ok(Ticket::new(ticket))
         })
     }
@@ -215,6 +215,7 @@ impl Asking {
             preempted: self.preempted,
             tiers: tiers.collect::<PyResult<_>>()?,
             pin: self.pin_seconds.map(seconds).transpose()?,
+            prefill_tokens_per_second: self.prefill_tokens_per_second,
         })
     }
 }

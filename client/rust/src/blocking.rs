@@ -129,9 +129,8 @@ impl BlockingSession {
         namespace: &Namespace,
         chain: &Chain,
         options: LookupOptions,
-        prefill_tokens_per_second: Option<f64>,
     ) -> Result<Ticket, SessionError> {
-        let asked = exchange::prefetch(namespace, chain, options, prefill_tokens_per_second)?;
+        let asked = exchange::prefetch(namespace, chain, options)?;
         Ok(self.exchange(asked)?.keep())
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::session::{
-    Busy, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Prefetch, Progress, Register, Request, Reserve,
-    Response, Wait,
+    Busy, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Progress, Register, Request, Reserve, Response,
+    Wait,
 };
 use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
 
@@ -100,7 +100,8 @@ fn lookup_message(
     options: LookupOptions,
 ) -> Result<Lookup, SessionError> {
     chain.check(namespace.root(), namespace.is_flat())?;
-    let LookupOptions { prompt_tokens, skip_read, preempted, tiers, pin } = options;
+    let LookupOptions { prompt_tokens, skip_read, preempted, tiers, pin, prefill_tokens_per_second } =
+        options;
     Ok(Lookup {
         namespace: namespace.number(),
         chain: chain.clone(),
@@ -109,6 +110,7 @@ fn lookup_message(
         preempted,
         tiers,
         pin_ms: pin.map(millis),
+        prefill_tokens_per_second,
     })
 }
 
@@ -116,10 +118,8 @@ pub(crate) fn prefetch(
     namespace: &Namespace,
     chain: &Chain,
     options: LookupOptions,
-    prefill_tokens_per_second: Option<f64>,
 ) -> Result<Exchange<Pinning<Ticket>>, SessionError> {
-    let lookup = lookup_message(namespace, chain, options)?;
-    let request = Request::Prefetch(Prefetch { lookup, prefill_tokens_per_second });
+    let request = Request::Prefetch(lookup_message(namespace, chain, options)?);
     let (namespace, asked) = (namespace.clone(), chain.len());
     let accept: Accept<_> = Box::new(move |link, response, _| match response {
         Response::Prefetching(prefetching) => {

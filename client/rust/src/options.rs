@@ -19,7 +19,7 @@ pub struct SessionOptions {
 }
 
 /// What to ask of a lookup besides the chain.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct LookupOptions {
     /// Tokens of the whole prompt: the answer leaves at least one of them to compute.
     pub prompt_tokens: u64,
@@ -31,6 +31,9 @@ pub struct LookupOptions {
     pub tiers: Vec<Tier>,
     /// Pin what is found for so long.
     pub pin: Option<Duration>,
+    /// Tokens that the engine computes in a second. Where it is given, a prefetch brings only what comes sooner than it is
+    /// computed, and the node counts the seconds of prefill that a hit saves.
+    pub prefill_tokens_per_second: Option<f64>,
 }
 
 impl Default for SessionOptions {

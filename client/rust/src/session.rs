@@ -123,8 +123,7 @@ impl Session {
     }
 
     /// Asks how much of a prompt can be served, and has the node bring it into its memory meanwhile: from disk and from
-    /// other nodes, all at once. Where the engine says how many tokens it computes in a second, only what comes sooner
-    /// than that is brought.
+    /// other nodes, all at once.
     ///
     /// Cancel safe: the prefetch ends, and a pin that was asked for too.
     ///
@@ -135,9 +134,8 @@ impl Session {
         namespace: &Namespace,
         chain: &Chain,
         options: LookupOptions,
-        prefill_tokens_per_second: Option<f64>,
     ) -> Result<Ticket, SessionError> {
-        let asked = exchange::prefetch(namespace, chain, options, prefill_tokens_per_second)?;
+        let asked = exchange::prefetch(namespace, chain, options)?;
         Ok(self.exchange(asked).await?.keep())
     }
 

@@ -95,6 +95,7 @@ impl GpuActor {
         elsewhere: &[Option<Source>],
     ) -> Result<Answer, Refused> {
         let found = self.found_on(session, ask, walk, elsewhere)?;
+        self.avoided(ask, found.tokens);
         Ok(Answer::from(Response::Found(found)))
     }
 

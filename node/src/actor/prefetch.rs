@@ -10,7 +10,7 @@ use actix::prelude::*;
 use larder_client::trace::Trace;
 use larder_protocol::Chain;
 use larder_protocol::peer::Class;
-use larder_protocol::session::{Collect, Found, Lookup, Prefetch, Prefetching, Response, Tier, Wait};
+use larder_protocol::session::{Collect, Found, Lookup, Prefetching, Response, Tier, Wait};
 use larder_protocol::table::Holder;
 
 use super::answer::Asked;
@@ -57,14 +57,14 @@ impl GpuActor {
     pub(super) fn prefetch(
         &mut self,
         session: SessionId,
-        ask: Prefetch,
+        ask: Lookup,
         asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
-        let walk = self.store.find(session, ask.lookup.namespace, &ask.lookup.chain)?;
-        let missing = self.missing_for_lookup(&ask.lookup, &walk);
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let missing = self.missing_for_lookup(&ask, &walk);
         let trace = asked.trace.clone();
-        let asking = match self.locate(ask.lookup.namespace, &ask.lookup.chain, missing, &trace) {
+        let asking = match self.locate(ask.namespace, &ask.chain, missing, &trace) {
             Locating::Known(located) => {
                 return self.start_prefetch(session, &ask, &located, &trace, ctx).map(Reply::Now);
             }
@@ -82,14 +82,14 @@ impl GpuActor {
     fn start_prefetch(
         &mut self,
         session: SessionId,
-        ask: &Prefetch,
+        ask: &Lookup,
         located: &Located,
         trace: &Trace,
         ctx: &mut Context<Self>,
     ) -> Result<Answer, Refused> {
-        let Prefetch { lookup: Lookup { namespace, ref chain, .. }, prefill_tokens_per_second } = *ask;
+        let Lookup { namespace, ref chain, .. } = *ask;
         let elsewhere = located.sources(chain.len());
-        let found = self.found(session, &ask.lookup, &elsewhere)?;
+        let found = self.found(session, ask, &elsewhere)?;
         let Some(chunk_tokens) = self.store.chunk_tokens(namespace) else { return Err(Refused::Internal) };
         let run = found.spans.iter().scan(0, |end, span| {
             let follows = span.from == *end;
@@ -97,7 +97,7 @@ impl GpuActor {
             follows.then_some(span.to)
         });
         let run = run.last().unwrap_or(0) as usize;
-        let wanted = match prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0) {
+        let wanted = match prefill_speed(ask) {
             Some(tokens_per_second) => {
                 let prefill = Prefill { tokens_per_second, chunk_tokens };
                 self.worth_loading(namespace, run, &found, located, prefill)
@@ -118,6 +118,7 @@ impl GpuActor {
             let errand = Errand { class: Class::Prefetch, until, trace: &trace };
             self.load(namespace, gathered.wanted, located, errand, ctx);
         }
+        self.avoided(ask, tokens);
         Ok(Answer::from(Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })))
     }
 
@@ -181,6 +182,14 @@ impl GpuActor {
         self.read_queued_objects(ctx);
     }
 
+    /// Counts the seconds of prefill that these tokens of a prompt would have taken, where the engine said how fast it is.
+    pub(super) fn avoided(&mut self, ask: &Lookup, tokens: u64) {
+        if let Some(tokens_per_second) = prefill_speed(ask) {
+            // However slow an engine says it is: a sum that is infinite would stay so.
+            self.metrics.avoided(ask.namespace, tokens as f64 / tokens_per_second.max(1.0));
+        }
+    }
+
     /// How many of the chunks found are worth loading.
     fn worth_loading(
         &mut self,
@@ -222,3 +231,8 @@ impl GpuActor {
 
 /// Peers whose rates are kept: as many as a large cluster has.
 const MAX_METERED_PEERS: usize = 4_096;
+
+/// How fast the engine computes, where it said a speed that one can have.
+fn prefill_speed(ask: &Lookup) -> Option<f64> {
+    ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0)
+}

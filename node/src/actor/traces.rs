@@ -23,7 +23,7 @@ impl GpuActor {
         };
         match request {
             Request::Lookup(ask) => lookup(ask),
-            Request::Prefetch(ask) => lookup(&ask.lookup),
+            Request::Prefetch(ask) => lookup(ask),
             Request::Lease(ask) => chain(ask.namespace, &ask.chain),
             Request::Reserve(ask) => chain(ask.namespace, &ask.chain),
             Request::Pin(ask) => chain(ask.namespace, &ask.chain),

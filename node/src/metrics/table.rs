@@ -39,6 +39,12 @@ pub const VALUE: Section = Section {
             &[TENANT, NAMESPACE],
             "Prompt tokens of lookups whose caller could not use a hit",
         ),
+        Metric::counter(
+            "larder_recompute_avoided_seconds_total",
+            "seconds",
+            &[TENANT, NAMESPACE],
+            "Seconds of prefill that the tokens found, and worth loading, would have taken at the speed that the engine said it has",
+        ),
         Metric::gauge(
             "larder_hit_rate",
             "ratio",

@@ -178,7 +178,7 @@ fn a_prefetch_brings_what_a_sibling_has_in_memory_and_on_disk() {
         (tiers == [Tier::Host, Tier::Disk]).then_some(())
     });
     let chain = second.namespace.chain(hashes.clone());
-    let ticket = second.session.prefetch(&second.namespace, &chain, all(), None).unwrap();
+    let ticket = second.session.prefetch(&second.namespace, &chain, all()).unwrap();
     assert_eq!(ticket.tokens(), 30 * u64::from(CHUNK_TOKENS));
     let lease = second.session.collect(ticket, Wait::Complete).unwrap();
     assert_eq!(lease.chunks(), 30);

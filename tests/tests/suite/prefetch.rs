@@ -60,6 +60,11 @@ fn options() -> LookupOptions {
     LookupOptions { prompt_tokens: 10_000, ..LookupOptions::default() }
 }
 
+/// The same, of an engine that computes so many tokens a second.
+fn computing(tokens_per_second: f64) -> LookupOptions {
+    LookupOptions { prefill_tokens_per_second: Some(tokens_per_second), ..options() }
+}
+
 /// Every byte of the chunks leased is right; how many there are.
 fn check(lease: &larder_client::LeaseGuard, hashes: &[ChunkHash]) -> usize {
     for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
@@ -75,7 +80,7 @@ fn a_prefetch_brings_a_prompt_from_memory_disk_and_a_peer_and_tells_how_far_it_i
     let spread = Spread::new();
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options(), None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
     let tiers: Vec<Tier> = ticket.found().spans.iter().map(|span| span.tier).collect();
     assert_eq!(tiers, [Tier::Host, Tier::Disk, Tier::Peer]);
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (tokens(30), 0));
@@ -96,14 +101,14 @@ fn an_engine_waits_as_long_as_it_says() {
     let spread = Spread::new();
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options(), None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
     let at_once = engine.session.collect(ticket, Wait::BestEffort).unwrap();
     assert!(check(&at_once, &spread.hashes) >= 10, "what was in memory is there at once");
     drop(at_once);
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options(), None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
     let complete = engine.session.collect(ticket, Wait::Complete).unwrap();
     assert_eq!(check(&complete, &spread.hashes), 30);
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options(), None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
     let in_time = engine.session.collect(ticket, Wait::TimeoutMs(5_000)).unwrap();
     assert_eq!(check(&in_time, &spread.hashes), 30);
 }
@@ -114,11 +119,11 @@ fn only_named_tiers_are_searched_and_a_request_that_cannot_use_a_hit_brings_noth
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     let near = LookupOptions { tiers: vec![Tier::Host, Tier::Disk], ..options() };
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, near, None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, near).unwrap();
     assert_eq!(ticket.tokens(), tokens(20));
     drop(ticket);
     let unusable = LookupOptions { skip_read: true, ..options() };
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, unusable, None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, unusable).unwrap();
     assert_eq!((ticket.found().tokens, ticket.tokens()), (0, 0));
     assert_eq!(engine.session.collect(ticket, Wait::Complete).unwrap().chunks(), 0);
     assert!(spread.cluster.node(0).metric("larder_tokens_skipped_total") >= 10_000.0);
@@ -130,7 +135,7 @@ fn what_is_pinned_on_a_prefetch_stays() {
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     let pinning = LookupOptions { pin: Some(Duration::from_secs(60)), ..options() };
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, pinning, None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, pinning).unwrap();
     assert!(ticket.found().pin.is_some());
     drop(ticket);
     assert_eq!(spread.held("pins"), 1.0);
@@ -142,9 +147,9 @@ fn a_cancelled_prefetch_leaves_nothing_and_so_does_a_session_that_ends() {
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     for _ in 0..20 {
-        drop(engine.session.prefetch(&engine.namespace, &chain, options(), None).unwrap());
+        drop(engine.session.prefetch(&engine.namespace, &chain, options()).unwrap());
     }
-    let kept = engine.session.prefetch(&engine.namespace, &chain, options(), None).unwrap();
+    let kept = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
     drop(engine);
     drop(kept);
     let nothing = || {
@@ -164,7 +169,7 @@ fn where_computing_is_faster_nothing_is_brought_and_the_answer_says_so() {
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     // This measures disk and peer.
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options(), None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
     assert_eq!(ticket.tokens(), tokens(30));
     engine.session.collect(ticket, Wait::Complete).unwrap().release();
     // Memory holds 60 chunks: this pushes the prompt out, to disk and to the peer.
@@ -173,11 +178,14 @@ fn where_computing_is_faster_nothing_is_brought_and_the_answer_says_so() {
         let found = engine.session.lookup(&engine.namespace, &chain, options()).unwrap();
         found.spans.first().is_some_and(|span| span.tier == Tier::Disk).then_some(())
     });
-    let fast = engine.session.prefetch(&engine.namespace, &chain, options(), Some(1e12)).unwrap();
+    let fast = engine.session.prefetch(&engine.namespace, &chain, computing(1e12)).unwrap();
     assert_eq!(fast.tokens(), 0, "an engine that computes as fast as this waits for nothing");
     assert_eq!(fast.tokens_to_recompute(), fast.found().tokens);
-    let slow = engine.session.prefetch(&engine.namespace, &chain, options(), Some(1.0)).unwrap();
+    let slow = engine.session.prefetch(&engine.namespace, &chain, computing(1.0)).unwrap();
     assert_eq!((slow.tokens(), slow.tokens_to_recompute()), (slow.found().tokens, 0));
+    // Only what is loaded need not be computed; the fast one loads nothing.
+    let avoided = spread.cluster.node(0).metric("larder_recompute_avoided_seconds_total");
+    assert_eq!(avoided, slow.tokens() as f64);
 }
 
 #[test]
@@ -196,15 +204,15 @@ fn with_a_throttled_peer_the_choice_flips_where_the_arithmetic_says() {
         let found = engine.session.lookup(&engine.namespace, measured, options()).unwrap();
         (found.tokens == tokens(30)).then_some(())
     });
-    let ticket = engine.session.prefetch(&engine.namespace, measured, options(), None).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, measured, options()).unwrap();
     assert_eq!(engine.session.collect(ticket, Wait::Complete).unwrap().chunks(), 30);
 
     // A block a chunk: at this speed the engine computes them as fast as they come.
     let even = f64::from(THROTTLED_BLOCKS_PER_SECOND * CHUNK_TOKENS);
-    let ticket = engine.session.prefetch(&engine.namespace, slower, options(), Some(even / 2.5)).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, slower, computing(even / 2.5)).unwrap();
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (tokens(30), 0));
     let lease = engine.session.collect(ticket, Wait::Complete).unwrap();
     assert_eq!(check(&lease, &prompt(b'b', 30)), 30);
-    let ticket = engine.session.prefetch(&engine.namespace, faster, options(), Some(even * 2.5)).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, faster, computing(even * 2.5)).unwrap();
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (0, tokens(30)));
 }

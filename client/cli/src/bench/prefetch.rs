@@ -123,7 +123,7 @@ impl PrefetchBench {
             near.wait_for(std::slice::from_ref(chain)).await?;
             let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
             let start = now();
-            let ticket = near.session.prefetch(&near.namespace, chain, options, None).await?;
+            let ticket = near.session.prefetch(&near.namespace, chain, options).await?;
             let lease = near.session.collect(ticket, Wait::Complete).await?;
             let took = now() - start;
             anyhow::ensure!(lease.chunks() == chain.len(), "a chunk that was found did not come");

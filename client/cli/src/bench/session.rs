@@ -68,6 +68,7 @@ impl SessionBench {
             preempted: false,
             tiers: Vec::new(),
             pin_ms: None,
+            prefill_tokens_per_second: None,
         });
         let spans = vec![Span { from: 0, to: CHUNKS as u32, tier: Tier::Host }];
         let answered = Response::Found(Found { tokens: CHUNKS as u64, spans, pin: None });

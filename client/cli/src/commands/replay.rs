@@ -91,6 +91,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     speed: Option<f64>,
 
+    /// Tokens that an engine computes in a second of prefill: what the time is that hits save
+    #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
+    prefill_tokens_per_s: f64,
+
     /// How long a node may take to answer before its requests are computed instead
     #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
     node_deadline_ms: u64,
@@ -179,6 +183,7 @@ async fn play(
         block_bytes: args.block_bytes,
         in_flight: args.in_flight,
         deadline: Duration::from_millis(args.node_deadline_ms),
+        prefill_tokens_per_s: args.prefill_tokens_per_s,
     };
     let driver = tokio::select! {
         driver = Driver::connect(nodes, settings) => driver?.traced(args.tracing.config().sampler()),

@@ -33,6 +33,7 @@ pub struct Driver {
     part_chunks: usize,
     in_flight: u16,
     deadline: Duration,
+    prefill_tokens_per_s: f64,
     /// Which requests are traced.
     sampler: Sampler,
     /// Never borrowed across an await.
@@ -58,9 +59,9 @@ impl Driver {
         for node in nodes {
             links.push(Link::connect(node, settings).await?);
         }
-        let LinkSettings { block_bytes, in_flight, deadline } = settings;
+        let LinkSettings { block_bytes, in_flight, deadline, prefill_tokens_per_s } = settings;
         let state = State {
-            tally: Tally::new(),
+            tally: Tally::new(prefill_tokens_per_s),
             infinite: InfiniteCache::default(),
             loads: LeastRecomputed::new(links.len()),
             block: vec![0; block_bytes as usize],
@@ -71,6 +72,7 @@ impl Driver {
             part_chunks,
             in_flight,
             deadline,
+            prefill_tokens_per_s,
             sampler: Sampler::default(),
             state: RefCell::new(state),
         })
@@ -188,7 +190,8 @@ impl Driver {
 
     async fn look_up(&self, link: &Open, chain: &Chain, prompt_tokens: u64) -> Result<Found, SessionError> {
         let start = now();
-        let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
+        let prefill_tokens_per_second = Some(self.prefill_tokens_per_s);
+        let options = LookupOptions { prompt_tokens, prefill_tokens_per_second, ..LookupOptions::default() };
         let found = link.session.lookup(&link.namespace, chain, options).await?;
         self.state.borrow_mut().tally.looked_up(now() - start);
         Ok(found)

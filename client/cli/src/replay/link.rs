@@ -33,6 +33,8 @@ pub struct LinkSettings {
     pub in_flight: u16,
     /// How long a node may take to answer.
     pub deadline: Duration,
+    /// Tokens that an engine computes in a second of prefill, as the nodes are told.
+    pub prefill_tokens_per_s: f64,
 }
 
 /// A session and the namespace of the replay in it.
@@ -201,7 +203,7 @@ impl std::fmt::Debug for Link {
 }
 
 async fn open(address: &NodeAddress, settings: LinkSettings) -> Result<Open, LinkError> {
-    let LinkSettings { block_bytes, in_flight, deadline } = settings;
+    let LinkSettings { block_bytes, in_flight, deadline, .. } = settings;
     let node = || address.name.clone();
     let socket = address.sockets.get(TENANT).ok_or_else(|| LinkError::NoSocket { node: node() })?;
     let failed = |source| LinkError::Session { node: node(), source };

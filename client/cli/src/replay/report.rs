@@ -22,6 +22,8 @@ pub struct Report {
     pub tokens_hit_by_tier: BTreeMap<String, u64>,
     /// Tokens that had to be computed.
     pub tokens_computed: u64,
+    /// Seconds of prefill that one engine would have taken for the tokens hit.
+    pub prefill_seconds_avoided: f64,
     /// `tokens_hit / tokens_asked`.
     pub token_hit_rate: f64,
     /// The same rate for a cache that never evicts.
@@ -116,6 +118,8 @@ impl Report {
             "tokens computed",
             format!("{}  ({})", output::count(self.tokens_computed), rate(self.tokens_computed)),
         );
+        let avoided = output::count(self.prefill_seconds_avoided.round() as u64);
+        row("prefill avoided", format!("{avoided} s"));
         row("token hit rate", percent(self.token_hit_rate));
         row("  of an infinite cache", percent(self.token_hit_rate_infinite));
         if self.busy_answers > 0 || self.saves_shed > 0 {
@@ -158,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_json_object_has_every_promised_field() {
-        let report = Tally::new().finish(Transport::default(), 0.25, Duration::from_secs(2));
+        let report = Tally::new(1_000.0).finish(Transport::default(), 0.25, Duration::from_secs(2));
         let json = serde_json::to_value(&report).unwrap();
         let fields = [
             "requests",
@@ -176,6 +180,7 @@ mod tests {
             "fetch_p99_us",
             "seconds",
             "tokens_computed",
+            "prefill_seconds_avoided",
             "recomputed_after_failure",
             "peer_chunks_per_request",
         ];
@@ -190,7 +195,7 @@ mod tests {
 
     #[test]
     fn the_table_names_the_first_wrong_key() {
-        let mut tally = Tally::new();
+        let mut tally = Tally::new(1_000.0);
         tally.check(&content::chunk_hash(5), &[0; 64]);
         let moved = Transport { bytes_moved: 1 << 30, ..Transport::default() };
         let text = tally.finish(moved, 0.5, Duration::from_secs(2)).table();

@@ -15,6 +15,7 @@ use crate::trace::CHUNK_TOKENS;
 /// Running counts of one replay.
 #[derive(Debug, Clone)]
 pub struct Tally {
+    prefill_tokens_per_s: f64,
     requests: u64,
     failed_requests: u64,
     first_failure: Option<String>,
@@ -44,8 +45,9 @@ pub struct Transport {
 impl Tally {
     /// Nothing has happened.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(prefill_tokens_per_s: f64) -> Self {
         Self {
+            prefill_tokens_per_s,
             requests: 0,
             failed_requests: 0,
             first_failure: None,
@@ -150,6 +152,7 @@ impl Tally {
                 .map(|(&tier, &tokens)| (tier.to_owned(), tokens))
                 .collect(),
             tokens_computed: self.tokens_asked - tokens_hit,
+            prefill_seconds_avoided: tokens_hit as f64 / self.prefill_tokens_per_s,
             token_hit_rate: self.hit_rate(),
             token_hit_rate_infinite,
             wrong_bytes: self.wrong_bytes,
@@ -178,12 +181,6 @@ impl Tally {
     }
 }
 
-impl Default for Tally {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
         .expect("the bounds are constants that the crate allows")
@@ -208,7 +205,7 @@ mod tests {
 
     #[test]
     fn counts_become_rates_and_latencies() {
-        let mut tally = Tally::new();
+        let mut tally = Tally::new(1_000.0);
         tally.asked(1_000);
         tally.hit(Tier::Host, 512);
         tally.asked(1_048);
@@ -216,6 +213,7 @@ mod tests {
         tally.looked_up(Duration::from_micros(300));
         let report = tally.finish(Transport::default(), 0.5, Duration::from_millis(1_500));
         assert_eq!((report.requests, report.tokens_computed), (2, 1_536));
+        assert!((report.prefill_seconds_avoided - 0.512).abs() < 1e-12);
         assert!((report.token_hit_rate - 0.25).abs() < 1e-12);
         assert!((report.lookup_p50_us - 100.0).abs() < 1.0 && (report.lookup_p99_us - 300.0).abs() < 1.0);
         assert_eq!(report.fetch_p99_us, 0.0);
@@ -224,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_wrong_byte_is_counted_and_the_first_wrong_key_is_named() {
-        let mut tally = Tally::new();
+        let mut tally = Tally::new(1_000.0);
         let mut block = vec![0; 4_096];
         for id in [1, 2] {
             content::fill(&content::chunk_hash(id), &mut block);
@@ -242,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_failed_request_fails_the_run_with_its_causes() {
-        let mut tally = Tally::new();
+        let mut tally = Tally::new(1_000.0);
         tally.failed(&std::io::Error::other("the node is gone"));
         tally.failed(&std::io::Error::other("later"));
         let report = tally.finish(Transport::default(), 0.0, Duration::ZERO);

@@ -183,6 +183,7 @@ class Session:
         preempted: bool = False,
         tiers: Sequence[_Tier] = (),
         pin_seconds: float | None = None,
+        prefill_tokens_per_second: float | None = None,
     ) -> Found: ...
     def lookup_and_prefetch(
         self,
@@ -238,6 +239,7 @@ class AsyncSession:
         preempted: bool = False,
         tiers: Sequence[_Tier] = (),
         pin_seconds: float | None = None,
+        prefill_tokens_per_second: float | None = None,
     ) -> Found: ...
     async def lookup_and_prefetch(
         self,
