@@ -44,8 +44,6 @@ class Dashboard:
     title: str
     description: str
     panels: list[Panel] = field(default_factory=list)
-    # Values that only the operator knows: name, label, default.
-    numbers: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 def dashboard_json(dashboard, all_):
@@ -94,16 +92,6 @@ def variables(dashboard):
                 # Also what has no such label.
                 "allValue": ".*",
                 "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
-            }
-        )
-    for name, label, default in dashboard.numbers:
-        result.append(
-            {
-                "name": name,
-                "label": label,
-                "type": "textbox",
-                "query": default,
-                "current": {"selected": True, "text": default, "value": default},
             }
         )
     return result

@@ -72,7 +72,6 @@ DASHBOARD = Dashboard(
                 "{{node}}, read": "sum by (node) (rate(larder_object_read_bytes_total{@n}[$__rate_interval]))",
                 "{{node}}, written": "sum by (node) (rate(larder_object_written_bytes_total{@n}[$__rate_interval]))",
             },
-            zero_is_fine=True,
         ),
         Panel(
             "Does the object store do what it is asked?",

@@ -6,7 +6,6 @@ DASHBOARD = Dashboard(
     uid="value",
     title="cluster value",
     description="What the cache saves: how much of what engines ask was computed before.",
-    numbers=[("prefill", "Tokens that an engine computes in a second", "10000")],
     panels=[
         Panel(
             "How much of what engines ask is hit?",
@@ -35,10 +34,10 @@ DASHBOARD = Dashboard(
         Panel(
             "How many engines would compute what is hit?",
             "none",
-            "Seconds of prefill avoided in a second: tokens hit, over the tokens that an engine computes in a second. "
-            "Larder cannot know that speed: set it above to what your engines do. Loading takes time too, and the first "
-            "tokens of a prompt are cheaper than the last, so take it as an order of magnitude.",
-            {"engines": "sum(rate(larder_tokens_hit_total{@t}[$__rate_interval])) / $prefill"},
+            "Seconds of prefill avoided in a second, at the speed that engines say they have; those that say none are not "
+            "counted. Loading takes time too, and the first tokens of a prompt are cheaper than the last, so take it as an "
+            "order of magnitude.",
+            {"engines": "sum(rate(larder_recompute_avoided_seconds_total{@t}[$__rate_interval]))"},
             kind="stat", width=6,
         ),
         Panel(

@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 
 NODES = 3
-# So small that they evict, and fetch from each other. What a disk tier needs would stand here too.
+# So small that they evict, and fetch from each other and from disk.
 DEV = ["--nodes", str(NODES), "--chunks-per-node", "600", "--block-bytes", "16384", "--disk-bytes", "64MiB", "--json"]
 REPLAY = ["--block-bytes", "16384", "--requests", "1500", "--quiet", "--json"]
 
@@ -47,7 +47,6 @@ class Cluster(Process):
         told = json.loads(line)
         self.coordinator = told["coordinator"]
         self.nodes = {node["name"]: node["http"] for node in told["nodes"]}
-        self.has_disk = any("larder_disk_records" in text for text in self.metrics().values())
 
     def metrics(self):
         servers = self.nodes | {"coordinator": self.coordinator}
@@ -91,7 +90,8 @@ class Prometheus(Process):
         with (folder / "prometheus.log").open("w") as log:
             self.process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
         deadline = time.monotonic() + 20
-        while not self.is_ready():
+        # What happens only once, as the first play of a trace does, is seen by who has seen what was before.
+        while not (self.is_ready() and self.has_scraped(len(targets))):
             assert self.process.poll() is None and time.monotonic() < deadline, (folder / "prometheus.log").read_text()
             time.sleep(0.05)
 
@@ -100,6 +100,9 @@ class Prometheus(Process):
             return get(f"{self.url}/-/ready") != ""
         except OSError:
             return False
+
+    def has_scraped(self, targets):
+        return len(self.api("query", query="up")["result"]) == targets
 
     def api(self, path, **parameters):
         answer = json.loads(get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"))

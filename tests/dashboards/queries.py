@@ -12,7 +12,6 @@ CHOSEN = {
     "$cluster": "dev",
     "$node": ".*",
     "$tenant": "default",
-    "$prefill": "10000",
     "$__rate_interval": "10s",
 }
 

@@ -46,6 +46,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
     disk_bytes: Option<u64>,
 
+    /// Give the nodes an object store that they share, such as file:///FOLDER or s3://BUCKET/PREFIX
+    #[arg(long, value_name = "URL")]
+    object_store: Option<String>,
+
     /// Who is evicted first
     #[arg(long, value_parser = args::policy(), default_value_t)]
     policy: PolicyName,
@@ -145,6 +149,7 @@ impl Args {
             nodes: self.nodes,
             arena_bytes: self.arena_bytes,
             disk: self.disk_bytes.map(DevDisk::of_bytes),
+            object_store: self.object_store,
             chunks_per_node: self.chunks_per_node,
             block_bytes: self.block_bytes,
             policy: self.policy,

@@ -42,6 +42,8 @@ pub(super) struct NodeFile {
     tenants: Vec<NodeTenant>,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<NodeDisk>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object: Option<NodeObject>,
     tracing: TracingConfig,
     cluster: NodeCluster,
 }
@@ -108,6 +110,11 @@ struct NodeHost {
     #[serde(skip_serializing_if = "Option::is_none")]
     high_watermark: Option<f64>,
     policy: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeObject {
+    url: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -251,6 +258,7 @@ impl NodeFile {
             // A window holds at least one block.
             session: NodeSession { max_window_bytes: options.block_bytes.unwrap_or(0).max(STAGING_BYTES) },
             disk: options.disk.map(|size| NodeDisk { folder: socket.with_extension("disk"), size }),
+            object: options.object_store.clone().map(|url| NodeObject { url }),
             tracing: options.tracing.clone(),
             tenants: vec![NodeTenant { name: TENANT.to_owned(), socket }],
             cluster: NodeCluster {

@@ -27,6 +27,8 @@ pub struct DevOptions {
     pub extent_bytes: Option<u64>,
     /// Each node's disk tier, in the cluster's directory.
     pub disk: Option<DevDisk>,
+    /// The address of the object store that all nodes share.
+    pub object_store: Option<String>,
     /// Who is evicted first.
     pub policy: PolicyName,
     /// Whether nodes share what they have.
@@ -55,6 +57,7 @@ impl DevOptions {
             block_bytes: None,
             extent_bytes: None,
             disk: None,
+            object_store: None,
             policy: PolicyName::default(),
             share: true,
             tracing: TracingConfig::default(),
