@@ -15,7 +15,13 @@ from tools import ROOT, load_all, run
 
 CHART = ROOT / "deploy/helm/larder"
 # The overlay of the same content, and the files of values that make the chart so.
-OVERLAYS = {"single": ["single"], "no-gpu": [], "gpu": ["gpu"], "gpu-huge-pages": ["gpu", "gpu-huge-pages"]}
+OVERLAYS = {
+    "single": ["single"],
+    "no-gpu": [],
+    "gpu": ["gpu"],
+    "gpu-huge-pages": ["gpu", "gpu-huge-pages"],
+    "gpu-disk": ["gpu", "disk"],
+}
 
 
 def merged(values, more):
@@ -117,6 +123,7 @@ def other_charts_are_found(folder, overlays):
         "templates/_helpers.tpl": ("add 512", "add 511"),
         "templates/monitoring.yaml": ("interval: 15s", "interval: 30s"),
         "templates/certificates.yaml": ("duration: 8760h", "duration: 24h"),
+        "values-disk.yaml": ("1TiB", "2TiB"),
         "values-gpu.yaml": ("arenaMiB: 65536", "arenaMiB: 65537"),
     }
     for i, (file, (old, new)) in enumerate(drifts.items()):
@@ -141,6 +148,8 @@ def values_are_checked():
         {"certificates": {"source": "none"}},
         {"node": {"tenants": [{"name": "../red"}]}},
         {"node": {"host": {"arena_bytes": 1}}},
+        {"node": {"disk": {"write": "write_back"}}},
+        {"node": {"disk": {"capacity_bytes": "1TiB", "folder": "/var/lib/other"}}},
         {"tracing": {"endpoint": "collector:4317"}},
         {"tracing": {"sampleRatio": 2}},
     ]
@@ -165,6 +174,8 @@ def values_are_checked():
                     "tenants": [{"name": "red", "max_bytes": "1GiB"}, {"name": "blue"}],
                     "host": {"policy": "lru", "low_watermark": 0.5, "capacity_chunks": 100000000},
                     "session": {"max_sessions": 5},
+                    "disk": {"capacity_bytes": "2TiB", "write_after_uses": 3},
+                    "diskHostPath": "/mnt/nvme",
                     "cluster": {"share": False},
                 },
             }
@@ -188,6 +199,12 @@ def values_are_checked():
     assert [tenant["name"] for tenant in node["tenants"]] == ["red", "blue"] and node["tenants"][0][
         "max_bytes"
     ] == "1GiB"
+    assert node["disk"] == {"folder": "/var/lib/larder/disk", "capacity_bytes": "2TiB", "write_after_uses": 3}, node
+    assert "/mnt/nvme" in [
+        volume["hostPath"]["path"]
+        for volume in Manifests(documents).workload("node")["spec"]["template"]["spec"]["volumes"]
+        if "hostPath" in volume
+    ]
     assert node["session"] == {"max_sessions": 5} and node["cluster"]["share"] is False, node
     tracing = {"endpoint": "http://collector.traces:4318", "sample_ratio": 0.25}
     assert node["tracing"] == coordinator["tracing"] == tracing, (node, coordinator)
@@ -197,4 +214,9 @@ def values_are_checked():
         assert len(to_collector) == 1 and "traces" in json.dumps(to_collector), rules
     assert len(ways_out) == 2, "nodes and coordinator"
     assert coordinator["membership"] == {"grace_ms": 5000}, coordinator
+    # The store may be anywhere, so the nodes' way out is open at its port: only schemas are held against.
+    store = {"url": "s3://chunks", "settings": {"region": "eu-central-1", "virtual_hosted_style_request": "true"}}
+    documents = render_chart([{"node": {"object": store, "objectPort": 9000}}])
+    assert not schema_problems(documents)
+    assert Manifests(documents).config("node")["object"] == store
     return True, f"{len(wrong)} wrong ones refused, all others reach the configuration"

@@ -43,6 +43,8 @@ def planted(documents):
     yield "another coordinator", lambda: change("node.toml", "larder-coordinator:", "coordinator:")
     yield "a socket outside of the folder", lambda: change("node.toml", "/run/larder/", "/run/")
     yield "a state on the read-only root", lambda: change("coordinator.toml", "/var/lib/larder", "/var/lib")
+    if "[disk]" in configs["node.toml"]["node.toml"]:
+        yield "a disk tier on the read-only root", lambda: change("node.toml", "/var/lib/larder/disk", "/var/lib/disk")
     yield (
         "a policy for another port",
         lambda: of("NetworkPolicy", "node")["spec"]["ingress"][0]["ports"][0].update(port=9442),

@@ -145,7 +145,7 @@ def cluster(folder, documents):
     data = {key: text for one in all_.of("ConfigMap") for key, text in one["data"].items()}
     template, config = folder / "template", folder / "config"
     coordinator_tls, node_tls = folder / "coordinator-tls", folder / "node-tls"
-    for path in [template, config, coordinator_tls, node_tls, folder / "state", folder / "sockets"]:
+    for path in [template, config, coordinator_tls, node_tls, folder / "state", folder / "node-state", folder / "sockets"]:
         path.mkdir()
     for name, text in data.items():
         (template / name).write_text(text)
@@ -179,12 +179,16 @@ def cluster(folder, documents):
     here = {
         "/etc/larder/tls": str(node_tls),
         "/run/larder": str(folder / "sockets"),
+        "/var/lib/larder": str(folder / "node-state"),
         "larder-coordinator:7601": f"127.0.0.1:{peer}",
         "0.0.0.0:9440": f"127.0.0.1:{node_http}",
         "0.0.0.0:9441": f"127.0.0.1:{node_peer}",
     }
     text = replaced((config / "node.toml").read_text(), here)
-    (config / "node.toml").write_text(re.sub(r'arena_bytes = ".*"', 'arena_bytes = "16MiB"', text))
+    text = re.sub(r'arena_bytes = ".*"', 'arena_bytes = "16MiB"', text)
+    # Not as large as a drive, and in pieces that fit.
+    text = re.sub(r'capacity_bytes = ".*"', 'capacity_bytes = "64MiB"\nsegment_bytes = "4MiB"', text)
+    (config / "node.toml").write_text(text)
 
     running = []
     with ExitStack() as stack:
@@ -196,6 +200,8 @@ def cluster(folder, documents):
         members = until(lambda: json.loads(get(http, "/status"))["nodes"], *running)
         assert [member["name"] for member in members] == ["host-1"], members
         assert get(node_http, "/healthz") and get(http, "/healthz")
+        if "disk" in all_.config("node"):
+            assert b'larder_disk_closed{device="0"} 0' in get(node_http, "/metrics"), "its disk tier is not open"
         assert b"larder_" in get(node_http, "/metrics") and b"larder_" in get(http, "/metrics")
         for tenant in all_.config("node")["tenants"]:
             path = Path(replaced(tenant["socket"], here))

@@ -222,6 +222,7 @@ def configurations(all_):
         ]
         paths += [tenant["socket"] for tenant in config.get("tenants", [])]
         paths += [config["state"]["path"]] if "state" in config else []
+        paths += [config["disk"]["folder"]] if "disk" in config else []
         for path in paths:
             if not any(within(path, mount) for mount in mounts):
                 yield f"{path} of the {component} is in no volume"

@@ -17,8 +17,17 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- /* Keys and values as TOML has them, one a line: its scalars are those of JSON. */ -}}
 {{- define "larder.toml" -}}
 {{- range $key, $value := . }}
-{{ $key }} = {{ $value | toJson }}
+{{ $key }} = {{ include "larder.tomlValue" $value }}
 {{- end }}
+{{- end -}}
+
+{{- /* A map is a table on one line; all other values are the same in TOML and JSON. */ -}}
+{{- define "larder.tomlValue" -}}
+{{- if kindIs "map" . -}}
+{ {{- range $number, $key := keys . | sortAlpha }}{{ if $number }},{{ end }} {{ $key }} = {{ include "larder.tomlValue" (get $ $key) }}{{ end }} }
+{{- else -}}
+{{ . | toJson }}
+{{- end -}}
 {{- end -}}
 
 {{- /* What a node needs besides its arena, in MiB: deploy/kubernetes/resources has the reasons. */ -}}
@@ -98,6 +107,12 @@ socket = "/run/larder/{{ .name }}/larder.sock"
 {{- with .Values.node.session }}
 
 [session]
+{{- include "larder.toml" . }}
+{{- end }}
+{{- with .Values.node.disk }}
+
+[disk]
+folder = "/var/lib/larder/disk"
 {{- include "larder.toml" . }}
 {{- end }}
 {{- with .Values.node.object }}
