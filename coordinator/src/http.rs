@@ -8,7 +8,7 @@ use larder_client::trace::Sampler;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use larder_protocol::table::MemberState;
-use larder_protocol::{Chain, ChunkHash, Fingerprint};
+use larder_protocol::{Chain, ChunkHash, Fingerprint, sha256_cbor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -66,8 +66,40 @@ struct PrefixRequest {
     chunk_tokens: u32,
     /// The prompt's chunks as hashes, first to last, 64 hexadecimal digits each.
     hashes: Option<Vec<String>>,
-    /// The prompt's tokens, for namespaces with Larder's own hash.
+    /// The prompt's tokens, where the coordinator knows the hash.
     tokens: Option<Vec<u32>>,
+    /// How the namespace's chunks are hashed from tokens; by Larder's own hash where it is not given.
+    #[serde(default)]
+    hash: Hash,
+}
+
+/// How chunks are hashed from tokens.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+enum Hash {
+    /// Larder's own.
+    #[default]
+    Larder,
+    /// vLLM's.
+    Sha256Cbor(EnginePrompt),
+}
+
+/// What vLLM hashes besides the tokens.
+#[derive(Debug, Clone, Deserialize)]
+struct EnginePrompt {
+    /// The engines' `PYTHONHASHSEED`, or what stands for none.
+    seed: Option<String>,
+    /// Tokens of the engine's own blocks; those of a chunk where it is not given.
+    block_tokens: Option<u32>,
+    cache_salt: Option<String>,
+    lora: Option<Lora>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Lora {
+    name: String,
+    path: String,
 }
 
 /// The answer to it.
@@ -197,13 +229,29 @@ impl PrefixRequest {
                 .enumerate()
                 .map(|(i, hash)| hash.parse().map_err(|error| format!("hashes[{i}]: {error}\n")))
                 .collect::<Result<Vec<ChunkHash>, String>>()?,
-            (None, Some(tokens)) => hash_prompt(root, &tokens, self.chunk_tokens, PromptExtra::default()),
+            (None, Some(tokens)) => match &self.hash {
+                Hash::Larder => hash_prompt(root, &tokens, self.chunk_tokens, PromptExtra::default()),
+                Hash::Sha256Cbor(prompt) => prompt.hashes(&tokens, self.chunk_tokens)?,
+            },
             _ => return Err("give either `hashes` or `tokens`\n".to_owned()),
         };
         if hashes.len() > MAX_CHAIN_CHUNKS {
             return Err(format!("at most {MAX_CHAIN_CHUNKS} chunks\n"));
         }
         Ok((fingerprint, Chain::from_root(root, hashes)))
+    }
+}
+
+impl EnginePrompt {
+    fn hashes(&self, tokens: &[u32], chunk_tokens: u32) -> Result<Vec<ChunkHash>, String> {
+        let block_tokens = self.block_tokens.unwrap_or(chunk_tokens);
+        if block_tokens == 0 || !chunk_tokens.is_multiple_of(block_tokens) {
+            return Err(format!("hash.block_tokens: a chunk of {chunk_tokens} tokens is of whole blocks\n"));
+        }
+        let seed = self.seed.as_deref().unwrap_or(sha256_cbor::DEFAULT_SEED);
+        let lora = self.lora.as_ref().map(|Lora { name, path }| sha256_cbor::Lora { name, path });
+        let extra = sha256_cbor::PromptExtra { cache_salt: self.cache_salt.as_deref(), lora };
+        Ok(sha256_cbor::hash_prompt(seed, tokens, block_tokens, chunk_tokens, extra))
     }
 }
 

@@ -50,7 +50,7 @@ use crate::reuse;
 use crate::siblings::Siblings;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
-use crate::store::{self, FetchId, Refused, Store, Usage};
+use crate::store::{self, FetchId, NamespaceFacts, Refused, Store, Usage};
 use crate::window::Window;
 
 /// One GPU's actor; without a GPU, the host's.
@@ -191,6 +191,11 @@ pub struct ProcessGone {
 #[derive(Message)]
 #[rtype(result = "Report")]
 pub struct AskReport;
+
+/// Asks an actor for the namespaces that it knows.
+#[derive(Debug, Message)]
+#[rtype(result = "Vec<NamespaceFacts>")]
+pub struct AskNamespaces;
 
 /// What an actor holds.
 #[derive(Debug, Clone, MessageResponse)]
@@ -451,6 +456,14 @@ impl Handler<AskReport> for GpuActor {
         }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
         Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit, tenants }
+    }
+}
+
+impl Handler<AskNamespaces> for GpuActor {
+    type Result = Vec<NamespaceFacts>;
+
+    fn handle(&mut self, _: AskNamespaces, _: &mut Self::Context) -> Vec<NamespaceFacts> {
+        self.store.namespaces().collect()
     }
 }
 

@@ -13,15 +13,18 @@ use actix_web::web::{Data, Json, ServiceConfig, get};
 use actix_web::{HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use larder_protocol::namespace::HashAlgorithm;
+use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use crate::actor::{AskReport, GpuActor, Report};
+use crate::actor::{AskNamespaces, AskReport, GpuActor, Report};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::events::{self, Feed};
 use crate::hardware::HardwareStatus;
 use crate::metrics::{SharedMetrics, TenantRates};
+use crate::store::NamespaceFacts;
 
 /// The body of `GET /status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -91,6 +94,40 @@ pub struct ActorStatus {
     pub tenants: Vec<TenantRates>,
 }
 
+/// One namespace in the body of `GET /namespaces`, a list: what a router has to know to ask for prompts in it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NamespaceStatus {
+    /// The tenant whose it is.
+    pub tenant: String,
+    /// Name of the model.
+    pub model: String,
+    /// Part of every key: 64 hexadecimal digits.
+    pub fingerprint: String,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` where engines alone can.
+    pub hash: Option<HashStatus>,
+    /// Open sessions that registered it, over all actors.
+    pub sessions: u64,
+    /// Chunks of it that the node has, over all actors.
+    pub chunks: u64,
+}
+
+/// How chunks of a namespace are hashed from tokens.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum HashStatus {
+    /// Larder's own hash.
+    Larder,
+    /// vLLM's.
+    Sha256Cbor {
+        /// Where its engines start from.
+        seed: String,
+        /// Tokens of one block of its engines.
+        block_tokens: u32,
+    },
+}
+
 /// The disk tier of an actor in [`ActorStatus`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatus {
@@ -140,6 +177,7 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/readyz", get().to(ready))
         .route("/metrics", get().to(metrics))
         .route("/status", get().to(status))
+        .route("/namespaces", get().to(namespaces))
         .route("/events", get().to(events));
 }
 
@@ -210,6 +248,41 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
         hardware: state.hardware.get().cloned(),
         object: state.object.get().map(|report| report()),
     })
+}
+
+/// The namespaces that any actor knows, each once.
+async fn namespaces(state: Data<Arc<State>>) -> Json<Vec<NamespaceStatus>> {
+    let actors = state.actors.get().into_iter().flatten();
+    let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskNamespaces)));
+    let answers = join_all(asked).await.into_iter().filter_map(|answer| answer.ok()?.ok()).flatten();
+    let mut known = BTreeMap::<_, NamespaceStatus>::new();
+    for facts in answers {
+        let (sessions, chunks) = (u64::from(facts.sessions), u64::from(facts.chunks));
+        let status = known.entry(facts.fingerprint).or_insert_with(|| namespace_status(facts));
+        status.sessions += sessions;
+        status.chunks += chunks;
+    }
+    let mut namespaces: Vec<_> = known.into_values().collect();
+    namespaces.sort();
+    Json(namespaces)
+}
+
+fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
+    let hash = match sha256_cbor::seed_of(&facts.hash) {
+        Some(seed) => {
+            Some(HashStatus::Sha256Cbor { seed: seed.to_owned(), block_tokens: facts.engine_block_tokens })
+        }
+        None => (facts.hash == HashAlgorithm::Larder).then_some(HashStatus::Larder),
+    };
+    NamespaceStatus {
+        tenant: facts.tenant,
+        model: facts.model,
+        fingerprint: ChunkHash(facts.fingerprint.0).to_string(),
+        chunk_tokens: facts.chunk_tokens,
+        hash,
+        sessions: 0,
+        chunks: 0,
+    }
 }
 
 impl State {

@@ -31,5 +31,5 @@ pub mod window;
 
 pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
-pub use http::{ActorStatus, Status};
+pub use http::{ActorStatus, HashStatus, NamespaceStatus, Status};
 pub use server::{Ready, STOP_SECONDS, ServeError, run};

@@ -48,6 +48,7 @@ pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
+pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
 pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
@@ -331,9 +332,9 @@ impl Store {
             self.slab.class(tenant, block_bytes).ok_or(too_large)
         };
         let classes = block_bytes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
-        let fingerprint = spec.fingerprint(tenant_name);
         let too_many = Refused::TooManyNamespaces { most: namespaces::MAX_NAMESPACES };
-        let number = self.namespaces.enter(fingerprint, spec, &classes).ok_or(too_many)?;
+        let number = self.namespaces.enter(tenant_name, spec, &classes).ok_or(too_many)?;
+        let fingerprint = self.namespaces.get(number).fingerprint;
         let namespaces = &mut self.session_mut(session)?.namespaces;
         let is_new = !namespaces.contains_key(&number);
         if is_new && registered >= MAX_SESSION_NAMESPACES {
@@ -342,6 +343,11 @@ impl Store {
         namespaces.insert(number, slices.into());
         self.namespaces.get_mut(number).sessions += u32::from(is_new);
         Ok(Registered { namespace: number.0.into(), fingerprint, root: fingerprint.root() })
+    }
+
+    /// The namespaces that sessions registered or chunks belong to.
+    pub fn namespaces(&self) -> impl Iterator<Item = NamespaceFacts> {
+        self.namespaces.facts()
     }
 
     /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its

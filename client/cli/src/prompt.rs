@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use larder_client::Namespace;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::namespace::HashAlgorithm;
+use larder_protocol::sha256_cbor;
 use larder_protocol::{Chain, ChunkHash, Fingerprint, NamespaceSpec};
 
 use crate::failure::Usage;
@@ -65,11 +66,20 @@ impl PromptArgs {
                 Prompt::Hashes(self.block_ids.iter().map(|&id| content::chunk_hash(id)).collect())
             }
         };
-        if matches!((&prompt, &spec.hash), (Prompt::Tokens(_), HashAlgorithm::Engine(_))) {
-            let text = "the engine of this namespace hashes its chunks itself: give --hashes";
-            return Err(Usage(text.into()).into());
-        }
-        Ok((spec, prompt))
+        let (Prompt::Tokens(tokens), HashAlgorithm::Engine(engine)) = (&prompt, &spec.hash) else {
+            return Ok((spec, prompt));
+        };
+        let Some(seed) = sha256_cbor::seed_of(&spec.hash) else {
+            let text = format!(
+                "the engine of this namespace hashes its chunks itself, by {}: give --hashes",
+                engine.name
+            );
+            return Err(Usage(text).into());
+        };
+        let extra = sha256_cbor::PromptExtra::default();
+        let hashes =
+            sha256_cbor::hash_prompt(seed, tokens, spec.engine_block_tokens, spec.chunk_tokens, extra);
+        Ok((spec, Prompt::Hashes(hashes)))
     }
 }
 

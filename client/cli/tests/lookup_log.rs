@@ -50,7 +50,12 @@ impl Node {
 
     /// Plays a trace, one request after the other.
     fn play(&self, trace: &[Request]) -> Report {
-        let settings = LinkSettings { block_bytes: 4_096, in_flight: 1, deadline: Duration::from_secs(30) };
+        let settings = LinkSettings {
+            block_bytes: 4_096,
+            in_flight: 1,
+            deadline: Duration::from_secs(30),
+            prefill_tokens_per_s: 1e4,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let driver = Driver::connect(std::slice::from_ref(&self.address), settings).await.unwrap();

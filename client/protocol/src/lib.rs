@@ -15,6 +15,7 @@ pub mod peer;
 pub mod pools;
 pub mod run;
 pub mod session;
+pub mod sha256_cbor;
 pub mod table;
 pub mod trace;
 

@@ -136,7 +136,7 @@ impl Store {
         let classes =
             spec.pools.iter().map(PoolSpec::block_bytes).map(class).collect::<Result<Vec<_>, _>>()?;
         let too_many = Refused::TooManyNamespaces { most: namespaces::MAX_NAMESPACES };
-        let number = self.namespaces.enter(spec.fingerprint(tenant_name), spec, &classes).ok_or(too_many)?;
+        let number = self.namespaces.enter(tenant_name, spec, &classes).ok_or(too_many)?;
         Ok(number.0.into())
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::{ChunkHash, Fingerprint, PoolRules, PoolSet, PoolSpec};
 
 use super::ids::NamespaceId;
@@ -34,6 +34,29 @@ pub(crate) struct Namespace {
     pub(crate) sessions: u32,
     /// Chunks of it in the index.
     pub(crate) chunks: u32,
+    /// What people and routers are told of it.
+    facts: NamespaceFacts,
+}
+
+/// A namespace as people and routers are told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceFacts {
+    /// The tenant whose it is.
+    pub tenant: String,
+    /// Part of every key.
+    pub fingerprint: Fingerprint,
+    /// Name of the model.
+    pub model: String,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Tokens of one block of the engine.
+    pub engine_block_tokens: u32,
+    /// Who hashes chunks, and how.
+    pub hash: HashAlgorithm,
+    /// Sessions that registered it.
+    pub sessions: u32,
+    /// Chunks of it that the actor knows to be here.
+    pub chunks: u32,
 }
 
 /// One pool of a namespace.
@@ -73,13 +96,14 @@ impl Namespace {
 }
 
 impl Namespaces {
-    /// The namespace of this fingerprint, made known if it is new; `None` where there are too many.
+    /// The namespace of a tenant, made known if it is new; `None` where there are too many.
     pub(crate) fn enter(
         &mut self,
-        fingerprint: Fingerprint,
+        tenant_name: &str,
         spec: &NamespaceSpec,
         classes: &[ClassId],
     ) -> Option<NamespaceId> {
+        let fingerprint = spec.fingerprint(tenant_name);
         if let Some(&number) = self.numbers.get(&fingerprint) {
             return Some(number);
         }
@@ -95,6 +119,16 @@ impl Namespaces {
             pools,
             sessions: 0,
             chunks: 0,
+            facts: NamespaceFacts {
+                tenant: tenant_name.to_owned(),
+                fingerprint,
+                model: spec.model.clone(),
+                chunk_tokens: spec.chunk_tokens,
+                engine_block_tokens: spec.engine_block_tokens,
+                hash: spec.hash.clone(),
+                sessions: 0,
+                chunks: 0,
+            },
         };
         let position = if self.known.len() < MAX_NAMESPACES {
             self.known.push(namespace);
@@ -128,6 +162,16 @@ impl Namespaces {
     /// The same, to change.
     pub(crate) fn get_mut(&mut self, number: NamespaceId) -> &mut Namespace {
         &mut self.known[number.0 as usize]
+    }
+
+    /// What can be told of those in use.
+    pub(crate) fn facts(&self) -> impl Iterator<Item = NamespaceFacts> {
+        let in_use = self.known.iter().filter(|known| known.sessions > 0 || known.chunks > 0);
+        in_use.map(|known| NamespaceFacts {
+            sessions: known.sessions,
+            chunks: known.chunks,
+            ..known.facts.clone()
+        })
     }
 
     /// Namespaces in use.

@@ -16,6 +16,7 @@ mod pools;
 mod prefetch;
 mod replay;
 mod rotation;
+mod routing;
 mod tenants;
 mod tracing;
 
