@@ -26,6 +26,7 @@ class Cluster:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         atexit.register(self.stop)
         ready = json.loads(self.process.stdout.readline())
+        self.coordinator = ready["coordinator"]
         self.http = [node["http"] for node in ready["nodes"]]
         self.sockets = [next(iter(node["sockets"].values())) for node in ready["nodes"]]
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from driver import HERE, Cluster, Engine, scratch_folder
+from router_suite import conversations
 
 SCENARIOS = {}
 ROWS = []
@@ -358,6 +359,12 @@ def overhead(world: World) -> None:
         whole = sum(answer["seconds"] for answer in answers)
         row("connector on a miss", f"{100 * spent / whole:.2f} % of the engine's time, saves included")
     cluster.stop()
+
+
+@scenario
+def router(world: World) -> None:
+    """Conversations over two servers behind the example router."""
+    conversations(world, row)
 
 
 def main(names: list[str]) -> None:
