@@ -46,6 +46,8 @@ pub struct Config {
     pub session: SessionConfig,
     /// Where lookups are recorded; nowhere where it is not given.
     pub record: Option<RecordConfig>,
+    /// Where events are published as vLLM does; nowhere where it is not given.
+    pub kv_events: Option<KvEventsConfig>,
     /// Where traces of requests go; nowhere where it has no endpoint.
     pub tracing: TracingConfig,
     /// The cluster to be a member of; where it is not given, the node serves its host alone.
@@ -58,6 +60,31 @@ pub struct Config {
 pub struct HttpConfig {
     /// Where to listen.
     pub listen: SocketAddr,
+}
+
+/// Events as vLLM publishes its own.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct KvEventsConfig {
+    /// Where subscribers connect (ZeroMQ over TCP), without authentication.
+    pub listen: SocketAddr,
+    /// Under which topic; `{node}`, `{tenant}` and `{model}` are replaced.
+    #[serde(default = "default_topic")]
+    pub topic: String,
+    /// How hashes are told.
+    #[serde(default)]
+    pub hashes: EventHashes,
+}
+
+/// How events tell a hash.
+#[derive(Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum EventHashes {
+    /// Its last 64 bits as a number, as vLLM does by default.
+    #[default]
+    Int64,
+    /// All 32 bytes, as vLLM does with `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`.
+    Bytes,
 }
 
 /// The host tier.
@@ -288,6 +315,7 @@ impl Default for Config {
             object: None,
             session: SessionConfig::default(),
             record: None,
+            kv_events: None,
             tracing: TracingConfig::default(),
             cluster: None,
         }
@@ -343,6 +371,10 @@ fn default_record_bytes() -> ByteSize {
 
 fn default_old_files() -> u32 {
     4
+}
+
+fn default_topic() -> String {
+    "kv@{node}@{model}".to_owned()
 }
 
 fn default_segment_bytes() -> ByteSize {

@@ -30,10 +30,11 @@ pub struct Feed {
 
 /// What happened at a time.
 #[derive(Debug)]
-struct Batch {
+pub(crate) struct Batch {
     /// Number of the first change.
     sequence: u64,
-    changes: Vec<Change>,
+    /// In order.
+    pub(crate) changes: Vec<Change>,
 }
 
 /// Asks an actor for a page of what it holds.
@@ -90,6 +91,13 @@ impl Feed {
             // An error: the last follower has just left.
             let _ = self.sender.send(Arc::new(Batch { sequence, changes: changes.to_vec() }));
         }
+    }
+}
+
+impl Feed {
+    /// What happens from here on.
+    pub(crate) fn subscribe(&self) -> Receiver<Arc<Batch>> {
+        self.sender.subscribe()
     }
 }
 

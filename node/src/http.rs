@@ -4,6 +4,7 @@
 //! up soon.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -49,6 +50,9 @@ pub struct Status {
     /// How the object store does; `None` where none is configured.
     #[serde(default)]
     pub object: Option<ObjectStatus>,
+    /// Where it publishes events as vLLM does; `None` where it does not.
+    #[serde(default)]
+    pub kv_events: Option<SocketAddr>,
 }
 
 /// One actor in [`Status`].
@@ -158,6 +162,8 @@ pub(crate) struct State {
     pub(crate) sockets: BTreeMap<String, PathBuf>,
     /// Set when they run: before, the arena is being made.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
+    /// Where events are published, once they are.
+    pub(crate) kv_events: OnceLock<SocketAddr>,
     /// Tells what the node knows of its cluster.
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
     /// Tells how the object store does, where there is one.
@@ -247,6 +253,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
         cluster: state.cluster.get().map(|report| report()),
         hardware: state.hardware.get().cloned(),
         object: state.object.get().map(|report| report()),
+        kv_events: state.kv_events.get().copied(),
     })
 }
 

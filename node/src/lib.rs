@@ -13,6 +13,7 @@ pub mod exchange;
 pub mod hardware;
 pub mod host;
 mod http;
+mod kv_events;
 pub mod limits;
 pub mod loading;
 pub mod metrics;

@@ -18,6 +18,7 @@ pub use error::{ConfigError, MemoryOf};
 pub use near::{Mismatch, PeerPlace};
 
 use crate::config::HugePages;
+use crate::config::KvEventsConfig;
 use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
 use crate::record::RecordLimits;
@@ -40,6 +41,8 @@ pub struct Limits {
     pub session: SessionLimits,
     /// Where lookups are recorded.
     pub record: Option<RecordLimits>,
+    /// Where events are published as vLLM does.
+    pub kv_events: Option<KvEventsConfig>,
     /// Which requests are traced.
     pub sampler: Sampler,
     /// The cluster that it is a member of.

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use actix::Actor;
+use actix::{Actor, Addr};
 use actix_rt::Arbiter;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
@@ -28,6 +28,7 @@ use crate::copy::CopyLane;
 use crate::events::Feed;
 use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, routes};
+use crate::kv_events::KvEvents;
 use crate::limits::{ActorLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
@@ -85,6 +86,14 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
+    /// Events cannot be published.
+    #[error("cannot publish events on {listen}: set [kv_events] listen to a free address")]
+    KvEvents {
+        /// Where.
+        listen: SocketAddr,
+        /// Why.
+        source: zeromq::ZmqError,
+    },
     /// The lookup log cannot be written.
     #[error("cannot write the lookup log {}: set [record] path to a file that this user may write", path.display())]
     Record {
@@ -136,17 +145,7 @@ pub async fn run(
     let http = listener.local_addr().map_err(|source| ServeError::Listen { listen, source })?;
     let sockets: BTreeMap<String, PathBuf> =
         limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect();
-    let state = Arc::new(State {
-        name: limits.name.clone(),
-        sockets: sockets.clone(),
-        actors: OnceLock::new(),
-        cluster: OnceLock::new(),
-        hardware: OnceLock::new(),
-        object: OnceLock::new(),
-        followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
-        metrics: Arc::clone(&metrics),
-        clock,
-    });
+    let state = new_state(&limits, &sockets, &metrics, clock);
     // Health answers from here on: a large arena takes long to make.
     let (server, serving) = serve_http(listener, http, Arc::clone(&state))?;
 
@@ -173,7 +172,9 @@ pub async fn run(
         cluster.join(&addresses, http, arena_bytes / WEIGHT_BYTES).await;
     }
     _ = state.hardware.set(hardware);
-    _ = state.actors.set(feeds.into_iter().zip(addresses).collect());
+    let feeds: Vec<_> = feeds.into_iter().zip(addresses).collect();
+    let publishing = publish_events(&limits, &feeds, &state).await?;
+    _ = state.actors.set(feeds);
     tracing::info!(node = limits.name, %http, "the node serves");
     on_ready(Ready { http, sockets });
 
@@ -185,6 +186,9 @@ pub async fn run(
     };
     tracing::info!(node = limits.name, "the node stops");
     drop(listening);
+    if let Some(publishing) = publishing {
+        publishing.abort();
+    }
     if let Some(cluster) = cluster {
         cluster.leave().await;
     }
@@ -199,6 +203,41 @@ pub async fn run(
         None => serving.await.unwrap_or_else(|error| Err(error.into())),
     }
     .map_err(|source| ServeError::Serve { http, source })
+}
+
+/// What HTTP tells before anything runs.
+fn new_state(
+    limits: &Limits,
+    sockets: &BTreeMap<String, PathBuf>,
+    metrics: &SharedMetrics,
+    clock: Clock,
+) -> Arc<State> {
+    Arc::new(State {
+        name: limits.name.clone(),
+        sockets: sockets.clone(),
+        actors: OnceLock::new(),
+        cluster: OnceLock::new(),
+        hardware: OnceLock::new(),
+        object: OnceLock::new(),
+        kv_events: OnceLock::new(),
+        followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
+        metrics: Arc::clone(metrics),
+        clock,
+    })
+}
+
+/// Publishes events as vLLM does, where that is wanted.
+async fn publish_events(
+    limits: &Limits,
+    actors: &[(Feed, Addr<GpuActor>)],
+    state: &State,
+) -> Result<Option<actix_rt::task::JoinHandle<()>>, ServeError> {
+    let Some(config) = &limits.kv_events else { return Ok(None) };
+    let failed = |source| ServeError::KvEvents { listen: config.listen, source };
+    let (events, listen) = KvEvents::bind(config, &limits.name).await.map_err(failed)?;
+    tracing::info!(%listen, "events are published");
+    _ = state.kv_events.set(listen);
+    Ok(Some(actix_rt::spawn(events.publish(actors.to_vec()))))
 }
 
 /// Waits until an actor has ended, which takes a fault of ours.

@@ -59,6 +59,7 @@ impl Config {
             actors,
             session,
             record: self.record_limits()?,
+            kv_events: self.kv_events.clone(),
             sampler: self.sampler()?,
             cluster: self
                 .cluster

@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader};
 use larder_protocol::ChunkHash;
 use larder_tests::content::prompt;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
-use serde_json::Value;
+use serde_json::{Value, json};
+use zeromq::{Socket as _, SocketRecv as _, SubSocket};
 
 use super::{Engine, LARDER};
 
@@ -73,4 +74,96 @@ fn a_follower_knows_what_a_node_holds_from_its_snapshot_and_what_follows() {
     let mut late = Follower::new(&node);
     late.read_until("live", |_| true);
     assert_eq!(late.held, expected, "whoever comes later gets the same as a snapshot");
+}
+
+/// A subscriber of the events that are published as vLLM does.
+struct Subscriber {
+    runtime: tokio::runtime::Runtime,
+    socket: SubSocket,
+    /// The hashes that are held, by what was told.
+    held: BTreeSet<u64>,
+    /// Number of the next message.
+    next: Option<u64>,
+}
+
+impl Subscriber {
+    fn connect(node: &NodeProcess, topic: &str) -> Self {
+        let status: Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+        let address = format!("tcp://{}", status["kv_events"].as_str().unwrap());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let socket = runtime.block_on(async {
+            let mut socket = SubSocket::new();
+            socket.connect(&address).await.unwrap();
+            socket.subscribe(topic).await.unwrap();
+            socket
+        });
+        Self { runtime, socket, held: BTreeSet::new(), next: None }
+    }
+
+    /// The events of the next message; `None` where none comes for a while.
+    fn read(&mut self) -> Option<Vec<Value>> {
+        let soon = std::time::Duration::from_millis(200);
+        let socket = &mut self.socket;
+        let message = self.runtime.block_on(async { tokio::time::timeout(soon, socket.recv()).await });
+        let message = message.ok()?.unwrap();
+        let [topic, number, payload] = &message.into_vec()[..] else { panic!("three frames") };
+        assert_eq!(&topic[..], b"kv@events@test");
+        let number = u64::from_be_bytes(number[..].try_into().unwrap());
+        assert_eq!(self.next.unwrap_or(number), number, "no gaps");
+        self.next = Some(number + 1);
+        let (seconds, events, rank): (f64, Vec<Value>, u16) = rmp_serde::from_slice(payload).unwrap();
+        assert!(seconds > 1.7e9 && rank == 0);
+        for event in &events {
+            let hashes =
+                event["block_hashes"].as_array().into_iter().flatten().map(|hash| hash.as_u64().unwrap());
+            match event["type"].as_str().unwrap() {
+                "BlockStored" => self.held.extend(hashes),
+                "BlockRemoved" => {
+                    hashes.for_each(|hash| assert!(self.held.remove(&hash), "{hash:x} was not held"))
+                }
+                "AllBlocksCleared" => self.held.clear(),
+                other => panic!("{other}"),
+            }
+        }
+        Some(events)
+    }
+}
+
+/// The last 64 bits of a hash.
+fn number(hash: &ChunkHash) -> u64 {
+    u64::from_be_bytes(hash.0[24..].try_into().unwrap())
+}
+
+#[test]
+fn subscribers_of_vllm_s_kv_events_follow_a_node() {
+    let kv_events = "[kv_events]\nlisten = \"127.0.0.1:0\"\n";
+    let host = format!(
+        "name = \"events\"\n{SMALL_HOST}capacity_chunks = 6\npolicy = \"lru\"\n{kv_events}{ONE_TENANT}"
+    );
+    let node = NodeProcess::start(LARDER, &host).unwrap();
+    let engine = Engine::connect(&node.socket("default"));
+    let mut subscriber = Subscriber::connect(&node, "kv@events@");
+    // A subscription takes effect when it does: what is told before does not come.
+    let mut probes = (b'0'..=b'9').map(|name| prompt(name, 6));
+    let events =
+        std::iter::repeat_with(|| engine.put(&probes.next().unwrap())).find_map(|_| subscriber.read());
+    assert!(events.is_some());
+    while subscriber.read().is_some() {}
+
+    let first = prompt(b'a', 6);
+    engine.put(&first);
+    let mut stored = Vec::new();
+    while let Some(events) = subscriber.read() {
+        stored.extend(events.into_iter().filter(|event| event["type"] == "BlockStored"));
+    }
+    assert_eq!(subscriber.held, first.iter().map(number).collect(), "and what had to go is removed");
+    let parents: Vec<&Value> = stored.iter().map(|event| &event["parent_block_hash"]).collect();
+    assert_eq!(parents[0], &Value::Null);
+    let told: Vec<Value> =
+        stored.iter().flat_map(|event| event["block_hashes"].as_array().unwrap()).cloned().collect();
+    assert_eq!(told, first.iter().map(|hash| json!(number(hash))).collect::<Vec<_>>());
+    for event in &stored {
+        assert_eq!((&event["block_size"], &event["medium"]), (&json!(16), &json!("CPU")));
+        assert_eq!((&event["token_ids"], &event["lora_id"]), (&json!([]), &Value::Null));
+    }
 }
