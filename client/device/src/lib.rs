@@ -4,6 +4,7 @@
 //! ([`cuda`]), or for tests host memory ([`host`]). One [`DeviceThread`] a GPU alone calls its device; [`Ledger`] is the other
 //! side's account of what that thread was asked for, by which no slot is reused before the device let go of it.
 
+pub mod cuda;
 pub mod device;
 pub mod host;
 pub mod layout;
