@@ -12,6 +12,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+// For a test that wrong bytes are found.
+#ifndef FAKE_FORGOTTEN_UNITS
+#define FAKE_FORGOTTEN_UNITS 0
+#endif
+
 typedef uint64_t ptr_t;
 typedef struct { const char *name; } function_t;
 typedef struct { int recorded, done; float at; } event_t;
@@ -88,7 +93,7 @@ static void run_kernel(const op_t *op) {
             const uint64_t *plane = (const uint64_t *)c->planes + 2 * (c->first_plane + p);
             uint64_t block = *(const uint64_t *)entry + (c->first_plane + p) * c->plane_bytes;
             uint64_t paged = plane[0] + *(const uint32_t *)(entry + 8) * plane[1];
-            for (uint32_t unit = 0; unit < c->page_units; unit++) {
+            for (uint32_t unit = 0; unit + FAKE_FORGOTTEN_UNITS < c->page_units; unit++) {
                 uint32_t run = unit / c->run_units;
                 uint64_t at = run / c->inner_count * c->outer_stride + run % c->inner_count * c->inner_stride +
                               unit % c->run_units * 16ull;

@@ -29,7 +29,7 @@ fn sources() -> BTreeMap<String, String> {
 
 #[test]
 fn dependencies_between_crates_run_one_way() {
-    let order = ["protocol", "device", "client", "python", "node", "coordinator", "cli", "tests"];
+    let order = ["protocol", "device", "client", "python", "node", "coordinator", "cli", "tests", "gpu"];
     let folders = [
         "client/protocol",
         "client/device",
@@ -39,6 +39,7 @@ fn dependencies_between_crates_run_one_way() {
         "coordinator",
         "client/cli",
         "tests",
+        "tests/gpu",
     ];
     for (i, folder) in folders.iter().enumerate() {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
