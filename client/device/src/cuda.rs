@@ -92,6 +92,14 @@ struct Begun {
     measured: Option<Measured>,
 }
 
+/// Looks for the CUDA driver's library and all that is called of it, without touching a GPU.
+///
+/// # Errors
+/// [`DeviceError::Absent`] where it is missing or too old.
+pub fn find_driver() -> Result<(), DeviceError> {
+    driver::check_library().map_err(|error| DeviceError::Absent(error.to_string()))
+}
+
 impl Default for CudaOptions {
     fn default() -> Self {
         Self { ordinal: 0, half_bytes: 16 << 20, bus_blocks: 32, form: None }

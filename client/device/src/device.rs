@@ -142,7 +142,7 @@ pub enum EngineMemory {
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no device here, and why.
-    #[error("there is no device: {0}")]
+    #[error("{0}")]
     Absent(String),
     /// What was asked for cannot be had; the device goes on.
     #[error("{what}: {reason}")]

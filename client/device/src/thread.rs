@@ -67,6 +67,13 @@ enum Request {
     Call(Call),
 }
 
+/// How long nothing happened.
+#[derive(Default)]
+struct Idle {
+    spins: u32,
+    waited: Duration,
+}
+
 /// What the thread has.
 struct Worker {
     requests: Receiver<Request>,
@@ -143,6 +150,20 @@ impl DeviceThread {
     }
 }
 
+impl Idle {
+    /// How long to wait now: not at all at first, then a small part of what was waited before, so that an order ends about when
+    /// it is told to, however long it takes.
+    fn pause(&mut self) -> Duration {
+        if self.spins < SPINS {
+            self.spins += 1;
+            return Duration::ZERO;
+        }
+        let pause = (self.waited / PAUSE_PART).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+        self.waited += pause;
+        pause
+    }
+}
+
 impl Drop for OrderPlace {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
@@ -152,9 +173,9 @@ impl Drop for OrderPlace {
 impl Worker {
     fn run(mut self) {
         let mut events = Vec::new();
-        let mut idle = 0u32;
+        let mut idle = Idle::default();
         loop {
-            let Some(was_asked) = self.take_requests(idle) else { return self.give_up() };
+            let Some(was_asked) = self.take_requests(&mut idle) else { return self.give_up() };
             if let Some(device) = &mut self.device
                 && let Err(error) = guarded(|| device.poll(&mut events))
             {
@@ -162,13 +183,15 @@ impl Worker {
                 self.lose(error);
             }
             let is_news = self.forward(&mut events);
-            idle = if was_asked || is_news { 0 } else { idle.saturating_add(1) };
+            if was_asked || is_news {
+                idle = Idle::default();
+            }
         }
     }
 
     /// Begins what was asked for. Without anything under way it waits for a request, else for a moment at most. `None` when
     /// nobody can ask any more and nothing is under way.
-    fn take_requests(&mut self, idle: u32) -> Option<bool> {
+    fn take_requests(&mut self, idle: &mut Idle) -> Option<bool> {
         let mut was_asked = false;
         for _ in 0..REQUESTS_PER_POLL {
             match self.requests.try_recv() {
@@ -179,7 +202,7 @@ impl Worker {
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) if self.running.is_empty() => return None,
                 Err(TryRecvError::Disconnected) => {
-                    std::thread::sleep(if idle < SPINS { Duration::ZERO } else { LONGEST_PAUSE });
+                    std::thread::sleep(idle.pause());
                     return Some(was_asked);
                 }
             }
@@ -191,11 +214,11 @@ impl Worker {
             self.begin(self.requests.recv().ok()?);
             return Some(true);
         }
-        if idle < SPINS {
+        let pause = idle.pause();
+        if pause.is_zero() {
             std::thread::yield_now();
             return Some(false);
         }
-        let pause = (SHORTEST_PAUSE * (idle - SPINS).saturating_add(1)).min(LONGEST_PAUSE);
         match self.requests.recv_timeout(pause) {
             Ok(request) => self.begin(request),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Some(false),
@@ -290,7 +313,8 @@ const SPINS: u32 = 256;
 
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 
-/// An order that takes this long is not delayed by more.
+const PAUSE_PART: u32 = 32;
+
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

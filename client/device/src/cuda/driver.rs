@@ -494,7 +494,7 @@ fn log(call: &'static str, result: CUresult) {
 }
 
 /// Looks for every function, as calling one that is missing would panic.
-fn check_library() -> Result<(), NoCuda> {
+pub(super) fn check_library() -> Result<(), NoCuda> {
     // SAFETY: loading the driver's library runs its initialisers, which any program that uses CUDA runs.
     if !unsafe { sys::is_culib_present() } {
         return Err(NoCuda::NoLibrary);
