@@ -51,6 +51,9 @@ pub enum Report {
 #[derive(Debug)]
 pub struct OrderPlace(Arc<AtomicUsize>);
 
+/// Makes an order with what the device must have for it.
+type Make = Box<dyn FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send>;
+
 /// Something else to do with the device.
 type Call = Box<dyn FnOnce(&mut dyn Device) + Send>;
 
@@ -63,7 +66,7 @@ type Hear = Box<dyn FnMut(Report) + Send>;
 pub struct Busy;
 
 enum Request {
-    Copy(Ticket, Order, OrderPlace),
+    Copy(Ticket, Make, OrderPlace),
     Call(Call),
 }
 
@@ -113,11 +116,24 @@ impl DeviceThread {
     /// # Errors
     /// [`Busy`], with nothing done, where too many are under way.
     pub fn submit(&self, ticket: Ticket, order: Order) -> Result<(), Busy> {
+        self.submit_made(ticket, move |_| Ok(order))
+    }
+
+    /// Hands an order to the thread that is made there: it may need memory that has yet to be attached. An error of `make` refuses
+    /// the copy.
+    ///
+    /// # Errors
+    /// [`Busy`], with nothing done, where too many are under way.
+    pub fn submit_made(
+        &self,
+        ticket: Ticket,
+        make: impl FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send + 'static,
+    ) -> Result<(), Busy> {
         let place = OrderPlace(Arc::clone(&self.outstanding));
         if self.outstanding.fetch_add(1, Ordering::Relaxed) >= self.limit {
             return Err(Busy);
         }
-        self.send(Request::Copy(ticket, order, place))
+        self.send(Request::Copy(ticket, Box::new(make), place))
     }
 
     /// Has the thread do something else with its device: attach memory, register tensors. Where the device is lost, `call` is
@@ -228,8 +244,12 @@ impl Worker {
 
     fn begin(&mut self, request: Request) {
         match (request, &mut self.device) {
-            (Request::Copy(ticket, order, place), Some(device)) => {
-                match guarded(|| device.start(ticket, order)) {
+            (Request::Copy(ticket, make, place), Some(device)) => {
+                let begun = guarded(|| {
+                    let order = make(device.as_mut())?;
+                    device.start(ticket, order)
+                });
+                match begun {
                     Ok(()) => self.running.push((ticket, place)),
                     Err(error @ DeviceError::Lost(_)) => {
                         self.running.push((ticket, place));
