@@ -3,7 +3,7 @@
 mod fake;
 
 use super::*;
-use crate::order::BlockMove;
+use crate::order::{BlockMove, Work};
 use crate::testing::{CHUNKS, Paged, layouts};
 use crate::thread::{DeviceThread, Report};
 
