@@ -7,6 +7,7 @@ mod certificates;
 mod clock;
 mod files;
 mod folders;
+mod gpus;
 mod memory;
 mod network;
 mod probes;
@@ -69,10 +70,11 @@ pub(crate) enum Level {
 impl Subject {
     /// All findings, in the order of a node's layers.
     pub(crate) fn examine(&self) -> Vec<Finding> {
-        let checks: [fn(&Self) -> Vec<Finding>; 6] = [
+        let checks: [fn(&Self) -> Vec<Finding>; 7] = [
             memory::check,
             processors::check,
             system::check,
+            gpus::check,
             folders::check,
             network::check,
             certificates::check,

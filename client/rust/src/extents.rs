@@ -102,7 +102,12 @@ impl Placed {
     ///
     /// # Panics
     /// Where there is no such chunk.
-    pub(crate) fn block(&self, namespace: &Namespace, chunk: usize, block: usize) -> Option<(&Mapping, u64)> {
+    pub(crate) fn block(
+        &self,
+        namespace: &Namespace,
+        chunk: usize,
+        block: usize,
+    ) -> Option<(&Arc<Mapping>, u64)> {
         let per_slice = namespace.pool_bytes().len();
         let index = if self.chunks.is_empty() {
             chunk * namespace.blocks_per_chunk() + block

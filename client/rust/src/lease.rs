@@ -125,13 +125,23 @@ impl LeaseGuard {
     /// Gives the lease back. The same as dropping it.
     pub fn release(self) {}
 
-    fn place(&self, position: usize, block: usize) -> (&Mapping, u64) {
+    /// Where block `block` of the chunk at `position` stands, for a device; counts it as read where `bytes` of it are.
+    ///
+    /// # Panics
+    /// Where there is no such block, or it may not be read.
+    pub(crate) fn block_memory(&self, position: usize, block: usize, bytes: u64) -> (Arc<Mapping>, u64) {
+        let (mapping, offset) = self.place(position, block);
+        self.link.traffic.count_read(bytes);
+        (Arc::clone(mapping), offset)
+    }
+
+    fn place(&self, position: usize, block: usize) -> (&Arc<Mapping>, u64) {
         self.find(position, block).unwrap_or_else(|| {
             panic!("restoring {} chunks needs no block {block} of the one at {position}", self.chunks)
         })
     }
 
-    fn find(&self, position: usize, block: usize) -> Option<(&Mapping, u64)> {
+    fn find(&self, position: usize, block: usize) -> Option<(&Arc<Mapping>, u64)> {
         assert!(position < self.chunks, "{} chunks are leased, there is none at {position}", self.chunks);
         let blocks = self.namespace.blocks_per_chunk();
         assert!(block < blocks, "a chunk has {blocks} blocks, not {block}");

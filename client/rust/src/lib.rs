@@ -9,6 +9,7 @@
 //!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
 
 mod blocking;
+pub mod engine_lane;
 mod error;
 mod exchange;
 mod extents;
@@ -30,6 +31,7 @@ mod traffic;
 mod window;
 
 pub use blocking::BlockingSession;
+pub use engine_lane::EngineLane;
 pub use error::{ProtocolError, SessionError};
 pub use lease::LeaseGuard;
 pub use mapping::{Mapping, MappingError};

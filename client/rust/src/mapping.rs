@@ -4,6 +4,9 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use larder_device::HostMemory;
 
 use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -96,6 +99,14 @@ impl Mapping {
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// The same memory, for copies by a device; it stays mapped as long as that lives.
+    #[must_use]
+    pub fn host_memory(self: &Arc<Self>) -> HostMemory {
+        let owner = Arc::clone(self);
+        // SAFETY: the mapping stays as it is for as long as `owner` lives, and nobody makes references into it.
+        unsafe { HostMemory::from_raw(self.start, self.len(), self.writable, owner) }
     }
 
     /// Bytes mapped; never 0.

@@ -236,8 +236,23 @@ impl StagedChunk {
         (mapping.as_ptr().wrapping_add(start as usize), bytes as usize)
     }
 
+    /// Where block `block` is to be written by a device; counts it as written.
+    ///
+    /// # Panics
+    /// Where there is no such block, or it is not to be written.
+    pub(crate) fn block_memory(&self, block: usize) -> (Arc<Mapping>, u64) {
+        let (mapping, offset) = self.block(block);
+        self.claim.link.traffic.count_written(self.claim.namespace.block_bytes(block));
+        (Arc::clone(mapping), offset)
+    }
+
+    /// The namespace of its chunk.
+    pub(crate) fn namespace(&self) -> &Namespace {
+        &self.claim.namespace
+    }
+
     /// The mapping in which block `block` lies, and where.
-    fn block(&self, block: usize) -> (&Mapping, u64) {
+    fn block(&self, block: usize) -> (&Arc<Mapping>, u64) {
         let namespace = &self.claim.namespace;
         let is_written = self.pools.has(block % namespace.pool_bytes().len());
         assert!(is_written, "block {block} of the chunk at {} is not to be written", self.position);

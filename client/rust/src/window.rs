@@ -13,7 +13,7 @@ use ranges::FreeRanges;
 
 /// The window, shared by all reservations of a session.
 pub(crate) struct Window {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     free: Mutex<FreeRanges>,
     /// Wakes the async caller that waits for room.
     freed: Notify,
@@ -34,7 +34,7 @@ impl Window {
     pub(crate) fn new(mapping: Mapping) -> Self {
         let free = Mutex::new(FreeRanges::new(mapping.len()));
         Self {
-            mapping,
+            mapping: Arc::new(mapping),
             free,
             freed: Notify::new(),
             freed_threads: Condvar::new(),
@@ -90,7 +90,7 @@ impl WindowRange {
         self.offset
     }
 
-    pub(crate) fn mapping(&self) -> &Mapping {
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.window.mapping
     }
 }

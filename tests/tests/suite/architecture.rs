@@ -29,9 +29,18 @@ fn sources() -> BTreeMap<String, String> {
 
 #[test]
 fn dependencies_between_crates_run_one_way() {
-    let order = ["protocol", "client", "python", "node", "coordinator", "cli", "tests"];
-    let folders =
-        ["client/protocol", "client/rust", "client/python", "node", "coordinator", "client/cli", "tests"];
+    let order = ["protocol", "device", "client", "python", "node", "coordinator", "cli", "tests", "gpu"];
+    let folders = [
+        "client/protocol",
+        "client/device",
+        "client/rust",
+        "client/python",
+        "node",
+        "coordinator",
+        "client/cli",
+        "tests",
+        "tests/gpu",
+    ];
     for (i, folder) in folders.iter().enumerate() {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
         for (j, other) in order.iter().enumerate() {
@@ -46,6 +55,12 @@ fn dependencies_between_crates_run_one_way() {
 fn unsafe_code_stays_in_the_files_that_may_have_it() {
     let may_have_it = [
         "client/cli/src/doctor/clock.rs",
+        "client/device/src/cuda.rs",
+        "client/device/src/cuda/driver.rs",
+        "client/device/src/cuda/enqueue.rs",
+        "client/device/src/cuda/lane.rs",
+        "client/device/src/cuda/tests/fake.rs",
+        "client/device/src/memory.rs",
         "client/python/src/memory.rs",
         "client/python/src/view.rs",
         "client/rust/src/mapping.rs",

@@ -5,6 +5,7 @@ mod architecture;
 mod cluster;
 mod devices;
 mod disk;
+mod engine_lane;
 mod events;
 mod faults;
 mod hostile;

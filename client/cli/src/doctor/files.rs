@@ -19,6 +19,16 @@ impl Files {
         Some(std::fs::read_to_string(self.0.join(path)).ok()?.trim().to_owned())
     }
 
+    /// Whether there is such a file.
+    pub(super) fn is_there(&self, path: &str) -> bool {
+        self.0.join(path).exists()
+    }
+
+    /// Where a link leads.
+    pub(super) fn link(&self, path: &str) -> Option<String> {
+        Some(std::fs::read_link(self.0.join(path)).ok()?.to_string_lossy().into_owned())
+    }
+
     /// The number that a file says.
     pub(super) fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()

@@ -28,6 +28,8 @@ pub(crate) struct Probes {
     pub(super) io_uring: Result<(), String>,
     /// The buffer that a socket gets of what QUIC asks for.
     pub(super) udp_buffer_bytes: Option<u64>,
+    /// Whether the CUDA driver's library is there, with all that copies need; or what is missing. No GPU is touched.
+    pub(super) cuda: Result<(), String>,
     /// Datagrams that the kernel takes in one call.
     pub(super) gso_segments: usize,
     /// The state of the clock, where the kernel says.
@@ -89,6 +91,7 @@ impl Probes {
         Self {
             io_uring: Ring::probe().map_err(|error| error.to_string()),
             udp_buffer_bytes: socket.as_ref().ok().and_then(buffer_bytes),
+            cuda: larder_device::cuda::find_driver().map_err(|error| error.to_string()),
             gso_segments: state.map_or(1, |state| state.max_gso_segments()),
             clock: ClockState::read(),
             targets: targets.iter().map(|name| Target::probe(name)).collect(),

@@ -1,11 +1,11 @@
-//! The kernel's services: descriptors, io_uring, the clock, the GPU driver.
+//! The kernel's services: descriptors, io_uring, the clock.
 
 use super::clock::ClockState;
 use super::{Finding, Subject, note, ok, problem, warning};
 use crate::output::count;
 
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
-    vec![open_files(subject), io_uring(subject), clock(subject), gpu(subject)]
+    vec![open_files(subject), io_uring(subject), clock(subject)]
 }
 
 /// Extents, windows, sessions and processes take a descriptor each. The node raises its own limit up to the hard one.
@@ -61,27 +61,6 @@ fn clock(subject: &Subject) -> Finding {
         Some(ClockState::Synchronised { error_us }) => {
             ok(CHECK, format!("synchronised to within {:.1} ms", error_us as f64 / 1e3))
         }
-    }
-}
-
-/// Only whether there is a driver.
-fn gpu(subject: &Subject) -> Finding {
-    const CHECK: &str = "GPU";
-    let gpus = subject.host.pci.values().filter(|device| device.is_display).count();
-    match subject.files.text("proc/driver/nvidia/version") {
-        Some(version) => {
-            let line =
-                version.lines().next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
-            ok(CHECK, format!("a driver is loaded: {line}"))
-        }
-        None if subject.config.gpus.is_empty() => {
-            ok(CHECK, format!("no NVIDIA driver; {gpus} display controllers"))
-        }
-        None => note(
-            CHECK,
-            "the configuration names GPUs, and no NVIDIA driver is loaded",
-            "load the driver where engines are to use these GPUs; the node itself needs none",
-        ),
     }
 }
 

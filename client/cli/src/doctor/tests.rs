@@ -131,11 +131,36 @@ fn faults_of_the_system_are_found() {
             |m| m.probes.clock = Some(ClockState::Synchronised { error_us: 9_000_000 }),
             ("clock", Level::Warning, "off by 9.0 s"),
         ),
-        (|m| m.remove("proc/driver/nvidia/version"), ("GPU", Level::Note, "no NVIDIA driver is loaded")),
         (
             |m| m.config = m.config.replace("0000:17:00.0", "0000:99:00.0"),
             ("configuration", Level::Problem, "0000:99:00.0: no such device"),
         ),
+    ]);
+}
+
+#[test]
+fn what_copies_of_gpu_memory_would_lack_is_found() {
+    each_is_found(&[
+        (|m| m.remove("proc/driver/nvidia/version"), ("GPU", Level::Note, "no NVIDIA driver is loaded")),
+        (
+            |m| {
+                m.file(
+                    "proc/driver/nvidia/version",
+                    "NVRM version: NVIDIA UNIX Kernel Module  570.133.20  x\n",
+                )
+            },
+            ("GPU", Level::Note, "the driver is of version 570"),
+        ),
+        (
+            |m| m.probes.cuda = Err("no CUDA driver is installed".into()),
+            ("CUDA", Level::Note, "no CUDA driver is installed"),
+        ),
+        (|m| m.remove("dev/nvidia-uvm"), ("GPU devices", Level::Note, "does not see /dev/nvidia-uvm")),
+        (
+            |m| m.link("proc/self/ns/pid", "pid:[4026532201]"),
+            ("GPU memory sharing", Level::Note, "a PID namespace of its own"),
+        ),
+        (|m| m.gpu_lanes("8"), ("GPU link", Level::Note, "GPU 0000:17:00.0 has 8 of 16 PCIe lanes")),
     ]);
 }
 

@@ -49,6 +49,8 @@ impl Machine {
             let class = if path == GPU { "0x030200" } else { "0x020000" };
             machine.file(&format!("sys/devices/{path}/class"), class);
         }
+        machine.link("proc/self/ns/pid", "pid:[4026531836]");
+        machine.gpu_lanes("16");
         machine.interface_mtu(9_000);
         machine.link("sys/class/net/eth0", &format!("../../devices/{NIC}/net/eth0"));
         machine
@@ -132,8 +134,19 @@ impl Machine {
         self.credentials("ca.pem", &other.certificate_pem);
     }
 
-    fn link(&self, path: &str, target: &str) {
+    /// How many of its 16 lanes the GPU has.
+    pub(super) fn gpu_lanes(&self, lanes: &str) {
+        for (name, text) in
+            [("current_link_width", lanes), ("max_link_width", "16"), ("max_link_speed", "32.0 GT/s PCIe")]
+        {
+            self.file(&format!("sys/devices/{GPU}/{name}"), text);
+        }
+    }
+
+    /// Makes a link, in place of one that may be there.
+    pub(super) fn link(&self, path: &str, target: &str) {
         let path: PathBuf = self.root.path().join(path);
+        fs::remove_file(&path).ok();
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::os::unix::fs::symlink(target, path).unwrap();
     }
@@ -154,6 +167,7 @@ fn probes() -> Probes {
     Probes {
         io_uring: Ok(()),
         udp_buffer_bytes: None,
+        cuda: Ok(()),
         gso_segments: 64,
         clock: Some(ClockState::Synchronised { error_us: 2_000 }),
         targets: vec![target],
@@ -189,7 +203,9 @@ const FILES: &[(&str, &str)] = &[
     ("proc/self/status", "Name:\tlarder\nCapEff:\t0000000000000000\n"),
     ("proc/swaps", "Filename Type Size Used Priority\n"),
     ("proc/net/route", "Iface Destination Gateway\neth0 0000000A 00000000 0001 0 0 0 0000FFFF 0 0 0\n"),
-    ("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.1\n"),
+    ("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1\n"),
+    ("dev/nvidiactl", ""),
+    ("dev/nvidia-uvm", ""),
     ("proc/sys/kernel/hostname", "fixture\n"),
     ("proc/sys/kernel/io_uring_disabled", "0\n"),
     ("proc/sys/kernel/numa_balancing", "0\n"),

@@ -1,0 +1,218 @@
+//! How an order is given to the GPU.
+#![expect(unsafe_code, reason = "hands addresses to kernels and to the copy engine")]
+
+use std::collections::VecDeque;
+
+use super::driver::{self, CudaError};
+use super::forms::{Form, OrderShape};
+use super::lane::Table;
+use super::pieces::{self, At, Division, Piece};
+use super::tables::{Copy, ENTRY_BYTES, Entry, THREADS, entry_bytes};
+use super::{CudaDevice, Measured, Running};
+use crate::device::DeviceError;
+use crate::layout::PagedLayout;
+use crate::order::{Direction, Flag, Order, PageCopy, Ticket, Work};
+use crate::registry::Region as _;
+
+/// What was begun of an order, however far it came.
+#[derive(Default)]
+pub(super) struct Begun {
+    layers: VecDeque<(u32, driver::Event)>,
+    table: Option<Table>,
+    measured: Option<Measured>,
+}
+
+impl CudaDevice {
+    /// Gives an order to the GPU, whose flag is reached.
+    pub(super) fn enqueue(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError> {
+        let mut begun = Begun::default();
+        let copied = match &order.work {
+            Work::Pages { .. } => self.enqueue_pages(&order, &mut begun),
+            Work::Blocks(_) => self.enqueue_blocks(&order),
+        };
+        let result = copied.and_then(|()| self.raise_to_end(&order));
+        let has_failed = result.is_err();
+        let fatal = result.err().filter(|error| {
+            tracing::error!(%error, "a copy could not be begun whole");
+            error.is_fatal()
+        });
+        // Where it failed too: what was begun must be known to have ended.
+        match fatal.map_or_else(|| self.mark_end(order.direction), Err) {
+            Ok(end) => {
+                let Begun { layers, table, measured } = begun;
+                self.running.push(Running { ticket, order, layers, end, table, measured, has_failed });
+                Ok(())
+            }
+            Err(error) => {
+                self.release_waiters(&order);
+                self.limbo.push(begun);
+                Err(self.lose(&error))
+            }
+        }
+    }
+
+    fn enqueue_pages(&mut self, order: &Order, begun: &mut Begun) -> Result<(), CudaError> {
+        let Work::Pages { tensors, pages, layers, by_layer } = &order.work else { return Ok(()) };
+        let layout = self.registry.tensors_of(*tensors).layout.clone();
+        let (form, shape) = self.choose(order.direction, &layout, pages, layers.len(), *by_layer);
+        let division =
+            pieces::divide(&layout, pages, layers.clone(), *by_layer, form, self.options.half_bytes);
+        self.measure(order.direction, form, shape, begun)?;
+        let entries = self.entries(order.direction, &division);
+        let table = self.table(entries.len())?;
+        let lane = self.lane(order.direction);
+        // SAFETY: table and staging buffers live until the order has ended: the one goes into `begun`, the others with the
+        // device, which waits in `close`.
+        unsafe { table.fill(lane, &entry_bytes(&entries))? };
+        let table_address = table.address();
+        begun.table = Some(table);
+        let crosses_bus = pages.iter().any(|copy| self.registry.region_of(copy.block.region).is_host());
+        for (number, piece) in division.pieces.iter().enumerate() {
+            let mut copy = Copy::of(&layout, self.registry.tensors_of(*tensors).own.address());
+            copy.entries = table_address + piece.pages.start as u64 * ENTRY_BYTES;
+            copy.entry_count = piece.pages.len() as u32;
+            (copy.first_plane, copy.plane_count) =
+                (piece.planes.start, piece.planes.end - piece.planes.start);
+            let done = self.enqueue_piece(order.direction, number % 2, piece, &copy, crosses_bus)?;
+            if let (Some(layers), Some(event)) = (piece.layers_done, done) {
+                begun.layers.push_back((layers, event));
+                self.raise(order, order.then.map(|then| then.raised(layers)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One launch, with the copies around it where it is staged. The event marks its end, where its layers are to be told.
+    fn enqueue_piece(
+        &mut self,
+        direction: Direction,
+        half: usize,
+        piece: &Piece,
+        copy: &Copy,
+        crosses_bus: bool,
+    ) -> Result<Option<driver::Event>, CudaError> {
+        let limit = if crosses_bus { self.options.bus_blocks } else { self.context.multiprocessors()? * 8 };
+        let blocks = copy.tiles().min(limit.max(1).into()) as u32;
+        let lane = self.lane(direction);
+        let kernel = match direction {
+            Direction::Load => &self.scatter,
+            Direction::Save => &self.gather,
+        };
+        let spans: Vec<_> = piece.spans.iter().map(|span| (self.address(span.place), *span)).collect();
+        // SAFETY: the order was checked: its pages, planes and places lie within regions and tensors, which the registry keeps
+        // until the order has ended. `copy` is what the kernels expect. Staged addresses lie within the lane's half, which its
+        // events keep from two pieces at a time.
+        unsafe {
+            match direction {
+                Direction::Load => {
+                    lane.bring(half, &spans)?;
+                    lane.kernels.launch(kernel, blocks, THREADS, copy)?;
+                    lane.scattered(half, !spans.is_empty())?;
+                }
+                Direction::Save => {
+                    lane.before_gather(half, !spans.is_empty())?;
+                    lane.kernels.launch(kernel, blocks, THREADS, copy)?;
+                    lane.take(half, &spans)?;
+                }
+            }
+        }
+        if piece.layers_done.is_none() {
+            return Ok(None);
+        }
+        let event = self.event()?;
+        let lane = self.lane(direction);
+        lane.join()?;
+        event.record(&lane.kernels)?;
+        Ok(Some(event))
+    }
+
+    fn enqueue_blocks(&mut self, order: &Order) -> Result<(), CudaError> {
+        let Work::Blocks(moves) = &order.work else { return Ok(()) };
+        for copy in moves {
+            let (from, to) = (self.address(copy.from), self.address(copy.to));
+            // SAFETY: the order was checked, and the registry keeps its regions until it has ended.
+            unsafe { self.lane(order.direction).kernels.copy(from, to, copy.bytes)? };
+        }
+        Ok(())
+    }
+
+    /// Marks the end of all that a lane has got.
+    fn mark_end(&mut self, direction: Direction) -> Result<driver::Event, CudaError> {
+        let event = self.event()?;
+        self.lane(direction).join()?;
+        event.record(&self.lane(direction).kernels)?;
+        Ok(event)
+    }
+
+    /// Has the order's stream raise its flag to the end, after all that its lane has got.
+    fn raise_to_end(&self, order: &Order) -> Result<(), CudaError> {
+        let Some(then) = order.then else { return Ok(()) };
+        self.lane(order.direction).join()?;
+        self.raise(order, Some(then.raised(order.work.layers())))
+    }
+
+    /// Has the order's stream raise a flag after all that it has got.
+    fn raise(&self, order: &Order, flag: Option<Flag>) -> Result<(), CudaError> {
+        let Some(Flag { word, value }) = flag else { return Ok(()) };
+        let lane = self.lane(order.direction);
+        // SAFETY: the order was checked: the word lies within pinned memory that may be written.
+        unsafe { lane.kernels.write_word(self.address(word), value) }
+    }
+
+    /// What of an order's way is open is decided by measurement.
+    fn choose(
+        &mut self,
+        direction: Direction,
+        layout: &PagedLayout,
+        pages: &[PageCopy],
+        layers: usize,
+        by_layer: bool,
+    ) -> (Form, Option<(OrderShape, u64)>) {
+        let is_host = |copy: &PageCopy| self.registry.region_of(copy.block.region).is_host();
+        let fits = layout.plane_bytes() <= self.options.half_bytes;
+        if !fits || !pages.iter().all(is_host) || !pieces::has_whole_chunks(layout, pages) {
+            return (Form::Direct, None);
+        }
+        if let Some(form) = self.options.form {
+            return (form, None);
+        }
+        let per_layer = layout.page_bytes() * u64::from(layout.spec().planes_per_layer);
+        let order_bytes = per_layer * (pages.len() * layers) as u64;
+        let run_bytes = layout.spec().run_bytes;
+        let shape = OrderShape::new(direction, by_layer, run_bytes, layout.block_bytes(), order_bytes);
+        let form = self.forms.choose(shape);
+        // What waits for others' copies says nothing of its own.
+        let is_alone = self.running.iter().all(|running| running.order.direction != direction);
+        (form, is_alone.then_some((shape, order_bytes)))
+    }
+
+    fn measure(
+        &mut self,
+        direction: Direction,
+        form: Form,
+        shape: Option<(OrderShape, u64)>,
+        begun: &mut Begun,
+    ) -> Result<(), CudaError> {
+        let Some((shape, bytes)) = shape else { return Ok(()) };
+        let start = self.event()?;
+        start.record(&self.lane(direction).kernels)?;
+        begun.measured = Some(Measured { start, shape, form, bytes });
+        Ok(())
+    }
+
+    fn entries(&self, direction: Direction, division: &Division) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = Vec::with_capacity(division.pages.len());
+        entries.extend(division.pages.iter().map(|placed| match placed.at {
+            At::Block(place) => Entry { block: self.address(place), page: placed.page },
+            At::Staged(at) => Entry { block: at, page: placed.page },
+        }));
+        for (number, piece) in division.pieces.iter().enumerate().filter(|(_, piece)| !piece.spans.is_empty())
+        {
+            let half = self.lane(direction).half_address(number % 2);
+            for entry in &mut entries[piece.pages.clone()] {
+                entry.block = entry.block.wrapping_add(half);
+            }
+        }
+        entries
+    }
+}

@@ -1,0 +1,410 @@
+//! A device made of host memory, for tests: it finishes out of order, and fails, stalls and is late when it is told to.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::device::{CopyError, Device, DeviceError, EngineMemory, Event};
+use crate::layout::PagedLayout;
+use crate::memory::HostMemory;
+use crate::order::{BlockMove, Direction, Order, PageCopy, RegionId, TensorsId, Ticket, Work};
+use crate::registry::{Region, Registry};
+
+/// The device. What it does in which order comes from a seed.
+pub struct HostDevice {
+    registry: Registry<HostRegion, ()>,
+    running: Vec<Running>,
+    random: fastrand::Rng,
+    control: HostControl,
+    is_lost: bool,
+}
+
+/// Tells a [`HostDevice`] what to do wrong, from any thread.
+#[derive(Clone, Default)]
+pub struct HostControl(Arc<Shared>);
+
+/// What goes wrong with an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is refused.
+    Refuse,
+    /// It fails when so many of its pieces were copied.
+    Fail {
+        /// Pieces: a page of a plane, or a block.
+        after: u32,
+    },
+    /// It never ends after so many pieces; the others go on.
+    Stall {
+        /// Pieces.
+        after: u32,
+    },
+    /// The device is lost after so many pieces.
+    Lose {
+        /// Pieces.
+        after: u32,
+    },
+}
+
+#[derive(Default)]
+struct Shared {
+    script: Mutex<Script>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Script {
+    /// For the next orders, each for one; `None` for one that goes well.
+    faults: VecDeque<Option<Fault>>,
+    /// Calls do not return, as of a driver that hangs.
+    holds_calls: bool,
+    /// Calls that wait now.
+    held: u32,
+    /// Polls between an order's end and word of it.
+    late_polls: u32,
+    /// Devices that were closed.
+    gone: u32,
+    /// Closing a device fails.
+    clings: bool,
+    engine_memory: Vec<HostMemory>,
+}
+
+struct HostRegion {
+    memory: HostMemory,
+    is_host: bool,
+}
+
+struct Running {
+    ticket: Ticket,
+    order: Order,
+    /// What is left to copy, last first.
+    pieces: Vec<Piece>,
+    copied: u32,
+    told_layers: u32,
+    fault: Option<Fault>,
+    /// Ended, and to be told after so many polls.
+    ended: Option<(Result<(), CopyError>, u32)>,
+}
+
+/// A page of one plane, or a block, and the layer it belongs to, counted from the order's first.
+#[derive(Clone, Copy)]
+struct Piece {
+    layer: u32,
+    what: Copied,
+}
+
+#[derive(Clone, Copy)]
+enum Copied {
+    Page(PageCopy, u32),
+    Block(BlockMove),
+}
+
+impl HostDevice {
+    /// A device that decides by `seed`, and does wrong what `control` says.
+    #[must_use]
+    pub fn new(seed: u64, control: HostControl) -> Self {
+        let random = fastrand::Rng::with_seed(seed);
+        Self { registry: Registry::new(), running: Vec::new(), random, control, is_lost: false }
+    }
+
+    /// Where a call of a driver that hangs would not return.
+    fn call(&self) -> Result<(), DeviceError> {
+        let mut script = self.control.script();
+        script.held += 1;
+        self.control.0.changed.notify_all();
+        while script.holds_calls {
+            script = self.control.0.changed.wait(script).unwrap_or_else(PoisonError::into_inner);
+        }
+        script.held -= 1;
+        if self.is_lost { Err(DeviceError::Lost(LOST.into())) } else { Ok(()) }
+    }
+
+    fn pieces(&mut self, order: &Order) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        match &order.work {
+            Work::Pages { tensors, pages, layers, by_layer } => {
+                let layout = &self.registry.tensors_of(*tensors).layout;
+                for layer in layers.clone() {
+                    let planes = layout.planes_of(&(layer..layer + 1));
+                    let layer = layer - layers.start;
+                    let of_layer = pages.iter().flat_map(|page| planes.clone().map(|plane| (*page, plane)));
+                    let start = pieces.len();
+                    pieces.extend(
+                        of_layer.map(|(page, plane)| Piece { layer, what: Copied::Page(page, plane) }),
+                    );
+                    self.random.shuffle(&mut pieces[start..]);
+                }
+                if *by_layer {
+                    pieces.reverse();
+                } else {
+                    self.random.shuffle(&mut pieces);
+                }
+            }
+            Work::Blocks(moves) => {
+                pieces.extend(moves.iter().map(|copy| Piece { layer: 0, what: Copied::Block(*copy) }));
+                self.random.shuffle(&mut pieces);
+            }
+        }
+        pieces
+    }
+
+    /// Copies one piece of one order.
+    fn step(&mut self, number: usize) -> Result<(), DeviceError> {
+        let running = &mut self.running[number];
+        let limit = match running.fault {
+            Some(Fault::Fail { after } | Fault::Stall { after } | Fault::Lose { after }) => after,
+            _ => u32::MAX,
+        };
+        if running.copied >= limit {
+            match running.fault {
+                Some(Fault::Fail { .. }) => self.end(number, Err(CopyError::Failed)),
+                Some(Fault::Lose { .. }) => {
+                    self.is_lost = true;
+                    return Err(DeviceError::Lost(LOST.into()));
+                }
+                _ => {}
+            }
+            return Ok(());
+        }
+        let Some(piece) = running.pieces.pop() else {
+            self.end(number, Ok(()));
+            return Ok(());
+        };
+        running.copied += 1;
+        copy(&self.registry, &running.order, piece);
+        Ok(())
+    }
+
+    fn end(&mut self, number: usize, result: Result<(), CopyError>) {
+        let running = &mut self.running[number];
+        running.ended = Some((result, self.control.script().late_polls));
+        if let Some(then) = running.order.then {
+            let reached = then.raised(running.order.work.layers());
+            self.registry.region_of(then.word.region).memory.set_word(then.word.offset, reached.value);
+        }
+    }
+
+    /// Tells of layers that are done, from the first on.
+    fn tell_layers(&mut self, number: usize, events: &mut Vec<Event>) {
+        let running = &mut self.running[number];
+        let Work::Pages { by_layer: true, .. } = running.order.work else { return };
+        let done = running.pieces.last().map_or(running.order.work.layers(), |piece| piece.layer);
+        if done > running.told_layers {
+            running.told_layers = done;
+            events.push(Event::Layers { ticket: running.ticket, done });
+            if let Some(then) = running.order.then {
+                let memory = &self.registry.region_of(then.word.region).memory;
+                memory.set_word(then.word.offset, then.raised(done).value);
+            }
+        }
+    }
+
+    fn may_begin(&self, running: &Running) -> bool {
+        running.order.after.is_none_or(|flag| {
+            flag.is_reached_by(self.registry.region_of(flag.word.region).memory.word(flag.word.offset))
+        })
+    }
+}
+
+impl Device for HostDevice {
+    fn name(&self) -> String {
+        "host memory, for tests".into()
+    }
+
+    fn attach(&mut self, memory: HostMemory) -> Result<RegionId, DeviceError> {
+        self.call()?;
+        Ok(self.registry.add_region(HostRegion { memory, is_host: true }))
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Result<RegionId, DeviceError> {
+        self.call()?;
+        let memory = HostMemory::allocate(bytes);
+        let memory =
+            memory.map_err(|error| DeviceError::Refused { what: "memory", reason: error.to_string() })?;
+        Ok(self.registry.add_region(HostRegion { memory, is_host: false }))
+    }
+
+    /// Takes the memory that was shared last ([`HostControl::share`]).
+    fn import(&mut self, _: EngineMemory) -> Result<RegionId, DeviceError> {
+        self.call()?;
+        let refused =
+            || DeviceError::Refused { what: "an engine's memory", reason: "none was shared".into() };
+        let memory = self.control.script().engine_memory.pop().ok_or_else(refused)?;
+        Ok(self.registry.add_region(HostRegion { memory, is_host: false }))
+    }
+
+    fn detach(&mut self, region: RegionId) -> Result<(), DeviceError> {
+        self.call()?;
+        self.registry.remove_region(region).map(|_| ())
+    }
+
+    fn register(&mut self, layout: PagedLayout, regions: Vec<RegionId>) -> Result<TensorsId, DeviceError> {
+        self.call()?;
+        self.registry.check_tensors(&layout, &regions)?;
+        Ok(self.registry.add_tensors(layout, regions, ()))
+    }
+
+    fn unregister(&mut self, tensors: TensorsId) -> Result<(), DeviceError> {
+        self.call()?;
+        self.registry.remove_tensors(tensors)
+    }
+
+    fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError> {
+        self.call()?;
+        self.registry.begin(&order)?;
+        let fault = self.control.script().faults.pop_front().flatten();
+        if fault == Some(Fault::Refuse) {
+            self.registry.end(&order);
+            return Err(DeviceError::Refused { what: "a copy", reason: "as it was told".into() });
+        }
+        let pieces = self.pieces(&order);
+        self.running.push(Running { ticket, order, pieces, copied: 0, told_layers: 0, fault, ended: None });
+        Ok(())
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
+        self.call()?;
+        for _ in 0..self.random.u32(0..STEPS_PER_POLL) {
+            if self.running.is_empty() {
+                return Ok(());
+            }
+            let number = self.random.usize(0..self.running.len());
+            if self.running[number].ended.is_none() && self.may_begin(&self.running[number]) {
+                self.step(number)?;
+                self.tell_layers(number, events);
+            }
+        }
+        let mut number = 0;
+        while number < self.running.len() {
+            match &mut self.running[number].ended {
+                Some((result, 0)) => {
+                    let result = *result;
+                    let Running { ticket, order, .. } = self.running.swap_remove(number);
+                    self.registry.end(&order);
+                    events.push(Event::Done { ticket, result });
+                }
+                Some((_, polls)) => {
+                    *polls -= 1;
+                    number += 1;
+                }
+                None => number += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// Where it was told to ([`HostControl::cling`]), it cannot be given up.
+    fn close(self: Box<Self>) -> Result<(), DeviceError> {
+        let mut script = self.control.script();
+        if script.clings {
+            return Err(DeviceError::Lost(LOST.into()));
+        }
+        script.gone += 1;
+        Ok(())
+    }
+}
+
+impl HostControl {
+    /// The next order goes wrong like this.
+    pub fn fail_next(&self, fault: Fault) {
+        self.script().faults.push_back(Some(fault));
+    }
+
+    /// The next order goes well, before those that were told not to.
+    pub fn spare_next(&self) {
+        self.script().faults.push_back(None);
+    }
+
+    /// Calls return no more, until [`HostControl::release_calls`].
+    pub fn hold_calls(&self) {
+        self.script().holds_calls = true;
+    }
+
+    /// Calls return again.
+    pub fn release_calls(&self) {
+        self.script().holds_calls = false;
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until a call is held.
+    pub fn wait_until_held(&self) {
+        let mut script = self.script();
+        while !script.holds_calls || script.held == 0 {
+            script = self.0.changed.wait(script).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Word of what ends from now on comes so many polls late.
+    pub fn be_late(&self, polls: u32) {
+        self.script().late_polls = polls;
+    }
+
+    /// What the next import finds.
+    pub fn share(&self, memory: HostMemory) {
+        self.script().engine_memory.push(memory);
+    }
+
+    /// A device cannot be closed any more.
+    pub fn cling(&self) {
+        self.script().clings = true;
+    }
+
+    /// Devices that were closed.
+    #[must_use]
+    pub fn gone(&self) -> u32 {
+        self.script().gone
+    }
+
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.0.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Region for HostRegion {
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.memory.is_writable()
+    }
+
+    fn is_host(&self) -> bool {
+        self.is_host
+    }
+}
+
+fn copy(registry: &Registry<HostRegion, ()>, order: &Order, piece: Piece) {
+    match (piece.what, &order.work) {
+        (Copied::Page(page, plane), Work::Pages { tensors, .. }) => {
+            let tensors = registry.tensors_of(*tensors);
+            let layout = &tensors.layout;
+            let block = &registry.region_of(page.block.region).memory;
+            let in_block = page.block.offset + layout.in_block(plane, page.in_chunk);
+            for run in layout.runs(plane, page.page) {
+                let paged = &registry.region_of(tensors.regions[run.region as usize]).memory;
+                let bytes = run.range.end - run.range.start;
+                match order.direction {
+                    Direction::Load => {
+                        block.copy_to(in_block + run.in_page, paged, run.range.start, bytes);
+                    }
+                    Direction::Save => {
+                        paged.copy_to(run.range.start, block, in_block + run.in_page, bytes);
+                    }
+                }
+            }
+        }
+        (Copied::Block(BlockMove { from, to, bytes }), _) => {
+            let (source, target) =
+                (&registry.region_of(from.region).memory, &registry.region_of(to.region).memory);
+            source.copy_to(from.offset, target, to.offset, bytes);
+        }
+        (Copied::Page(..), Work::Blocks(_)) => unreachable!("only orders of pages have pages"),
+    }
+}
+
+/// Pieces that are copied between two words to the caller, at most.
+const STEPS_PER_POLL: u32 = 24;
+
+const LOST: &str = "as it was told";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Where the bytes of an engine's paged KV memory stand, by strides, and in which order a block has them.
+//!
+//! A *plane* is what one layer has of one kind: keys and values together as vLLM keeps them, or keys alone as SGLang does.
+//! All pages of all planes have the same shape: [`Dim`]s around a contiguous *run*. The block of a chunk has its planes one
+//! behind the other; in each, the chunk's pages in order; in each of these, the runs in the order of the dims, outermost
+//! first. That is the order of the copies that the CPU makes.
+
+mod check;
+mod engines;
+
+use std::ops::Range;
+
+pub use engines::{Shape, VllmOrder, sglang_latent, sglang_split, vllm};
+
+/// What an engine says of its memory; a [`PagedLayout`] once it was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayoutSpec {
+    /// The planes, layer by layer.
+    pub planes: Vec<Plane>,
+    /// Planes that belong to one layer.
+    pub planes_per_layer: u32,
+    /// Pages of each plane.
+    pub pages: u32,
+    /// Pages whose bytes make one block, in each plane.
+    pub pages_per_chunk: u32,
+    /// How often, and how far apart, runs come in a page; outermost first, at most [`MAX_DIMS`].
+    pub dims: Vec<Dim>,
+    /// Bytes of one run, which is contiguous.
+    pub run_bytes: u64,
+}
+
+/// Where one plane's pages stand. All in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plane {
+    /// Number of the allocation in which it lies.
+    pub region: u32,
+    /// Where its page 0 begins there.
+    pub offset: u64,
+    /// From one page to the next.
+    pub page_stride: u64,
+}
+
+/// A dimension of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dim {
+    /// How often.
+    pub count: u32,
+    /// How many bytes further each time.
+    pub stride: u64,
+}
+
+/// Paged memory whose every byte is known to lie within its region, aligned, and in one place only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PagedLayout {
+    spec: LayoutSpec,
+    page_bytes: u64,
+    block_bytes: u64,
+}
+
+/// One contiguous piece of a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Number of the allocation.
+    pub region: u32,
+    /// Its bytes there.
+    pub range: Range<u64>,
+    /// Where it stands in the page's bytes in a block.
+    pub in_page: u64,
+}
+
+/// Why paged memory is refused. Nothing of it was used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// Of something there is none.
+    #[error("there are no {0}")]
+    Empty(&'static str),
+    /// More than fits the description, or can be addressed.
+    #[error("there are too many {0}")]
+    TooMany(&'static str),
+    /// Not every layer has all its planes.
+    #[error("{planes} planes are no whole number of layers of {per_layer}")]
+    BrokenLayer {
+        /// Planes there are.
+        planes: usize,
+        /// Planes of a layer.
+        per_layer: u32,
+    },
+    /// A GPU thread moves 16 bytes at a time.
+    #[error("the {what} of {bytes} bytes is no multiple of {ALIGNMENT}")]
+    Unaligned {
+        /// What is unaligned.
+        what: &'static str,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// A plane reaches beyond its region, or names none.
+    #[error("plane {plane} needs {needed} bytes of region {region}, which has {found}")]
+    OutOfRegion {
+        /// Number of the plane.
+        plane: usize,
+        /// The region it names.
+        region: u32,
+        /// The bytes it needs there.
+        needed: u64,
+        /// The bytes there are.
+        found: u64,
+    },
+    /// Pages or runs of a plane lie on each other.
+    #[error("the pages of plane {0} overlap")]
+    PagesOverlap(usize),
+    /// Two planes share bytes.
+    #[error("planes {0} and {1} overlap")]
+    PlanesOverlap(usize, usize),
+    /// An order of dimensions that nobody knows.
+    #[error("unknown KV cache layout {0:?}")]
+    UnknownOrder(String),
+}
+
+impl PagedLayout {
+    /// Checks what an engine says against the sizes of its regions.
+    ///
+    /// # Errors
+    /// [`LayoutError`] where anything is missing, unaligned, beyond its region, or in one place with something else.
+    pub fn new(spec: LayoutSpec, region_bytes: &[u64]) -> Result<Self, LayoutError> {
+        let page_bytes = check::check(&spec, region_bytes)?;
+        let pages = u64::from(spec.pages_per_chunk) * spec.planes.len() as u64;
+        let block_bytes = page_bytes.checked_mul(pages).ok_or(LayoutError::TooMany("bytes"))?;
+        Ok(Self { spec, page_bytes, block_bytes })
+    }
+
+    /// What was checked.
+    #[must_use]
+    pub fn spec(&self) -> &LayoutSpec {
+        &self.spec
+    }
+
+    /// Layers.
+    #[must_use]
+    pub fn layers(&self) -> u32 {
+        self.spec.planes.len() as u32 / self.spec.planes_per_layer
+    }
+
+    /// The planes of some layers.
+    #[must_use]
+    pub fn planes_of(&self, layers: &Range<u32>) -> Range<u32> {
+        layers.start * self.spec.planes_per_layer..layers.end * self.spec.planes_per_layer
+    }
+
+    /// Bytes of one page in one plane.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// Bytes that a block has of one plane.
+    #[must_use]
+    pub fn plane_bytes(&self) -> u64 {
+        self.page_bytes * u64::from(self.spec.pages_per_chunk)
+    }
+
+    /// Bytes of one chunk in all planes.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// Where in a block the bytes of its page number `in_chunk` begin, of one plane.
+    #[must_use]
+    pub fn in_block(&self, plane: u32, in_chunk: u32) -> u64 {
+        u64::from(plane) * self.plane_bytes() + u64::from(in_chunk) * self.page_bytes
+    }
+
+    /// The contiguous pieces of a page, in the order of a block.
+    ///
+    /// # Panics
+    /// Where there is no such plane.
+    pub fn runs(&self, plane: u32, page: u32) -> impl Iterator<Item = Run> {
+        let Plane { region, offset, page_stride } = self.spec.planes[plane as usize];
+        let start = offset + u64::from(page) * page_stride;
+        let run_bytes = self.spec.run_bytes;
+        (0..self.page_bytes / run_bytes).map(move |run| {
+            let (mut left, mut at) = (run, start);
+            for dim in self.spec.dims.iter().rev() {
+                at += left % u64::from(dim.count) * dim.stride;
+                left /= u64::from(dim.count);
+            }
+            Run { region, range: at..at + run_bytes, in_page: run * run_bytes }
+        })
+    }
+}
+
+/// A thread of a kernel moves so many bytes at a time.
+pub const ALIGNMENT: u64 = 16;
+
+/// Dimensions of a page beside its runs: heads, tokens.
+pub const MAX_DIMS: usize = 2;
+
+/// Planes of one layout.
+pub const MAX_PLANES: usize = 4_096;
+
+#[cfg(test)]
+mod tests;

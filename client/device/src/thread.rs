@@ -1,0 +1,341 @@
+//! The thread of one device, which alone calls it.
+//!
+//! It takes orders from a bounded ring. Whoever asks never waits for the device: a call of it that hangs, hangs this thread
+//! alone.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use crate::device::{CopyError, Device, DeviceError, Event};
+use crate::order::{Order, Ticket};
+
+/// The thread. Dropping it lets what is under way end; [`DeviceThread::join`] waits for that.
+pub struct DeviceThread {
+    ring: SyncSender<Request>,
+    limit: usize,
+    outstanding: Arc<AtomicUsize>,
+    thread: JoinHandle<()>,
+}
+
+/// What the thread tells. Words of one order come in order.
+#[derive(Debug)]
+pub enum Report {
+    /// Layers of an order are done, from its first on.
+    Layers {
+        /// The order.
+        ticket: Ticket,
+        /// How many are.
+        done: u32,
+    },
+    /// An order has ended; told once of each that was taken.
+    Done {
+        /// The order.
+        ticket: Ticket,
+        /// Whether all its bytes are where they should be. After [`CopyError::Lost`] the device may still touch its memory.
+        result: Result<(), CopyError>,
+        /// The order's place, which another may have when this is dropped.
+        place: OrderPlace,
+    },
+    /// There is no device, or it failed. All that comes is refused from now on.
+    Lost(DeviceError),
+    /// The device was given up, at the latest when the thread ends: nothing of it touches any memory.
+    Gone,
+}
+
+/// One of the bounded places for orders.
+#[derive(Debug)]
+pub struct OrderPlace(Arc<AtomicUsize>);
+
+/// Makes an order with what the device must have for it.
+type Make = Box<dyn FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send>;
+
+/// Something else to do with the device.
+type Call = Box<dyn FnOnce(&mut dyn Device) + Send>;
+
+/// Hears what happened, on the device's thread. It must not wait. It hears of so many orders at a time as there are places.
+type Hear = Box<dyn FnMut(Report) + Send>;
+
+/// The ring, or all places for orders, are taken: to be tried again after the next [`Report::Done`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the device has too many orders")]
+pub struct Busy;
+
+enum Request {
+    Copy(Ticket, Make, OrderPlace),
+    Call(Call),
+}
+
+/// How long nothing happened.
+#[derive(Default)]
+struct Idle {
+    spins: u32,
+    waited: Duration,
+}
+
+/// What the thread has.
+struct Worker {
+    requests: Receiver<Request>,
+    hear: Hear,
+    running: Vec<(Ticket, OrderPlace)>,
+    /// Ends before the others do, so that it is dropped while they can still hear of it.
+    device: Option<Box<dyn Device>>,
+}
+
+impl DeviceThread {
+    /// Starts a thread, on which `open` makes the device; `hear` is told what happens, the failure to make one included. At most
+    /// `orders` are taken that nobody heard the end of.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub fn start(
+        name: &str,
+        orders: usize,
+        open: impl FnOnce() -> Result<Box<dyn Device>, DeviceError> + Send + 'static,
+        hear: impl FnMut(Report) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (ring, requests) = sync_channel(orders + MOST_CALLS);
+        let run = move || {
+            let mut worker = Worker { requests, hear: Box::new(hear), running: Vec::new(), device: None };
+            match guarded(open) {
+                Ok(device) => worker.device = Some(device),
+                Err(error) => worker.lose(error),
+            }
+            worker.run();
+        };
+        let thread = Builder::new().name(name.to_owned()).spawn(run)?;
+        Ok(Self { ring, limit: orders, outstanding: Arc::default(), thread })
+    }
+
+    /// Hands an order to the thread.
+    ///
+    /// # Errors
+    /// [`Busy`], with nothing done, where too many are under way.
+    pub fn submit(&self, ticket: Ticket, order: Order) -> Result<(), Busy> {
+        self.submit_made(ticket, move |_| Ok(order))
+    }
+
+    /// Hands an order to the thread that is made there: it may need memory that has yet to be attached. An error of `make` refuses
+    /// the copy.
+    ///
+    /// # Errors
+    /// [`Busy`], with nothing done, where too many are under way.
+    pub fn submit_made(
+        &self,
+        ticket: Ticket,
+        make: impl FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send + 'static,
+    ) -> Result<(), Busy> {
+        let place = OrderPlace(Arc::clone(&self.outstanding));
+        if self.outstanding.fetch_add(1, Ordering::Relaxed) >= self.limit {
+            return Err(Busy);
+        }
+        self.send(Request::Copy(ticket, Box::new(make), place))
+    }
+
+    /// Has the thread do something else with its device: attach memory, register tensors. Where the device is lost, `call` is
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`Busy`], with nothing done, where too much waits.
+    pub fn call(&self, call: impl FnOnce(&mut dyn Device) + Send + 'static) -> Result<(), Busy> {
+        self.send(Request::Call(Box::new(call)))
+    }
+
+    /// Orders that were taken and whose end nobody heard of, or whose place is still held.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all that was asked for has ended. A device that is stalled keeps it waiting.
+    pub fn join(self) {
+        drop(self.ring);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread of a device panicked outside of any call");
+        }
+    }
+
+    fn send(&self, request: Request) -> Result<(), Busy> {
+        self.ring.try_send(request).map_err(|error| match error {
+            TrySendError::Full(_) | TrySendError::Disconnected(_) => Busy,
+        })
+    }
+}
+
+impl Idle {
+    /// How long to wait now: not at all at first, then a small part of what was waited before, so that an order ends about when
+    /// it is told to, however long it takes.
+    fn pause(&mut self) -> Duration {
+        if self.spins < SPINS {
+            self.spins += 1;
+            return Duration::ZERO;
+        }
+        let pause = (self.waited / PAUSE_PART).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+        self.waited += pause;
+        pause
+    }
+}
+
+impl Drop for OrderPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut events = Vec::new();
+        let mut idle = Idle::default();
+        loop {
+            let Some(was_asked) = self.take_requests(&mut idle) else { return self.give_up() };
+            if let Some(device) = &mut self.device
+                && let Err(error) = guarded(|| device.poll(&mut events))
+            {
+                self.forward(&mut events);
+                self.lose(error);
+            }
+            let is_news = self.forward(&mut events);
+            if was_asked || is_news {
+                idle = Idle::default();
+            }
+        }
+    }
+
+    /// Begins what was asked for. Without anything under way it waits for a request, else for a moment at most. `None` when
+    /// nobody can ask any more and nothing is under way.
+    fn take_requests(&mut self, idle: &mut Idle) -> Option<bool> {
+        let mut was_asked = false;
+        for _ in 0..REQUESTS_PER_POLL {
+            match self.requests.try_recv() {
+                Ok(request) => {
+                    self.begin(request);
+                    was_asked = true;
+                }
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) if self.running.is_empty() => return None,
+                Err(TryRecvError::Disconnected) => {
+                    std::thread::sleep(idle.pause());
+                    return Some(was_asked);
+                }
+            }
+        }
+        if was_asked {
+            return Some(true);
+        }
+        if self.running.is_empty() {
+            self.begin(self.requests.recv().ok()?);
+            return Some(true);
+        }
+        let pause = idle.pause();
+        if pause.is_zero() {
+            std::thread::yield_now();
+            return Some(false);
+        }
+        match self.requests.recv_timeout(pause) {
+            Ok(request) => self.begin(request),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Some(false),
+        }
+        Some(true)
+    }
+
+    fn begin(&mut self, request: Request) {
+        match (request, &mut self.device) {
+            (Request::Copy(ticket, make, place), Some(device)) => {
+                let begun = guarded(|| {
+                    let order = make(device.as_mut())?;
+                    device.start(ticket, order)
+                });
+                match begun {
+                    Ok(()) => self.running.push((ticket, place)),
+                    Err(error @ DeviceError::Lost(_)) => {
+                        self.running.push((ticket, place));
+                        self.lose(error);
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "a copy was refused");
+                        (self.hear)(Report::Done { ticket, result: Err(CopyError::Refused), place });
+                    }
+                }
+            }
+            (Request::Copy(ticket, _, place), None) => {
+                (self.hear)(Report::Done { ticket, result: Err(CopyError::Refused), place });
+            }
+            (Request::Call(call), Some(device)) => {
+                let done = guarded(|| {
+                    call(device.as_mut());
+                    Ok(())
+                });
+                if let Err(error) = done {
+                    self.lose(error);
+                }
+            }
+            (Request::Call(_), None) => {}
+        }
+    }
+
+    fn forward(&mut self, events: &mut Vec<Event>) -> bool {
+        let is_news = !events.is_empty();
+        for event in events.drain(..) {
+            match event {
+                Event::Layers { ticket, done } => (self.hear)(Report::Layers { ticket, done }),
+                Event::Done { ticket, result } => {
+                    let Some(number) = self.running.iter().position(|running| running.0 == ticket) else {
+                        continue;
+                    };
+                    let (_, place) = self.running.swap_remove(number);
+                    (self.hear)(Report::Done { ticket, result, place });
+                }
+            }
+        }
+        is_news
+    }
+
+    /// Tells all callers first: giving up a device that failed may take for ever.
+    fn lose(&mut self, error: DeviceError) {
+        tracing::error!(%error, "a device is lost");
+        (self.hear)(Report::Lost(error));
+        for (ticket, place) in self.running.drain(..) {
+            (self.hear)(Report::Done { ticket, result: Err(CopyError::Lost), place });
+        }
+        self.give_up();
+    }
+
+    /// Only a device that could be closed is known to touch nothing.
+    fn give_up(&mut self) {
+        let Some(device) = self.device.take() else { return };
+        match guarded(|| device.close()) {
+            Ok(()) => (self.hear)(Report::Gone),
+            Err(error) => {
+                tracing::error!(%error, "a device cannot be given up: what it touches stays unusable")
+            }
+        }
+    }
+}
+
+/// A device that panics is lost: what it was doing is unknown.
+fn guarded<T>(call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|_| Err(DeviceError::Lost("its code panicked".into())))
+}
+
+/// Calls that may wait beside orders.
+const MOST_CALLS: usize = 64;
+
+/// Orders are begun in runs, between which the device is asked what ended.
+const REQUESTS_PER_POLL: usize = 16;
+
+/// Looks at the device without a pause, after something happened: about 50 us.
+const SPINS: u32 = 256;
+
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+
+const PAUSE_PART: u32 = 32;
+
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests;

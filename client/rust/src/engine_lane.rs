@@ -1,0 +1,277 @@
+//! Copies between an engine's GPU memory and blocks, made by the engine's own process: the arena lane for GPUs.
+//!
+//! The node's memory, which the session has mapped, is pinned where a copy first needs it, on the device's thread. Whoever asks
+//! for a copy never waits for the device; what the copy touches is kept from everybody else until the device let go of it,
+//! even where nobody waits for it any more.
+
+mod copies;
+mod regions;
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+
+use larder_device::order::MAX_COPIES;
+use larder_device::thread::Busy;
+use larder_device::{
+    Device, DeviceError, DeviceThread, Direction, EngineMemory, HostMemory, Order, PageCopy, PagedLayout,
+    Place, TensorsId, Ticket, Work,
+};
+
+pub use copies::{Copied, CopyHandle};
+
+use crate::lease::LeaseGuard;
+use crate::lock;
+use crate::mapping::Mapping;
+use crate::reservation::StagedChunk;
+use copies::{Copies, Held};
+use regions::Regions;
+
+/// A GPU of this process, and the thread that alone calls it. Shared by reference.
+pub struct EngineLane {
+    thread: DeviceThread,
+    copies: Arc<Copies>,
+    regions: Arc<Mutex<Regions>>,
+    /// Words by which the engine's streams and copies wait for each other.
+    flags: HostMemory,
+    next: AtomicU64,
+}
+
+/// Tensors that were registered with a lane.
+#[derive(Debug, Clone)]
+pub struct EngineTensors {
+    id: TensorsId,
+    layout: PagedLayout,
+}
+
+/// Which pages of a leased prefix are loaded.
+#[derive(Debug, Clone)]
+pub struct LoadPages {
+    /// The block of each chunk.
+    pub block: usize,
+    /// Consecutive pages of the prompt.
+    pub pages: Vec<u32>,
+    /// The number of the first, counted from the lease's first chunk.
+    pub first_page: u64,
+    /// Which layers.
+    pub layers: Range<u32>,
+    /// Whether each layer is to be told as soon as it is done.
+    pub by_layer: bool,
+}
+
+/// Words of the flag page that a copy waits for and raises.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CopyFlags {
+    /// Word and value: the copy begins when it is reached.
+    pub after: Option<(u32, u32)>,
+    /// Word and value: raised by one for each layer that is done.
+    pub then: Option<(u32, u32)>,
+}
+
+/// Why a copy was not begun.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaneError {
+    /// Too many are under way: to be tried again when one has ended, or made by other means.
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    /// The device cannot do it.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The pages are not those of the lease, the layout not that of the namespace, or the order too long.
+    #[error("{0}")]
+    Mismatch(String),
+    /// The device is lost.
+    #[error("the device is gone")]
+    Gone,
+}
+
+impl EngineLane {
+    /// Starts the device's thread, on which `open` makes the device. At most `orders` copies are under way at a time.
+    ///
+    /// # Errors
+    /// [`LaneError::Device`] where there is no device.
+    pub fn start(
+        orders: usize,
+        open: impl FnOnce() -> Result<Box<dyn Device>, DeviceError> + Send + 'static,
+    ) -> Result<Self, LaneError> {
+        let os = |error: io::Error| {
+            LaneError::Device(DeviceError::Refused { what: "a thread", reason: error.to_string() })
+        };
+        let copies = Arc::new(Copies::default());
+        let hear = Arc::clone(&copies);
+        let thread = DeviceThread::start("larder-engine-gpu", orders, open, move |report| hear.hear(report));
+        let flags = HostMemory::allocate(FLAG_BYTES).map_err(os)?;
+        let lane = Self {
+            thread: thread.map_err(os)?,
+            copies,
+            regions: Arc::default(),
+            flags: flags.clone(),
+            next: AtomicU64::new(1),
+        };
+        let regions = Arc::clone(&lane.regions);
+        lane.ask(move |device| lock(&regions).attach_flags(device, flags))?;
+        Ok(lane)
+    }
+
+    /// Makes an engine's tensors known: the regions that the layout names, in order. Waits for the device.
+    ///
+    /// # Errors
+    /// [`LaneError::Device`] where the device refuses one of them, or the layout.
+    pub fn register(
+        &self,
+        layout: PagedLayout,
+        memory: Vec<EngineMemory>,
+    ) -> Result<EngineTensors, LaneError> {
+        let of_device = layout.clone();
+        let id = self.ask(move |device| {
+            let regions = memory.into_iter().map(|memory| device.import(memory));
+            let regions = regions.collect::<Result<_, _>>()?;
+            device.register(of_device, regions)
+        })?;
+        Ok(EngineTensors { id, layout })
+    }
+
+    /// Begins to copy what is leased into pages. The lease is kept until the device let go of it.
+    ///
+    /// # Errors
+    /// [`LaneError`], with nothing begun.
+    ///
+    /// # Panics
+    /// Where the namespace has no such block.
+    pub fn load(
+        &self,
+        tensors: &EngineTensors,
+        lease: &Arc<LeaseGuard>,
+        load: &LoadPages,
+        flags: CopyFlags,
+    ) -> Result<CopyHandle<()>, LaneError> {
+        tensors.check_block(lease.namespace().block_bytes(load.block))?;
+        let per_chunk = u64::from(tensors.layout.spec().pages_per_chunk);
+        let end = load.first_page.checked_add(load.pages.len() as u64);
+        if load.pages.is_empty() || end.is_none_or(|end| end > lease.chunks() as u64 * per_chunk) {
+            return Err(LaneError::Mismatch(format!(
+                "{} pages from {} on are not those of a lease of {} chunks",
+                load.pages.len(),
+                load.first_page,
+                lease.chunks()
+            )));
+        }
+        let page_bytes = tensors.layout.block_bytes() / per_chunk;
+        let mut copies = Vec::with_capacity(load.pages.len());
+        for (number, &page) in (load.first_page..).zip(&load.pages) {
+            let (position, in_chunk) = ((number / per_chunk) as usize, (number % per_chunk) as u32);
+            if !lease.has_block(position, load.block) {
+                return Err(LaneError::Mismatch(format!("the chunk at {position} has no such block leased")));
+            }
+            let (memory, offset) = lease.block_memory(position, load.block, page_bytes);
+            copies.push((memory, offset, in_chunk, page));
+        }
+        let held = Held::Lease(Arc::clone(lease));
+        self.begin(tensors, Direction::Load, copies, load.layers.clone(), load.by_layer, flags, held)
+    }
+
+    /// Begins to copy the pages of a chunk into its staged room. The room comes back with the copy's end, to be committed; a copy
+    /// that fails gives it up.
+    ///
+    /// # Errors
+    /// [`LaneError`], with nothing begun; the staged chunk is given up.
+    ///
+    /// # Panics
+    /// Where the chunk has no such block to write.
+    pub fn save(
+        &self,
+        tensors: &EngineTensors,
+        staged: StagedChunk,
+        block: usize,
+        pages: &[u32],
+        flags: CopyFlags,
+    ) -> Result<CopyHandle<StagedChunk>, LaneError> {
+        tensors.check_block(staged.namespace().block_bytes(block))?;
+        let per_chunk = tensors.layout.spec().pages_per_chunk;
+        if pages.len() as u64 != u64::from(per_chunk) {
+            return Err(LaneError::Mismatch(format!("a chunk has {per_chunk} pages, not {}", pages.len())));
+        }
+        let (memory, offset) = staged.block_memory(block);
+        let copies = (0..).zip(pages).map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page));
+        let layers = 0..tensors.layout.layers();
+        let held = Held::Staged(staged);
+        self.begin(tensors, Direction::Save, copies.collect(), layers, false, flags, held)
+    }
+
+    /// The flag page. Its words are at multiples of 4; a device waits for them and raises them as [`CopyFlags`] says.
+    #[must_use]
+    pub fn flags(&self) -> &HostMemory {
+        &self.flags
+    }
+
+    /// Copies whose memory the device has not let go of.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.copies.under_way()
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one place for both directions")]
+    fn begin<T>(
+        &self,
+        tensors: &EngineTensors,
+        direction: Direction,
+        copies: Vec<(Arc<Mapping>, u64, u32, u32)>,
+        layers: Range<u32>,
+        by_layer: bool,
+        flags: CopyFlags,
+        held: Held,
+    ) -> Result<CopyHandle<T>, LaneError>
+    where
+        CopyHandle<T>: From<Arc<Copied>>,
+    {
+        if copies.len() > MAX_COPIES {
+            return Err(LaneError::Mismatch(format!("{} pages are too many for one copy", copies.len())));
+        }
+        let ticket = Ticket(self.next.fetch_add(1, Ordering::Relaxed));
+        let (regions, tensors) = (Arc::clone(&self.regions), tensors.id);
+        let copied = self.copies.begin(ticket, held).ok_or(LaneError::Gone)?;
+        let make = move |device: &mut dyn Device| {
+            let mut regions = lock(&regions);
+            let mut pages = Vec::with_capacity(copies.len());
+            for (memory, offset, in_chunk, page) in &copies {
+                let block = Place { region: regions.find(device, memory)?, offset: *offset };
+                pages.push(PageCopy { block, in_chunk: *in_chunk, page: *page });
+            }
+            let (after, then) = (regions.flag(flags.after)?, regions.flag(flags.then)?);
+            let work = Work::Pages { tensors, pages, layers, by_layer };
+            Ok(Order { direction, work, after, then })
+        };
+        if let Err(busy) = self.thread.submit_made(ticket, make) {
+            self.copies.forget(ticket);
+            return Err(busy.into());
+        }
+        Ok(copied.into())
+    }
+
+    /// Has the device do something, and waits for its answer.
+    fn ask<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut dyn Device) -> Result<T, DeviceError> + Send + 'static,
+    ) -> Result<T, LaneError> {
+        let (answer, answered) = sync_channel(1);
+        self.thread.call(move |device| drop(answer.send(what(device))))?;
+        let lost = || self.copies.why_lost().map_or(LaneError::Gone, LaneError::Device);
+        Ok(answered.recv().map_err(|_| lost())??)
+    }
+}
+
+impl EngineTensors {
+    fn check_block(&self, bytes: u64) -> Result<(), LaneError> {
+        let own = self.layout.block_bytes();
+        if own == bytes {
+            return Ok(());
+        }
+        Err(LaneError::Mismatch(format!("a chunk's pages have {own} bytes, its block {bytes}")))
+    }
+}
+
+/// 1,024 words.
+const FLAG_BYTES: u64 = 4_096;

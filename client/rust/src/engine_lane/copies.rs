@@ -1,0 +1,161 @@
+//! Copies under way, and what they keep from others.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use larder_device::thread::Report;
+use larder_device::{CopyError, DeviceError, Ticket};
+
+use crate::lease::LeaseGuard;
+use crate::lock;
+use crate::reservation::StagedChunk;
+
+/// All copies of a lane.
+#[derive(Default)]
+pub(super) struct Copies(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    running: HashMap<Ticket, (Held, Arc<Copied>)>,
+    /// What copies of a lost device may touch, until it is gone.
+    limbo: Vec<Held>,
+    lost: Option<DeviceError>,
+}
+
+/// What a copy keeps from others: the chunks that it reads, or the room that it writes to.
+pub(super) enum Held {
+    Lease(#[expect(dead_code, reason = "kept until the device let go of it")] Arc<LeaseGuard>),
+    Staged(StagedChunk),
+}
+
+/// How far a copy is.
+#[derive(Default)]
+pub struct Copied {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    layers: u32,
+    result: Option<Result<(), CopyError>>,
+    staged: Option<StagedChunk>,
+}
+
+/// A copy under way, which goes on if this is dropped. `T` is what its end gives back.
+pub struct CopyHandle<T> {
+    copied: Arc<Copied>,
+    gives: PhantomData<fn() -> T>,
+}
+
+impl Copies {
+    /// `None` where the device is lost.
+    pub(super) fn begin(&self, ticket: Ticket, held: Held) -> Option<Arc<Copied>> {
+        let mut table = lock(&self.0);
+        if table.lost.is_some() {
+            return None;
+        }
+        let copied = Arc::new(Copied::default());
+        table.running.insert(ticket, (held, Arc::clone(&copied)));
+        Some(copied)
+    }
+
+    /// A copy was not begun.
+    pub(super) fn forget(&self, ticket: Ticket) {
+        // Dropped after the lock: giving back a lease takes others.
+        let forgotten = lock(&self.0).running.remove(&ticket);
+        drop(forgotten);
+    }
+
+    pub(super) fn under_way(&self) -> usize {
+        let table = lock(&self.0);
+        table.running.len() + table.limbo.len()
+    }
+
+    pub(super) fn why_lost(&self) -> Option<DeviceError> {
+        lock(&self.0).lost.clone()
+    }
+
+    /// What the device's thread tells.
+    pub(super) fn hear(&self, report: Report) {
+        match report {
+            Report::Layers { ticket, done } => {
+                if let Some((_, copied)) = lock(&self.0).running.get(&ticket) {
+                    lock(&copied.state).layers = done;
+                    copied.changed.notify_all();
+                }
+            }
+            Report::Done { ticket, result, place } => {
+                let ended = lock(&self.0).running.remove(&ticket);
+                drop(place);
+                if let Some((held, copied)) = ended {
+                    self.end(held, &copied, result);
+                }
+            }
+            Report::Lost(error) => lock(&self.0).lost = Some(error),
+            Report::Gone => {
+                let gone = std::mem::take(&mut lock(&self.0).limbo);
+                drop(gone);
+            }
+        }
+    }
+
+    fn end(&self, held: Held, copied: &Copied, result: Result<(), CopyError>) {
+        let mut staged = None;
+        match (held, result) {
+            (held, Err(CopyError::Lost)) => lock(&self.0).limbo.push(held),
+            (Held::Staged(chunk), Ok(())) => staged = Some(chunk),
+            // A lease, or room in which nobody knows what is: given up.
+            _ => {}
+        }
+        *lock(&copied.state) = State { layers: u32::MAX, result: Some(result), staged };
+        copied.changed.notify_all();
+    }
+}
+
+impl<T> From<Arc<Copied>> for CopyHandle<T> {
+    fn from(copied: Arc<Copied>) -> Self {
+        Self { copied, gives: PhantomData }
+    }
+}
+
+impl<T> CopyHandle<T> {
+    /// Layers that are done, from the first on; all where the copy has ended.
+    #[must_use]
+    pub fn layers(&self) -> u32 {
+        lock(&self.copied.state).layers
+    }
+
+    /// Waits until the copy has ended, at most for `patience`; `None` where it has not: it goes on.
+    fn wait_for_end(&self, patience: Duration) -> Option<Result<(), CopyError>> {
+        let state = lock(&self.copied.state);
+        let waited = self.copied.changed.wait_timeout_while(state, patience, |state| state.result.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.result
+    }
+}
+
+impl CopyHandle<()> {
+    /// Waits until all is loaded, at most for `patience`; `None` where it is not: the device may be stalled, and the pages must
+    /// not be used.
+    ///
+    /// # Errors
+    /// [`CopyError`]: what is in the pages is unknown.
+    pub fn wait(&self, patience: Duration) -> Option<Result<(), CopyError>> {
+        self.wait_for_end(patience)
+    }
+}
+
+impl CopyHandle<StagedChunk> {
+    /// Waits until all is saved, at most for `patience`, and gives the chunk back, to be committed. Where it is not saved by then
+    /// the copy goes on, and the handle comes back.
+    ///
+    /// # Errors
+    /// [`CopyError`]: the chunk was given up.
+    pub fn wait(self, patience: Duration) -> Result<Result<StagedChunk, CopyError>, Self> {
+        let Some(result) = self.wait_for_end(patience) else { return Err(self) };
+        let staged = lock(&self.copied.state).staged.take();
+        Ok(result.and_then(|()| staged.ok_or(CopyError::Failed)))
+    }
+}

@@ -1,0 +1,62 @@
+//! Checks the copies of the GPU lane against a plain reference, and measures them against what this machine reaches.
+
+mod check;
+mod engine;
+mod measure;
+mod report;
+mod rig;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use larder_device::DeviceError;
+use larder_device::cuda::{CudaDevice, CudaOptions};
+
+use report::Report;
+
+/// What is asked for.
+struct Options {
+    /// Print JSON instead of a table.
+    json: bool,
+    /// Sizes at which a machine without a GPU is done in seconds; their rates mean nothing.
+    small: bool,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["copy", ref rest @ ..] => engine::copy(rest).map(|()| ExitCode::SUCCESS),
+        ["busy", seconds] => measure::busy(seconds.parse()?).map(|()| ExitCode::SUCCESS),
+        _ => {
+            let known = ["--json", "--small"];
+            anyhow::ensure!(words.iter().all(|word| known.contains(word)), HELP);
+            run(&Options { json: words.contains(&"--json"), small: words.contains(&"--small") })
+        }
+    }
+}
+
+fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    let device = match CudaDevice::open(CudaOptions::default()) {
+        Ok(device) => larder_device::Device::name(&device),
+        Err(DeviceError::Absent(reason)) => {
+            let report = Report { skipped: Some(reason), ..Report::default() };
+            return print(&report, options).map(|()| ExitCode::SUCCESS);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut report = Report { device: Some(device), seed: fastrand::u64(..), ..Report::default() };
+    check::all(&mut report)?;
+    engine::check(&mut report)?;
+    measure::all(&mut report, options.small)?;
+    print(&report, options)?;
+    Ok(if report.is_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(report: &Report, options: &Options) -> anyhow::Result<()> {
+    let text = if options.json { serde_json::to_string(report)? } else { report.table() };
+    writeln!(std::io::stdout(), "{text}").context("the report cannot be written")
+}
+
+const HELP: &str = "usage: larder-gpu [--json] [--small]";

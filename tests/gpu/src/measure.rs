@@ -1,0 +1,259 @@
+//! How fast copies are, beside what this machine reaches with large plain ones in the same run.
+
+use std::time::{Duration, Instant};
+
+use larder_device::Direction::{Load, Save};
+use larder_device::cuda::Form;
+use larder_device::layout::{Shape, VllmOrder, sglang_split, vllm};
+use larder_device::{Device as _, LayoutSpec, Order};
+
+use crate::engine;
+use crate::report::{Report, Wanted};
+use crate::rig::{Rig, Times};
+
+/// What large copies reach here, in GB/s.
+#[derive(Clone, Copy)]
+struct Ceilings {
+    load: f64,
+    save: f64,
+    both: f64,
+    device: f64,
+}
+
+/// Sizes of a run.
+#[derive(Clone, Copy)]
+struct Sizes {
+    chunks: u64,
+    layers: u32,
+    pages: u32,
+    large_bytes: u64,
+    rounds: usize,
+    /// Whether rates mean anything.
+    is_judged: bool,
+}
+
+/// 64 chunks of 32 layers in pages of 16 tokens, of 256 pages.
+const REAL: Sizes =
+    Sizes { chunks: 64, layers: 32, pages: 256, large_bytes: 1 << 30, rounds: 15, is_judged: true };
+const SMALL: Sizes =
+    Sizes { chunks: 4, layers: 4, pages: 8, large_bytes: 1 << 20, rounds: 3, is_judged: false };
+
+impl Sizes {
+    fn wanted(self, wanted: Wanted) -> Option<Wanted> {
+        self.is_judged.then_some(wanted)
+    }
+}
+
+pub(crate) fn all(report: &mut Report, small: bool) -> anyhow::Result<()> {
+    let sizes = if small { SMALL } else { REAL };
+    let mut random = fastrand::Rng::with_seed(report.seed);
+    let ceilings = ceilings(report, sizes)?;
+    for (name, spec, regions) in shapes(sizes) {
+        for form in [Form::Direct, Form::Staged] {
+            let mut rig = Rig::new(spec.clone(), &regions, sizes.chunks, Rig::options(Some(form)))?;
+            rig.randomise(&mut random)?;
+            one_way(report, &mut rig, &format!("{name}, {form:?}"), sizes, &ceilings, &mut random)?;
+            rig.close()?;
+        }
+        let mut rig = Rig::new(spec, &regions, sizes.chunks, Rig::options(None))?;
+        rig.randomise(&mut random)?;
+        chosen(report, &mut rig, &name, sizes, &ceilings, &mut random)?;
+        by_layer(report, &mut rig, &name, sizes, &mut random)?;
+        from_pool(report, &mut rig, &name, sizes, &ceilings, &mut random)?;
+        report.notes.extend(rig.device().choices().into_iter().map(|line| format!("{name}: {line}")));
+        rig.close()?;
+    }
+    engine::beside(report, sizes.chunks, sizes.layers, sizes.pages)
+}
+
+/// Copies in a loop, for somebody who measures what it costs others.
+#[expect(clippy::disallowed_methods, reason = "a program that measures has a clock")]
+pub(crate) fn busy(seconds: u64) -> anyhow::Result<()> {
+    let (_, spec, regions) = shapes(REAL).swap_remove(0);
+    let mut rig = Rig::new(spec, &regions, REAL.chunks, Rig::options(Some(Form::Staged)))?;
+    let mut random = fastrand::Rng::new();
+    rig.randomise(&mut random)?;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(seconds) {
+        let pages = rig.pages(&mut random);
+        rig.run(vec![rig.order(Load, false, rig.arena_region, &pages)])?;
+    }
+    rig.close()
+}
+
+/// Llama-3-8B's heads in vLLM's orders with whole and with scattered pages, in SGLang's pools; latent attention.
+fn shapes(sizes: Sizes) -> Vec<(String, LayoutSpec, Vec<u64>)> {
+    let Sizes { layers, pages, .. } = sizes;
+    let heads = Shape { layers, pages, heads: 8, tokens: 16, content_bytes: 512, pages_per_chunk: 1 };
+    let latent = Shape { heads: 1, content_bytes: 1_152, ..heads };
+    let named = |name: &str, (spec, regions)| (name.to_owned(), spec, regions);
+    vec![
+        named("Llama-3-8B LBHNC", vllm(VllmOrder::Lbhnc, &heads)),
+        named("Llama-3-8B BLNHC", vllm(VllmOrder::Blnhc, &heads)),
+        named("Llama-3-8B LHBNC", vllm(VllmOrder::Lhbnc, &heads)),
+        named("Llama-3-8B SGLang", sglang_split(&Shape { content_bytes: 256, ..heads })),
+        named("latent LBHNC", vllm(VllmOrder::Lbhnc, &latent)),
+    ]
+}
+
+fn ceilings(report: &mut Report, sizes: Sizes) -> anyhow::Result<Ceilings> {
+    let bytes = sizes.large_bytes;
+    let shape = Shape { layers: 1, pages: 1, heads: 1, tokens: 1, content_bytes: bytes, pages_per_chunk: 1 };
+    let (spec, regions) = vllm(VllmOrder::Lbhnc, &shape);
+    let mut rig = Rig::new(spec, &regions, 1, Rig::options(None))?;
+    let (host, pool, other) = (rig.arena_region, rig.pool, rig.engine[0].0);
+    rig.randomise(&mut fastrand::Rng::with_seed(report.seed))?;
+    let load = median(&mut rig, sizes, bytes, |_| vec![Rig::block(host, pool, bytes, Load)])?;
+    let save = median(&mut rig, sizes, bytes, |_| vec![Rig::block(pool, host, bytes, Save)])?;
+    // Halves, so that the two do not touch the same bytes.
+    let half = bytes / 2;
+    let both = median(&mut rig, sizes, half * 2, |_| {
+        let mut save = Rig::block(other, host, half, Save);
+        if let larder_device::Work::Blocks(moves) = &mut save.work {
+            moves[0].to.offset = half;
+        }
+        vec![Rig::block(host, pool, half, Load), save]
+    })?;
+    let device = median(&mut rig, sizes, bytes, |_| vec![Rig::block(pool, other, bytes, Load)])?;
+    rig.close()?;
+    report.measure("one large pinned copy, host to device", load, "GB/s");
+    report.measure("one large pinned copy, device to host", save, "GB/s");
+    report.measure("two large pinned copies, both ways at once", both, "GB/s");
+    report.measure("one large copy on the device, bytes once", device, "GB/s");
+    Ok(Ceilings { load, save, both, device })
+}
+
+fn one_way(
+    report: &mut Report,
+    rig: &mut Rig,
+    name: &str,
+    sizes: Sizes,
+    ceilings: &Ceilings,
+    random: &mut fastrand::Rng,
+) -> anyhow::Result<()> {
+    let bytes = rig.order_bytes();
+    for (direction, what, ceiling) in [(Load, "load", ceilings.load), (Save, "save", ceilings.save)] {
+        let rate = median(rig, sizes, bytes, |rig| {
+            let pages = rig.pages(random);
+            vec![rig.order(direction, false, rig.arena_region, &pages)]
+        })?;
+        report.ratio(format!("{name}, {what}"), rate, "GB/s", ("a large copy", ceiling), None);
+    }
+    Ok(())
+}
+
+/// By measurement, as a node runs: each way, and both at once.
+fn chosen(
+    report: &mut Report,
+    rig: &mut Rig,
+    name: &str,
+    sizes: Sizes,
+    ceilings: &Ceilings,
+    random: &mut fastrand::Rng,
+) -> anyhow::Result<()> {
+    let bytes = rig.order_bytes();
+    let wanted = sizes.wanted(Wanted::AtLeast(0.95));
+    for (direction, what, ceiling) in [(Load, "load", ceilings.load), (Save, "save", ceilings.save)] {
+        let mut order = |rig: &mut Rig| {
+            let pages = rig.pages(random);
+            vec![rig.order(direction, false, rig.arena_region, &pages)]
+        };
+        // Both forms are tried first.
+        for _ in 0..6 {
+            let orders = order(rig);
+            rig.run(orders)?;
+        }
+        let rate = median(rig, sizes, bytes, order)?;
+        report.ratio(format!("{name}, {what}"), rate, "GB/s", ("a large copy", ceiling), wanted);
+    }
+    let rate = median(rig, sizes, bytes, |rig| both_ways(rig, random))?;
+    let wanted = sizes.wanted(Wanted::AtLeast(0.9));
+    report.ratio(format!("{name}, both at once"), rate, "GB/s", ("large copies", ceilings.both), wanted);
+    Ok(())
+}
+
+/// Half of the chunks are loaded, the other half saved.
+fn both_ways(rig: &mut Rig, random: &mut fastrand::Rng) -> Vec<Order> {
+    let pages = rig.pages(random);
+    let half = |order: &mut Order, second: bool| {
+        if let larder_device::Work::Pages { pages, .. } = &mut order.work {
+            let rest = pages.split_off(pages.len() / 2);
+            *pages = if second { rest } else { std::mem::take(pages) };
+        }
+    };
+    let mut load = rig.order(Load, false, rig.arena_region, &pages);
+    let mut save = rig.order(Save, false, rig.arena_region, &pages);
+    half(&mut load, false);
+    half(&mut save, true);
+    vec![load, save]
+}
+
+fn by_layer(
+    report: &mut Report,
+    rig: &mut Rig,
+    name: &str,
+    sizes: Sizes,
+    random: &mut fastrand::Rng,
+) -> anyhow::Result<()> {
+    let mut first = Vec::new();
+    let bytes = rig.order_bytes();
+    let mut merged = Vec::new();
+    for _ in 0..sizes.rounds + 8 {
+        let pages = rig.pages(random);
+        let times = rig.run(vec![rig.order(Load, true, rig.arena_region, &pages)])?;
+        first.push(times.first_layer.unwrap_or(times.end).as_secs_f64() / times.end.as_secs_f64());
+        merged.push(rate(bytes, &times));
+    }
+    let layers = sizes.layers;
+    let what = format!("{name}, time to layer 1 of {layers}");
+    let wanted = sizes.wanted(Wanted::AtMost(0.05));
+    report.ratio(what, middle(first), "", ("the whole load", 1.0), wanted);
+    report.measure(format!("{name}, load layer by layer"), middle(merged), "GB/s");
+    Ok(())
+}
+
+fn from_pool(
+    report: &mut Report,
+    rig: &mut Rig,
+    name: &str,
+    sizes: Sizes,
+    ceilings: &Ceilings,
+    random: &mut fastrand::Rng,
+) -> anyhow::Result<()> {
+    let bytes = rig.order_bytes();
+    let rate = median(rig, sizes, bytes, |rig| {
+        let pages = rig.pages(random);
+        vec![rig.order(Load, false, rig.pool, &pages)]
+    })?;
+    let of = ("a large copy on the device", ceilings.device);
+    let wanted = sizes.wanted(Wanted::AtLeast(0.8));
+    report.ratio(format!("{name}, hit on the device"), rate, "GB/s", of, wanted);
+    Ok(())
+}
+
+/// The median rate of some rounds, after some that do not count.
+fn median(
+    rig: &mut Rig,
+    sizes: Sizes,
+    bytes: u64,
+    mut orders: impl FnMut(&mut Rig) -> Vec<Order>,
+) -> anyhow::Result<f64> {
+    let mut rates = Vec::new();
+    for round in 0..sizes.rounds + 2 {
+        let orders = orders(rig);
+        let times = rig.run(orders)?;
+        if round >= 2 {
+            rates.push(rate(bytes, &times));
+        }
+    }
+    Ok(middle(rates))
+}
+
+fn rate(bytes: u64, times: &Times) -> f64 {
+    bytes as f64 / times.end.as_secs_f64() / 1e9
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,115 @@
+//! What was found, as a table or as JSON.
+
+use serde::Serialize;
+
+/// Everything that was found.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    /// The GPU's name.
+    pub(crate) device: Option<String>,
+    /// Why there is nothing to check.
+    pub(crate) skipped: Option<String>,
+    /// Where the random bytes came from.
+    pub(crate) seed: u64,
+    pub(crate) checks: Vec<Check>,
+    pub(crate) measures: Vec<Measure>,
+    /// What could not be looked at here, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Something that is right or wrong.
+#[derive(Debug, Serialize)]
+pub(crate) struct Check {
+    pub(crate) what: String,
+    /// What is wrong.
+    pub(crate) wrong: Option<String>,
+}
+
+/// Something measured, beside what it is held against.
+#[derive(Debug, Serialize)]
+pub(crate) struct Measure {
+    pub(crate) what: String,
+    pub(crate) value: f64,
+    pub(crate) unit: &'static str,
+    /// Its ratio to the yardstick of this run, and what that should be.
+    pub(crate) ratio: Option<Ratio>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Ratio {
+    pub(crate) of: String,
+    pub(crate) value: f64,
+    pub(crate) wanted: Option<Wanted>,
+}
+
+/// A target.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Wanted {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Report {
+    pub(crate) fn check(&mut self, what: impl Into<String>, result: Result<(), String>) {
+        self.checks.push(Check { what: what.into(), wrong: result.err() });
+    }
+
+    pub(crate) fn measure(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
+        self.measures.push(Measure { what: what.into(), value, unit, ratio: None });
+    }
+
+    /// A value beside its yardstick; a target where there is one.
+    pub(crate) fn ratio(
+        &mut self,
+        what: impl Into<String>,
+        value: f64,
+        unit: &'static str,
+        of: (&str, f64),
+        wanted: Option<Wanted>,
+    ) {
+        let ratio = Ratio { of: of.0.to_owned(), value: value / of.1, wanted };
+        self.measures.push(Measure { what: what.into(), value, unit, ratio: Some(ratio) });
+    }
+
+    /// Whether no byte was wrong. No rate fails a run.
+    pub(crate) fn is_right(&self) -> bool {
+        self.checks.iter().all(|check| check.wrong.is_none())
+    }
+
+    pub(crate) fn table(&self) -> String {
+        let mut text = match (&self.device, &self.skipped) {
+            (Some(device), _) => format!("{device}; random bytes of seed {}\n\n", self.seed),
+            (None, skipped) => {
+                format!("nothing to check here: {}\n", skipped.as_deref().unwrap_or("no GPU"))
+            }
+        };
+        for Check { what, wrong } in &self.checks {
+            let result = wrong.as_ref().map_or_else(|| "right".into(), |wrong| format!("WRONG: {wrong}"));
+            text += &format!("{what:58} {result}\n");
+        }
+        text += if self.checks.is_empty() { "" } else { "\n" };
+        for Measure { what, value, unit, ratio } in &self.measures {
+            let held = ratio.as_ref().map(Ratio::text).unwrap_or_default();
+            text += &format!("{what:58} {value:9.2} {unit:5} {held}\n");
+        }
+        self.notes.iter().for_each(|note| text += &format!("\nnote: {note}"));
+        text
+    }
+}
+
+impl Ratio {
+    fn text(&self) -> String {
+        let Self { of, value, wanted } = self;
+        let judged = match *wanted {
+            None => String::new(),
+            Some(Wanted::AtLeast(least)) => format!(", wanted {least} {}", mark(*value >= least)),
+            Some(Wanted::AtMost(most)) => format!(", wanted at most {most} {}", mark(*value <= most)),
+        };
+        format!("{value:.3} of {of}{judged}")
+    }
+}
+
+fn mark(is_met: bool) -> &'static str {
+    if is_met { "(met)" } else { "(MISSED)" }
+}

@@ -1,0 +1,193 @@
+//! An engine with memory on a device, which its own process copies to and from the node's arena.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_client::EngineLane;
+use larder_client::engine_lane::{CopyFlags, EngineTensors, LaneError, LoadPages};
+use larder_device::host::{Fault, HostControl, HostDevice};
+use larder_device::layout::{Shape, VllmOrder, vllm};
+use larder_device::{CopyError, Device, EngineMemory, HostMemory, PagedLayout};
+use larder_protocol::ChunkHash;
+use larder_tests::content::{BLOCK_BYTES, block, prompt};
+use larder_tests::node::NodeProcess;
+use larder_tests::wait::until;
+
+use super::{Engine, LARDER};
+
+/// An engine whose pages are on a device.
+struct GpuEngine {
+    engine: Engine,
+    lane: EngineLane,
+    tensors: EngineTensors,
+    layout: PagedLayout,
+    memory: HostMemory,
+    control: HostControl,
+}
+
+/// Pages with the runs of each head apart.
+const SHAPE: Shape =
+    Shape { layers: 4, pages: 24, heads: 2, tokens: 4, content_bytes: 64, pages_per_chunk: PAGES_PER_CHUNK };
+const PAGES_PER_CHUNK: u32 = 2;
+
+/// Longer than any copy takes that ends.
+const LONG: Duration = Duration::from_secs(60);
+
+impl GpuEngine {
+    fn connect(node: &NodeProcess) -> Self {
+        let engine = Engine::connect(&node.socket("default"));
+        let (spec, regions) = vllm(VllmOrder::Lhbnc, &SHAPE);
+        let layout = PagedLayout::new(spec, &regions).unwrap();
+        assert_eq!(layout.block_bytes(), BLOCK_BYTES as u64);
+        let control = HostControl::default();
+        let (of_device, seed) = (control.clone(), fastrand::u64(..));
+        println!("seed {seed}");
+        let open = move || Ok(Box::new(HostDevice::new(seed, of_device)) as Box<dyn Device>);
+        let lane = EngineLane::start(4, open).unwrap();
+        let memory = HostMemory::allocate(regions[0]).unwrap();
+        control.share(memory.clone());
+        let own = EngineMemory::Own { address: 0, bytes: regions[0] };
+        let tensors = lane.register(layout.clone(), vec![own]).unwrap();
+        Self { engine, lane, tensors, layout, memory, control }
+    }
+
+    /// Pages of chunk number `position`: somewhere, and not in order.
+    fn pages(position: u32) -> Vec<u32> {
+        (0..PAGES_PER_CHUNK).map(|page| (position * PAGES_PER_CHUNK + page) * 7 % SHAPE.pages).collect()
+    }
+
+    /// Gives each contiguous piece of a chunk's pages, with where it stands in the block.
+    fn for_each_run(&self, position: u32, mut each: impl FnMut(u64, std::ops::Range<usize>)) {
+        for (in_chunk, page) in (0..).zip(Self::pages(position)) {
+            for plane in 0..SHAPE.layers {
+                for run in self.layout.runs(plane, page) {
+                    let start = (self.layout.in_block(plane, in_chunk) + run.in_page) as usize;
+                    each(run.range.start, start..start + (run.range.end - run.range.start) as usize);
+                }
+            }
+        }
+    }
+
+    /// As if it computed the chunk.
+    fn compute(&self, position: u32, hash: &ChunkHash) {
+        let bytes = block(hash);
+        self.for_each_run(position, |at, range| self.memory.write(at, &bytes[range]));
+    }
+
+    /// What the pages of a chunk hold.
+    fn computed(&self, position: u32) -> Vec<u8> {
+        let mut bytes = vec![0; BLOCK_BYTES];
+        self.for_each_run(position, |at, range| self.memory.read(at, &mut bytes[range]));
+        bytes
+    }
+
+    /// Saves the chunks that are missing.
+    fn put(&self, hashes: &[ChunkHash]) -> Result<usize, CopyError> {
+        let Engine { session, namespace } = &self.engine;
+        let reservation = session.reserve(namespace, &namespace.chain(hashes.to_vec()), 0).unwrap();
+        for &position in reservation.chunks() {
+            self.compute(position, &hashes[position as usize]);
+            let staged = session.stage(&reservation, position).unwrap();
+            let pages = Self::pages(position);
+            let copy = self.lane.save(&self.tensors, staged, 0, &pages, CopyFlags::default()).unwrap();
+            let staged = copy.wait(LONG).unwrap_or_else(|_| panic!("the copy does not end"))?;
+            assert_eq!(session.commit(&reservation, vec![staged]).unwrap(), 1);
+        }
+        Ok(reservation.chunks().len())
+    }
+
+    fn lease(&self, hashes: &[ChunkHash]) -> Arc<larder_client::LeaseGuard> {
+        let Engine { session, namespace } = &self.engine;
+        Arc::new(session.lease(namespace, &namespace.chain(hashes.to_vec())).unwrap())
+    }
+
+    /// All pages of so many chunks.
+    fn load_pages(chunks: u32) -> LoadPages {
+        let pages = (0..chunks).flat_map(Self::pages).collect();
+        LoadPages { block: 0, pages, first_page: 0, layers: 0..SHAPE.layers, by_layer: true }
+    }
+}
+
+#[test]
+fn what_a_gpu_engine_puts_a_cpu_engine_gets_and_the_other_way_round() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let (gpu, cpu) = (GpuEngine::connect(&node), Engine::connect(&node.socket("default")));
+    assert_eq!(gpu.put(&prompt(b'a', 6)), Ok(6));
+    assert_eq!(cpu.get(&prompt(b'a', 6)), 6);
+    let hashes = prompt(b'b', 6);
+    cpu.put(&hashes);
+    let lease = gpu.lease(&hashes);
+    assert_eq!(lease.chunks(), 6);
+    let flags = CopyFlags { after: None, then: Some((3, 0)) };
+    let copy = gpu.lane.load(&gpu.tensors, &lease, &GpuEngine::load_pages(6), flags).unwrap();
+    assert_eq!(copy.wait(LONG), Some(Ok(())));
+    for (position, hash) in (0..).zip(&hashes) {
+        assert!(gpu.computed(position) == block(hash), "wrong bytes in the pages of chunk {position}");
+    }
+    assert_eq!(gpu.lane.flags().word(12), SHAPE.layers, "the engine's stream would go on");
+}
+
+#[test]
+fn a_save_that_fails_commits_nothing_and_gives_its_room_back() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let gpu = GpuEngine::connect(&node);
+    let hashes = prompt(b'a', 3);
+    // Far more than the window has room for at a time.
+    for after in 0..400 {
+        gpu.control.fail_next(Fault::Fail { after: after % 8 });
+        assert_eq!(gpu.put(&hashes), Err(CopyError::Failed));
+    }
+    assert_eq!(gpu.engine.get(&hashes), 0);
+    assert_eq!(gpu.put(&hashes), Ok(3));
+    assert_eq!(gpu.engine.get(&hashes), 3);
+}
+
+#[test]
+fn a_load_waits_for_the_engines_flag_and_keeps_its_lease_though_nobody_waits_for_it() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let gpu = GpuEngine::connect(&node);
+    gpu.engine.put(&prompt(b'a', 2));
+    let lease = gpu.lease(&prompt(b'a', 2));
+    let flags = CopyFlags { after: Some((0, 1)), then: None };
+    let copy = gpu.lane.load(&gpu.tensors, &lease, &GpuEngine::load_pages(2), flags).unwrap();
+    assert_eq!((copy.wait(Duration::from_millis(1)), copy.layers()), (None, 0));
+    let leases = Arc::downgrade(&lease);
+    drop((copy, lease));
+    assert_eq!((gpu.lane.under_way(), leases.strong_count()), (1, 1));
+    gpu.lane.flags().set_word(0, 1);
+    until("the lease is given back", || (leases.strong_count() == 0).then_some(()));
+    assert!(gpu.computed(1) == block(&prompt(b'a', 2)[1]));
+}
+
+#[test]
+fn when_a_device_is_lost_its_leases_end_with_it_and_the_engine_hears_of_it() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let gpu = GpuEngine::connect(&node);
+    gpu.engine.put(&prompt(b'a', 2));
+    let load =
+        |flags| gpu.lane.load(&gpu.tensors, &gpu.lease(&prompt(b'a', 2)), &GpuEngine::load_pages(2), flags);
+    gpu.control.fail_next(Fault::Lose { after: 3 });
+    let copy = load(CopyFlags::default()).unwrap();
+    assert_eq!(copy.wait(LONG), Some(Err(CopyError::Lost)));
+    until("the device is gone", || (gpu.lane.under_way() == 0).then_some(()));
+    assert_eq!(gpu.control.gone(), 1);
+    assert!(matches!(load(CopyFlags::default()), Err(LaneError::Gone)));
+    assert_eq!(gpu.engine.get(&prompt(b'a', 2)), 2, "its own copies still work");
+}
+
+#[test]
+fn pages_that_are_not_those_of_the_lease_are_refused() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let gpu = GpuEngine::connect(&node);
+    gpu.engine.put(&prompt(b'a', 2));
+    let lease = gpu.lease(&prompt(b'a', 2));
+    let load = |load: LoadPages| gpu.lane.load(&gpu.tensors, &lease, &load, CopyFlags::default());
+    let too_many = GpuEngine::load_pages(3);
+    assert!(matches!(load(too_many), Err(LaneError::Mismatch(_))));
+    let beyond = LoadPages { first_page: u64::MAX, ..GpuEngine::load_pages(2) };
+    assert!(matches!(load(beyond), Err(LaneError::Mismatch(_))));
+    let no_such_page = LoadPages { pages: vec![SHAPE.pages], ..GpuEngine::load_pages(1) };
+    assert_eq!(load(no_such_page).unwrap().wait(LONG), Some(Err(CopyError::Refused)));
+    let no_such_layer = LoadPages { layers: 3..5, ..GpuEngine::load_pages(1) };
+    assert_eq!(load(no_such_layer).unwrap().wait(LONG), Some(Err(CopyError::Refused)));
+}
