@@ -3,8 +3,10 @@
 //! The caller copies and sums what an order says; then its blocks can be read, unless the right to commit has ended.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use larder_protocol::checksum::BlockKey;
+use larder_protocol::handoff::HandOver;
 use larder_protocol::session::Place;
 
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId};
@@ -29,6 +31,8 @@ pub struct CommitOrder {
 pub struct BlockMove {
     /// Where it stands in the session's write window; `None` where the engine wrote it into its place.
     pub source: Option<u64>,
+    /// Whether it was handed over layer by layer, so that only its checksum is wanted.
+    pub is_in_place: bool,
     /// Where it goes.
     pub place: Place,
     /// Its size.
@@ -54,9 +58,16 @@ struct Order {
     namespace: NamespaceId,
     slices: Box<[u16]>,
     chunks: Vec<ChunkId>,
+    /// The pool and its layers, where no more than they are handed over.
+    layers: Option<(usize, Range<u32>)>,
 }
 
 impl Orders {
+    /// Whether bytes of a chunk are being copied.
+    pub(super) fn copies(&self, id: ChunkId) -> bool {
+        self.open.values().any(|order| order.chunks.contains(&id))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.open.len()
     }
@@ -98,8 +109,12 @@ impl Store {
         for &chunk in &chunks {
             self.block_moves(number, chunk, &slices, || next_source.next(), &mut moves);
         }
-        let (found, blocks) = (sources.len(), moves.len());
-        let checked = if found == if trusted { 0 } else { blocks } {
+        let (found, blocks) = (sources.len(), moves.iter().filter(|block| !block.is_in_place).count());
+        let lacks_layers =
+            chunks.iter().zip(positions).find(|&(&chunk, _)| self.lacks_layers(number, chunk, &slices));
+        let checked = if let Some((_, &position)) = lacks_layers {
+            Err(Refused::LayersMissing { reservation, position })
+        } else if found == if trusted { 0 } else { blocks } {
             self.check_sources(session, &moves)
         } else {
             Err(Refused::Sources { found, blocks })
@@ -108,11 +123,124 @@ impl Store {
             self.stop_copying(session, reservation, order);
             return Err(refused);
         }
-        let reservation = Some(reservation);
-        self.orders
-            .open
-            .insert(order, Order { session, process, reservation, namespace: number, slices, chunks });
+        let (reservation, layers) = (Some(reservation), None);
+        self.orders.open.insert(
+            order,
+            Order { session, process, reservation, namespace: number, slices, chunks, layers },
+        );
         Ok(CommitOrder { order, moves })
+    }
+
+    /// Takes over some layers of chunks that the session has reserved. The caller copies what the order says and then calls
+    /// [`Store::finish_layers`]; from then on who follows the chunks may read them.
+    ///
+    /// # Errors
+    /// As [`Store::begin_commit`]; [`Refused::Layers`] for layers that there are not, or that are in place.
+    pub fn begin_layers(&mut self, session: SessionId, ask: &HandOver) -> Result<CommitOrder, Refused> {
+        let &HandOver { reservation, ref chunks, pool, from_layer, to_layer, ref sources } = ask;
+        let order = OrderId(self.next_number());
+        let held = self.session(session)?;
+        let process = held.process;
+        let unknown = Refused::Unknown { what: "reservation", number: reservation };
+        let (number, slices) = held
+            .reservations
+            .get(&reservation)
+            .map(|held| (held.namespace, held.slices.clone()))
+            .ok_or(unknown)?;
+        let ids = self.start_copying(session, reservation, chunks, order)?;
+        let layers = from_layer..to_layer;
+        let checked = self.layer_moves(number, &slices, (&ids, chunks), (pool, &layers), sources);
+        let moves = checked.and_then(|moves| self.check_sources(session, &moves).map(|()| moves));
+        let moves = match moves {
+            Ok(moves) => moves,
+            Err(refused) => {
+                self.stop_copying(session, reservation, order);
+                return Err(refused);
+            }
+        };
+        let (reservation, layers) = (Some(reservation), Some((usize::from(pool), layers)));
+        let opened = Order { session, process, reservation, namespace: number, slices, chunks: ids, layers };
+        self.orders.open.insert(order, opened);
+        Ok(CommitOrder { order, moves })
+    }
+
+    /// The copies of layers are done: they are in place, unless the right to commit has ended meanwhile. `checksums` are in the
+    /// order of the moves; `None` where the copying failed. Answers whether they are.
+    pub fn finish_layers(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> bool {
+        let Some(open) = self.orders.open.get(&order) else { return false };
+        let (Some(reservation), Some(checksums), Some((pool, layers))) =
+            (open.reservation, checksums, open.layers.clone())
+        else {
+            self.finish_commit(order, None);
+            return false;
+        };
+        let (session, namespace) = (open.session, self.namespaces.get(open.namespace));
+        let blocks = open
+            .chunks
+            .iter()
+            .flat_map(|&id| open.slices.iter().map(move |&slice| (id, namespace.block(slice, pool))));
+        let blocks: Vec<(ChunkId, usize)> = blocks.collect();
+        self.stop_copying(session, reservation, order);
+        self.orders.open.remove(&order);
+        for ((id, block), sums) in blocks.into_iter().zip(checksums) {
+            // All of these layers share one checksum.
+            let checksum = sums.ranges.as_slice().first().copied().unwrap_or_default();
+            self.layers_in_place(id, block, layers.clone(), checksum);
+        }
+        true
+    }
+
+    /// What to copy of some layers: of each chunk in each slice.
+    fn layer_moves(
+        &self,
+        number: NamespaceId,
+        slices: &[u16],
+        (ids, positions): (&[ChunkId], &[u32]),
+        (pool, layers): (u8, &Range<u32>),
+        sources: &[u64],
+    ) -> Result<Vec<BlockMove>, Refused> {
+        let namespace = self.namespaces.get(number);
+        let (from_layer, to_layer) = (layers.start, layers.end);
+        let spec = namespace.pools.get(usize::from(pool)).map(|pool| &pool.spec);
+        let expected = if self.limits.trust_engines { 0 } else { ids.len() * slices.len() };
+        if sources.len() != expected {
+            return Err(Refused::Sources { found: sources.len(), blocks: expected });
+        }
+        let mut moves = Vec::with_capacity(ids.len() * slices.len());
+        let mut next_source = sources.iter().copied();
+        for (&id, &position) in ids.iter().zip(positions) {
+            let none_such = Refused::Layers { position, pool, from_layer, to_layer };
+            let spec = spec
+                .filter(|spec| from_layer < to_layer && to_layer <= spec.layers)
+                .ok_or(none_such.clone())?;
+            let (offset, bytes) = (
+                u64::from(from_layer) * spec.layer_bytes,
+                u64::from(to_layer - from_layer) * spec.layer_bytes,
+            );
+            for &slice in slices {
+                let block = namespace.block(slice, pool.into());
+                let chunk = self.index.get(id);
+                let Block::Writing(slot) = chunk.blocks[block] else { return Err(none_such) };
+                if self.follows.layers(id, block).is_some_and(|known| known.overlaps(layers)) {
+                    return Err(none_such);
+                }
+                let place = Place { extent: slot.extent, offset: self.slab.offset(slot) + offset };
+                let key = BlockKey { fingerprint: namespace.fingerprint, hash: chunk.hash, slice, pool };
+                let source = next_source.next();
+                moves.push(BlockMove { source, is_in_place: false, place, bytes, range_bytes: bytes, key });
+            }
+        }
+        Ok(moves)
+    }
+
+    /// Whether some blocks of a chunk were handed over in part.
+    fn lacks_layers(&self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
+        let namespace = self.namespaces.get(number);
+        let lacks = |slice: u16, pool: usize| {
+            let layers = self.follows.layers(id, namespace.block(slice, pool));
+            layers.is_some_and(|layers| layers.contiguous() < namespace.pools[pool].spec.layers)
+        };
+        slices.iter().any(|&slice| (0..namespace.pools.len()).any(|pool| lacks(slice, pool)))
     }
 
     /// The copies of an order cannot be made now: its chunks can be committed again.
@@ -140,7 +268,7 @@ impl Store {
     /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
-        let Order { session, process, reservation, namespace, slices, chunks } = order_open;
+        let Order { session, process, reservation, namespace, slices, chunks, .. } = order_open;
         let kept = match (reservation, checksums) {
             (Some(_), Some(checksums)) => {
                 self.make_room_for(namespace, &slices, &chunks);
@@ -180,12 +308,15 @@ impl Store {
         let namespace = self.namespaces.get(number);
         let mut checksums = checksums.into_iter();
         let mut before = Vec::with_capacity(chunks.len());
+        let mut ready = Vec::with_capacity(chunks.len());
         for &id in chunks {
             let chunk = self.index.get_mut(id);
             before.push((is_held(chunk), chunk.is_cached()));
             for &slice in slices {
-                for block in &mut chunk.blocks[namespace.slice(slice)] {
+                for number in namespace.slice(slice) {
+                    let block = &mut chunk.blocks[number];
                     let Block::Writing(slot) = *block else { continue };
+                    ready.push((id, number));
                     *block = Block::Ready(slot, checksums.next().unwrap_or_default());
                     chunk.ready += 1;
                     self.cached_bytes += self.slab.slot_bytes_of(slot);
@@ -197,6 +328,10 @@ impl Store {
             }
             chunk.pools = namespace.readable(chunk);
         }
+        ready.chunk_by(|a, b| a.0 == b.0).for_each(|blocks| {
+            let numbers: Vec<usize> = blocks.iter().map(|&(_, number)| number).collect();
+            self.blocks_ready(blocks[0].0, &numbers);
+        });
         for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {
             self.tell(id, was_held, ChangeKind::Gained);
             let chunk = self.index.get_mut(id);
