@@ -357,6 +357,12 @@ impl StagedLayers {
         self.layers.clone()
     }
 
+    /// Slices of the session.
+    #[must_use]
+    pub fn slices(&self) -> usize {
+        self.claim.namespace.slices()
+    }
+
     /// Bytes of these layers of one chunk in one slice.
     #[must_use]
     pub fn bytes(&self) -> u64 {

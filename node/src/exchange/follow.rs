@@ -5,6 +5,7 @@
 //! as it is written to its slot, which takes none twice, since who follows here may be reading what came before.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{sleep, timeout};
 
-use super::peers::{Link, Peers};
+use super::peers::{Link, NoLink, Peers};
 use super::serve::{BUSY_RETRY_MS, SEND_DEADLINE, Server};
 use super::{
     AskFollow, ChunkStep, Destination, FetchChunk, FetchFailure, Fetched, FollowCame, FollowOrder, PeerNews,
@@ -88,11 +89,29 @@ fn tell(order: &FollowOrder, chunk: usize, step: ChunkStep) {
 
 /// Asks and receives until every chunk has ended; says why the others did not come.
 async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>>) -> FetchFailure {
-    let Ok(link) = peers.link_to(&order.node) else { return FetchFailure::Unreachable };
+    let Some(link) = link_to(peers, order).await else { return FetchFailure::Unreachable };
     let Ok(_place) = Arc::clone(&link.follows).try_acquire_owned() else { return FetchFailure::Full };
     tokio::select! {
         received = receive_all(peers, order, &link, coming) => received.err().unwrap_or(FetchFailure::Broken),
         () = until_silent(peers, &link) => FetchFailure::Unreachable,
+    }
+}
+
+/// The link to the writer's node, which may have joined so lately that this node does not know of it yet.
+async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
+    let mut waited = Duration::ZERO;
+    loop {
+        match peers.link_to(&order.node) {
+            Ok(link) => return Some(link),
+            Err(NoLink::NotAMember) if waited < MEMBER_DEADLINE => {
+                sleep(MEMBER_PAUSE).await;
+                waited += MEMBER_PAUSE;
+            }
+            Err(error) => {
+                tracing::warn!(node = order.node, %error, "a writer cannot be followed");
+                return None;
+            }
+        }
     }
 }
 
@@ -109,7 +128,7 @@ async fn until_silent(peers: &Peers, link: &Link) {
 async fn receive_all(
     peers: &Peers,
     order: &FollowOrder,
-    link: &std::rc::Rc<Link>,
+    link: &Rc<Link>,
     coming: &RefCell<Vec<Coming>>,
 ) -> Result<(), FetchFailure> {
     let connection = peers.connection(link).await.map_err(|_| {
@@ -174,7 +193,7 @@ async fn receive_one(
             let place = to.blocks.get(block as usize).filter(|_| may_write);
             let is_right = receive_piece(receive, place, &layers).await? == checksum;
             peers.metrics().by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
-            tracing::debug!(order = order.order, message, chunk = %to.hash, block, offset, bytes, "layers came");
+            tracing::debug!(order = order.order, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
             match is_right {
                 _ if has_ended => None,
                 true => {
@@ -185,12 +204,12 @@ async fn receive_one(
             }
         }
         FollowStep::Whole(checksums) => {
-            tracing::debug!(order = order.order, message, chunk = %to.hash, "a chunk is whole");
+            tracing::debug!(order = order.order, number = message, chunk = %to.hash, "a chunk is whole");
             let is_whole = coming.borrow()[chunk].is_whole(&to.blocks);
             Some(if is_whole { verified(to, &checksums) } else { Fetched::Failed(FetchFailure::Malformed) })
         }
         FollowStep::Lost => {
-            tracing::debug!(order = order.order, message, chunk = %to.hash, "a chunk is lost");
+            tracing::debug!(order = order.order, number = message, chunk = %to.hash, "a chunk is lost");
             Some(Fetched::NotHeld)
         }
     };
@@ -309,7 +328,7 @@ impl Server {
         let PeerStep::Layers { block, offset, bytes, .. } = step else {
             tracing::debug!(
                 order,
-                message,
+                number = message,
                 chunk,
                 peer = &*peer.name,
                 ?step,
@@ -317,7 +336,7 @@ impl Server {
             );
             return true;
         };
-        tracing::debug!(order, message, chunk, block, offset, peer = &*peer.name, "layers are sent");
+        tracing::debug!(order, number = message, chunk, block, offset, peer = &*peer.name, "layers are sent");
         let peer = self.peers.metrics_name(&peer.name);
         self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
         send.write_chunk(bytes).await.is_ok()
@@ -341,3 +360,7 @@ fn said(step: &PeerStep) -> FollowStep {
 /// How often a node is asked whether it is there, and how long it may take to answer.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a node may take to be known here.
+const MEMBER_DEADLINE: Duration = Duration::from_secs(5);
+const MEMBER_PAUSE: Duration = Duration::from_millis(20);

@@ -7,6 +7,7 @@ mod devices;
 mod disk;
 mod events;
 mod faults;
+mod handoff;
 mod hostile;
 mod lifecycle;
 mod metrics;

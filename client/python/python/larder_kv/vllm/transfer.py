@@ -4,13 +4,17 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import larder_kv
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.handoff import follow_chunks, hand_over_layer, load_layer
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Load, Save, Shape, failed_pages, tail
+from larder_kv.vllm.settings import Settings
 
 logger = logging.getLogger("vllm.larder")
 
@@ -55,11 +59,26 @@ class Leased:
     pages: list[int]
 
 
+@dataclass(frozen=True)
+class Followed:
+    """A load whose chunks are being written."""
+
+    load: Load
+    node: Open
+    follow: larder_kv.Follow
+    first_page: int
+
+
 class Loader:
     """Loads blocks: at once for asynchronous loads, layer by layer ahead of a step for the others."""
 
-    def __init__(self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts) -> None:
+    def __init__(
+        self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, settings: Settings
+    ) -> None:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
+        self._patience = settings.handoff_seconds
+        # What another engine computes comes as slowly as that does: it has a thread of its own.
+        self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
         self._lock = threading.Lock()
         self._done: set[str] = set()
         self._failed: set[int] = set()
@@ -71,16 +90,20 @@ class Loader:
     def load_soon(self, loads: Sequence[Load]) -> None:
         """Begins asynchronous loads; `take_done` tells when."""
         for load in loads:
+            if load.writer is not None:
+                self._handoffs.submit(self._follow_one, load)
+                continue
             self._work.put(lambda load=load: self._load_one(load))  # type: ignore[misc]
 
     def load_now(self, loads: Sequence[Load]) -> LayerGate:
         """Leases what the coming step needs, and begins to copy it layer by layer."""
-        leased = [one for one in (self._lease(load) for load in loads) if one is not None]
+        begun = [self._follow(load) if load.writer is not None else self._lease(load) for load in loads]
+        ready = [one for one in begun if one is not None]
         gate = LayerGate(self._memory.layers)
-        if not leased:
+        if not ready:
             gate.open_all()
             return gate
-        self._work.put(lambda: self._load_layers(leased, gate))
+        self._work.put(lambda: self._load_layers(ready, gate))
         return gate
 
     def take_done(self) -> set[str]:
@@ -103,11 +126,58 @@ class Loader:
     def close(self) -> None:
         """Ends the thread when it has done what was asked."""
         self._work.put(None)
+        self._handoffs.shutdown(cancel_futures=True)
         self._thread.join()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+    def _follow_one(self, load: Load) -> None:
+        followed = self._follow(load)
+        if followed is not None:
+            with self._failing([load]):
+                for layer in range(self._memory.layers):
+                    self._load_followed(followed, layer)
+            followed.follow.release()
+        with self._lock:
+            self._done.add(load.request)
+
+    def _follow(self, load: Load) -> Followed | None:
+        """Follows a load's chunks; where that cannot be, its blocks are failed at once."""
+        self._counts.add("loads")
+        first_chunk, first_page = tail(load, self._shape)
+        node = self._node.current()
+        try:
+            if node is not None and load.writer is not None:
+                follow = follow_chunks(node, load.hashes, first_chunk, load.writer, self._patience)
+                return Followed(load, node, follow, first_page)
+        except larder_kv.LarderError as error:
+            if isinstance(error, larder_kv.EndedError) and node is not None:
+                self._node.lost(node)
+        self._fail(load, load.pages)
+        return None
+
+    def _load_followed(self, one: Followed, layer: int) -> None:
+        """Copies a layer when it has come; blocks of which it does not come are failed."""
+        chunks = len(one.load.hashes) - one.load.first_page // self._shape.pages_per_chunk
+        come = one.node.session.wait_for_layers(one.follow, layer + 1, seconds=self._patience)
+        here = min(come.chunks, chunks) if come.layers > layer else 0
+        missing = failed_pages(one.load, self._shape, here)
+        self._fail(one.load, missing)
+        lease, pages = one.follow.lease, one.load.pages[: len(one.load.pages) - len(missing)]
+        if pages and lease is not None:
+            load_layer(self._memory, lease, pages, one.first_page, layer)
+            lease.release()
+            self._counts.add("loaded_bytes", len(pages) * self._memory.page_bytes)
+            if layer + 1 == self._memory.layers:
+                self._counts.add("loaded_blocks", len(pages))
+
+    def _fail(self, load: Load, pages: Sequence[int]) -> None:
+        with self._lock:
+            new = set(pages) - self._failed
+            self._failed |= new
+        self._counts.add("failed_blocks", len(new))
 
     def _load_one(self, load: Load) -> None:
         leased = self._lease(load)
@@ -118,15 +188,18 @@ class Loader:
         with self._lock:
             self._done.add(load.request)
 
-    def _load_layers(self, loads: Sequence[Leased], gate: LayerGate) -> None:
+    def _load_layers(self, loads: Sequence[Leased | Followed], gate: LayerGate) -> None:
         with self._failing([one.load for one in loads]):
             for layer in range(self._memory.layers):
                 for one in loads:
-                    self._memory.load(one.lease, one.pages, first_page=one.first_page, layer=layer)
+                    if isinstance(one, Followed):
+                        self._load_followed(one, layer)
+                    else:
+                        self._memory.load(one.lease, one.pages, first_page=one.first_page, layer=layer)
                 gate.open(layer)
         gate.open_all()
         for one in loads:
-            one.lease.release()
+            (one.follow if isinstance(one, Followed) else one.lease).release()
 
     @contextmanager
     def _failing(self, loads: Sequence[Load]) -> Iterator[None]:
@@ -144,11 +217,9 @@ class Loader:
         first_chunk, first_page = tail(load, self._shape)
         lease = lease_of(self._node, load.hashes, first_chunk)
         missing = failed_pages(load, self._shape, lease.chunks if lease else 0)
-        with self._lock:
-            self._failed.update(missing)
+        self._fail(load, missing)
         come = load.pages[: len(load.pages) - len(missing)]
         self._counts.add("loads")
-        self._counts.add("failed_blocks", len(missing))
         self._counts.add("loaded_blocks", len(come))
         self._counts.add("loaded_bytes", len(come) * self._memory.page_bytes * self._memory.layers)
         return Leased(load, lease, first_page, come) if lease and come else None
@@ -181,6 +252,51 @@ class SaveJob:
         self.chunks = len(self.save.hashes) - self.save.first_chunk
 
 
+class HandOver:
+    """The chunks of one request, given layer by layer ahead of their commit."""
+
+    def __init__(
+        self, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, copying: threading.Lock
+    ) -> None:
+        self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
+        self._node: Open | None = None
+        self._reservation: larder_kv.Reservation | None = None
+        self._pieces: list[tuple[list[int], list[int]]] = []
+
+    def begin(self, node: Open, job: SaveJob) -> bool:
+        """Takes room for the chunks that the node does not have; a session that comes later cannot go on with them."""
+        save, session = job.save, node.session
+        chain = node.namespace.chain(save.hashes).part(save.first_chunk)
+        self._node = node
+        self._reservation = session.reserve(node.namespace, chain, attempt=save.attempt or 0)
+        pages = self._shape.pages_per_chunk
+        at_once = max(session.window_bytes * self._memory.layers // (2 * self._memory.block_bytes), 1)
+        positions = self._reservation.chunks
+        for start in range(0, len(positions), at_once):
+            part = positions[start : start + at_once]
+            blocks = [page for at in part for page in save.pages[at * pages : (at + 1) * pages]]
+            self._pieces.append((part, blocks))
+        return True
+
+    def give(self, node: Open, job: SaveJob, layer: int) -> bool:
+        """Hands a layer over that was computed; False where the request's blocks are about to be overwritten."""
+        assert self._node is not None and self._reservation is not None
+        with self._copying:
+            if not job.cancelled:
+                hand_over_layer(self._node, self._memory, self._reservation, self._pieces, layer)
+            return not job.cancelled
+
+    def finish(self, node: Open, job: SaveJob) -> bool:
+        """Commits what was handed over."""
+        assert self._node is not None and self._reservation is not None
+        positions = self._reservation.chunks
+        if positions:
+            self._node.session.commit_handed_over(self._reservation, positions)
+            self._counts.add("handed_over_chunks", len(positions))
+            self._counts.add("saved_bytes", len(positions) * self._memory.block_bytes)
+        return True
+
+
 class Saver:
     """Saves blocks behind the engine's back: a step never waits for it."""
 
@@ -194,12 +310,14 @@ class Saver:
         self._jobs: list[SaveJob] = []
         # Requests of which a chunk was not saved: what follows it could not be found.
         self._holed: set[str] = set()
-        self._work: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+        # Jobs of one step that are handed over go together, since each layer is waited for.
+        self._work: queue.SimpleQueue[list[SaveJob] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="larder-save", daemon=True)
         self._thread.start()
 
     def save_soon(self, saves: Sequence[Save], gate: LayerGate) -> None:
         """Takes saves of a step, or sheds them. Layers are read once `gate` lets them pass."""
+        handed_over: list[SaveJob] = []
         for save in saves:
             job = SaveJob(save, gate)
             with self._lock:
@@ -211,7 +329,12 @@ class Saver:
                     self._counts.add("shed_chunks_queue", job.chunks)
                 else:
                     self._jobs.append(job)
-                    self._work.put(job)
+                    if save.attempt is None:
+                        self._work.put([job])
+                    else:
+                        handed_over.append(job)
+        if handed_over:
+            self._work.put(handed_over)
 
     def cancel(self, request: str) -> None:
         """Stops reading a request's blocks: they are about to be overwritten."""
@@ -239,24 +362,54 @@ class Saver:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        while (job := self._work.get()) is not None:
-            reason = self._save(job)
-            if reason is not None:
-                self._counts.add(reason, job.chunks)
-            with self._lock:
-                self._jobs.remove(job)
-                if reason is not None and not job.cancelled:
-                    self._holed.add(job.save.request)
+        while (jobs := self._work.get()) is not None:
+            if jobs[0].save.attempt is None:
+                self._end(jobs[0], self._save(jobs[0], self._write))
+            else:
+                self._hand_over(jobs)
 
-    def _save(self, job: SaveJob) -> str | None:
-        """Saves, or says under which name it is counted that it did not."""
+    def _end(self, job: SaveJob, reason: str | None) -> None:
+        if reason is not None:
+            self._counts.add(reason, job.chunks)
+        else:
+            self._counts.add("saved_chunks", job.chunks)
+        with self._lock:
+            self._jobs.remove(job)
+            if reason is not None and not job.cancelled:
+                self._holed.add(job.save.request)
+
+    def _hand_over(self, jobs: Sequence[SaveJob]) -> None:
+        """Hands the chunks of several requests over, layer by layer as the step computes them."""
+        begun: list[tuple[SaveJob, HandOver]] = []
+        for job in jobs:
+            hand_over = HandOver(self._memory, self._shape, self._counts, self._copying)
+            reason = self._save(job, hand_over.begin)
+            if reason is None:
+                begun.append((job, hand_over))
+            else:
+                self._end(job, reason)
+        for layer in range(self._memory.layers):
+            jobs[0].gate.wait(layer)
+            going = []
+            for job, hand_over in begun:
+                reason = self._save(job, partial(hand_over.give, layer=layer))
+                if reason is None:
+                    going.append((job, hand_over))
+                else:
+                    self._end(job, reason)
+            begun = going
+        for job, hand_over in begun:
+            self._end(job, self._save(job, hand_over.finish))
+
+    def _save(self, job: SaveJob, write: Callable[[Open, SaveJob], bool]) -> str | None:
+        """Saves, or does a part of that, or says under which name it is counted that it did not."""
         node = self._node.current()
         if node is None:
             return "shed_chunks_node"
         if job.cancelled or job.save.request in self._holed:
             return "shed_chunks_gone"
         try:
-            done = self._write(node, job)
+            done = write(node, job)
         except larder_kv.BusyError:
             return "shed_chunks_room"
         except larder_kv.LarderError as error:
@@ -266,10 +419,7 @@ class Saver:
         except Exception:
             logger.exception("a save failed")
             return "shed_chunks_node"
-        if not done:
-            return "shed_chunks_gone"
-        self._counts.add("saved_chunks", job.chunks)
-        return None
+        return None if done else "shed_chunks_gone"
 
     def _write(self, node: Open, job: SaveJob) -> bool:
         """Writes what the node does not have, as many chunks at a time as its window holds twice; False where cancelled."""

@@ -53,7 +53,7 @@ class WorkerHalf:
         slice_number = engine.slice_of_rank()
         self._node = engine.open_node([slice_number], engine.settings.window_bytes)
         self._node.wait_for_first_try(engine.settings.reconnect_seconds)
-        self._loader = Loader(self._node, memory, engine.shape, self.counts)
+        self._loader = Loader(self._node, memory, engine.shape, self.counts, engine.settings)
         if engine.writes_its_slice():
             self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
 
