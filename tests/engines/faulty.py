@@ -14,7 +14,7 @@ import os
 import signal
 import time
 
-from larder_kv.vllm import transfer
+from larder_kv.vllm import saver, transfer
 from larder_kv.vllm.connector import LarderConnector as Faultless
 
 FAULTS = json.loads(os.environ.get("LARDER_FAULTS", "{}"))
@@ -34,7 +34,7 @@ def faulty_lease_of(node, hashes, first_chunk):
 transfer.lease_of = faulty_lease_of
 
 
-hand_over_layer, load_layer = transfer.hand_over_layer, transfer.load_layer
+hand_over_layer, load_layer = saver.hand_over_layer, transfer.load_layer
 numbers = itertools.count(1)
 
 
@@ -67,7 +67,7 @@ def faulty_load_layer(memory, lease, pages, first_page, layer):
         os.rename(f"{path}.new", path)
 
 
-transfer.hand_over_layer, transfer.load_layer = faulty_hand_over_layer, faulty_load_layer
+saver.hand_over_layer, transfer.load_layer = faulty_hand_over_layer, faulty_load_layer
 
 
 class LarderConnector(Faultless):

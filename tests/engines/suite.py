@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import prefill_decode as prefill_and_decode
+import secondary_tier as tier
 from driver import HERE, Cluster, Engine, scratch_folder
 from router_suite import conversations
 
@@ -372,6 +373,12 @@ def router(world: World) -> None:
 def prefill_decode(world: World) -> None:
     """Prefill in one engine, decode in another on another node, layer by layer."""
     prefill_and_decode.run(world, same, loaded, computed, counted, row, until)
+
+
+@scenario
+def secondary_tier(world: World) -> None:
+    """The tier below vLLM's own offloading."""
+    tier.run(world, row, until)
 
 
 def main(names: list[str]) -> None:

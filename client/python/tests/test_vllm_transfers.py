@@ -10,8 +10,9 @@ from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Load, Save, Shape
 from larder_kv.vllm.prefetch import Prefetcher
+from larder_kv.vllm.saver import Saver
 from larder_kv.vllm.settings import Settings
-from larder_kv.vllm.transfer import LayerGate, Loader, Saver
+from larder_kv.vllm.transfer import LayerGate, Loader
 
 LAYERS, PAGES, PAGE_BYTES = 3, 16, 4_096
 SHAPE = Shape(chunk_tokens=32, block_tokens=16)

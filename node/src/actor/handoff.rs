@@ -136,7 +136,7 @@ impl GpuActor {
             news,
             cancelled,
         };
-        let is_taken = (peers.follow)(order).is_ok();
+        let is_taken = (peers.follow)(order);
         let awaited: Vec<FetchId> = wanted.iter().map(|wanted| wanted.fetch).collect();
         let mut followed = Vec::with_capacity(wanted.len());
         for wanted in wanted {

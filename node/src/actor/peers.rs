@@ -40,8 +40,8 @@ pub struct Peers {
 /// Hands an order to the exchange; it comes back where the exchange has too many.
 pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Fetched>>, FetchOrder> + Send>;
 
-/// Hands a follow to the exchange; it comes back where the exchange has too many.
-pub type Follower = Box<dyn Fn(FollowOrder) -> Result<(), FollowOrder> + Send>;
+/// Hands a follow to the exchange; whether it was taken, which it is not where the exchange has too many.
+pub type Follower = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
 /// What the directory was not told yet.
 #[derive(Default)]

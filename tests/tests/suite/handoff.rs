@@ -180,7 +180,7 @@ fn layers_that_come_out_of_order_are_read_in_order() {
     // What was handed over before somebody followed comes too.
     let follow = reader.follow(&hashes, Some(0), 0);
     writer.hand_over(&of, &hashes, 0).unwrap();
-    assert_eq!(reader.wait(&follow, 1).layers, 3);
+    assert_eq!(reader.wait(&follow, 3).layers, 3);
     (0..3).for_each(|layer| assert_layer(&follow, &hashes, layer));
     [4, 3].iter().for_each(|&layer| writer.hand_over(&of, &hashes, layer).unwrap());
     assert_eq!(reader.wait(&follow, LAYERS).layers, LAYERS);
@@ -223,6 +223,9 @@ fn a_writer_that_ends_after_any_layer_ends_its_followers_and_nothing_leaks() {
             if layers > 0 {
                 reader.wait(&follow, layers);
             }
+            wait::until("the writer's node is followed", || {
+                (cluster.node(0).metric("larder_held{device=\"0\",what=\"follows\"}") == 1.0).then_some(())
+            });
             if by_abort {
                 of.abort()
             } else {

@@ -12,8 +12,9 @@ from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.layout import LayerTensor, layer_pages, page_bytes
 from larder_kv.vllm.messages import StepPlan
 from larder_kv.vllm.plan import Garbage
+from larder_kv.vllm.saver import Saver
 from larder_kv.vllm.settings import UnsupportedError
-from larder_kv.vllm.transfer import LayerGate, Loader, Saver
+from larder_kv.vllm.transfer import LayerGate, Loader
 
 if TYPE_CHECKING:
     from larder_kv.vllm.node import Node
