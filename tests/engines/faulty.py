@@ -4,7 +4,7 @@
 - `kill_before_load`: the process of this id is killed before the first load is leased;
 - `log`: what is handed over and read is written here, one numbered JSON object a line;
 - `tell_first_read`: the message that layer 0 was read goes into this file;
-- `hold_last_layer_until`: the last layer is handed over only when that message is there;
+- `hold_last_layer_until`: the layer `last_layer` is handed over only when that message is there;
 - `die_before_layer`: the process ends before it hands this layer over.
 """
 
@@ -44,17 +44,18 @@ def log(**what) -> None:
             file.write(json.dumps({"number": next(numbers)} | what) + "\n")
 
 
-def faulty_hand_over_layer(node, memory, reservation, pieces, layer):
+def faulty_hand_over_layer(node, reservation, pieces, layer, copy):
     if FAULTS.get("die_before_layer") == layer:
         os._exit(9)
     path = FAULTS.get("hold_last_layer_until")
-    if path and layer == memory.layers - 1:
+    if path and layer == FAULTS["last_layer"]:
         while not os.path.exists(path):
             time.sleep(0.01)
         with open(path) as file:
             log(event="heard", message=file.read())
-    hand_over_layer(node, memory, reservation, pieces, layer)
+    is_given = hand_over_layer(node, reservation, pieces, layer, copy)
     log(event="hand over", layer=layer)
+    return is_given
 
 
 def faulty_load_layer(memory, lease, pages, first_page, layer):

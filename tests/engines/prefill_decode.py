@@ -18,7 +18,7 @@ class Logs:
         self.prefill, self.decode, self.message = folder / "prefill", folder / "decode", folder / "message"
 
     def prefill_faults(self) -> dict:
-        return {"log": str(self.prefill), "hold_last_layer_until": str(self.message)}
+        return {"log": str(self.prefill), "hold_last_layer_until": str(self.message), "last_layer": LAYERS - 1}
 
     def decode_faults(self) -> dict:
         return {"log": str(self.decode), "tell_first_read": str(self.message)}

@@ -159,6 +159,11 @@ impl Follows {
         }
     }
 
+    /// Whether nothing is handed over or followed that is being written: a commit has nobody to tell.
+    fn is_idle(&self) -> bool {
+        self.holders.is_empty() && self.layers.is_empty() && self.attempts.is_empty()
+    }
+
     /// The chunk is written in this attempt.
     pub(super) fn note_attempt(&mut self, id: ChunkId, attempt: u64) {
         if attempt > 0 {

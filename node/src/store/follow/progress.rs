@@ -148,6 +148,9 @@ impl Store {
 
     /// Blocks of a chunk were committed, or came: `blocks` says which.
     pub(in crate::store) fn blocks_ready(&mut self, id: ChunkId, blocks: &[usize]) {
+        if self.follows.is_idle() {
+            return;
+        }
         let followers = self.follows.followers(id);
         for &block in blocks {
             if self.follows.layers(id, block).is_none() {

@@ -12,7 +12,7 @@ use crate::directory::ChangeKind;
 use crate::store::ids::OrderId;
 use crate::store::{FollowRequest, News, Reserved, Wanted};
 
-const WORDS: [&str; 5] = ["abc", "abd", "ab", "x", "xy"];
+const WORDS: [&str; 5] = ["abc", "abx", "ab", "x", "xy"];
 const SLOTS: u32 = 9;
 
 #[derive(Debug, Clone)]

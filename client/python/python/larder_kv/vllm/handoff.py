@@ -6,7 +6,7 @@ decode request needs: `{"do_remote_prefill": true, "remote_node", "remote_device
 `remote_node` and `remote_device`: chunks are named by their content, so nothing else is needed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +81,16 @@ def load_layer(
 
 def hand_over_layer(
     node: Open,
-    memory: larder_kv.PagedMemory,
     reservation: larder_kv.Reservation,
     pieces: Sequence[tuple[list[int], list[int]]],
     layer: int,
-) -> None:
+    copy: Callable[[larder_kv.StagedLayers, list[int]], bool],
+) -> bool:
     """Hands a layer over that the engine has computed: positions of chunks and their blocks, as much at a time as there is room
-    for."""
+    for. `copy` fills it from the blocks; where it says that they may not be read any more, this ends with False."""
     for positions, pages in pieces:
         staged = node.session.stage_layers(reservation, positions, layer, layer + 1)
-        memory.save_layers(staged, pages)
+        if not copy(staged, pages):
+            return False
         node.session.hand_over(staged)
+    return True

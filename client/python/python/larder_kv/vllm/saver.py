@@ -60,10 +60,14 @@ class HandOver:
     def give(self, node: Open, job: SaveJob, layer: int) -> bool:
         """Hands a layer over that was computed; False where the request's blocks are about to be overwritten."""
         assert self._node is not None and self._reservation is not None
-        with self._copying:
-            if not job.cancelled:
-                hand_over_layer(self._node, self._memory, self._reservation, self._pieces, layer)
-            return not job.cancelled
+
+        def copy(staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
+            with self._copying:
+                if not job.cancelled:
+                    self._memory.save_layers(staged, pages)
+                return not job.cancelled
+
+        return hand_over_layer(self._node, self._reservation, self._pieces, layer, copy)
 
     def finish(self, node: Open, job: SaveJob) -> bool:
         """Commits what was handed over."""

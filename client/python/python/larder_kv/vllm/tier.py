@@ -1,4 +1,5 @@
-"""The class that vLLM's own offloading loads as a tier below its host memory: `"type": "LarderTier", "module_path": "larder_kv.vllm"`.
+"""The class that vLLM's own offloading loads as a tier below its host memory: `"type": "LarderTier"`, `"module_path":
+"larder_kv.vllm"`.
 
 vLLM moves blocks between GPUs and host memory; this moves them between host memory and the node.
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class LarderTier(SecondaryTierManager):
-    """Chunks of vLLM's offloading in a Larder cluster; interface: vLLM's SecondaryTierManager. Runs in the scheduler's process."""
+    """Chunks of vLLM's offloading in a Larder cluster, from the scheduler's process; interface: vLLM's SecondaryTierManager."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
 

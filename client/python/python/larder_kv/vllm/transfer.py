@@ -58,7 +58,7 @@ class Leased:
     pages: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Followed:
     """A load whose chunks are being written."""
 
@@ -66,6 +66,8 @@ class Followed:
     node: Open
     follow: larder_kv.Follow
     first_page: int
+    pages: list[int]
+    """Its blocks, but for those that failed."""
 
 
 class Loader:
@@ -150,7 +152,7 @@ class Loader:
         try:
             if node is not None and load.writer is not None:
                 follow = follow_chunks(node, load.hashes, first_chunk, load.writer, self._patience)
-                return Followed(load, node, follow, first_page)
+                return Followed(load, node, follow, first_page, load.pages)
         except larder_kv.LarderError as error:
             if isinstance(error, larder_kv.EndedError) and node is not None:
                 self._node.lost(node)
@@ -159,18 +161,22 @@ class Loader:
 
     def _load_followed(self, one: Followed, layer: int) -> None:
         """Copies a layer when it has come; blocks of which it does not come are failed."""
+        if not one.pages:
+            # Nobody waits again for a writer that was given up.
+            return
         chunks = len(one.load.hashes) - one.load.first_page // self._shape.pages_per_chunk
         come = one.node.session.wait_for_layers(one.follow, layer + 1, seconds=self._patience)
         here = min(come.chunks, chunks) if come.layers > layer else 0
-        missing = failed_pages(one.load, self._shape, here)
-        self._fail(one.load, missing)
-        lease, pages = one.follow.lease, one.load.pages[: len(one.load.pages) - len(missing)]
-        if pages and lease is not None:
-            load_layer(self._memory, lease, pages, one.first_page, layer)
+        left = len(one.load.pages) - len(failed_pages(one.load, self._shape, here))
+        self._fail(one.load, one.pages[left:])
+        one.pages = one.pages[:left]
+        lease = one.follow.lease
+        if one.pages and lease is not None:
+            load_layer(self._memory, lease, one.pages, one.first_page, layer)
             lease.release()
-            self._counts.add("loaded_bytes", len(pages) * self._memory.page_bytes)
+            self._counts.add("loaded_bytes", len(one.pages) * self._memory.page_bytes)
             if layer + 1 == self._memory.layers:
-                self._counts.add("loaded_blocks", len(pages))
+                self._counts.add("loaded_blocks", len(one.pages))
 
     def _fail(self, load: Load, pages: Sequence[int]) -> None:
         with self._lock:
