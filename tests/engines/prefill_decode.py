@@ -28,6 +28,46 @@ class Logs:
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+class Events:
+    """What vLLM's own publisher tells."""
+
+    def __init__(self, endpoint: str):
+        import zmq
+
+        self._endpoint = endpoint
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(endpoint)
+
+    def config(self) -> dict:
+        return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self._endpoint}
+
+    def assert_told(self, step, until, row) -> None:
+        """The node's chunks are told, by the hashes of the engine's own blocks, which are told too."""
+        own: set[int] = set()
+        node: set[int] = set()
+
+        def read() -> bool:
+            # The engine tells with its steps.
+            step()
+            while self._socket.poll(100):
+                for event in self._batch(self._socket.recv_multipart()[2]):
+                    if event["type"] == "BlockStored":
+                        (node if event.get("ownership") == "larder" else own).update(event["block_hashes"])
+                        assert event["medium"] == ("CPU" if event.get("ownership") == "larder" else "GPU"), f"{event}"
+            return len(node) >= 6
+
+        until(read, "the node's chunks are told", patience=60)
+        assert node <= own, f"{node - own}"
+        row("KV events of the node", f"{len(node)} chunks told by vLLM's publisher, by the engine's own hashes")
+
+    @staticmethod
+    def _batch(payload: bytes) -> list[dict]:
+        import msgspec
+
+        return msgspec.msgpack.decode(payload)[1]
+
+
 def ask(engine: Engine, tokens: list[int], **options) -> "Asked":
     return Asked(engine, tokens, options)
 
@@ -78,8 +118,10 @@ def run(world, same, loaded, computed, counted, row, until) -> None:
     """The scenario; what it takes besides its world are the suite's own helpers."""
     cluster = world.cluster("handed-over", 2, log="info,larder_node::exchange=debug")
     first = {"do_remote_decode": True}
+    events = Events(f"ipc://{world.scratch}/events")
+    prefiller = {"socket": cluster.sockets[0], "events": cluster.http[0]}
     with Engine(
-        world.scratch, "prefill-0", {"socket": cluster.sockets[0]}, faults={}, role="kv_producer"
+        world.scratch, "prefill-0", prefiller, faults={}, role="kv_producer", kv_events_config=events.config()
     ) as prefill:
         # In turn: the answer of the prefill says where its chunks are.
         tokens, expected = world.fresh()
@@ -93,6 +135,7 @@ def run(world, same, loaded, computed, counted, row, until) -> None:
                 same(answer, expected)
                 assert (loaded(answer), computed(answer)) == (192, 8), f"{answer['counts']}"
         row("prefill, then decode with its kv_transfer_params", "192 loaded, 8 computed, identical, sync and async")
+        events.assert_told(lambda: prefill.ask(tokens, max_tokens=1), until, row)
         # Its own prefix cache is on.
         again = prefill.ask(tokens, max_tokens=1, kv_transfer_params=first)
         assert again["counts"].get("prompt_tokens_by_source.local_cache_hit", 0) > 0, f"{again['counts']}"
