@@ -2,7 +2,7 @@
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
 //! store; `answer` says what a session reads, `copies` what a commit has copied, `locate` where chunks are
-//! that are not here, `gather` what a lookup or lease gets from there, `fetch` what comes from other actors, `disk` and
+//! that are not here, `gather` what a lookup or lease gets from there, `handoff` what is read while it is being written, `fetch` what comes from other actors, `disk` and
 //! `object` what goes to disk and the object store and comes from there, `peers` what other nodes get.
 
 mod answer;
@@ -10,6 +10,7 @@ mod copies;
 mod disk;
 mod fetch;
 mod gather;
+mod handoff;
 mod locate;
 mod object;
 mod peers;
@@ -33,10 +34,11 @@ use self::answer::Asked;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::fetch::{Fetch, OrderNumber, PeerOrder};
+use self::handoff::Handoffs;
 pub use self::object::ObjectParts;
 use self::object::Objects;
 use self::peers::{EndedGrants, Untold};
-pub use self::peers::{Fetcher, Peers};
+pub use self::peers::{Fetcher, Follower, Peers};
 use self::prefetch::{Meters, Waiting};
 
 use crate::arena::{Arena, Renewal};
@@ -84,6 +86,8 @@ pub struct GpuActor {
     fetching: HashMap<FetchId, Fetch>,
     untold: Untold,
     ended_grants: EndedGrants,
+    /// Who follows what is being written.
+    handoffs: Handoffs,
     /// The disk below the store, where there is one.
     disk: Option<Disk>,
     /// The object store beside it, where there is one.
@@ -239,6 +243,7 @@ impl GpuActor {
             meters: Meters::default(),
             fetching: HashMap::new(),
             untold: Untold::default(),
+            handoffs: Handoffs::default(),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
             disk: disk.map(Disk::new),
             objects: object.map(Objects::new),
@@ -278,6 +283,9 @@ impl GpuActor {
             Request::Hello(_)
             | Request::Trace(_)
             | Request::Commit(_)
+            | Request::HandOver(_)
+            | Request::Follow(_)
+            | Request::AskInPlace(_)
             | Request::Lookup(_)
             | Request::Lease(_)
             | Request::Prefetch(_)
@@ -334,8 +342,9 @@ impl GpuActor {
 
     fn reserve(&mut self, session: SessionId, ask: &Reserve) -> Result<Answer, Refused> {
         let now = self.clock.now();
-        let Reserve { namespace, ref chain, ref pools, priority } = *ask;
-        let reserved = self.store.reserve_pools(session, namespace, chain, pools, priority, now)?;
+        let Reserve { namespace, ref chain, ref pools, priority, attempt } = *ask;
+        let reserved =
+            self.store.reserve_attempt(session, namespace, chain, pools, priority, attempt, now)?;
         let (extents, descriptors) = self.show(&reserved.new_extents);
         let response = Response::Reserved(Reserved {
             reservation: reserved.reservation,
@@ -362,6 +371,8 @@ impl Actor for GpuActor {
             actor.store.tick(now);
             actor.renew_extents(ctx);
             actor.finish_late_gathers(ctx);
+            actor.stop_abandoned(ctx);
+            actor.answer_late_followers();
             actor.follow_up(ctx);
         });
         self.start_disk(ctx);
@@ -393,6 +404,9 @@ impl Handler<Ask> for GpuActor {
         let asked = Asked { request: request.name(), reply_to, trace, started };
         let reply = match request {
             Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
+            Request::HandOver(layers) => self.hand_over(session, &layers, asked.clone(), ctx),
+            Request::Follow(follow) => self.follow(session, &follow, ctx).map(Reply::Now),
+            Request::AskInPlace(ask) => self.ask_in_place(session, ask, asked.clone()),
             Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),
             Request::Lease(lease) => self.lease(session, lease, asked.clone(), ctx),
             Request::Prefetch(prefetch) => self.prefetch(session, prefetch, asked.clone(), ctx),
@@ -423,6 +437,7 @@ impl Handler<Close> for GpuActor {
     fn handle(&mut self, close: Close, ctx: &mut Self::Context) {
         self.windows.remove(&close.session);
         self.waiting.retain(|_, waiting| waiting.session != close.session);
+        self.forget_followers_of(close.session);
         self.store.close_session(close.session);
         self.stop_abandoned(ctx);
         self.follow_up(ctx);
@@ -432,8 +447,9 @@ impl Handler<Close> for GpuActor {
 impl Handler<ProcessGone> for GpuActor {
     type Result = ();
 
-    fn handle(&mut self, gone: ProcessGone, _: &mut Self::Context) {
+    fn handle(&mut self, gone: ProcessGone, ctx: &mut Self::Context) {
         self.store.process_gone(gone.process);
+        self.follow_up(ctx);
     }
 }
 

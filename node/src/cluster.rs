@@ -34,6 +34,7 @@ use crate::threads;
 
 /// The node in its cluster.
 pub(crate) struct Cluster {
+    name: String,
     limits: ClusterLimits,
     sampler: Sampler,
     arbiter: Arbiter,
@@ -152,6 +153,7 @@ impl Cluster {
         let gauges = MembershipGauges::new(registry)?;
         let limits = limits.clone();
         Ok(Self {
+            name: name.to_owned(),
             limits,
             sampler,
             arbiter,
@@ -168,13 +170,15 @@ impl Cluster {
     /// How the actor of a device reaches other nodes; `None` where chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
         let Sharing { handle, directory, .. } = self.sharing.as_ref()?;
-        let handle = handle.clone();
+        let (handle, following) = (handle.clone(), handle.clone());
         Some(Peers {
             device,
             holders: directory.clone().recipient(),
             changed: directory.clone().recipient(),
             stale: directory.clone().recipient(),
             fetch: Box::new(move |order| handle.fetch(order)),
+            follow: Box::new(move |order| following.follow(order)),
+            node: self.name.clone(),
             deadline: self.limits.fetch_deadline,
         })
     }
@@ -185,6 +189,7 @@ impl Cluster {
             let services = Services {
                 blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                follow: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 find: directory.clone().recipient(),
                 announce: directory.clone().recipient(),

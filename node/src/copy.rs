@@ -40,6 +40,8 @@ pub struct CopyOrder {
 pub struct Move {
     /// Where it stands in the window; means nothing where the engine wrote into the arena itself.
     pub source: u64,
+    /// Whether it was copied before, layer by layer: it is summed alone.
+    pub is_in_place: bool,
     /// The extent it goes to. The order holds it until it is done.
     pub extent: Arc<ExtentMemory>,
     /// The place in the extent, which this order has to itself.
@@ -158,6 +160,7 @@ impl CopyOrder {
             assert!(block.range_bytes > 0, "a layer range has at least one layer");
             block.extent.check(block.offset, block.bytes)?;
             match &window {
+                _ if block.is_in_place => {}
                 Some(window) => window.check(block.source, block.bytes)?,
                 None => assert!(block.extent.is_writable_by_engines(), "nobody can have written the block"),
             }
@@ -253,7 +256,7 @@ impl Move {
         bytes: u64,
         checksum: &mut RangeChecksum,
     ) -> Result<(), OutOfBounds> {
-        if let Some(window) = window {
+        if let Some(window) = window.filter(|_| !self.is_in_place) {
             self.extent.copy_in_from(window, self.source + start, self.offset + start, bytes)?;
         }
         self.extent.add_to(checksum, self.offset + start, bytes)

@@ -5,7 +5,9 @@
 //! over only when its length, key and checksum are right.
 
 mod fetch;
+mod follow;
 mod gate;
+mod handoff;
 mod metrics;
 mod peers;
 mod serve;
@@ -22,6 +24,7 @@ use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use self::handoff::{AskFollow, ChunkStep, FollowCame, FollowOrder, PeerNews, PeerStep};
 pub use self::metrics::ExchangeMetrics;
 use self::peers::Peers;
 pub use self::peers::SilentPeers;
@@ -71,9 +74,9 @@ pub struct PeerActor {
 pub struct ExchangeHandle(mpsc::Sender<Order>);
 
 #[derive(Debug)]
-struct Order {
-    order: FetchOrder,
-    done: oneshot::Sender<Vec<Fetched>>,
+enum Order {
+    Fetch(FetchOrder, oneshot::Sender<Vec<Fetched>>),
+    Follow(FollowOrder),
 }
 
 /// Starts the serving half, once there is somebody to serve.
@@ -115,13 +118,17 @@ impl ExchangeHandle {
     /// # Errors
     /// The order, where too many wait.
     pub fn fetch(&self, order: FetchOrder) -> Result<oneshot::Receiver<Vec<Fetched>>, FetchOrder> {
+        let Ok(place) = self.0.try_reserve() else { return Err(order) };
         let (done, came) = oneshot::channel();
-        match self.0.try_send(Order { order, done }) {
-            Ok(()) => Ok(came),
-            Err(mpsc::error::TrySendError::Full(waiting) | mpsc::error::TrySendError::Closed(waiting)) => {
-                Err(waiting.order)
-            }
-        }
+        place.send(Order::Fetch(order, done));
+        Ok(came)
+    }
+
+    /// Hands a follow over; whether it was taken, which it is not where too many orders wait. What comes of each chunk is told on
+    /// the order's channel; when that ends, nothing writes to the slots any more.
+    #[must_use]
+    pub fn follow(&self, order: FollowOrder) -> bool {
+        self.0.try_send(Order::Follow(order)).is_ok()
     }
 }
 
@@ -134,8 +141,13 @@ impl Actor for PeerActor {
         let Some(mut orders) = self.orders.take() else { return };
         let peers = self.peers.clone();
         actix_rt::spawn(async move {
-            while let Some(Order { order, done }) = orders.recv().await {
-                actix_rt::spawn(fetch::carry_out(peers.clone(), order, done));
+            while let Some(order) = orders.recv().await {
+                match order {
+                    Order::Fetch(order, done) => {
+                        actix_rt::spawn(fetch::carry_out(peers.clone(), order, done));
+                    }
+                    Order::Follow(order) => _ = actix_rt::spawn(follow::carry_out(peers.clone(), order)),
+                }
             }
         });
     }

@@ -37,6 +37,9 @@ pub struct Metrics {
     moved_bytes: IntCounterVec,
     fetched_chunks: IntCounterVec,
     given_up: IntCounterVec,
+    handed_over_layers: IntCounterVec,
+    handed_over_bytes: IntCounterVec,
+    follows_lost: IntCounterVec,
     evictions: IntCounterVec,
     residence_seconds: CounterVec,
     arena_bytes: IntGaugeVec,
@@ -90,6 +93,9 @@ pub struct ActorMetrics {
     /// By [`Placed`].
     fetched: [IntCounter; 4],
     counted_given_up: u64,
+    /// Pieces and bytes, by [`HandedOver`].
+    handed_over: [(IntCounter, IntCounter); 3],
+    counted_lost: u64,
     counted_shed: u64,
     counted_unstored: u64,
 }
@@ -129,6 +135,17 @@ pub enum Movement {
     Leased,
 }
 
+/// Where layers are handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandedOver {
+    /// An engine gave them, ahead of their commit.
+    Given,
+    /// They were sent to a node that follows them.
+    Sent,
+    /// They came from the node whose engine gave them.
+    Came,
+}
+
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -160,6 +177,9 @@ impl Metrics {
             moved_bytes: families.counters("larder_moved_bytes_total")?,
             fetched_chunks: families.counters("larder_fetched_chunks_total")?,
             given_up: families.counters("larder_given_up_chunks_total")?,
+            handed_over_layers: families.counters("larder_handed_over_layers_total")?,
+            handed_over_bytes: families.counters("larder_handed_over_bytes_total")?,
+            follows_lost: families.counters("larder_follows_lost_chunks_total")?,
             evictions: families.counters("larder_evicted_chunks_total")?,
             disk: DiskFamilies::new(&families)?,
             object: ObjectMetrics::new(&families)?,
@@ -278,6 +298,13 @@ impl Metrics {
             fetched: ["migrated", "replicated", "passed", "missed"]
                 .map(|placement| self.fetched_chunks.with_label_values(&[&*device, placement])),
             counted_given_up: 0,
+            handed_over: table::HANDED_OVER.map(|how| {
+                (
+                    self.handed_over_layers.with_label_values(&[&*device, how]),
+                    self.handed_over_bytes.with_label_values(&[&*device, how]),
+                )
+            }),
+            counted_lost: 0,
             counted_shed: 0,
             counted_unstored: 0,
             metrics: self.clone(),
@@ -373,6 +400,13 @@ impl ActorMetrics {
         self.fetched[placed as usize].inc();
     }
 
+    /// Counts layers that were handed over: pieces of blocks, and their bytes.
+    pub fn handed_over(&self, how: HandedOver, pieces: u64, bytes: u64) {
+        let (layers, all_bytes) = &self.handed_over[how as usize];
+        layers.inc_by(pieces);
+        all_bytes.inc_by(bytes);
+    }
+
     /// Notes how many bytes of extents a tenant holds, and may hold.
     pub fn tenant_holds(&self, tenant: &str, held: u64, limit: u64) {
         for (state, bytes) in [("held", held), ("limit", limit)] {
@@ -400,6 +434,7 @@ impl ActorMetrics {
         set(&metrics.arena_bytes, "passing", usage.passing_bytes);
         set(&metrics.held, "fetches", usage.fetches);
         set(&metrics.held, "grants", usage.grants);
+        set(&metrics.held, "follows", usage.follows);
         set(&metrics.held, "sessions", usage.sessions);
         set(&metrics.held, "leases", usage.leases);
         set(&metrics.held, "reservations", usage.reservations);
@@ -432,6 +467,9 @@ impl ActorMetrics {
         self.counted = usage.evictions;
         metrics.given_up.with_label_values(&[device]).inc_by(usage.given_up - self.counted_given_up);
         self.counted_given_up = usage.given_up;
+        let lost = usage.follows_lost - self.counted_lost;
+        metrics.follows_lost.with_label_values(&[device]).inc_by(lost);
+        self.counted_lost = usage.follows_lost;
         self.rates.observe(now)
     }
 }

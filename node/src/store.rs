@@ -2,11 +2,12 @@
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
 //! `reserve` and `commit`, get in `lookup`, a get that needs more than memory in `gather`, what they get in
-//! `grants`, eviction in `room`, what goes to disk and leaves it in `disk`, what goes to
-//! the object store in `object`, the end of a session in `sessions`.
+//! `grants`, what is read while it is being written in `follow`, eviction in `room`, what goes to disk and leaves it in `disk`,
+//! what goes to the object store in `object`, the end of a session in `sessions`.
 
 mod commit;
 mod disk;
+mod follow;
 mod gather;
 mod grants;
 pub mod ids;
@@ -44,6 +45,7 @@ use slab::Slab;
 
 pub use commit::{BlockMove, CommitOrder};
 pub use disk::{ChunkWrite, DiskStoreLimits, DiskUsage, WriteId, WritePolicy};
+pub use follow::{FollowProgress, FollowRequest, FollowStarted, LayersInPlace, News, Told};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
@@ -69,6 +71,7 @@ pub struct Store {
     orders: commit::Orders,
     gathers: gather::Gathers,
     grants: grants::Grants,
+    follows: follow::Follows,
     journal: journal::Journal,
     disk: Option<disk::Disk>,
     object: Option<object::Objects>,
@@ -232,6 +235,33 @@ pub enum Refused {
         /// The position.
         position: u32,
     },
+    /// Layers that a chunk's pool does not have, or that are in place already.
+    #[error(
+        "layers {from_layer} to {to_layer} of pool {pool} of the chunk at {position} cannot be handed over: there are none such, or they are in place"
+    )]
+    Layers {
+        /// The position of the chunk.
+        position: u32,
+        /// The pool.
+        pool: u8,
+        /// The first layer.
+        from_layer: u32,
+        /// The layer behind the last one.
+        to_layer: u32,
+    },
+    /// A chunk of which some layers were handed over, and not all.
+    #[error(
+        "layers of chunk {position} of reservation {reservation} are missing: hand them over before the commit"
+    )]
+    LayersMissing {
+        /// The reservation.
+        reservation: u64,
+        /// The position.
+        position: u32,
+    },
+    /// A namespace whose chunks cannot be followed.
+    #[error("only namespaces can be followed of which every chunk of a prefix needs all pools")]
+    NotFollowed,
     /// A block outside the session's write window.
     #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
     OutsideWindow {
@@ -283,6 +313,7 @@ impl Store {
             journal: journal::Journal::default(),
             gathers: gather::Gathers::default(),
             grants: grants::Grants::default(),
+            follows: follow::Follows::default(),
             disk: limits.disk.clone().map(disk::Disk::new),
             object: limits.object.clone().map(object::Objects::new),
             limits,
@@ -354,6 +385,7 @@ impl Store {
     /// process is gone. Pins stay until their deadline.
     pub fn close_session(&mut self, id: SessionId) {
         self.cancel_gathers_of(id);
+        self.end_follows_of(id);
         while let Some(number) =
             self.sessions.get(id).and_then(|session| session.reservations.keys().next().copied())
         {
@@ -380,10 +412,7 @@ impl Store {
             chunks.iter().for_each(|&chunk| self.adopt(chunk));
             self.unclaim(&chunks);
         }
-        for slot in held.quarantined_slots {
-            self.slab.restore(slot);
-            self.slab.free(slot);
-        }
+        self.process_left_follows(process);
         self.evict_above_watermark();
     }
 
@@ -394,6 +423,7 @@ impl Store {
             self.lapse(session, reservation);
         }
         self.expire_pins(now);
+        self.expire_follows(now);
     }
 
     /// The tenant of an open session.

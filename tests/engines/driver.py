@@ -1,6 +1,7 @@
 """What the scenarios drive: a development cluster and engines in processes of their own."""
 
 import atexit
+import contextlib
 import json
 import os
 import re
@@ -13,22 +14,28 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LARDER = ROOT / "target/debug/larder"
+LARDER = Path(os.environ.get("LARDER", ROOT / "target/debug/larder"))
 BLOCK_TOKENS = 32
 
 
 class Cluster:
     """A running `larder dev`, in `folder` so that its sockets are known before it starts."""
 
-    def __init__(self, folder: Path, nodes: int, arena: str = "256MiB"):
+    def __init__(self, folder: Path, nodes: int, arena: str = "256MiB", log: str = "info"):
         command = [LARDER, "dev", "--json", "--dir", folder, "--nodes", str(nodes), "--arena-bytes", arena]
-        log = open(folder.with_suffix(".log"), "w")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.folder = folder
+        output = open(folder.with_suffix(".log"), "w")
+        environment = os.environ | {"LARDER_LOG": log}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, env=environment, text=True)
         atexit.register(self.stop)
         ready = json.loads(self.process.stdout.readline())
         self.coordinator = ready["coordinator"]
         self.http = [node["http"] for node in ready["nodes"]]
         self.sockets = [next(iter(node["sockets"].values())) for node in ready["nodes"]]
+
+    def node_log(self, node: int) -> Path:
+        """Where a node writes its log."""
+        return self.folder / f"node-{node}.log"
 
     def pid(self, node: int) -> int:
         """The process that serves a node's socket."""
@@ -73,7 +80,15 @@ class Cluster:
 class Engine:
     """A vLLM engine in a process of its own."""
 
-    def __init__(self, scratch: Path, name: str, connector: dict | None = None, faults: dict | None = None, **options):
+    def __init__(
+        self,
+        scratch: Path,
+        name: str,
+        connector: dict | None = None,
+        faults: dict | None = None,
+        role: str = "kv_both",
+        **options,
+    ):
         self.name = name
         self.log = scratch / f"{name}.log"
         options = {
@@ -87,7 +102,7 @@ class Engine:
             options["kv_transfer_config"] = {
                 "kv_connector": "LarderConnector",
                 "kv_connector_module_path": "faulty" if faults is not None else "larder_kv.vllm",
-                "kv_role": "kv_both",
+                "kv_role": role,
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"chunk_tokens": BLOCK_TOKENS} | connector,
             }
@@ -99,7 +114,8 @@ class Engine:
             binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))}
         else:
             binding = {}
-        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": str(HERE)}
+        path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, HERE / "vllm_engine.py", json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -127,9 +143,23 @@ class Engine:
 
     def ask(self, *prompts: list[int], **options) -> dict:
         """Runs prompts, and says what came and what was counted."""
+        self.tell(*prompts, **options)
+        return self._read()
+
+    def tell(self, *prompts: list[int], **options) -> None:
+        """The same, without waiting for the answer."""
         self.process.stdin.write(json.dumps({"prompts": prompts, **options}) + "\n")
         self.process.stdin.flush()
-        return self._read()
+
+    @contextlib.contextmanager
+    def dying(self):
+        """For an engine that is to end by itself, without an answer."""
+        try:
+            self._read()
+            yield self
+            self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
 
     def _read(self) -> dict:
         line = self.process.stdout.readline()

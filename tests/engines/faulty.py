@@ -1,15 +1,20 @@
 """LarderConnector with faults of the tests' choosing, told by the environment variable LARDER_FAULTS (a JSON object).
 
 - `lose_chunks_from`: chunks from this one on do not come, in every load;
-- `kill_before_load`: the process of this id is killed before the first load is leased.
+- `kill_before_load`: the process of this id is killed before the first load is leased;
+- `log`: what is handed over and read is written here, one numbered JSON object a line;
+- `tell_first_read`: the message that layer 0 was read goes into this file;
+- `hold_last_layer_until`: the layer `last_layer` is handed over only when that message is there;
+- `die_before_layer`: the process ends before it hands this layer over.
 """
 
+import itertools
 import json
 import os
 import signal
 import time
 
-from larder_kv.vllm import transfer
+from larder_kv.vllm import saver, transfer
 from larder_kv.vllm.connector import LarderConnector as Faultless
 
 FAULTS = json.loads(os.environ.get("LARDER_FAULTS", "{}"))
@@ -27,6 +32,43 @@ def faulty_lease_of(node, hashes, first_chunk):
 
 
 transfer.lease_of = faulty_lease_of
+
+
+hand_over_layer, load_layer = saver.hand_over_layer, transfer.load_layer
+numbers = itertools.count(1)
+
+
+def log(**what) -> None:
+    if path := FAULTS.get("log"):
+        with open(path, "a") as file:
+            file.write(json.dumps({"number": next(numbers)} | what) + "\n")
+
+
+def faulty_hand_over_layer(node, reservation, pieces, layer, copy):
+    if FAULTS.get("die_before_layer") == layer:
+        os._exit(9)
+    path = FAULTS.get("hold_last_layer_until")
+    if path and layer == FAULTS["last_layer"]:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        with open(path) as file:
+            log(event="heard", message=file.read())
+    is_given = hand_over_layer(node, reservation, pieces, layer, copy)
+    log(event="hand over", layer=layer)
+    return is_given
+
+
+def faulty_load_layer(memory, lease, pages, first_page, layer):
+    load_layer(memory, lease, pages, first_page, layer)
+    message = f"{os.getpid()} has read layer {layer}"
+    log(event="read", layer=layer, message=message)
+    if layer == 0 and (path := FAULTS.get("tell_first_read")):
+        with open(f"{path}.new", "w") as file:
+            file.write(message)
+        os.rename(f"{path}.new", path)
+
+
+saver.hand_over_layer, transfer.load_layer = faulty_hand_over_layer, faulty_load_layer
 
 
 class LarderConnector(Faultless):

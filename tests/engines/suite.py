@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import prefill_decode as prefill_and_decode
+import secondary_tier as tier
 from driver import HERE, Cluster, Engine, scratch_folder
 from router_suite import conversations
 
@@ -78,10 +80,10 @@ class World:
             self.long_reference = [engine.ask(one, max_tokens=8) for one in self.long]
         self.used = iter(self.seeds[1:])
 
-    def cluster(self, name: str, nodes: int, arena: str = "256MiB") -> Cluster:
+    def cluster(self, name: str, nodes: int, arena: str = "256MiB", log: str = "info") -> Cluster:
         folder = self.scratch / name
         folder.mkdir(exist_ok=True)
-        return Cluster(folder, nodes, arena)
+        return Cluster(folder, nodes, arena, log)
 
     def fresh(self) -> tuple[list[int], dict]:
         """A prompt that nobody has seen, and what it gives without Larder."""
@@ -365,6 +367,18 @@ def overhead(world: World) -> None:
 def router(world: World) -> None:
     """Conversations over two servers behind the example router."""
     conversations(world, row)
+
+
+@scenario
+def prefill_decode(world: World) -> None:
+    """Prefill in one engine, decode in another on another node, layer by layer."""
+    prefill_and_decode.run(world, same, loaded, computed, counted, row, until)
+
+
+@scenario
+def secondary_tier(world: World) -> None:
+    """The tier below vLLM's own offloading."""
+    tier.run(world, row, until)
 
 
 def main(names: list[str]) -> None:

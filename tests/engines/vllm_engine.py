@@ -49,8 +49,14 @@ def answer(llm, asked: dict) -> dict:
         # Blocks that are being saved are free when the engine, which steps only while it has requests, hears of it.
         llm.llm_engine.step()
     before = counts(llm)
+    handed_over = asked.get("kv_transfer_params")
     sampling = SamplingParams(
-        temperature=0, max_tokens=asked.get("max_tokens", 16), ignore_eos=True, detokenize=False, logprobs=1
+        temperature=0,
+        max_tokens=asked.get("max_tokens", 16),
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=1,
+        extra_args={"kv_transfer_params": handed_over} if handed_over else None,
     )
     prompts = [{"prompt_token_ids": tokens, **asked.get("with", {})} for tokens in asked["prompts"]]
     start = time.perf_counter()
@@ -68,6 +74,7 @@ def answer(llm, asked: dict) -> dict:
         "counts": {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)},
         "totals": after,
         "connector_seconds": connector_seconds(),
+        "kv_transfer_params": [output.kv_transfer_params for output in outputs],
     }
 
 

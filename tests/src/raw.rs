@@ -170,7 +170,13 @@ pub fn register(block_bytes: u64) -> Request {
 #[must_use]
 pub fn reserve(registered: &Registered, hashes: &[ChunkHash]) -> Request {
     let chain = Chain::from_root(registered.root, hashes.to_vec());
-    Request::Reserve(Reserve { namespace: registered.namespace, chain, priority: 0, pools: Vec::new() })
+    Request::Reserve(Reserve {
+        namespace: registered.namespace,
+        chain,
+        priority: 0,
+        pools: Vec::new(),
+        attempt: 0,
+    })
 }
 
 /// A commit of the first `chunks` chunks of a reservation, whose blocks stand one behind the other in the window.

@@ -6,6 +6,7 @@ pub mod checksum;
 pub mod chunk;
 pub mod frame;
 pub mod geometry;
+pub mod handoff;
 pub mod hashing;
 pub mod identity;
 pub mod limits;

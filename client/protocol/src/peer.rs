@@ -1,7 +1,8 @@
 //! The messages between nodes.
 //!
 //! Every request is a bidirectional QUIC stream of its own: the asker writes one message ([`PeerRequest`]) and ends its
-//! half; the other side answers with one message ([`PeerResponse`]) and, to a fetch, the bytes behind it. Where the request
+//! half; the other side answers with one message ([`PeerResponse`]) and, to a fetch, the bytes behind it. To a follow it answers
+//! with as many messages ([`PeerResponse::Followed`]) as there is to tell. Where the request
 //! belongs to a trace, [`PeerRequest::Trace`] stands before it. A message on a stream is
 //!
 //! | bytes | what |
@@ -31,6 +32,9 @@ pub enum PeerRequest {
     Repair(Repair),
     /// Asks a holder for blocks; answered [`PeerResponse::Fetched`], and the bytes behind it.
     Fetch(Fetch),
+    /// Asks for chunks while they are being written there; answered [`PeerResponse::Followed`] again and again, until the
+    /// last chunk is whole or lost.
+    Follow(FollowChunks),
     /// Tells a holder that the asker keeps these chunks from now on, and the directory knows: the holder gives up its own
     /// copies if nobody uses them. Answered [`PeerResponse::Done`].
     Moved(Chunks),
@@ -113,6 +117,56 @@ pub struct Fetch {
     pub class: Class,
 }
 
+/// Asks for chunks while they are being written. The asker has room for all of them.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct FollowChunks {
+    /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS). Those that nobody writes yet are waited for.
+    pub chunks: Chunks,
+    /// The asker's number of this request, which every answer repeats: what is sent for another one is refused.
+    pub order: u64,
+    /// The earliest attempt at writing whose layers are wanted.
+    pub attempt: u64,
+    /// For how long nothing may come before the chunks count as lost.
+    pub patience_ms: u64,
+}
+
+/// What came of a chunk that is followed.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Followed {
+    /// The asker's number of the request.
+    pub order: u64,
+    /// Number of this message on its stream, from 1 on.
+    pub message: u64,
+    /// Position of the chunk in the request.
+    pub chunk: u32,
+    /// What came.
+    pub step: FollowStep,
+}
+
+/// What comes of a chunk that is followed. The last of it is `Whole` or `Lost`.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum FollowStep {
+    /// Some layers of a block: their bytes follow this message.
+    Layers(BlockLayers),
+    /// All layers have been sent, and the chunk is committed: the checksums of its blocks, by slice, then pool.
+    Whole(Vec<u64>),
+    /// It will not come: its writer has ended or failed, or was silent for too long.
+    Lost,
+}
+
+/// Some layers of a block.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockLayers {
+    /// The block, by slice, then pool.
+    pub block: u32,
+    /// Where in the block they begin.
+    pub offset: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The xxh3-64 of these.
+    pub checksum: u64,
+}
+
 /// What waits for blocks, the most urgent first.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
@@ -131,6 +185,8 @@ pub enum PeerResponse {
     Announced(Announced),
     /// What follows, one a chunk of the request.
     Fetched(Vec<FetchedChunk>),
+    /// Something came of a chunk that is followed, and of layers the bytes behind it.
+    Followed(Followed),
     /// It is done.
     Done,
     /// Too much to do; ask again later.

@@ -8,6 +8,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use crate::chain::Chain;
 use crate::chunk::ChunkHash;
+use crate::handoff::{AskInPlace, Follow, HandOver, InPlace};
 use crate::namespace::{Fingerprint, NamespaceSpec};
 use crate::pools::PoolSet;
 use crate::trace::TraceContext;
@@ -56,6 +57,14 @@ pub enum Request {
     ///
     /// Names the ticket.
     Cancel(u64),
+    /// Hands over some layers of reserved chunks ahead of their commit; answered [`Response::HandedOver`]. Send it only when
+    /// every store of these layers into the window has completed.
+    HandOver(HandOver),
+    /// Asks to read chunks while they are being written; answered [`Response::Following`]. [`Request::Release`] ends it.
+    Follow(Follow),
+    /// Asks how many layers of what is followed are in place; answered [`Response::InPlace`] when there are more than the asker
+    /// knows of, or it has waited long enough.
+    AskInPlace(AskInPlace),
     /// Says to which trace the next request belongs, whose number its frame bears. No answer. Without it, a request is
     /// traced only where the node chooses to.
     Trace(TraceContext),
@@ -80,6 +89,9 @@ impl Request {
             Self::Progress(_) => "progress",
             Self::Collect(_) => "collect",
             Self::Cancel(_) => "cancel",
+            Self::HandOver(_) => "hand_over",
+            Self::Follow(_) => "follow",
+            Self::AskInPlace(_) => "ask_in_place",
             Self::Trace(_) => "trace",
         }
     }
@@ -163,6 +175,8 @@ pub struct Reserve {
     /// By position in the chain, which pools will be written; all of them everywhere where this is empty. Pools that every
     /// chunk has are written whether named or not. A pool that a chunk lacks may be added later.
     pub pools: Vec<PoolSet>,
+    /// Which attempt at a hand-over this is; 0 for ordinary writing. Reservations of earlier attempts at these chunks end.
+    pub attempt: u64,
 }
 
 /// Hands over the blocks of chunks.
@@ -173,7 +187,8 @@ pub struct Commit {
     /// Positions (in the reserved chain) of the chunks that are complete.
     pub chunks: Vec<u32>,
     /// Where in the write window each chunk's blocks stand: for each chunk, for each slice of the session, for each
-    /// pool that is to be written. Empty where the node trusts its engines, which then wrote to the places that [`Reserved`] named.
+    /// pool that is to be written, but for blocks whose layers were handed over before. Empty where the node trusts its
+    /// engines, which then wrote to the places that [`Reserved`] named.
     pub sources: Vec<u64>,
 }
 
@@ -222,6 +237,12 @@ pub enum Response {
     Prefetching(Prefetching),
     /// How far it is.
     Progress(Progress),
+    /// The layers are in place: who follows these chunks may read them.
+    HandedOver,
+    /// The chunks are followed, under this number.
+    Following(u64),
+    /// How much of what is followed is in place.
+    InPlace(InPlace),
     /// No room or too much in flight; nothing was done. Not an error: ask again later.
     Busy(Busy),
     /// The request was refused; nothing was done.

@@ -22,7 +22,12 @@ pub(crate) struct Lease {
 
 impl Lease {
     pub(crate) fn new(guard: LeaseGuard) -> Self {
-        Self { slot: Own::new(Mutex::new(Some(Arc::new(guard)))) }
+        Self::of(Arc::new(guard))
+    }
+
+    /// One that others hold too.
+    pub(crate) fn of(guard: Arc<LeaseGuard>) -> Self {
+        Self { slot: Own::new(Mutex::new(Some(guard))) }
     }
 
     /// # Errors

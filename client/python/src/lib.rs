@@ -3,6 +3,7 @@
 mod answers;
 mod async_session;
 mod errors;
+mod handoff;
 mod lease;
 mod memory;
 mod namespace;
@@ -22,6 +23,8 @@ mod _native {
     use crate::answers::{Found, Pinned, Progress, Span, Stats};
     #[pymodule_export]
     use crate::async_session::AsyncSession;
+    #[pymodule_export]
+    use crate::handoff::{Follow, InPlace, StagedLayers};
     #[pymodule_export]
     use crate::lease::Lease;
     #[pymodule_export]

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::slice;
 
-use larder_client::{LeaseGuard, StagedChunk};
+use larder_client::{LeaseGuard, StagedChunk, StagedLayers};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -103,5 +103,23 @@ impl Memory {
         // SAFETY: as in `copy_from`, for reading.
         let bytes = unsafe { slice::from_raw_parts(self.start.add(range.start as usize), bytes) };
         staged.copy_from(block, offset, bytes);
+    }
+
+    /// Copies `range` into layers of the `chunk`-th chunk in the `part`-th slice, to `offset` on.
+    ///
+    /// # Panics
+    /// Where either ends before.
+    pub(crate) fn copy_to_layers(
+        &self,
+        range: Range<u64>,
+        staged: &mut StagedLayers,
+        (chunk, part): (usize, usize),
+        offset: u64,
+    ) {
+        assert!(range.start <= range.end && range.end <= self.bytes);
+        let bytes = (range.end - range.start) as usize;
+        // SAFETY: as in `copy_from`, for reading.
+        let bytes = unsafe { slice::from_raw_parts(self.start.add(range.start as usize), bytes) };
+        staged.copy_from(chunk, part, offset, bytes);
     }
 }

@@ -6,6 +6,7 @@ use larder_client::{LeaseGuard, Namespace};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::handoff::StagedLayers;
 use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::reservation::StagedChunk;
@@ -246,6 +247,33 @@ impl PagedMemory {
                     self.regions[region].copy_to(range, chunk, block, offset);
                 }
             }
+        })
+    }
+
+    /// Copies `pages`, which are the pages of the staged chunks in order, into staged layers. Other threads run meanwhile; none
+    /// may change these pages.
+    #[pyo3(signature = (staged, pages))]
+    fn save_layers(&self, py: Python<'_>, staged: &StagedLayers, pages: Vec<u64>) -> PyResult<()> {
+        self.check_pages(&pages)?;
+        staged.fill(py, |staged| {
+            let layers = staged.layers();
+            let (first, end) = (layers.start as usize, layers.end as usize);
+            let chunk_bytes = (end - first) as u64 * self.pages_per_chunk * self.page_bytes;
+            let expected = staged.positions().len() as u64 * self.pages_per_chunk;
+            if end > self.layers.len() || staged.bytes() != chunk_bytes || pages.len() as u64 != expected {
+                let text =
+                    format!("{} pages of layers {first} to {end} do not fit what is staged", pages.len());
+                return Err(PyValueError::new_err(text));
+            }
+            let skipped = first as u64 * self.pages_per_chunk * self.page_bytes;
+            for (number, &page) in (0..).zip(&pages) {
+                let (chunk, in_chunk) =
+                    ((number / self.pages_per_chunk) as usize, number % self.pages_per_chunk);
+                for Piece { region, range, offset } in self.pieces(first..end, page, in_chunk) {
+                    self.regions[region].copy_to_layers(range, staged, (chunk, 0), offset - skipped);
+                }
+            }
+            Ok(())
         })
     }
 }

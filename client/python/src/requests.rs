@@ -1,10 +1,11 @@
 //! The requests of a session, made of what Python passed: the same for threads and for event loops.
 
 use std::future::Future;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_client::{LookupOptions, SessionError, SessionOptions};
+use larder_client::{FollowOptions, LookupOptions, SessionError, SessionOptions};
 use larder_protocol::NamespaceSpec;
 use larder_protocol::session::{Tier, Wait};
 use pyo3::exceptions::PyValueError;
@@ -12,6 +13,7 @@ use pyo3::prelude::*;
 use tokio::runtime::Handle;
 
 use crate::answers::{Found, Pinned, Progress};
+use crate::handoff::{Follow, InPlace, StagedLayers};
 use crate::lease::Lease;
 use crate::namespace::{Chain, Namespace, SpecFields};
 use crate::process::{Own, runtime};
@@ -41,6 +43,14 @@ pub(crate) struct Asking {
     pub(crate) tiers: Vec<String>,
     pub(crate) pin_seconds: Option<f64>,
     pub(crate) prefill_tokens_per_second: Option<f64>,
+}
+
+/// Whom to follow.
+pub(crate) struct Following {
+    pub(crate) node: Option<String>,
+    pub(crate) device: u16,
+    pub(crate) attempt: u64,
+    pub(crate) patience: f64,
 }
 
 /// How long to wait for a prefetch: "complete", "best_effort", or seconds.
@@ -144,9 +154,68 @@ impl Requests {
         namespace: &Namespace,
         chain: &Chain,
         priority: i8,
+        attempt: u64,
     ) -> PyResult<impl Request<Reservation>> {
         let (session, namespace, chain) = self.with(namespace, chain)?;
-        Ok(async move { Ok(Reservation::new(session.reserve(&namespace, &chain, priority).await?)) })
+        Ok(async move {
+            Ok(Reservation::new(session.reserve_attempt(&namespace, &chain, priority, attempt).await?))
+        })
+    }
+
+    pub(crate) fn stage_layers(
+        &self,
+        reservation: &Reservation,
+        positions: Vec<u32>,
+        layers: Range<u32>,
+        pool: usize,
+    ) -> PyResult<impl Request<StagedLayers>> {
+        let (session, reservation) = (self.session()?.clone(), reservation.share()?);
+        check_reserved(&reservation, &positions)?;
+        let known = reservation.namespace().pool_layers().get(pool).copied().unwrap_or(0);
+        if layers.start >= layers.end || layers.end > known {
+            let text = format!("pool {pool} has {known} layers, not {layers:?}");
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(async move {
+            Ok(StagedLayers::new(session.stage_layers(&reservation, &positions, pool, layers).await?))
+        })
+    }
+
+    pub(crate) fn hand_over(&self, staged: &StagedLayers) -> PyResult<impl Request<()>> {
+        let (session, staged) = (self.session()?.clone(), staged.take()?);
+        Ok(async move { session.hand_over(staged).await })
+    }
+
+    pub(crate) fn commit_handed_over(
+        &self,
+        reservation: &Reservation,
+        positions: Vec<u32>,
+    ) -> PyResult<impl Request<u32>> {
+        let (session, reservation) = (self.session()?.clone(), reservation.share()?);
+        check_reserved(&reservation, &positions)?;
+        Ok(async move { session.commit_handed_over(&reservation, &positions).await })
+    }
+
+    pub(crate) fn follow(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        Following { node, device, attempt, patience }: Following,
+    ) -> PyResult<impl Request<Follow>> {
+        let writer = node.map(|node| (node, device));
+        let options = FollowOptions { writer, attempt, patience: seconds(patience)? };
+        let (session, namespace, chain) = self.with(namespace, chain)?;
+        Ok(async move { Ok(Follow::new(session.follow(&namespace, &chain, options).await?)) })
+    }
+
+    pub(crate) fn wait_for_layers(
+        &self,
+        follow: &Follow,
+        layers: u32,
+        patience: f64,
+    ) -> PyResult<impl Request<InPlace>> {
+        let (session, follow, patience) = (self.session()?.clone(), follow.share()?, seconds(patience)?);
+        Ok(async move { Ok(session.wait_for_layers(&follow, layers, patience).await?.into()) })
     }
 
     pub(crate) fn stage(
@@ -233,6 +302,14 @@ impl Patience {
                 Err(PyValueError::new_err(text))
             }
         }
+    }
+}
+
+fn check_reserved(reservation: &larder_client::Reservation, positions: &[u32]) -> PyResult<()> {
+    let is_reserved = |position: &&u32| reservation.chunks().binary_search(position).is_err();
+    match positions.iter().find(is_reserved) {
+        Some(position) => Err(PyValueError::new_err(format!("the chunk at {position} is not reserved"))),
+        None => Ok(()),
     }
 }
 

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 
 use crate::answers::{Found, Pinned, Progress, Stats};
+use crate::handoff::{Follow, InPlace, StagedLayers};
 use crate::lease::Lease;
 use crate::namespace::{Chain, Namespace, SpecFields};
-use crate::requests::{Asking, Opening, Patience, Requests};
+use crate::requests::{Asking, Following, Opening, Patience, Requests};
 use crate::reservation::{Reservation, StagedChunk};
 use crate::ticket::Ticket;
 use crate::waiting;
@@ -133,18 +134,20 @@ impl Session {
     }
 
     /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays longer
-    /// under the `priority` policy.
+    /// under the `priority` policy. Where `attempt` is not 0, the reservations of
+    /// earlier attempts for these chunks end.
     ///
     /// Raises `BusyError` where there is no room.
-    #[pyo3(signature = (namespace, chain, *, priority = 0))]
+    #[pyo3(signature = (namespace, chain, *, priority = 0, attempt = 0))]
     fn reserve(
         &self,
         py: Python<'_>,
         namespace: &Namespace,
         chain: &Chain,
         priority: i8,
+        attempt: u64,
     ) -> PyResult<Reservation> {
-        let request = self.requests.reserve(namespace, chain, priority)?;
+        let request = self.requests.reserve(namespace, chain, priority, attempt)?;
         waiting::wait(py, self.requests.runtime(), request)
     }
 
@@ -166,6 +169,84 @@ impl Session {
         staged: Vec<PyRef<'_, StagedChunk>>,
     ) -> PyResult<u32> {
         let request = self.requests.commit(reservation, &staged)?;
+        waiting::wait(py, self.requests.runtime(), request)
+    }
+
+    /// Gives layers `start` to before `end` of one pool of reserved chunks room to be filled; `positions` are those of the chunks
+    /// in the chain, ascending. Waits until the write window has some.
+    ///
+    /// Raises `WindowError` where they are more than the window holds, `RequestTimeout` where no room was freed in time.
+    #[pyo3(signature = (reservation, positions, start, end, *, pool = 0))]
+    fn stage_layers(
+        &self,
+        py: Python<'_>,
+        reservation: &Reservation,
+        positions: Vec<u32>,
+        start: u32,
+        end: u32,
+        pool: usize,
+    ) -> PyResult<StagedLayers> {
+        let request = self.requests.stage_layers(reservation, positions, start..end, pool)?;
+        waiting::wait(py, self.requests.runtime(), request)
+    }
+
+    /// Hands filled layers over: whoever follows the chunks may read them. The chunks are committed, with `commit_handed_over`,
+    /// when all their layers were.
+    ///
+    /// Raises `RefusedError` where the reservation has ended, by its deadline or a later attempt.
+    #[pyo3(signature = (staged))]
+    fn hand_over(&self, py: Python<'_>, staged: &StagedLayers) -> PyResult<()> {
+        let request = self.requests.hand_over(staged)?;
+        waiting::wait(py, self.requests.runtime(), request)
+    }
+
+    /// Commits chunks of which all layers were handed over, and returns how many the node keeps.
+    ///
+    /// Raises `RefusedError` where layers are missing.
+    #[pyo3(signature = (reservation, positions))]
+    fn commit_handed_over(
+        &self,
+        py: Python<'_>,
+        reservation: &Reservation,
+        positions: Vec<u32>,
+    ) -> PyResult<u32> {
+        let request = self.requests.commit_handed_over(reservation, positions)?;
+        waiting::wait(py, self.requests.runtime(), request)
+    }
+
+    /// Follows chunks that are being written, or soon will be: on this node, or by an engine that talks to the actor `device` of
+    /// the node `node`, whose layers come as it hands them over. Room for them is taken at once, for all or for none. What is of an
+    /// earlier attempt than `attempt` does not count; what does not come for `patience` seconds is lost.
+    ///
+    /// Raises `BusyError` where there is no room.
+    #[pyo3(signature = (namespace, chain, *, node = None, device = 0, attempt = 0, patience = 10.0))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn follow(
+        &self,
+        py: Python<'_>,
+        namespace: &Namespace,
+        chain: &Chain,
+        node: Option<String>,
+        device: u16,
+        attempt: u64,
+        patience: f64,
+    ) -> PyResult<Follow> {
+        let following = Following { node, device, attempt, patience };
+        let request = self.requests.follow(namespace, chain, following)?;
+        waiting::wait(py, self.requests.runtime(), request)
+    }
+
+    /// Waits until so many layers of what is followed are in place, or nothing more will come, or for `seconds`; what is in place
+    /// then.
+    #[pyo3(signature = (follow, layers, *, seconds = 1.0))]
+    fn wait_for_layers(
+        &self,
+        py: Python<'_>,
+        follow: &Follow,
+        layers: u32,
+        seconds: f64,
+    ) -> PyResult<InPlace> {
+        let request = self.requests.wait_for_layers(follow, layers, seconds)?;
         waiting::wait(py, self.requests.runtime(), request)
     }
 

@@ -23,6 +23,7 @@ class Cluster:
 
     process: subprocess.Popen
     sockets: list[str]
+    http: list[str]
 
     def stop(self) -> None:
         atexit.unregister(self.stop)
@@ -33,11 +34,12 @@ class Cluster:
 def start_cluster(*arguments: str) -> Cluster:
     command = [LARDER, "dev", "--json", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    started = Cluster(process, [])
+    started = Cluster(process, [], [])
     # A test that fails leaves it behind.
     atexit.register(started.stop)
     ready = json.loads(process.stdout.readline())
     started.sockets += [next(iter(node["sockets"].values())) for node in ready["nodes"]]
+    started.http += [node["http"] for node in ready["nodes"]]
     return started
 
 

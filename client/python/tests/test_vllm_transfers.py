@@ -10,7 +10,9 @@ from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Load, Save, Shape
 from larder_kv.vllm.prefetch import Prefetcher
-from larder_kv.vllm.transfer import LayerGate, Loader, Saver
+from larder_kv.vllm.saver import Saver
+from larder_kv.vllm.settings import Settings
+from larder_kv.vllm.transfer import LayerGate, Loader
 
 LAYERS, PAGES, PAGE_BYTES = 3, 16, 4_096
 SHAPE = Shape(chunk_tokens=32, block_tokens=16)
@@ -34,9 +36,10 @@ class Rank:
         namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=[pool])
         self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), namespace, [0], 0.01)
         self.node.wait_for_first_try(10)
-        self.loader = Loader(self.node, self.memory, SHAPE, self.counts)
+        self.settings = Settings(socket=socket, prefetches=2, handoff_seconds=5.0)
+        self.loader = Loader(self.node, self.memory, SHAPE, self.counts, self.settings)
         self.saver = Saver(self.node, self.memory, SHAPE, self.counts, queue_chunks)
-        self.prefetcher = Prefetcher(self.node, self.counts, 1.0, 2)
+        self.prefetcher = Prefetcher(self.node, self.counts, self.settings)
 
     def fill(self, page: int, value: int) -> None:
         for layer in range(LAYERS):

@@ -170,7 +170,7 @@ impl BlockingSession {
         chain: &Chain,
         priority: i8,
     ) -> Result<Reservation, SessionError> {
-        self.exchange(exchange::reserve(namespace, chain, &[], priority)?)
+        self.exchange(exchange::reserve(namespace, chain, &[], priority, 0)?)
     }
 
     /// The same, for an engine that has not all pools of each chunk: by position in the chain, `pools` says which it will
@@ -186,7 +186,7 @@ impl BlockingSession {
         pools: &[PoolSet],
         priority: i8,
     ) -> Result<Reservation, SessionError> {
-        self.exchange(exchange::reserve(namespace, chain, pools, priority)?)
+        self.exchange(exchange::reserve(namespace, chain, pools, priority, 0)?)
     }
 
     /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until other threads have freed

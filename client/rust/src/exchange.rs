@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_protocol::handoff::{self, AskInPlace, Writer};
 use larder_protocol::session::{
     Busy, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Progress, Register, Request, Reserve, Response,
     Wait,
@@ -11,11 +12,12 @@ use larder_protocol::session::{
 use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
 
 use crate::error::SessionError;
+use crate::follow::{Follow, FollowOptions, InPlace};
 use crate::lease::LeaseGuard;
 use crate::link::Link;
 use crate::namespace::Namespace;
 use crate::options::{LookupOptions, millis};
-use crate::reservation::{CommitPart, Reservation};
+use crate::reservation::{CommitPart, LayersPart, Reservation};
 use crate::ticket::Ticket;
 use crate::trace::Trace;
 
@@ -168,11 +170,17 @@ pub(crate) fn reserve(
     chain: &Chain,
     pools: &[PoolSet],
     priority: i8,
+    attempt: u64,
 ) -> Result<Exchange<Reservation>, SessionError> {
     chain.check(namespace.root(), namespace.is_flat())?;
     let (namespace_number, chain_asked, pools) = (namespace.number(), chain.clone(), pools.to_vec());
-    let request =
-        Request::Reserve(Reserve { namespace: namespace_number, chain: chain_asked, priority, pools });
+    let request = Request::Reserve(Reserve {
+        namespace: namespace_number,
+        chain: chain_asked,
+        priority,
+        pools,
+        attempt,
+    });
     let (namespace, asked) = (namespace.clone(), chain.len());
     let accept: Accept<_> = Box::new(move |link, response, descriptors| match response {
         Response::Reserved(reserved) => Reservation::accept(link, namespace, asked, reserved, &descriptors),
@@ -196,6 +204,73 @@ pub(crate) fn commit(part: CommitPart) -> Exchange<u32> {
                 }
                 _ => Err(SessionError::wrong_answer("a commit commits chunks that were named")),
             }
+        }),
+    }
+}
+
+pub(crate) fn hand_over(part: LayersPart) -> Exchange<()> {
+    let LayersPart { request, range } = part;
+    Exchange {
+        request: Request::HandOver(request),
+        accept: Box::new(move |_, response, _| {
+            // The node copies from the window until it answers.
+            drop(range);
+            match response {
+                Response::HandedOver => Ok(()),
+                _ => Err(SessionError::wrong_answer("layers are handed over")),
+            }
+        }),
+    }
+}
+
+pub(crate) fn follow(
+    namespace: &Namespace,
+    chain: &Chain,
+    options: FollowOptions,
+) -> Result<Exchange<Follow>, SessionError> {
+    chain.check(namespace.root(), namespace.is_flat())?;
+    let FollowOptions { writer, attempt, patience } = options;
+    let writer = writer.map(|(node, device)| Writer { node, device });
+    let request = Request::Follow(handoff::Follow {
+        namespace: namespace.number(),
+        chain: chain.clone(),
+        writer,
+        attempt,
+        patience_ms: millis(patience),
+    });
+    let (namespace, asked) = (namespace.clone(), chain.len());
+    let accept: Accept<_> = Box::new(move |link, response, _| match response {
+        Response::Following(number) if number != 0 => Ok(Follow::new(link, namespace, asked, number)),
+        _ => Err(SessionError::wrong_answer("a follow follows")),
+    });
+    Ok(Exchange { request, accept })
+}
+
+/// Asks for news of a follow; its lease comes along when there is one.
+pub(crate) fn in_place(
+    follow: &Follow,
+    known: InPlace,
+    wait: Duration,
+) -> Exchange<(InPlace, Option<LeaseGuard>)> {
+    let (namespace, asked) = (follow.namespace().clone(), follow.asked());
+    let request = AskInPlace {
+        follow: follow.number(),
+        chunks: known.chunks,
+        layers: known.layers,
+        wait_ms: millis(wait),
+    };
+    Exchange {
+        request: Request::AskInPlace(request),
+        accept: Box::new(move |link, response, descriptors| {
+            let Response::InPlace(news) = response else {
+                return Err(SessionError::wrong_answer("a follow has layers in place"));
+            };
+            let handoff::InPlace { chunks, layers, is_whole, leased } = news;
+            if chunks as usize > asked {
+                return Err(SessionError::wrong_answer("a follow has chunks that were asked for"));
+            }
+            let accept = |leased| LeaseGuard::accept(link, namespace, asked, leased, &descriptors);
+            Ok((InPlace { chunks, layers, is_whole }, leased.map(accept).transpose()?))
         }),
     }
 }

@@ -7,13 +7,17 @@
 //!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back.
 //! - **put**: [`Session::reserve`] says which chunks are missing, [`Session::stage`] gives one of them room,
 //!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
+//! - **hand over**: [`Session::stage_layers`] and [`Session::hand_over`] give others some layers ahead of the commit;
+//!   [`Session::follow`] reads chunks while somebody writes them.
 
 mod blocking;
 pub mod engine_lane;
 mod error;
 mod exchange;
 mod extents;
+mod follow;
 pub mod follower;
+mod handoff;
 mod handshake;
 mod lease;
 mod link;
@@ -33,11 +37,12 @@ mod window;
 pub use blocking::BlockingSession;
 pub use engine_lane::EngineLane;
 pub use error::{ProtocolError, SessionError};
+pub use follow::{Follow, FollowOptions, InPlace};
 pub use lease::LeaseGuard;
 pub use mapping::{Mapping, MappingError};
 pub use namespace::Namespace;
 pub use options::{LookupOptions, SessionOptions};
-pub use reservation::{Reservation, StagedChunk};
+pub use reservation::{Reservation, StagedChunk, StagedLayers};
 pub use session::Session;
 pub use ticket::Ticket;
 pub use traffic::Counters;

@@ -22,6 +22,7 @@ struct Shape {
     root: ChunkHash,
     slices: usize,
     pool_bytes: Vec<u64>,
+    pool_layers: Vec<u32>,
     rules: PoolRules,
     chunk_tokens: u32,
     flat: bool,
@@ -36,6 +37,7 @@ impl Namespace {
                 root: registered.root,
                 slices: asked.slices.len(),
                 pool_bytes: asked.block_bytes.clone(),
+                pool_layers: asked.spec.pools.iter().map(|pool| pool.layers).collect(),
                 rules: PoolRules::new(&asked.spec.pools),
                 chunk_tokens: asked.spec.chunk_tokens,
                 flat: asked.spec.flat,
@@ -83,6 +85,12 @@ impl Namespace {
     #[must_use]
     pub fn pool_bytes(&self) -> &[u64] {
         &self.shape.pool_bytes
+    }
+
+    /// Layers of each pool.
+    #[must_use]
+    pub fn pool_layers(&self) -> &[u32] {
+        &self.shape.pool_layers
     }
 
     /// Which pools a prefix needs where.

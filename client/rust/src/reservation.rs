@@ -1,5 +1,7 @@
 //! Chunks that may be written.
 
+mod layers;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +18,9 @@ use crate::lock;
 use crate::mapping::Mapping;
 use crate::namespace::Namespace;
 use crate::window::{Window, WindowRange};
+
+pub(crate) use layers::LayersPart;
+pub use layers::StagedLayers;
 
 /// The right to write those chunks of a chain that are missing.
 ///

@@ -182,7 +182,7 @@ impl Session {
         chain: &Chain,
         priority: i8,
     ) -> Result<Reservation, SessionError> {
-        self.exchange(exchange::reserve(namespace, chain, &[], priority)?).await
+        self.exchange(exchange::reserve(namespace, chain, &[], priority, 0)?).await
     }
 
     /// The same, for an engine that has not all pools of each chunk: by position in the chain, `pools` says which it will
@@ -200,7 +200,7 @@ impl Session {
         pools: &[PoolSet],
         priority: i8,
     ) -> Result<Reservation, SessionError> {
-        self.exchange(exchange::reserve(namespace, chain, pools, priority)?).await
+        self.exchange(exchange::reserve(namespace, chain, pools, priority, 0)?).await
     }
 
     /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until the write window has some.
@@ -322,7 +322,11 @@ impl Session {
         Ok(Self { link, trace: None })
     }
 
-    async fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
+    pub(crate) fn timeout(&self) -> Duration {
+        self.link.timeout
+    }
+
+    pub(crate) async fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
         let closed = |_| SessionError::Closed;
         let trace = exchange.trace(self.trace);
         let answer = async {
@@ -337,7 +341,7 @@ impl Session {
     }
 }
 
-async fn within<T>(
+pub(crate) async fn within<T>(
     timeout: Duration,
     work: impl Future<Output = Result<T, SessionError>>,
 ) -> Result<T, SessionError> {

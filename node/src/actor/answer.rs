@@ -78,14 +78,17 @@ impl From<Refused> for Answer {
             | Refused::BlockSizes { .. }
             | Refused::Slices { .. }
             | Refused::Pools { .. }
+            | Refused::NotFollowed
             | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
             Refused::BlockTooLarge { .. } | Refused::WindowTooSmall { .. } | Refused::TooLarge { .. } => {
                 RefusalCode::TooLarge
             }
             Refused::Unknown { .. } => RefusalCode::Unknown,
-            Refused::OutsideWindow { .. } | Refused::Sources { .. } | Refused::NotOpen { .. } => {
-                RefusalCode::Place
-            }
+            Refused::OutsideWindow { .. }
+            | Refused::Sources { .. }
+            | Refused::NotOpen { .. }
+            | Refused::Layers { .. }
+            | Refused::LayersMissing { .. } => RefusalCode::Place,
             Refused::OutOfOrder => RefusalCode::Protocol,
             Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,
         };

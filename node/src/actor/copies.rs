@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use actix::prelude::*;
+use larder_protocol::handoff::HandOver;
 use larder_protocol::session::{Commit, Response, Scarce};
 
 use tokio::sync::oneshot::error::RecvError;
@@ -11,9 +12,12 @@ use super::answer::Asked;
 use super::{Answer, GpuActor, Reply};
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
-use crate::metrics::Movement;
+use crate::metrics::{HandedOver, Movement};
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::{BlockMove, Checksums, CommitOrder, Ranges, Refused};
+
+/// What follows when bytes were copied.
+type Finish = fn(&mut GpuActor, OrderId, u64, Option<Vec<BlockChecksums>>) -> Answer;
 
 impl GpuActor {
     /// Starts a commit. A small one is copied on the spot, since handing it over would take longer.
@@ -24,8 +28,31 @@ impl GpuActor {
         asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
-        let CommitOrder { order, moves } =
-            self.store.begin_commit(session, commit.reservation, &commit.chunks, &commit.sources)?;
+        let order = self.store.begin_commit(session, commit.reservation, &commit.chunks, &commit.sources)?;
+        self.copy(session, order, Self::committed, asked, ctx)
+    }
+
+    /// Takes over some layers of chunks that are not committed yet, the same way.
+    pub(super) fn hand_over(
+        &mut self,
+        session: SessionId,
+        layers: &HandOver,
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) -> Result<Reply, Refused> {
+        let order = self.store.begin_layers(session, layers)?;
+        self.copy(session, order, Self::handed_over, asked, ctx)
+    }
+
+    /// Copies what an order says, and answers as `finish` says.
+    fn copy(
+        &mut self,
+        session: SessionId,
+        CommitOrder { order, moves }: CommitOrder,
+        finish: Finish,
+        asked: Asked,
+        ctx: &mut Context<Self>,
+    ) -> Result<Reply, Refused> {
         let window = self.windows.get(&session).map(Arc::clone);
         let copies = match CopyOrder::new(window, moves.iter().map(|block| self.copy_move(block)).collect()) {
             Ok(copies) => copies,
@@ -38,17 +65,17 @@ impl GpuActor {
         let bytes = copies.bytes();
         if copies.is_small() {
             let checksums = copies.perform();
-            return Ok(Reply::Now(self.committed(order, bytes, Some(checksums))));
+            return Ok(Reply::Now(finish(self, order, bytes, Some(checksums))));
         }
         let Ok(copied) = self.lane.submit(copies) else {
             self.store.postpone_commit(order);
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: LANE_RETRY_MS });
         };
-        let finish = copied.into_actor(self).map(move |copied, actor, ctx| {
+        let finish = copied.into_actor(self).map(move |copied, actor: &mut Self, ctx: &mut Context<Self>| {
             if copied.is_err() {
                 tracing::error!(?order, "the copy lane failed: the blocks are dropped");
             }
-            let answer = actor.committed(order, bytes, copied.ok());
+            let answer = finish(actor, order, bytes, copied.ok());
             actor.reply(asked, answer);
             actor.follow_up(ctx);
         });
@@ -98,9 +125,20 @@ impl GpuActor {
         Answer::from(Response::Committed(kept))
     }
 
+    fn handed_over(&mut self, order: OrderId, bytes: u64, checksums: Option<Vec<BlockChecksums>>) -> Answer {
+        let sums = checksums.map(|sums| sums.into_iter().map(Checksums::from).collect::<Vec<_>>());
+        let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
+        if !self.store.finish_layers(order, sums) {
+            return Answer::from(Refused::Unknown { what: "reservation", number: 0 });
+        }
+        self.metrics.handed_over(HandedOver::Given, pieces, bytes);
+        Answer::from(Response::HandedOver)
+    }
+
     fn copy_move(&self, block: &BlockMove) -> Move {
         Move {
             source: block.source.unwrap_or_default(),
+            is_in_place: block.is_in_place,
             extent: Arc::clone(self.arena.extent(block.place.extent)),
             offset: block.place.offset,
             bytes: block.bytes,

@@ -82,6 +82,20 @@ impl Fetch {
         }
     }
 
+    /// One that comes with an order that was made already, and from nowhere else.
+    pub(super) fn of_order(wanted: Wanted, fingerprint: Fingerprint, order: OrderNumber) -> Self {
+        let mut fetch = Self::new(
+            wanted,
+            fingerprint,
+            Class::Decode,
+            Holders::default(),
+            Duration::MAX,
+            Trace::default(),
+        );
+        (fetch.is_asked_again, fetch.is_object_asked, fetch.order) = (true, true, Some(order));
+        fetch
+    }
+
     /// What it is called.
     pub(super) fn key(&self) -> ChunkKey {
         ChunkKey { fingerprint: self.fingerprint, hash: self.wanted.chunk.hash }
@@ -243,7 +257,7 @@ impl GpuActor {
         Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
     }
 
-    fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
+    pub(super) fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
         let blocks = wanted.blocks.iter().map(|block| Destination {
             memory: std::sync::Arc::clone(self.arena.extent(block.place.extent)),
             offset: block.place.offset,

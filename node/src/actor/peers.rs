@@ -12,7 +12,9 @@ use tokio::sync::oneshot;
 use super::GpuActor;
 use crate::directory::{AskHolders, Change, Changed, Changes, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
-use crate::exchange::{AskBlocks, FetchOrder, Fetched, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease};
+use crate::exchange::{
+    AskBlocks, FetchOrder, Fetched, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease,
+};
 use crate::store::Granted;
 
 /// How an actor reaches other nodes.
@@ -27,12 +29,19 @@ pub struct Peers {
     pub stale: Recipient<Stale>,
     /// Fetches.
     pub fetch: Fetcher,
+    /// Follows what is being written.
+    pub follow: Follower,
+    /// What this node is called.
+    pub node: String,
     /// How long a lease waits for other nodes.
     pub deadline: Duration,
 }
 
 /// Hands an order to the exchange; it comes back where the exchange has too many.
 pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Fetched>>, FetchOrder> + Send>;
+
+/// Hands a follow to the exchange; whether it was taken, which it is not where the exchange has too many.
+pub type Follower = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
 /// What the directory was not told yet.
 #[derive(Default)]
@@ -59,6 +68,7 @@ impl GpuActor {
         self.write_to_disk(ctx);
         self.write_to_objects(ctx);
         self.tell_changes(ctx);
+        self.tell_followers();
     }
 
     /// Sees to it that others hear soon of what was gained and lost: a few milliseconds make one message of many.
@@ -193,6 +203,7 @@ impl Handler<GiveUp> for GpuActor {
 impl StreamHandler<u64> for GpuActor {
     fn handle(&mut self, grant: u64, ctx: &mut Self::Context) {
         self.store.end_grant(grant);
+        self.forget_follower(grant);
         self.follow_up(ctx);
     }
 

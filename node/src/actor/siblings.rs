@@ -97,7 +97,10 @@ impl Coming {
             let from = block.memory.share(block.offset, block.bytes, std::sync::Arc::clone(&granted.lease));
             let extent = std::sync::Arc::clone(&to.memory);
             let (bytes, range_bytes, key) = (to.bytes, to.range_bytes, to.key);
-            blocks.push((from, Move { source: 0, extent, offset: to.offset, bytes, range_bytes, key }));
+            blocks.push((
+                from,
+                Move { source: 0, is_in_place: false, extent, offset: to.offset, bytes, range_bytes, key },
+            ));
         }
         Self::Copied { sums: granted.blocks.iter().map(|block| block.checksum).collect(), granted }
     }

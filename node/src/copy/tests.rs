@@ -29,7 +29,15 @@ fn filled_window(bytes: usize) -> (Arc<Window>, Vec<u8>) {
 }
 
 fn block(arena: &Arena, source: u64, offset: u64, bytes: u64, range_bytes: u64) -> Move {
-    Move { source, extent: Arc::clone(arena.extent(1)), offset, bytes, range_bytes, key: KEY }
+    Move {
+        source,
+        is_in_place: false,
+        extent: Arc::clone(arena.extent(1)),
+        offset,
+        bytes,
+        range_bytes,
+        key: KEY,
+    }
 }
 
 fn checksums_of(content: &[u8], range_bytes: usize) -> BlockChecksums {

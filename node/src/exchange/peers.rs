@@ -12,6 +12,7 @@ use larder_protocol::identity::Role;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::table::{Member, NodeNumber, Table};
 use quinn::{SendStream, VarInt};
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::gate::Gate;
@@ -41,7 +42,7 @@ pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
 
 /// One other node, in one of its lives.
 pub(super) struct Link {
-    node: NodeNumber,
+    pub(super) node: NodeNumber,
     pub(super) name: String,
     incarnation: u64,
     connection: RefCell<Option<Connection>>,
@@ -52,6 +53,8 @@ pub(super) struct Link {
     heard: Cell<Duration>,
     /// Bounds what it is asked for at a time.
     pub(super) gate: Rc<Gate>,
+    /// Bounds what is followed there. A follow takes as long as a prefill: it would keep fetches from passing the gate.
+    pub(super) follows: Arc<Semaphore>,
 }
 
 /// Why a peer cannot be asked.
@@ -209,6 +212,13 @@ impl Peers {
         if link.is_silent.get() { Err(NoLink::Silent) } else { Ok(Rc::clone(link)) }
     }
 
+    /// The link to the member of this name.
+    pub(super) fn link_to(&self, name: &str) -> Result<Rc<Link>, NoLink> {
+        let member =
+            self.table().members.iter().find(|member| member.name == name).map(|member| member.number);
+        self.link(member.ok_or(NoLink::NotAMember)?)
+    }
+
     /// The connection to a node, dialled where there is none.
     pub(super) async fn connection(&self, link: &Rc<Link>) -> Result<Connection, NoLink> {
         if let Some(connection) = link.open_connection() {
@@ -314,6 +324,7 @@ impl Link {
             is_silent: Cell::new(false),
             heard: Cell::default(),
             gate: Gate::new(limits, clock),
+            follows: Arc::new(Semaphore::new(FOLLOWS_PER_PEER)),
         }
     }
 
@@ -358,6 +369,9 @@ pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<
 /// Small requests go before blocks, whose streams have priority 0. Classes of blocks share a connection evenly: QUIC would
 /// let nothing of a lower priority pass while there is anything of a higher one, and the asker's gate bounds what it shares.
 pub(super) const SMALL_FIRST: i32 = 1;
+
+/// Follows of one node at a time; each has a stream. A connection carries 256.
+const FOLLOWS_PER_PEER: usize = 128;
 
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(1);

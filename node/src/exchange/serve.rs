@@ -21,13 +21,15 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::peers::{Peers, SMALL_FIRST};
-use super::{AskBlocks, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk, SetPolicy};
+use super::{AskBlocks, AskFollow, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk, SetPolicy};
 use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Whom requests go to.
 pub struct Services {
     /// The actors that hold blocks, by device.
     pub blocks: Vec<Recipient<AskBlocks>>,
+    /// The same actors.
+    pub follow: Vec<Recipient<AskFollow>>,
     /// The same actors.
     pub give_up: Vec<Recipient<GiveUp>>,
     /// The same actors.
@@ -42,9 +44,9 @@ pub struct Services {
     pub sampler: Sampler,
 }
 
-struct Server {
-    peers: Peers,
-    services: Services,
+pub(super) struct Server {
+    pub(super) peers: Peers,
+    pub(super) services: Services,
     /// Bytes that are being sent, in units of [`CREDIT_UNIT_BYTES`].
     sending: Arc<Semaphore>,
     connections: Arc<Semaphore>,
@@ -121,6 +123,9 @@ impl Server {
                     PeerRequest::Fetch(fetch) => {
                         return self.send_blocks(connection.peer(), send, fetch, trace).await;
                     }
+                    PeerRequest::Follow(follow) => {
+                        return self.tell_follower(connection.peer(), send, follow).await;
+                    }
                     request => self.answer(request).await,
                 }
             }
@@ -171,7 +176,17 @@ impl Server {
             PeerRequest::Fetch(fetch) if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one fetch")
             }
-            PeerRequest::Fetch(_) | PeerRequest::Moved(_) | PeerRequest::Repair(_) if is_node => Ok(()),
+            PeerRequest::Follow(follow) if follow.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
+                Err("too many chunks in one follow")
+            }
+            PeerRequest::Fetch(_)
+            | PeerRequest::Follow(_)
+            | PeerRequest::Moved(_)
+            | PeerRequest::Repair(_)
+                if is_node =>
+            {
+                Ok(())
+            }
             _ => Err("this role may not ask this"),
         }
     }
@@ -209,7 +224,9 @@ impl Server {
                 given_up.map_or(busy, |()| PeerResponse::Done)
             }
             PeerRequest::SetPolicy(name) => self.set_policy(&name).await,
-            PeerRequest::Fetch(_) => PeerResponse::Refused("a fetch has a stream of its own".to_owned()),
+            PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
+                PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
+            }
             PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
         }
     }
@@ -319,6 +336,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Announce(_) => "announce",
         PeerRequest::Repair(_) => "repair",
         PeerRequest::Fetch(_) => "fetch",
+        PeerRequest::Follow(_) => "follow",
         PeerRequest::Moved(_) => "moved",
         PeerRequest::Ping => "ping",
         PeerRequest::SetPolicy(_) => "set_policy",
@@ -336,10 +354,10 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long blocks may take to be read: far more than any fetch waits.
-const SEND_DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const SEND_DEADLINE: Duration = Duration::from_secs(30);
 
 /// One part in so many of what may be sent at a time is not for prefetches.
 const KEPT_FOR_DECODE: u64 = 4;
 
 /// When a peer may ask again that was told that there is too much to do.
-const BUSY_RETRY_MS: u64 = 5;
+pub(super) const BUSY_RETRY_MS: u64 = 5;

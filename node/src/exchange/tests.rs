@@ -2,6 +2,8 @@
 //!
 //! The holder is a real endpoint on loopback whose answers the test decides.
 
+mod follows;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,6 +20,7 @@ use prometheus::Registry;
 use quinn::SendStream;
 use tokio::sync::Notify;
 
+use self::follows::{Says, play};
 use super::*;
 use crate::arena::tests::arena;
 use crate::directory::tests::table;
@@ -47,6 +50,10 @@ struct Holder2 {
     most_chunks_under_way: Cell<usize>,
     go_on: Notify,
     connections: RefCell<Vec<Connection>>,
+    /// What it says to the next who follows, and whether it ends the stream then.
+    says: RefCell<Option<(Vec<Says>, bool)>>,
+    /// Followers that it tells now.
+    plays: Cell<usize>,
 }
 
 impl Holder2 {
@@ -60,6 +67,8 @@ impl Holder2 {
             most_chunks_under_way: Cell::new(0),
             go_on: Notify::new(),
             connections: RefCell::default(),
+            says: RefCell::default(),
+            plays: Cell::new(0),
         });
         let served = Rc::clone(&holder);
         actix_rt::spawn(async move {
@@ -82,6 +91,12 @@ impl Holder2 {
     }
 
     async fn answer(&self, request: PeerRequest, mut send: SendStream, connection: &Connection) {
+        if let PeerRequest::Follow(ask) = request {
+            let (says, ends) = self.says.take().unwrap_or_default();
+            self.plays.set(self.plays.get() + 1);
+            play(says, ends, ask, send).await;
+            return self.plays.set(self.plays.get() - 1);
+        }
         let PeerRequest::Fetch(fetch) = request else {
             if self.does.get() != Does::Nothing {
                 write_message(&mut send, &PeerResponse::Done).await.unwrap();
@@ -145,18 +160,21 @@ struct Asker {
     handle: ExchangeHandle,
     memory: Arc<ExtentMemory>,
     next: Cell<u64>,
+    /// What the other node is called.
+    other: String,
     metrics: ExchangeMetrics,
 }
 
 impl Asker {
     fn new(endpoint: Endpoint, limits: &ExchangeLimits, table: Table) -> Self {
         let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
+        let other = table.members[1].name.clone();
         let (handle, orders) = ExchangeHandle::new(limits);
         let silent = SilentPeers::default();
         let actor = PeerActor::new(endpoint, limits.clone(), metrics.clone(), Clock::start(), silent, orders);
         actor.peers.set_table(Arc::new(table), NodeNumber(1));
         actor.start();
-        Self { handle, memory: Arc::clone(arena(2).extent(1)), next: Cell::new(0), metrics }
+        Self { handle, memory: Arc::clone(arena(2).extent(1)), next: Cell::new(0), other, metrics }
     }
 
     /// Orders so many chunks, and waits for what comes of them.

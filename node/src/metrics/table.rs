@@ -156,6 +156,24 @@ pub const TIERS: Section = Section {
             "Chunks wanted from other nodes, or other GPUs of this one, by what became of them; missed: a failed load, which the engine recomputes",
         ),
         Metric::counter(
+            "larder_handed_over_layers_total",
+            "pieces",
+            &[DEVICE, Label::one_of("how", &HANDED_OVER)],
+            "Layers of blocks that were handed over while their chunk was being written, as many as were given together counted once: given by an engine, sent to a node that follows, come from one",
+        ),
+        Metric::counter(
+            "larder_handed_over_bytes_total",
+            "bytes",
+            &[DEVICE, Label::one_of("how", &HANDED_OVER)],
+            "Bytes of these; of those that came, once their chunk is whole",
+        ),
+        Metric::counter(
+            "larder_follows_lost_chunks_total",
+            "chunks",
+            &[DEVICE],
+            "Chunks that were followed and did not come: their writer ended or failed, or was silent for too long",
+        ),
+        Metric::counter(
             "larder_given_up_chunks_total",
             "chunks",
             &[DEVICE],
@@ -213,14 +231,31 @@ const WINDOW: Label = Label::one_of("window", &["10m", "1h"]);
 const REQUEST: Label = Label::one_of(
     "request",
     &[
-        "register", "lookup", "reserve", "commit", "abort", "lease", "release", "pin", "unpin", "prefetch",
-        "progress", "collect", "cancel",
+        "register",
+        "lookup",
+        "reserve",
+        "commit",
+        "abort",
+        "lease",
+        "release",
+        "pin",
+        "unpin",
+        "prefetch",
+        "progress",
+        "collect",
+        "cancel",
+        "hand_over",
+        "follow",
+        "ask_in_place",
     ],
 );
 
 /// What `larder_held` counts.
 const HELD: &[&str] =
-    &["sessions", "leases", "reservations", "pins", "fetches", "grants", "lingering_processes"];
+    &["sessions", "leases", "reservations", "pins", "fetches", "grants", "follows", "lingering_processes"];
+
+/// Where layers are handed over: see [`super::HandedOver`].
+pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
 
 /// How sessions end.
 pub(super) const SESSION_ENDS: &[&str] =

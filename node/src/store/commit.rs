@@ -3,6 +3,7 @@
 //! The caller copies and sums what an order says; then its blocks can be read, unless the right to commit has ended.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::Place;
@@ -29,6 +30,8 @@ pub struct CommitOrder {
 pub struct BlockMove {
     /// Where it stands in the session's write window; `None` where the engine wrote it into its place.
     pub source: Option<u64>,
+    /// Whether it was handed over layer by layer, so that only its checksum is wanted.
+    pub is_in_place: bool,
     /// Where it goes.
     pub place: Place,
     /// Its size.
@@ -42,21 +45,28 @@ pub struct BlockMove {
 /// Commits whose bytes are being copied.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    open: HashMap<OrderId, Order>,
+    pub(super) open: HashMap<OrderId, Order>,
 }
 
 #[derive(Debug)]
-struct Order {
-    session: SessionId,
-    process: ProcessId,
+pub(super) struct Order {
+    pub(super) session: SessionId,
+    pub(super) process: ProcessId,
     /// The reservation, for as long as the right to commit lasts.
-    reservation: Option<u64>,
-    namespace: NamespaceId,
-    slices: Box<[u16]>,
-    chunks: Vec<ChunkId>,
+    pub(super) reservation: Option<u64>,
+    pub(super) namespace: NamespaceId,
+    pub(super) slices: Box<[u16]>,
+    pub(super) chunks: Vec<ChunkId>,
+    /// The pool and its layers, where no more than they are handed over.
+    pub(super) layers: Option<(usize, Range<u32>)>,
 }
 
 impl Orders {
+    /// Whether bytes of a chunk are being copied.
+    pub(super) fn copies(&self, id: ChunkId) -> bool {
+        self.open.values().any(|order| order.chunks.contains(&id))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.open.len()
     }
@@ -98,8 +108,12 @@ impl Store {
         for &chunk in &chunks {
             self.block_moves(number, chunk, &slices, || next_source.next(), &mut moves);
         }
-        let (found, blocks) = (sources.len(), moves.len());
-        let checked = if found == if trusted { 0 } else { blocks } {
+        let (found, blocks) = (sources.len(), moves.iter().filter(|block| !block.is_in_place).count());
+        let lacks_layers =
+            chunks.iter().zip(positions).find(|&(&chunk, _)| self.lacks_layers(number, chunk, &slices));
+        let checked = if let Some((_, &position)) = lacks_layers {
+            Err(Refused::LayersMissing { reservation, position })
+        } else if found == if trusted { 0 } else { blocks } {
             self.check_sources(session, &moves)
         } else {
             Err(Refused::Sources { found, blocks })
@@ -108,10 +122,11 @@ impl Store {
             self.stop_copying(session, reservation, order);
             return Err(refused);
         }
-        let reservation = Some(reservation);
-        self.orders
-            .open
-            .insert(order, Order { session, process, reservation, namespace: number, slices, chunks });
+        let (reservation, layers) = (Some(reservation), None);
+        self.orders.open.insert(
+            order,
+            Order { session, process, reservation, namespace: number, slices, chunks, layers },
+        );
         Ok(CommitOrder { order, moves })
     }
 
@@ -126,7 +141,7 @@ impl Store {
         self.orders.open.remove(&order);
     }
 
-    fn stop_copying(&mut self, session: SessionId, reservation: u64, order: OrderId) {
+    pub(super) fn stop_copying(&mut self, session: SessionId, reservation: u64, order: OrderId) {
         let session = self.sessions.get_mut(session);
         let Some(held) = session.and_then(|session| session.reservations.get_mut(&reservation)) else {
             return;
@@ -140,7 +155,7 @@ impl Store {
     /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
-        let Order { session, process, reservation, namespace, slices, chunks } = order_open;
+        let Order { session, process, reservation, namespace, slices, chunks, .. } = order_open;
         let kept = match (reservation, checksums) {
             (Some(_), Some(checksums)) => {
                 self.make_room_for(namespace, &slices, &chunks);
@@ -180,12 +195,15 @@ impl Store {
         let namespace = self.namespaces.get(number);
         let mut checksums = checksums.into_iter();
         let mut before = Vec::with_capacity(chunks.len());
+        let mut ready = Vec::with_capacity(chunks.len());
         for &id in chunks {
             let chunk = self.index.get_mut(id);
             before.push((is_held(chunk), chunk.is_cached()));
             for &slice in slices {
-                for block in &mut chunk.blocks[namespace.slice(slice)] {
+                for number in namespace.slice(slice) {
+                    let block = &mut chunk.blocks[number];
                     let Block::Writing(slot) = *block else { continue };
+                    ready.push((id, number));
                     *block = Block::Ready(slot, checksums.next().unwrap_or_default());
                     chunk.ready += 1;
                     self.cached_bytes += self.slab.slot_bytes_of(slot);
@@ -197,6 +215,10 @@ impl Store {
             }
             chunk.pools = namespace.readable(chunk);
         }
+        ready.chunk_by(|a, b| a.0 == b.0).for_each(|blocks| {
+            let numbers: Vec<usize> = blocks.iter().map(|&(_, number)| number).collect();
+            self.blocks_ready(blocks[0].0, &numbers);
+        });
         for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {
             self.tell(id, was_held, ChangeKind::Gained);
             let chunk = self.index.get_mut(id);
@@ -239,7 +261,7 @@ impl Store {
     }
 
     /// Marks reserved chunks as being copied; all of these positions or none.
-    fn start_copying(
+    pub(super) fn start_copying(
         &mut self,
         session: SessionId,
         reservation: u64,
@@ -268,7 +290,7 @@ impl Store {
     }
 
     /// Whether every source lies in the session's write window.
-    fn check_sources(&self, session: SessionId, moves: &[BlockMove]) -> Result<(), Refused> {
+    pub(super) fn check_sources(&self, session: SessionId, moves: &[BlockMove]) -> Result<(), Refused> {
         let window_bytes = self.session(session)?.window_bytes;
         for &BlockMove { source, bytes, .. } in moves {
             let Some(source_offset) = source else { continue };

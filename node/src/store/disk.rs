@@ -180,7 +180,10 @@ impl Store {
                 let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool: pool as u8 };
                 let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
                 let (bytes, range_bytes) = (spec.block_bytes(), range_bytes(spec));
-                blocks.push((BlockMove { source: None, place, bytes, range_bytes, key }, checksums.clone()));
+                blocks.push((
+                    BlockMove { source: None, is_in_place: false, place, bytes, range_bytes, key },
+                    checksums.clone(),
+                ));
             }
         }
         // Where all records of a namespace have the same blocks, none needs to take the place of another.

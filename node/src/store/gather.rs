@@ -44,6 +44,8 @@ struct Gather {
 
 #[derive(Debug, Default)]
 struct Fetch {
+    /// Its number, which no other has.
+    number: u64,
     /// Gathers that wait for it.
     gathers: Vec<u64>,
     /// Peers that wait for it.
@@ -53,6 +55,12 @@ struct Fetch {
 /// A chunk that is being fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(ChunkId);
+
+impl FetchId {
+    pub(super) fn chunk(self) -> ChunkId {
+        self.0
+    }
+}
 
 /// A gather has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +95,8 @@ pub struct Wanted {
     pub chunk: ChunkRef,
     /// Where its blocks go, by slice, then pool.
     pub blocks: Vec<BlockMove>,
+    /// Number of this attempt at fetching it, for [`Store::layers_came`].
+    pub number: u64,
 }
 
 /// The blocks of a fetched chunk are in their slots, and right.
@@ -137,6 +147,33 @@ impl Gathers {
 
     pub(super) fn is_coming(&self, id: ChunkId) -> bool {
         self.fetches.contains_key(&id)
+    }
+
+    /// Whether a fetch is the one of this number.
+    pub(super) fn is_fetch(&self, FetchId(id): FetchId, number: u64) -> bool {
+        self.fetches.get(&id).is_some_and(|fetch| fetch.number == number)
+    }
+
+    /// A follow waits for a chunk, if it is being fetched.
+    pub(super) fn wait_for(&mut self, id: ChunkId, follow: u64) {
+        if let Some(fetch) = self.fetches.get_mut(&id) {
+            fetch.gathers.push(follow);
+        }
+    }
+
+    /// A gather or follow no longer waits for a chunk.
+    pub(super) fn stop_waiting_for(&mut self, id: ChunkId, number: u64) {
+        let Some(fetch) = self.fetches.get_mut(&id) else { return };
+        let waited = fetch.gathers.len();
+        fetch.gathers.retain(|&other| other != number);
+        if fetch.gathers.len() < waited && fetch.gathers.is_empty() && fetch.recalls == 0 {
+            self.abandoned.push(FetchId(id));
+        }
+    }
+
+    /// These fetches were never ordered: nobody has to stop them.
+    pub(super) fn forget_abandoned(&mut self, ids: &[FetchId]) {
+        self.abandoned.retain(|id| !ids.contains(id));
     }
 
     pub(super) fn passing_bytes(&self) -> u64 {
@@ -230,10 +267,10 @@ impl Store {
             }
             _ => {
                 let all = self.all_slices(number);
-                for slot in self.take_written_slots(number, id, &all) {
-                    self.gathers.passing_bytes -= self.slab.slot_bytes_of(slot);
-                    self.slab.free(slot);
-                }
+                let slots = self.take_written_slots(number, id, &all);
+                let bytes: u64 = slots.iter().map(|&slot| self.slab.slot_bytes_of(slot)).sum();
+                self.gathers.passing_bytes -= bytes;
+                self.writing_failed(id, slots, None);
                 self.index.get_mut(id).standing = Standing::Kept;
             }
         }
@@ -336,14 +373,7 @@ impl Store {
 
     /// A gather no longer waits for those of its chunks that are on their way.
     fn stop_waiting(&mut self, gather: u64, chunks: &[ChunkId]) {
-        for &chunk in chunks {
-            let Some(fetch) = self.gathers.fetches.get_mut(&chunk) else { continue };
-            let waited = fetch.gathers.len();
-            fetch.gathers.retain(|&other| other != gather);
-            if fetch.gathers.len() < waited && fetch.gathers.is_empty() && fetch.recalls == 0 {
-                self.gathers.abandoned.push(FetchId(chunk));
-            }
-        }
+        chunks.iter().for_each(|&chunk| self.gathers.stop_waiting_for(chunk, gather));
     }
 
     /// Makes a chunk that only passes, or is leaving, one that stays, if it is one.
@@ -466,7 +496,12 @@ impl Store {
     }
 
     /// Enters a chunk and takes slots for all its blocks that may come; `None` where there is no room for what is not to stay.
-    fn start_fetch(&mut self, number: NamespaceId, name: ChunkRef, from: Source) -> Option<ChunkId> {
+    pub(super) fn start_fetch(
+        &mut self,
+        number: NamespaceId,
+        name: ChunkRef,
+        from: Source,
+    ) -> Option<ChunkId> {
         let every = self.namespaces.get(number).rules.every();
         let pools = match (from, self.index.find(number, &name.hash)) {
             (Source::Disk, Some(id)) => self.index.get(id).disk_pools,
@@ -492,14 +527,17 @@ impl Store {
         }
         self.index.get_mut(chunk).standing = Standing::Passing;
         self.gathers.passing_bytes += bytes;
-        self.gathers.fetches.insert(chunk, Fetch::default());
+        let number = self.next_number();
+        self.gathers.fetches.insert(chunk, Fetch { number, ..Fetch::default() });
+        self.writing_begins(chunk);
         Some(chunk)
     }
 
-    fn wanted(&self, number: NamespaceId, id: ChunkId, position: u32, from: Source) -> Wanted {
+    pub(super) fn wanted(&self, number: NamespaceId, id: ChunkId, position: u32, from: Source) -> Wanted {
         let mut blocks = Vec::new();
         self.block_moves(number, id, &self.all_slices(number), || None, &mut blocks);
-        Wanted { fetch: FetchId(id), position, from, chunk: self.index.name(id), blocks }
+        let attempt = self.gathers.fetches.get(&id).map_or(0, |fetch| fetch.number);
+        Wanted { fetch: FetchId(id), position, from, chunk: self.index.name(id), blocks, number: attempt }
     }
 
     /// What came of a fetched chunk can be read; the slots of what did not are free.
@@ -507,11 +545,17 @@ impl Store {
         let chunk = self.index.get_mut(id);
         let namespace = self.namespaces.get(chunk.namespace);
         let mut checksums = checksums.into_iter();
+        let mut ready = Vec::new();
         for (number, block) in chunk.blocks.iter_mut().enumerate() {
             let Block::Writing(slot) = *block else { continue };
             if pools.has(number % namespace.pools.len()) {
                 *block = Block::Ready(slot, checksums.next().unwrap_or_default());
                 chunk.ready += 1;
+                ready.push(number);
+                if chunk.orphaned_leases > 0 {
+                    // A vanished process may have followed it.
+                    self.slab.quarantine(slot);
+                }
             } else {
                 *block = Block::Absent;
                 self.gathers.passing_bytes -= self.slab.slot_bytes_of(slot);
@@ -520,6 +564,7 @@ impl Store {
         }
         chunk.pools = namespace.readable(chunk);
         chunk.reads = u8::try_from(reads).unwrap_or(u8::MAX);
+        self.blocks_ready(id, &ready);
     }
 
     pub(super) fn all_slices(&self, number: NamespaceId) -> Vec<u16> {

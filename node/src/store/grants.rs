@@ -63,7 +63,12 @@ impl Store {
     /// Keeps a complete chunk from reuse, for another node that has blocks of these sizes for it. This is a use of it.
     pub fn grant(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash, block_bytes: &[u64]) -> Granted {
         let Some(id) = self.named(fingerprint, hash) else { return Granted::NotHeld };
-        if self.limits.peers.as_ref().is_none_or(|peers| self.grants.len() >= peers.max_granted_chunks) {
+        if self
+            .limits
+            .peers
+            .as_ref()
+            .is_none_or(|peers| self.grants.len() + self.follows.peer_chunks() >= peers.max_granted_chunks)
+        {
             return Granted::Busy;
         }
         let chunk = self.index.get(id);
@@ -95,11 +100,14 @@ impl Store {
         Granted::Held { grant, reads, is_on_disk, pools: has, blocks }
     }
 
-    /// Ends a grant. Where there is none of this number, nothing happens.
+    /// Ends a grant, or what a peer follows. Where there is none of this number, nothing happens.
     pub fn end_grant(&mut self, grant: u64) {
-        if let Some(id) = self.grants.open.remove(&grant) {
-            self.unclaim(&[id]);
-            self.evict_above_watermark();
+        match self.grants.open.remove(&grant) {
+            Some(id) => {
+                self.unclaim(&[id]);
+                self.evict_above_watermark();
+            }
+            None => self.end_follow(grant),
         }
     }
 

@@ -5,7 +5,7 @@ use larder_protocol::session::{Found, Scarce, Span, Tier};
 use larder_protocol::{Chain, ChainError, Fingerprint, PoolRules, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, SessionId};
-use super::index::{Block, OnDisk};
+use super::index::OnDisk;
 use super::sessions::Lease;
 use super::{Refused, Source, Store};
 use crate::clock::Millis;
@@ -247,6 +247,9 @@ impl Store {
     /// # Errors
     /// [`Refused::Unknown`] for a lease that is not the session's.
     pub fn release(&mut self, session: SessionId, lease: u64) -> Result<(), Refused> {
+        if self.release_follow(session, lease) {
+            return Ok(());
+        }
         let held = self.session_mut(session)?;
         let unknown = Refused::Unknown { what: "lease", number: lease };
         let Lease { chunks, blocks } = held.leases.remove(&lease).ok_or(unknown)?;
@@ -408,9 +411,10 @@ impl Store {
         }
         for &slice in slices {
             for pool in pools.iter() {
-                let Block::Ready(slot, _) = &chunk.blocks[namespace.block(slice, pool)] else { return false };
+                // Who follows a chunk is told the places of blocks that are being written.
+                let Some(slot) = chunk.blocks[namespace.block(slice, pool)].slot() else { return false };
                 leased.bytes += namespace.pools[pool].spec.block_bytes();
-                leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(*slot) });
+                leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(slot) });
                 if self.sessions.show_extent(session, slot.extent) {
                     leased.new_extents.push(slot.extent);
                 }

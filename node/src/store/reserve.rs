@@ -3,6 +3,8 @@
 //! A chunk's block goes from absent to writing when it is reserved, and to ready when its bytes were copied and summed.
 //! A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all.
 
+use std::collections::HashSet;
+
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Place, Scarce};
@@ -64,6 +66,20 @@ impl Store {
         priority: i8,
         now: Millis,
     ) -> Result<Reserved, Refused> {
+        self.reserve_numbered(session, namespace, chain, pools, priority, 0, now)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they are the fields of the request")]
+    fn reserve_numbered(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+        attempt: u64,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
         self.walk(number, chain)?;
@@ -101,12 +117,54 @@ impl Store {
             return Ok(Reserved { reservation: 0, chunks, pools, places, new_extents, deadline });
         }
         new_extents.iter().for_each(|&extent| _ = self.sessions.show_extent(session, extent));
+        for item in &items {
+            self.follows.note_attempt(item.chunk, attempt);
+            self.writing_begins(item.chunk);
+        }
         let reservation = self.next_number();
         let held = self.session_mut(session)?;
         held.reserved_bytes += bytes;
         held.reservations
-            .insert(reservation, Reservation { namespace: number, slices, deadline, items, bytes });
+            .insert(reservation, Reservation { namespace: number, slices, deadline, items, bytes, attempt });
         Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
+    }
+
+    /// The same in a numbered attempt, which ends the reservations of earlier ones for chunks of the chain: whoever holds them
+    /// can neither hand over nor commit any more.
+    ///
+    /// # Errors
+    /// As [`Store::reserve_pools`].
+    #[expect(clippy::too_many_arguments, reason = "they are the fields of the request")]
+    pub fn reserve_attempt(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+        attempt: u64,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        self.walk(number, chain)?;
+        if attempt > 0 {
+            self.supersede(number, chain, attempt);
+            let ids = chain.hashes.iter().filter_map(|hash| self.index.find(number, hash));
+            if ids.into_iter().any(|id| self.orders.copies(id)) {
+                // A copy of an earlier attempt is under way: its slots are free when it has ended.
+                return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
+            }
+        }
+        self.reserve_numbered(session, namespace, chain, pools, priority, attempt, now)
+    }
+
+    /// Ends earlier attempts at the chunks of a chain.
+    fn supersede(&mut self, number: NamespaceId, chain: &Chain, attempt: u64) {
+        let ids: HashSet<ChunkId> =
+            chain.hashes.iter().filter_map(|hash| self.index.find(number, hash)).collect();
+        for (session, reservation) in self.sessions.earlier_attempts(attempt, &ids) {
+            self.lapse(session, reservation);
+        }
     }
 
     /// Gives back what of a reservation is not committed.
@@ -260,18 +318,14 @@ impl Store {
             return self.drop_written(number, id, slices);
         }
         let slots = self.take_written_slots(number, id, slices);
-        slots.iter().for_each(|&slot| self.slab.quarantine(slot));
-        if let Some(process) = self.sessions.living(process) {
-            process.quarantined_slots.extend(slots);
-        }
+        self.writing_failed(id, slots, Some(process));
         self.unwrite(id);
     }
 
     /// Frees the slots of a chunk that are being written in these slices, and ends the claim.
     pub(super) fn drop_written(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) {
-        for slot in self.take_written_slots(number, id, slices) {
-            self.slab.free(slot);
-        }
+        let slots = self.take_written_slots(number, id, slices);
+        self.writing_failed(id, slots, None);
         self.unwrite(id);
     }
 
@@ -286,10 +340,12 @@ impl Store {
         let mut slots = Vec::new();
         for &slice in slices {
             for pool in 0..namespace.pools.len() {
-                let block = &mut chunk.blocks[namespace.block(slice, pool)];
+                let number = namespace.block(slice, pool);
+                let block = &mut chunk.blocks[number];
                 if let Block::Writing(slot) = *block {
                     *block = Block::Absent;
                     slots.push(slot);
+                    self.follows.forget_layers(id, number);
                 }
             }
         }
@@ -314,9 +370,12 @@ impl Store {
         let chunk = self.index.get(id);
         for &slice in slices {
             for (pool, Pool { spec, .. }) in namespace.pools.iter().enumerate() {
-                let Block::Writing(slot) = chunk.blocks[namespace.block(slice, pool)] else { continue };
+                let block = namespace.block(slice, pool);
+                let Block::Writing(slot) = chunk.blocks[block] else { continue };
+                let is_in_place = self.follows.layers(id, block).is_some();
                 moves.push(BlockMove {
-                    source: source(),
+                    source: if is_in_place { None } else { source() },
+                    is_in_place,
                     place: Place { extent: slot.extent, offset: self.slab.offset(slot) },
                     bytes: spec.block_bytes(),
                     range_bytes: range_bytes(spec),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot, TenantId};
+use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, TenantId};
 use crate::clock::Millis;
 
 /// Every open session and every process that is not known to be gone.
@@ -45,6 +45,8 @@ pub(crate) struct Reservation {
     /// By position in the reserved chain.
     pub(crate) items: Vec<Item>,
     pub(crate) bytes: u64,
+    /// Which attempt at a hand-over it is; 0 for ordinary writing.
+    pub(crate) attempt: u64,
 }
 
 /// One chunk of a reservation.
@@ -73,8 +75,6 @@ pub(crate) struct Process {
     is_gone: bool,
     /// Chunks of leases whose session ended before they were released.
     pub(crate) orphaned_leases: Vec<Box<[ChunkId]>>,
-    /// Slots that it could write to when its right to them ended.
-    pub(crate) quarantined_slots: Vec<Slot>,
     /// Extents whose memory it was given.
     extents: HashSet<u32>,
 }
@@ -171,6 +171,20 @@ impl Sessions {
         let mut lapsed: Vec<_> = lapsed.map(|(id, number, _)| (id, number)).collect();
         lapsed.sort_unstable_by_key(|&(_, number)| number);
         lapsed
+    }
+
+    /// Reservations of numbered attempts before `attempt` that hold some of these chunks, the oldest first.
+    pub(crate) fn earlier_attempts(&self, attempt: u64, chunks: &HashSet<ChunkId>) -> Vec<(SessionId, u64)> {
+        let is_earlier = |held: &Reservation| {
+            (1..attempt).contains(&held.attempt) && held.items.iter().any(|item| chunks.contains(&item.chunk))
+        };
+        let of_session = |(&id, session): (&SessionId, &Session)| {
+            let earlier = session.reservations.iter().filter(|(_, held)| is_earlier(held));
+            earlier.map(|(&number, _)| (id, number)).collect::<Vec<_>>()
+        };
+        let mut earlier: Vec<_> = self.open.iter().flat_map(of_session).collect();
+        earlier.sort_unstable_by_key(|&(_, number)| number);
+        earlier
     }
 
     /// Open sessions.

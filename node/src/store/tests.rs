@@ -2,6 +2,8 @@
 
 mod behaviour;
 mod disk;
+mod follow_histories;
+mod follows;
 mod gathers;
 mod histories;
 mod model;

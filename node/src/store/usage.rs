@@ -19,6 +19,10 @@ pub struct Usage {
     pub fetches: u64,
     /// Chunks that other nodes are being sent.
     pub grants: u64,
+    /// Follows of sessions and peers: chunks read while they are being written.
+    pub follows: u64,
+    /// Chunks that were followed and did not come, so far.
+    pub follows_lost: u64,
     /// Chunks that moved to other nodes so far.
     pub given_up: u64,
     /// Chunks that may be cached, where that is limited.
@@ -59,6 +63,8 @@ impl Store {
             passing_bytes: self.gathers.passing_bytes(),
             fetches: self.gathers.fetches(),
             grants: self.grants.len(),
+            follows: self.follows.len(),
+            follows_lost: self.follows.lost(),
             given_up: self.grants.given_up,
             capacity_chunks: self.limits.capacity_chunks,
             pins: self.pins.len() as u64,

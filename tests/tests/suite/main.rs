@@ -8,6 +8,7 @@ mod disk;
 mod engine_lane;
 mod events;
 mod faults;
+mod handoff;
 mod hostile;
 mod lifecycle;
 mod metrics;

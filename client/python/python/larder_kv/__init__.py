@@ -6,6 +6,7 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
   place, `Lease.copy_block` copies it out, `Lease.view` reads it where it is, dropping the lease gives it back.
 - put: `reserve` says which chunks are missing, `stage` gives one of them room, `StagedChunk.copy_from` fills it, `commit`
   hands it over.
+- hand over: `stage_layers` and `hand_over` give layers ahead of the commit, `follow` reads chunks while somebody writes them.
 
 `larder_kv.vllm` has the connector for vLLM.
 """
@@ -14,7 +15,9 @@ from larder_kv._native import (
     AsyncSession,
     BlockView,
     Chain,
+    Follow,
     Found,
+    InPlace,
     Lease,
     Namespace,
     PagedMemory,
@@ -24,6 +27,7 @@ from larder_kv._native import (
     Session,
     Span,
     StagedChunk,
+    StagedLayers,
     Stats,
     Ticket,
 )
@@ -47,8 +51,10 @@ __all__ = [
     "Chain",
     "ConnectError",
     "EndedError",
+    "Follow",
     "ForkedError",
     "Found",
+    "InPlace",
     "LarderError",
     "LayerPages",
     "Lease",
@@ -65,6 +71,7 @@ __all__ = [
     "Session",
     "Span",
     "StagedChunk",
+    "StagedLayers",
     "Stats",
     "Ticket",
     "WindowError",

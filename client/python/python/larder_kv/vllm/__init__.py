@@ -1,14 +1,16 @@
-"""The connector for vLLM: `kv_connector="LarderConnector"`, `kv_connector_module_path="larder_kv.vllm"`.
+"""For vLLM: the connector (`kv_connector="LarderConnector"`, `kv_connector_module_path="larder_kv.vllm"`), and a tier below
+vLLM's own offloading (`LarderTier`).
 
-Importing this package needs no vLLM; naming the connector does.
+Importing this package needs no vLLM; naming one of them does.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from larder_kv.vllm.connector import LarderConnector
+    from larder_kv.vllm.tier import LarderTier
 
-__all__ = ["LarderConnector"]
+__all__ = ["LarderConnector", "LarderTier"]
 
 
 def __getattr__(name: str) -> object:
@@ -16,4 +18,8 @@ def __getattr__(name: str) -> object:
         from larder_kv.vllm.connector import LarderConnector
 
         return LarderConnector
+    if name == "LarderTier":
+        from larder_kv.vllm.tier import LarderTier
+
+        return LarderTier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """The class that vLLM loads: it hands each call to the half that this process has."""
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from larder_kv.vllm.worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -90,13 +92,16 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self._plans.update_output(connector_output)
 
+    def take_events(self) -> "Iterable[KVCacheEvent]":
+        return self._plans.take_events()
+
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._plans.finished(request), None
+        return self._plans.end(request)
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._plans.finished(request), None
+        return self._plans.end(request)
 
     # The workers' processes.
 

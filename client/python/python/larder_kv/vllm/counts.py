@@ -8,6 +8,8 @@ COUNTERS = {
     "lookups_without_node": "Prompts that were not looked up, as the node was not there.",
     "lookups_failed": "Prompts whose lookup or prefetch failed.",
     "found_tokens": "Tokens that could be used, of the prompts that were looked up.",
+    "followed_chunks": "Chunks that were followed while another engine computed them.",
+    "handed_over_chunks": "Chunks that were handed over layer by layer to whoever decodes; also counted as saved.",
     "loads": "Requests that loaded blocks.",
     "loaded_blocks": "Engine blocks that were loaded.",
     "failed_blocks": "Engine blocks that were to be loaded and did not come; they are computed again.",

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from larder_kv.vllm.handoff import Writer
+
 MAX_CHUNKS = 8_192
 """Chunks of one prompt that are looked at: those of one message to the node."""
 
@@ -42,6 +44,8 @@ class Load:
     """Number of the first block to load, in the prompt."""
     pages: list[int]
     """Where the blocks go: numbers in the engine's cache."""
+    writer: Writer | None = None
+    """Whose engine is computing them, if another's is."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Save:
     """The first one to save; all from there on are."""
     pages: list[int]
     """The blocks of these chunks in the engine's cache."""
+    attempt: int | None = None
+    """Where they are handed over layer by layer to whoever decodes: which attempt this is."""
 
 
 @dataclass
@@ -65,6 +71,8 @@ class Saved:
     in_flight: bool = False
     """Whether blocks that the engine would free may still be read."""
     hashes: list[bytes] = field(default_factory=list)
+    attempt: int | None = None
+    """Of the hand-over, where there is one."""
 
 
 @dataclass
@@ -88,12 +96,18 @@ class Garbage:
 
 
 def plan_load(
-    shape: Shape, request: str, hashes: Sequence[bytes], computed: int, tokens: int, table: Sequence[int]
+    shape: Shape,
+    request: str,
+    hashes: Sequence[bytes],
+    computed: int,
+    tokens: int,
+    table: Sequence[int],
+    writer: Writer | None = None,
 ) -> Load:
     """Loads `tokens` tokens behind the first `computed`; `table` has the request's blocks."""
     first, end = computed // shape.block_tokens, (computed + tokens) // shape.block_tokens
     chunks = -(-(computed + tokens) // shape.chunk_tokens)
-    return Load(request, list(hashes[:chunks]), first, list(table[first:end]))
+    return Load(request, list(hashes[:chunks]), first, list(table[first:end]), writer)
 
 
 def tail(load: Load, shape: Shape) -> tuple[int, int]:
@@ -120,7 +134,8 @@ def plan_save(
     known = len(saved.hashes)
     saved.hashes += [bytes(block_hashes[(chunk + 1) * pages - 1]) for chunk in range(known, complete)]
     saved.chunks, saved.in_flight = complete, True
-    return Save(request, saved.hashes[:complete], first, list(table[first * pages : complete * pages]))
+    blocks = list(table[first * pages : complete * pages])
+    return Save(request, saved.hashes[:complete], first, blocks, saved.attempt)
 
 
 def tokens_by_tier(spans: Sequence[tuple[int, int, str]], shape: Shape, start: int, tokens: int) -> dict[str, int]:

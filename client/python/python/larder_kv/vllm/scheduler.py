@@ -3,12 +3,16 @@
 import atexit
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.engine import Engine
+from larder_kv.vllm.events import NodeEvents
+from larder_kv.vllm.handoff import attempt_of, params_for_decode, writer_of
 from larder_kv.vllm.messages import StepPlan
 from larder_kv.vllm.plan import Load, Saved, plan_load, plan_save, tokens_by_tier
 from larder_kv.vllm.prefetch import Prefetch, Prefetcher
@@ -25,6 +29,9 @@ SOURCES = {
     # vLLM has no word for it.
     "object": CacheHitSource.EXTERNAL_UNSPECIFIED,
 }
+
+
+LOCAL, OWNER = "LOCAL", "larder"
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class SchedulerHalf:
         # It reads every rank's slice, so that what it brings is there for all of them.
         self._node = engine.open_node(range(engine.facts.slices), window_bytes=0)
         self._node.wait_for_first_try(self.settings.reconnect_seconds)
-        self._prefetcher = Prefetcher(self._node, self.counts, self.settings.prefetch_seconds, self.settings.prefetches)
+        self._events = self._follow_events() if self.settings.events else None
+        self._prefetcher = Prefetcher(self._node, self.counts, self.settings)
         self._requests: dict[str, Request] = {}
         self._saved: dict[str, Saved] = {}
         self._planned: list[Load] = []
@@ -61,7 +69,7 @@ class SchedulerHalf:
 
     def on_new_request(self, request: "Request") -> None:
         self._requests[request.request_id] = request
-        self._saved[request.request_id] = Saved()
+        self._saved[request.request_id] = Saved(attempt=attempt_of(request.kv_transfer_params))
         if self._may_load(request):
             self._start(request)
 
@@ -89,7 +97,8 @@ class SchedulerHalf:
                 self._prefetcher.drop(name)
             return
         computed = self._started_at.pop(name)
-        load = plan_load(self.shape, name, prefetch.hashes, computed, tokens, block_ids[0])
+        writer = prefetch.writer if prefetch.follow is not None else None
+        load = plan_load(self.shape, name, prefetch.hashes, computed, tokens, block_ids[0], writer)
         self._planned.append(load)
         step = None if self.settings.load == "async" else self._step + 1
         self._loading[name] = Loading(step, frozenset(load.pages))
@@ -112,7 +121,7 @@ class SchedulerHalf:
         for name in preempted:
             # Saves that had not ended are stopped, so all of its chunks are planned anew.
             if name in self._saved:
-                self._saved[name] = Saved()
+                self._saved[name] = Saved(attempt=self._saved[name].attempt)
             self._prefetcher.drop(name)
             self._loading.pop(name, None)
         plan = StepPlan(self._step, self._recovered, loads=self._planned, preempted=preempted, finished=self._finished)
@@ -141,6 +150,19 @@ class SchedulerHalf:
             self._unlucky.update(name for name, load in self._loading.items() if not load.pages.isdisjoint(failed))
         self._release_loaded(output.finished_recving or ())
 
+    def end(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
+        """A request has finished: whether its blocks must stay for now, and what whoever decodes it needs."""
+        params = self.params_for_decode(request)
+        return self.finished(request), params
+
+    def params_for_decode(self, request: "Request") -> dict[str, Any] | None:
+        """What the request's answer tells the engine that decodes it."""
+        attempt = attempt_of(request.kv_transfer_params)
+        if attempt is None or not self._saves:
+            return None
+        chunks = request.num_computed_tokens // self.shape.chunk_tokens
+        return params_for_decode(self._node.current(), attempt, self.shape.chunk_hashes(request.block_hashes, chunks))
+
     def finished(self, request: "Request") -> bool:
         """Whether its blocks must stay until the workers have read them."""
         name = request.request_id
@@ -156,11 +178,45 @@ class SchedulerHalf:
         self._finished.append(name)
         return True
 
+    def take_events(self) -> list[KVCacheEvent]:
+        """What the node gained and lost, as vLLM tells of its own blocks. Chunks are named by their last block; which tokens
+        they have, the node does not know."""
+        events: list[KVCacheEvent] = []
+        for event in self._events.take() if self._events else ():
+            name = maybe_convert_block_hash(BlockHash(event.hash))
+            if not event.is_stored:
+                events.append(BlockRemoved(block_hashes=[name], medium=MEDIUM_CPU, locality=LOCAL, ownership=OWNER))
+                continue
+            parent = maybe_convert_block_hash(BlockHash(event.parent)) if event.parent else None
+            stored = BlockStored(
+                block_hashes=[name],
+                parent_block_hash=parent,
+                token_ids=[],
+                block_size=self.shape.chunk_tokens,
+                lora_id=None,
+                medium=MEDIUM_CPU,
+                lora_name=None,
+                locality=LOCAL,
+                ownership=OWNER,
+            )
+            events.append(stored)
+        return events
+
     def close(self) -> None:
         """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
         atexit.unregister(self.close)
+        if self._events is not None:
+            self._events.close()
         self._prefetcher.close()
         self._node.close()
+
+    def _follow_events(self) -> NodeEvents:
+        def namespace() -> str | None:
+            node = self._node.current()
+            return node.namespace.fingerprint if node else None
+
+        address = self.settings.events or ""
+        return NodeEvents(address, namespace, self.settings.device, self.settings.reconnect_seconds)
 
     def _may_load(self, request: "Request") -> bool:
         return self._loads and not request.skip_reading_prefix_cache
@@ -169,7 +225,8 @@ class SchedulerHalf:
         chunks = self.shape.usable_chunks(request.num_tokens)
         hashes = self.shape.chunk_hashes(request.block_hashes, chunks)
         preempted = request.num_preemptions > 0
-        return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted)
+        writer = writer_of(request.kv_transfer_params)
+        return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
 
     def _release_loaded(self, received: Iterable[str]) -> None:
         """Gives back the leases of loads that have ended."""

@@ -25,6 +25,8 @@ class Settings:
     needs them; for engines of one rank)."""
     save: bool = True
     """Whether what this engine computes is saved."""
+    events: str | None = None
+    """The node's HTTP address, HOST:PORT: vLLM's own publisher then tells what the node gains and loses too."""
     prefetch_seconds: float = 1.0
     """How long a request waits for what was found of it on disk and other nodes; then it takes what has come."""
     prefetches: int = 16
@@ -33,6 +35,10 @@ class Settings:
     """Chunks that wait to be saved at the same time; beyond it saves are shed and counted."""
     window_bytes: int = 64 << 20
     """Write window that each rank asks of the node."""
+    handoffs: int = 64
+    """Requests that wait at the same time for their prompts to be computed by another engine."""
+    handoff_seconds: float = 10.0
+    """For how long such an engine may hand nothing over: then the prompt is computed here."""
     timeout_seconds: float = 10.0
     """How long a request to the node may take."""
     reconnect_seconds: float = 1.0
@@ -52,7 +58,7 @@ class Settings:
         settings = cls(**extra)
         if settings.load not in ("async", "sync"):
             raise UnsupportedError(f'`load` is "async" or "sync", not {settings.load!r}')
-        for name in ("prefetches", "save_queue_chunks"):
+        for name in ("prefetches", "save_queue_chunks", "handoffs"):
             if getattr(settings, name) < 1:
                 raise UnsupportedError(f"`{name}` must be at least 1")
         if settings.device < 0:

@@ -1,16 +1,19 @@
-"""The worker half's copies: loads into the engine's blocks, saves out of them, each on a thread of its own."""
+"""The worker half's loads into the engine's blocks, on threads of their own."""
 
 import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import larder_kv
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.handoff import follow_chunks, load_layer
 from larder_kv.vllm.node import Node, Open
-from larder_kv.vllm.plan import Load, Save, Shape, failed_pages, tail
+from larder_kv.vllm.plan import Load, Shape, failed_pages, tail
+from larder_kv.vllm.settings import Settings
 
 logger = logging.getLogger("vllm.larder")
 
@@ -55,11 +58,28 @@ class Leased:
     pages: list[int]
 
 
+@dataclass
+class Followed:
+    """A load whose chunks are being written."""
+
+    load: Load
+    node: Open
+    follow: larder_kv.Follow
+    first_page: int
+    pages: list[int]
+    """Its blocks, but for those that failed."""
+
+
 class Loader:
     """Loads blocks: at once for asynchronous loads, layer by layer ahead of a step for the others."""
 
-    def __init__(self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts) -> None:
+    def __init__(
+        self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, settings: Settings
+    ) -> None:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
+        self._patience = settings.handoff_seconds
+        # What another engine computes comes as slowly as that does: it has a thread of its own.
+        self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
         self._lock = threading.Lock()
         self._done: set[str] = set()
         self._failed: set[int] = set()
@@ -71,16 +91,20 @@ class Loader:
     def load_soon(self, loads: Sequence[Load]) -> None:
         """Begins asynchronous loads; `take_done` tells when."""
         for load in loads:
+            if load.writer is not None:
+                self._handoffs.submit(self._follow_one, load)
+                continue
             self._work.put(lambda load=load: self._load_one(load))  # type: ignore[misc]
 
     def load_now(self, loads: Sequence[Load]) -> LayerGate:
         """Leases what the coming step needs, and begins to copy it layer by layer."""
-        leased = [one for one in (self._lease(load) for load in loads) if one is not None]
+        begun = [self._follow(load) if load.writer is not None else self._lease(load) for load in loads]
+        ready = [one for one in begun if one is not None]
         gate = LayerGate(self._memory.layers)
-        if not leased:
+        if not ready:
             gate.open_all()
             return gate
-        self._work.put(lambda: self._load_layers(leased, gate))
+        self._work.put(lambda: self._load_layers(ready, gate))
         return gate
 
     def take_done(self) -> set[str]:
@@ -103,11 +127,62 @@ class Loader:
     def close(self) -> None:
         """Ends the thread when it has done what was asked."""
         self._work.put(None)
+        self._handoffs.shutdown(cancel_futures=True)
         self._thread.join()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+    def _follow_one(self, load: Load) -> None:
+        followed = self._follow(load)
+        if followed is not None:
+            with self._failing([load]):
+                for layer in range(self._memory.layers):
+                    self._load_followed(followed, layer)
+            followed.follow.release()
+        with self._lock:
+            self._done.add(load.request)
+
+    def _follow(self, load: Load) -> Followed | None:
+        """Follows a load's chunks; where that cannot be, its blocks are failed at once."""
+        self._counts.add("loads")
+        first_chunk, first_page = tail(load, self._shape)
+        node = self._node.current()
+        try:
+            if node is not None and load.writer is not None:
+                follow = follow_chunks(node, load.hashes, first_chunk, load.writer, self._patience)
+                return Followed(load, node, follow, first_page, load.pages)
+        except larder_kv.LarderError as error:
+            if isinstance(error, larder_kv.EndedError) and node is not None:
+                self._node.lost(node)
+        self._fail(load, load.pages)
+        return None
+
+    def _load_followed(self, one: Followed, layer: int) -> None:
+        """Copies a layer when it has come; blocks of which it does not come are failed."""
+        if not one.pages:
+            # Nobody waits again for a writer that was given up.
+            return
+        chunks = len(one.load.hashes) - one.load.first_page // self._shape.pages_per_chunk
+        come = one.node.session.wait_for_layers(one.follow, layer + 1, seconds=self._patience)
+        here = min(come.chunks, chunks) if come.layers > layer else 0
+        left = len(one.load.pages) - len(failed_pages(one.load, self._shape, here))
+        self._fail(one.load, one.pages[left:])
+        one.pages = one.pages[:left]
+        lease = one.follow.lease
+        if one.pages and lease is not None:
+            load_layer(self._memory, lease, one.pages, one.first_page, layer)
+            lease.release()
+            self._counts.add("loaded_bytes", len(one.pages) * self._memory.page_bytes)
+            if layer + 1 == self._memory.layers:
+                self._counts.add("loaded_blocks", len(one.pages))
+
+    def _fail(self, load: Load, pages: Sequence[int]) -> None:
+        with self._lock:
+            new = set(pages) - self._failed
+            self._failed |= new
+        self._counts.add("failed_blocks", len(new))
 
     def _load_one(self, load: Load) -> None:
         leased = self._lease(load)
@@ -118,15 +193,18 @@ class Loader:
         with self._lock:
             self._done.add(load.request)
 
-    def _load_layers(self, loads: Sequence[Leased], gate: LayerGate) -> None:
+    def _load_layers(self, loads: Sequence[Leased | Followed], gate: LayerGate) -> None:
         with self._failing([one.load for one in loads]):
             for layer in range(self._memory.layers):
                 for one in loads:
-                    self._memory.load(one.lease, one.pages, first_page=one.first_page, layer=layer)
+                    if isinstance(one, Followed):
+                        self._load_followed(one, layer)
+                    else:
+                        self._memory.load(one.lease, one.pages, first_page=one.first_page, layer=layer)
                 gate.open(layer)
         gate.open_all()
         for one in loads:
-            one.lease.release()
+            (one.follow if isinstance(one, Followed) else one.lease).release()
 
     @contextmanager
     def _failing(self, loads: Sequence[Load]) -> Iterator[None]:
@@ -144,11 +222,9 @@ class Loader:
         first_chunk, first_page = tail(load, self._shape)
         lease = lease_of(self._node, load.hashes, first_chunk)
         missing = failed_pages(load, self._shape, lease.chunks if lease else 0)
-        with self._lock:
-            self._failed.update(missing)
+        self._fail(load, missing)
         come = load.pages[: len(load.pages) - len(missing)]
         self._counts.add("loads")
-        self._counts.add("failed_blocks", len(missing))
         self._counts.add("loaded_blocks", len(come))
         self._counts.add("loaded_bytes", len(come) * self._memory.page_bytes * self._memory.layers)
         return Leased(load, lease, first_page, come) if lease and come else None
@@ -165,135 +241,3 @@ def lease_of(node: Node, hashes: list[bytes], first_chunk: int) -> larder_kv.Lea
         if isinstance(error, larder_kv.EndedError):
             node.lost(opened)
         return None
-
-
-@dataclass
-class SaveJob:
-    """A save that is waiting or under way."""
-
-    save: Save
-    gate: LayerGate
-    """Which layers the step has computed."""
-    cancelled: bool = False
-    chunks: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.chunks = len(self.save.hashes) - self.save.first_chunk
-
-
-class Saver:
-    """Saves blocks behind the engine's back: a step never waits for it."""
-
-    def __init__(
-        self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, queue_chunks: int
-    ) -> None:
-        self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
-        self._queue_chunks = queue_chunks
-        self._lock = threading.Lock()
-        self._copying = threading.Lock()
-        self._jobs: list[SaveJob] = []
-        # Requests of which a chunk was not saved: what follows it could not be found.
-        self._holed: set[str] = set()
-        self._work: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="larder-save", daemon=True)
-        self._thread.start()
-
-    def save_soon(self, saves: Sequence[Save], gate: LayerGate) -> None:
-        """Takes saves of a step, or sheds them. Layers are read once `gate` lets them pass."""
-        for save in saves:
-            job = SaveJob(save, gate)
-            with self._lock:
-                waiting = sum(other.chunks for other in self._jobs)
-                if save.request in self._holed:
-                    self._counts.add("shed_chunks_gone", job.chunks)
-                elif waiting > 0 and waiting + job.chunks > self._queue_chunks:
-                    self._holed.add(save.request)
-                    self._counts.add("shed_chunks_queue", job.chunks)
-                else:
-                    self._jobs.append(job)
-                    self._work.put(job)
-
-    def cancel(self, request: str) -> None:
-        """Stops reading a request's blocks: they are about to be overwritten."""
-        with self._lock:
-            self._holed.discard(request)
-            for job in self._jobs:
-                job.cancelled |= job.save.request == request
-        # A copy that had begun has ended when the lock is free.
-        with self._copying:
-            pass
-
-    def is_reading(self, request: str) -> bool:
-        """Whether blocks of the request are still to be read."""
-        with self._lock:
-            return any(job.save.request == request for job in self._jobs)
-
-    def forget(self, request: str) -> None:
-        """The request has gone."""
-        with self._lock:
-            self._holed.discard(request)
-
-    def close(self, seconds: float) -> None:
-        """Ends the thread when it has done what was asked, or at least lets it go after `seconds`."""
-        self._work.put(None)
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
-        while (job := self._work.get()) is not None:
-            reason = self._save(job)
-            if reason is not None:
-                self._counts.add(reason, job.chunks)
-            with self._lock:
-                self._jobs.remove(job)
-                if reason is not None and not job.cancelled:
-                    self._holed.add(job.save.request)
-
-    def _save(self, job: SaveJob) -> str | None:
-        """Saves, or says under which name it is counted that it did not."""
-        node = self._node.current()
-        if node is None:
-            return "shed_chunks_node"
-        if job.cancelled or job.save.request in self._holed:
-            return "shed_chunks_gone"
-        try:
-            done = self._write(node, job)
-        except larder_kv.BusyError:
-            return "shed_chunks_room"
-        except larder_kv.LarderError as error:
-            if isinstance(error, larder_kv.EndedError):
-                self._node.lost(node)
-            return "shed_chunks_node"
-        except Exception:
-            logger.exception("a save failed")
-            return "shed_chunks_node"
-        if not done:
-            return "shed_chunks_gone"
-        self._counts.add("saved_chunks", job.chunks)
-        return None
-
-    def _write(self, node: Open, job: SaveJob) -> bool:
-        """Writes what the node does not have, as many chunks at a time as its window holds twice; False where cancelled."""
-        save, session = job.save, node.session
-        chain = node.namespace.chain(save.hashes).part(save.first_chunk)
-        reservation = session.reserve(node.namespace, chain)
-        at_once = max(session.window_bytes // (2 * self._memory.block_bytes), 1)
-        positions = reservation.chunks
-        for start in range(0, len(positions), at_once):
-            part = positions[start : start + at_once]
-            staged = [session.stage(reservation, position) for position in part]
-            for layer in range(self._memory.layers):
-                job.gate.wait(layer)
-                for chunk in staged:
-                    if not self._copy(job, chunk, layer):
-                        return False
-            session.commit(reservation, staged)
-            self._counts.add("saved_bytes", len(part) * self._memory.block_bytes)
-        return True
-
-    def _copy(self, job: SaveJob, staged: larder_kv.StagedChunk, layer: int) -> bool:
-        pages = self._shape.pages_per_chunk
-        start = staged.position * pages
-        with self._copying:
-            if not job.cancelled:
-                self._memory.save(staged, job.save.pages[start : start + pages], layer=layer)
-            return not job.cancelled

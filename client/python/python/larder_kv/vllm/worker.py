@@ -12,8 +12,9 @@ from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.layout import LayerTensor, layer_pages, page_bytes
 from larder_kv.vllm.messages import StepPlan
 from larder_kv.vllm.plan import Garbage
+from larder_kv.vllm.saver import Saver
 from larder_kv.vllm.settings import UnsupportedError
-from larder_kv.vllm.transfer import LayerGate, Loader, Saver
+from larder_kv.vllm.transfer import LayerGate, Loader
 
 if TYPE_CHECKING:
     from larder_kv.vllm.node import Node
@@ -53,7 +54,7 @@ class WorkerHalf:
         slice_number = engine.slice_of_rank()
         self._node = engine.open_node([slice_number], engine.settings.window_bytes)
         self._node.wait_for_first_try(engine.settings.reconnect_seconds)
-        self._loader = Loader(self._node, memory, engine.shape, self.counts)
+        self._loader = Loader(self._node, memory, engine.shape, self.counts, engine.settings)
         if engine.writes_its_slice():
             self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
 

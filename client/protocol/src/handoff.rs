@@ -1,0 +1,83 @@
+//! The messages of a hand-over: chunks that are read layer by layer while they are being written.
+//!
+//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same node,
+//! or on another one, follows the chunks ([`Follow`]) and is told which layers are in place. A layer that is in place was
+//! summed when it was copied, and verified wherever it has come to; what it belongs to can be found by others only once all of
+//! the chunk is committed.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::chain::Chain;
+use crate::session::Leased;
+
+/// Hands over some layers of reserved chunks.
+///
+/// A chunk is committed from the window, or handed over layer by layer, in any order, and committed when no layer is missing.
+/// While one request of these is under way for a chunk, the chunk takes no other.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct HandOver {
+    /// The reservation.
+    pub reservation: u64,
+    /// Positions (in the reserved chain) of the chunks.
+    pub chunks: Vec<u32>,
+    /// The pool.
+    pub pool: u8,
+    /// The first layer, in the pool.
+    pub from_layer: u32,
+    /// The layer behind the last one.
+    pub to_layer: u32,
+    /// Where in the write window these layers stand: for each chunk, for each slice of the session. Empty where the node trusts
+    /// its engines.
+    pub sources: Vec<u64>,
+}
+
+/// Asks to read chunks while they are being written.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Follow {
+    /// Number of the namespace, whose pools must be such that every chunk of a prefix needs them.
+    pub namespace: u32,
+    /// The chunks. Room for those that come from elsewhere is taken at once, for all of them or for none.
+    pub chain: Chain,
+    /// Who writes those that are not here; nobody is asked where this is not given.
+    pub writer: Option<Writer>,
+    /// The earliest attempt whose layers are wanted; 0 where any will do.
+    pub attempt: u64,
+    /// For how long nothing may come before the reader gives up.
+    pub patience_ms: u64,
+}
+
+/// Whom a prefill engine hands its layers to.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Writer {
+    /// The name of its node.
+    pub node: String,
+    /// The number of the actor there.
+    pub device: u16,
+}
+
+/// Asks how much of what is followed is in place.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskInPlace {
+    /// What is followed.
+    pub follow: u64,
+    /// Chunks that the asker counts on: fewer are news.
+    pub chunks: u32,
+    /// Layers that the asker knows of: more are news.
+    pub layers: u32,
+    /// How long the answer may wait for news.
+    pub wait_ms: u64,
+}
+
+/// How much of what is followed is in place.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct InPlace {
+    /// Chunks, from the first on, that have come or may still come. Behind them one will not: its writer ended or went silent.
+    pub chunks: u32,
+    /// Layers that are in place in every one of these chunks and every pool, from the first layer on. Pools with fewer layers
+    /// have no more than they have.
+    pub layers: u32,
+    /// Whether nothing is to come any more: all of these chunks are committed.
+    pub is_whole: bool,
+    /// Where the chunks stand, once each has its place; told once. The lease has the number of what is followed.
+    pub leased: Option<Leased>,
+}

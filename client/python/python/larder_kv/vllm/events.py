@@ -1,0 +1,128 @@
+"""What the node on this host gains and loses, for whoever routes requests by it."""
+
+import http.client
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+logger = logging.getLogger("vllm.larder")
+
+MOST_WAITING = 100_000
+"""Events that wait for the engine to take them; beyond it everything is told anew."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A chunk that came or went."""
+
+    hash: bytes
+    parent: bytes | None
+    """The chunk before it in its prompt; None for a first one."""
+    is_stored: bool
+
+
+class Held:
+    """What is held, from the node's stream of server-sent events: a snapshot, then what changes."""
+
+    def __init__(self, namespace: str, device: int) -> None:
+        self._namespace, self._device = namespace, device
+        self._held: set[bytes] = set()
+        self._snapshot: set[bytes] | None = set()
+        self._kind = ""
+
+    def begin(self) -> None:
+        """A new stream begins, with a snapshot: what that lacks has gone."""
+        self._snapshot = set()
+
+    def line(self, line: str) -> list[Event]:
+        """What a line of the stream tells."""
+        if line.startswith("event: "):
+            self._kind = line.removeprefix("event: ")
+            return []
+        if not line.startswith("data: "):
+            return []
+        if self._kind == "live" and self._snapshot is not None:
+            gone = self._held - self._snapshot
+            self._held, self._snapshot = self._snapshot, None
+            return [Event(one, None, False) for one in sorted(gone)]
+        data = json.loads(line.removeprefix("data: "))
+        if data.get("namespace") != self._namespace or data.get("device") != self._device:
+            return []
+        one = bytes.fromhex(data["hash"])
+        if self._kind == "evict":
+            known = one in self._held
+            self._held.discard(one)
+            return [Event(one, None, False)] if known else []
+        if self._snapshot is not None:
+            self._snapshot.add(one)
+        is_new = one not in self._held
+        if self._snapshot is None or is_new:
+            self._held.add(one)
+        parent = bytes.fromhex(data["parent"]) if data["index"] > 0 else None
+        return [Event(one, parent, True)] if is_new else []
+
+
+class NodeEvents:
+    """Follows a node's events on a thread of its own, and starts again where the stream ends."""
+
+    def __init__(self, address: str, namespace: Callable[[], str | None], device: int, pause: float) -> None:
+        self._address, self._namespace, self._device, self._pause = address, namespace, device, pause
+        self._lock = threading.Lock()
+        self._waiting: list[Event] = []
+        self._closed = threading.Event()
+        self._held: Held | None = None
+        self._connection: http.client.HTTPConnection | None = None
+        self._thread = threading.Thread(target=self._run, name="larder-events", daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[Event]:
+        """What happened since the last call."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        return taken
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            # A thread that reads hears of it at once.
+            connection.sock.shutdown(2)
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            namespace = self._namespace()
+            if namespace is not None:
+                try:
+                    self._follow(namespace)
+                except (OSError, http.client.HTTPException, ValueError) as error:
+                    logger.debug("the node's events end: %s", error)
+            self._closed.wait(self._pause)
+
+    def _follow(self, namespace: str) -> None:
+        held = self._held = self._held or Held(namespace, self._device)
+        held.begin()
+        # A node that has nothing to tell says nothing.
+        self._connection = http.client.HTTPConnection(self._address)
+        try:
+            self._connection.request("GET", "/events", headers={"Accept": "text/event-stream"})
+            answer = self._connection.getresponse()
+            if answer.status != 200:
+                raise ValueError(f"the node answers {answer.status}")
+            for line in answer:
+                if self._closed.is_set():
+                    return
+                self._add(held.line(line.decode().rstrip("\n")))
+        finally:
+            self._connection.close()
+
+    def _add(self, events: Iterable[Event]) -> None:
+        with self._lock:
+            self._waiting += events
+            if len(self._waiting) > MOST_WAITING:
+                self._waiting.clear()
+                self._held = None
+                raise ValueError("nobody takes the events: they are told anew")

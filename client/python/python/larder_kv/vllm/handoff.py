@@ -1,0 +1,96 @@
+"""Prefill and decode on different engines: what `kv_transfer_params` say, and the copies layer by layer.
+
+A prefill request has `{"do_remote_decode": true}`, and `"remote_attempt"` where a router tries again. Its answer has what the
+decode request needs: `{"do_remote_prefill": true, "remote_node", "remote_device", "remote_attempt", "remote_chunks",
+"remote_hash"}`. A router that knows where it sends the prefill sends the decode at the same time, with `do_remote_prefill`,
+`remote_node` and `remote_device`: chunks are named by their content, so nothing else is needed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import larder_kv
+from larder_kv.vllm.node import Open
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Whose engine computes a prompt."""
+
+    node: str
+    device: int = 0
+    attempt: int = 0
+    """The earliest attempt whose layers are wanted."""
+
+
+def writer_of(params: Mapping[str, Any] | None) -> Writer | None:
+    """Who prefills a request that is decoded here; None where nobody does, or nobody says who."""
+    if not params or not params.get("do_remote_prefill") or not params.get("remote_node"):
+        return None
+    return Writer(str(params["remote_node"]), int(params.get("remote_device") or 0), attempt_in(params))
+
+
+def attempt_of(params: Mapping[str, Any] | None) -> int | None:
+    """The attempt at a prefill whose request is decoded elsewhere; None where it is not."""
+    return attempt_in(params) if params and params.get("do_remote_decode") else None
+
+
+def attempt_in(params: Mapping[str, Any]) -> int:
+    """0 where none is given."""
+    return max(int(params.get("remote_attempt") or 0), 0)
+
+
+def params_for_decode(node: Open | None, attempt: int, hashes: Sequence[bytes]) -> dict[str, Any] | None:
+    """What the decode request needs of a prefill that ends here."""
+    if node is None or not hashes:
+        return None
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_node": node.session.node,
+        "remote_device": node.session.device,
+        "remote_attempt": attempt,
+        "remote_chunks": len(hashes),
+        # Hashes are chained: the last one names them all.
+        "remote_hash": hashes[-1].hex(),
+    }
+
+
+def follow_chunks(
+    node: Open, hashes: Sequence[bytes], first_chunk: int, writer: Writer, patience: float
+) -> larder_kv.Follow:
+    """Follows the chunks from `first_chunk` on. What is here already counts as what has come."""
+    chain = node.namespace.chain(list(hashes)).part(first_chunk)
+    return node.session.follow(
+        node.namespace,
+        chain,
+        node=writer.node,
+        device=writer.device,
+        attempt=writer.attempt,
+        patience=patience,
+    )
+
+
+def load_layer(
+    memory: larder_kv.PagedMemory, lease: larder_kv.Lease, pages: Sequence[int], first_page: int, layer: int
+) -> None:
+    """Copies a layer that has come into the engine's blocks."""
+    memory.load(lease, pages, first_page=first_page, layer=layer)
+
+
+def hand_over_layer(
+    node: Open,
+    reservation: larder_kv.Reservation,
+    pieces: Sequence[tuple[list[int], list[int]]],
+    layer: int,
+    copy: Callable[[larder_kv.StagedLayers, list[int]], bool],
+) -> bool:
+    """Hands a layer over that the engine has computed: positions of chunks and their blocks, as much at a time as there is room
+    for. `copy` fills it from the blocks; where it says that they may not be read any more, this ends with False."""
+    for positions, pages in pieces:
+        staged = node.session.stage_layers(reservation, positions, layer, layer + 1)
+        if not copy(staged, pages):
+            return False
+        node.session.hand_over(staged)
+    return True

@@ -1,0 +1,189 @@
+"""Chunks of vLLM's offloading in the node: lookups, stores and loads of single keys, on threads."""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import larder_kv
+from larder_kv.vllm.node import Node, Open
+
+logger = logging.getLogger("vllm.larder")
+
+MOST_KNOWN = 65_536
+"""Keys whose presence is remembered for a moment."""
+
+AT_ONCE = 64
+"""Chunks of one request to the node."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended."""
+
+    job: int
+    keys: list[bytes]
+    """Of those that were asked, the ones that are done."""
+    success: bool
+    """Whether all are."""
+    seconds: float
+    bytes: int
+
+
+class Offload:
+    """Moves rows of host memory to and from the node. No call but `drain` and `close` waits."""
+
+    def __init__(self, node: Node, rows: memoryview, row_bytes: int, threads: int) -> None:
+        self._node, self._rows, self._row_bytes = node, rows.cast("B"), row_bytes
+        self._lock = threading.Lock()
+        # What is known of keys: None while the node is asked.
+        self._known: dict[bytes, bool | None] = {}
+        self._asked: list[bytes] = []
+        self._finished: list[Finished] = []
+        self._jobs: set[Future[None]] = set()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="larder-offload")
+
+    def lookup(self, key: bytes) -> bool | None:
+        """Whether the node can serve a key; None while that is not known: `flush` asks."""
+        with self._lock:
+            if key not in self._known:
+                if len(self._known) >= MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = None
+                self._asked.append(key)
+            return self._known[key]
+
+    def flush(self) -> None:
+        """Asks the node for all keys that were looked up since the last call."""
+        with self._lock:
+            asked, self._asked = self._asked, []
+        if asked:
+            self._submit(lambda: self._ask(asked))
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """What is known of these keys is not so any more: they are asked for anew."""
+        with self._lock:
+            for key in keys:
+                if self._known.get(key) is not None:
+                    del self._known[key]
+
+    def store(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Stores rows under their keys."""
+        self._submit(lambda: self._carry_out(job, keys, rows, self._store))
+
+    def load(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Loads keys into their rows."""
+        self._submit(lambda: self._carry_out(job, keys, rows, self._load))
+
+    def finished(self) -> list[Finished]:
+        """Jobs that have ended since the last call."""
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
+
+    def has_jobs(self) -> bool:
+        """Whether something is under way, or has ended and was not told."""
+        with self._lock:
+            return bool(self._jobs or self._finished)
+
+    def drain(self) -> None:
+        """Waits until nothing is under way: then nobody reads or writes rows."""
+        while True:
+            with self._lock:
+                jobs = list(self._jobs)
+            if not jobs:
+                return
+            for job in jobs:
+                job.exception()
+
+    def close(self) -> None:
+        """Ends the threads when they have done what was asked."""
+        self._pool.shutdown()
+        self._rows.release()
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            future = self._pool.submit(work)
+            self._jobs.add(future)
+        future.add_done_callback(self._done)
+
+    def _done(self, future: "Future[None]") -> None:
+        with self._lock:
+            self._jobs.discard(future)
+
+    def _ask(self, keys: list[bytes]) -> None:
+        found: set[int] = set()
+        node = self._node.current()
+        if node is not None:
+            try:
+                spans = node.session.lookup(node.namespace, chain(node, keys)).spans
+                found = {at for span in spans for at in range(span.start, span.end)}
+            except larder_kv.LarderError as error:
+                self._heard(node, error)
+        with self._lock:
+            self._known.update({key: at in found for at, key in enumerate(keys)})
+
+    def _carry_out(
+        self,
+        job: int,
+        keys: Sequence[bytes],
+        rows: Sequence[int],
+        move: Callable[[Open, Sequence[bytes], Sequence[int]], list[bytes]],
+    ) -> None:
+        """Whatever goes wrong, the engine must hear of the job's end."""
+        started, done = time.monotonic(), []
+        try:
+            for start in range(0, len(keys), AT_ONCE):
+                node = self._node.current()
+                if node is None:
+                    break
+                try:
+                    done += move(node, keys[start : start + AT_ONCE], rows[start : start + AT_ONCE])
+                except larder_kv.LarderError as error:
+                    self._heard(node, error)
+        except Exception:
+            logger.exception("an offloading job failed")
+        ended = Finished(
+            job, done, len(done) == len(keys), time.monotonic() - started, len(done) * self._row_bytes
+        )
+        with self._lock:
+            for key in set(keys) - set(done):
+                self._known.pop(key, None)
+            self._known.update(dict.fromkeys(done, True))
+            self._finished.append(ended)
+
+    def _store(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
+        reservation = node.session.reserve(node.namespace, chain(node, keys))
+        for position in reservation.chunks:
+            staged = node.session.stage(reservation, position)
+            staged.copy_from(self._row(rows[position]))
+            node.session.commit(reservation, [staged])
+        return list(keys)
+
+    def _load(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
+        """A lease ends at the first key that is not there; the others are leased behind it."""
+        loaded: list[bytes] = []
+        start = 0
+        while start < len(keys):
+            with node.session.lease(node.namespace, chain(node, keys[start:])) as lease:
+                come = lease.chunks
+                for position in range(come):
+                    lease.copy_block(position, self._row(rows[start + position]))
+            loaded += keys[start : start + come]
+            start += come + 1
+        return loaded
+
+    def _row(self, row: int) -> memoryview:
+        return self._rows[row * self._row_bytes : (row + 1) * self._row_bytes]
+
+    def _heard(self, node: Open, error: larder_kv.LarderError) -> None:
+        if isinstance(error, larder_kv.EndedError):
+            self._node.lost(node)
+
+
+def chain(node: Open, keys: Sequence[bytes]) -> larder_kv.Chain:
+    """Keys of any length, as the node has them."""
+    return node.namespace.chain([hashlib.sha256(key).digest() for key in keys])

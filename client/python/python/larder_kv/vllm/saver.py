@@ -1,0 +1,232 @@
+"""The worker half's saves out of the engine's blocks, on a thread of their own: whole chunks, or layer by layer."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import larder_kv
+from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.handoff import hand_over_layer
+from larder_kv.vllm.node import Node, Open
+from larder_kv.vllm.plan import Save, Shape
+from larder_kv.vllm.transfer import LayerGate
+
+logger = logging.getLogger("vllm.larder")
+
+
+@dataclass
+class SaveJob:
+    """A save that is waiting or under way."""
+
+    save: Save
+    gate: LayerGate
+    """Which layers the step has computed."""
+    cancelled: bool = False
+    chunks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chunks = len(self.save.hashes) - self.save.first_chunk
+
+
+class HandOver:
+    """The chunks of one request, given layer by layer ahead of their commit."""
+
+    def __init__(
+        self, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, copying: threading.Lock
+    ) -> None:
+        self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
+        self._node: Open | None = None
+        self._reservation: larder_kv.Reservation | None = None
+        self._pieces: list[tuple[list[int], list[int]]] = []
+
+    def begin(self, node: Open, job: SaveJob) -> bool:
+        """Takes room for the chunks that the node does not have; a session that comes later cannot go on with them."""
+        save, session = job.save, node.session
+        chain = node.namespace.chain(save.hashes).part(save.first_chunk)
+        self._node = node
+        self._reservation = session.reserve(node.namespace, chain, attempt=save.attempt or 0)
+        pages = self._shape.pages_per_chunk
+        at_once = max(session.window_bytes * self._memory.layers // (2 * self._memory.block_bytes), 1)
+        positions = self._reservation.chunks
+        for start in range(0, len(positions), at_once):
+            part = positions[start : start + at_once]
+            blocks = [page for at in part for page in save.pages[at * pages : (at + 1) * pages]]
+            self._pieces.append((part, blocks))
+        return True
+
+    def give(self, node: Open, job: SaveJob, layer: int) -> bool:
+        """Hands a layer over that was computed; False where the request's blocks are about to be overwritten."""
+        assert self._node is not None and self._reservation is not None
+
+        def copy(staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
+            with self._copying:
+                if not job.cancelled:
+                    self._memory.save_layers(staged, pages)
+                return not job.cancelled
+
+        return hand_over_layer(self._node, self._reservation, self._pieces, layer, copy)
+
+    def finish(self, node: Open, job: SaveJob) -> bool:
+        """Commits what was handed over."""
+        assert self._node is not None and self._reservation is not None
+        positions = self._reservation.chunks
+        if positions:
+            self._node.session.commit_handed_over(self._reservation, positions)
+            self._counts.add("handed_over_chunks", len(positions))
+            self._counts.add("saved_bytes", len(positions) * self._memory.block_bytes)
+        return True
+
+
+class Saver:
+    """Saves blocks behind the engine's back: a step never waits for it."""
+
+    def __init__(
+        self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, queue_chunks: int
+    ) -> None:
+        self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
+        self._queue_chunks = queue_chunks
+        self._lock = threading.Lock()
+        self._copying = threading.Lock()
+        self._jobs: list[SaveJob] = []
+        # Requests of which a chunk was not saved: what follows it could not be found.
+        self._holed: set[str] = set()
+        # Jobs of one step that are handed over go together, since each layer is waited for.
+        self._work: queue.SimpleQueue[list[SaveJob] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="larder-save", daemon=True)
+        self._thread.start()
+
+    def save_soon(self, saves: Sequence[Save], gate: LayerGate) -> None:
+        """Takes saves of a step, or sheds them. Layers are read once `gate` lets them pass."""
+        handed_over: list[SaveJob] = []
+        for save in saves:
+            job = SaveJob(save, gate)
+            with self._lock:
+                waiting = sum(other.chunks for other in self._jobs)
+                if save.request in self._holed:
+                    self._counts.add("shed_chunks_gone", job.chunks)
+                elif waiting > 0 and waiting + job.chunks > self._queue_chunks:
+                    self._holed.add(save.request)
+                    self._counts.add("shed_chunks_queue", job.chunks)
+                else:
+                    self._jobs.append(job)
+                    if save.attempt is None:
+                        self._work.put([job])
+                    else:
+                        handed_over.append(job)
+        if handed_over:
+            self._work.put(handed_over)
+
+    def cancel(self, request: str) -> None:
+        """Stops reading a request's blocks: they are about to be overwritten."""
+        with self._lock:
+            self._holed.discard(request)
+            for job in self._jobs:
+                job.cancelled |= job.save.request == request
+        # A copy that had begun has ended when the lock is free.
+        with self._copying:
+            pass
+
+    def is_reading(self, request: str) -> bool:
+        """Whether blocks of the request are still to be read."""
+        with self._lock:
+            return any(job.save.request == request for job in self._jobs)
+
+    def forget(self, request: str) -> None:
+        """The request has gone."""
+        with self._lock:
+            self._holed.discard(request)
+
+    def close(self, seconds: float) -> None:
+        """Ends the thread when it has done what was asked, or at least lets it go after `seconds`."""
+        self._work.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (jobs := self._work.get()) is not None:
+            if jobs[0].save.attempt is None:
+                self._end(jobs[0], self._save(jobs[0], self._write))
+            else:
+                self._hand_over(jobs)
+
+    def _end(self, job: SaveJob, reason: str | None) -> None:
+        if reason is not None:
+            self._counts.add(reason, job.chunks)
+        else:
+            self._counts.add("saved_chunks", job.chunks)
+        with self._lock:
+            self._jobs.remove(job)
+            if reason is not None and not job.cancelled:
+                self._holed.add(job.save.request)
+
+    def _hand_over(self, jobs: Sequence[SaveJob]) -> None:
+        """Hands the chunks of several requests over, layer by layer as the step computes them."""
+        begun: list[tuple[SaveJob, HandOver]] = []
+        for job in jobs:
+            hand_over = HandOver(self._memory, self._shape, self._counts, self._copying)
+            reason = self._save(job, hand_over.begin)
+            if reason is None:
+                begun.append((job, hand_over))
+            else:
+                self._end(job, reason)
+        for layer in range(self._memory.layers):
+            jobs[0].gate.wait(layer)
+            going = []
+            for job, hand_over in begun:
+                reason = self._save(job, partial(hand_over.give, layer=layer))
+                if reason is None:
+                    going.append((job, hand_over))
+                else:
+                    self._end(job, reason)
+            begun = going
+        for job, hand_over in begun:
+            self._end(job, self._save(job, hand_over.finish))
+
+    def _save(self, job: SaveJob, write: Callable[[Open, SaveJob], bool]) -> str | None:
+        """Saves, or does a part of that, or says under which name it is counted that it did not."""
+        node = self._node.current()
+        if node is None:
+            return "shed_chunks_node"
+        if job.cancelled or job.save.request in self._holed:
+            return "shed_chunks_gone"
+        try:
+            done = write(node, job)
+        except larder_kv.BusyError:
+            return "shed_chunks_room"
+        except larder_kv.LarderError as error:
+            if isinstance(error, larder_kv.EndedError):
+                self._node.lost(node)
+            return "shed_chunks_node"
+        except Exception:
+            logger.exception("a save failed")
+            return "shed_chunks_node"
+        return None if done else "shed_chunks_gone"
+
+    def _write(self, node: Open, job: SaveJob) -> bool:
+        """Writes what the node does not have, as many chunks at a time as its window holds twice; False where cancelled."""
+        save, session = job.save, node.session
+        chain = node.namespace.chain(save.hashes).part(save.first_chunk)
+        reservation = session.reserve(node.namespace, chain)
+        at_once = max(session.window_bytes // (2 * self._memory.block_bytes), 1)
+        positions = reservation.chunks
+        for start in range(0, len(positions), at_once):
+            part = positions[start : start + at_once]
+            staged = [session.stage(reservation, position) for position in part]
+            for layer in range(self._memory.layers):
+                job.gate.wait(layer)
+                for chunk in staged:
+                    if not self._copy(job, chunk, layer):
+                        return False
+            session.commit(reservation, staged)
+            self._counts.add("saved_bytes", len(part) * self._memory.block_bytes)
+        return True
+
+    def _copy(self, job: SaveJob, staged: larder_kv.StagedChunk, layer: int) -> bool:
+        pages = self._shape.pages_per_chunk
+        start = staged.position * pages
+        with self._copying:
+            if not job.cancelled:
+                self._memory.save(staged, job.save.pages[start : start + pages], layer=layer)
+            return not job.cancelled

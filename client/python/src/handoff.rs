@@ -1,0 +1,158 @@
+//! Hand-over as Python sees it: layers that are given and taken while their chunks are being written.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors::released;
+use crate::lease::Lease;
+use crate::memory::Memory;
+use crate::process::Own;
+
+/// Room for some layers of some chunks of a reservation, to be filled and handed over. Dropping it frees the room.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct StagedLayers {
+    /// None once it was handed over or dropped.
+    slot: Own<Mutex<Option<larder_client::StagedLayers>>>,
+    /// Bytes of the layers of one chunk.
+    bytes: u64,
+}
+
+/// Chunks that are followed: their layers may be read as they come. Let them go with `release()`, or by dropping it.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct Follow {
+    /// None once it was released.
+    slot: Own<Mutex<Option<Arc<larder_client::Follow>>>>,
+}
+
+/// How much of what is followed is in place.
+#[pyclass(frozen, get_all, module = "larder_kv")]
+#[derive(Debug)]
+pub(crate) struct InPlace {
+    /// Chunks, from the first on, that have come or may still come. Behind them one will not.
+    chunks: u32,
+    /// Layers that are in place in every one of them, from the first on.
+    layers: u32,
+    /// Whether nothing is to come any more: all of these chunks are committed.
+    is_whole: bool,
+}
+
+impl StagedLayers {
+    pub(crate) fn new(staged: larder_client::StagedLayers) -> Self {
+        Self { bytes: staged.bytes(), slot: Own::new(Mutex::new(Some(staged))) }
+    }
+
+    /// Takes it out, to be handed over.
+    ///
+    /// # Errors
+    /// `ReleasedError` where it was handed over or dropped; `ForkedError`.
+    pub(crate) fn take(&self) -> PyResult<larder_client::StagedLayers> {
+        let taken = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
+        taken.ok_or_else(|| released("staged layers"))
+    }
+
+    /// Fills the layers with the interpreter's lock released; `write` copies.
+    pub(crate) fn fill(
+        &self,
+        py: Python<'_>,
+        write: impl FnOnce(&mut larder_client::StagedLayers) -> PyResult<()> + Send,
+    ) -> PyResult<()> {
+        let slot = self.slot.get()?;
+        py.detach(|| {
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            write(slot.as_mut().ok_or_else(|| released("staged layers"))?)
+        })
+    }
+}
+
+impl Follow {
+    pub(crate) fn new(follow: larder_client::Follow) -> Self {
+        Self { slot: Own::new(Mutex::new(Some(Arc::new(follow)))) }
+    }
+
+    /// # Errors
+    /// `ReleasedError` where it was released; `ForkedError`.
+    pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Follow>> {
+        let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.clone().ok_or_else(|| released("follow"))
+    }
+}
+
+impl From<larder_client::InPlace> for InPlace {
+    fn from(in_place: larder_client::InPlace) -> Self {
+        let larder_client::InPlace { chunks, layers, is_whole } = in_place;
+        Self { chunks, layers, is_whole }
+    }
+}
+
+#[pymethods]
+impl StagedLayers {
+    /// Copies `data`, any contiguous buffer, to these layers of the chunk with the index `chunk` among those staged, in the
+    /// `part`-th slice of the session, `offset` bytes from their start. All bytes of all chunks must be written before they are
+    /// handed over. Other threads run meanwhile; none may change `data`.
+    #[pyo3(signature = (chunk, data, *, part = 0, offset = 0))]
+    fn copy_from(
+        &self,
+        py: Python<'_>,
+        chunk: usize,
+        data: &Bound<'_, PyAny>,
+        part: usize,
+        offset: u64,
+    ) -> PyResult<()> {
+        let data = Memory::readable(data)?;
+        if offset.checked_add(data.len()).is_none_or(|end| end > self.bytes) {
+            let text = format!("{} bytes at {offset} do not fit in layers of {}", data.len(), self.bytes);
+            return Err(PyValueError::new_err(text));
+        }
+        self.fill(py, |staged| {
+            if chunk >= staged.positions().len() || part >= staged.slices() {
+                return Err(PyValueError::new_err(format!("there is no chunk {chunk}, or no slice {part}")));
+            }
+            data.copy_to_layers(0..data.len(), staged, (chunk, part), offset);
+            Ok(())
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<larder_kv.StagedLayers of {} bytes a chunk>", self.bytes)
+    }
+}
+
+#[pymethods]
+impl Follow {
+    /// What was in place when the node told last: `Session.wait_for_layers` asks.
+    #[getter]
+    fn in_place(&self) -> PyResult<InPlace> {
+        Ok(self.share()?.in_place().into())
+    }
+
+    /// The blocks, of which only the layers that are in place may be read; None before the first is. Releasing either this or
+    /// the follow leaves the other; the chunks are kept until both are gone.
+    #[getter]
+    fn lease(&self) -> PyResult<Option<Lease>> {
+        Ok(self.share()?.lease().map(Lease::of))
+    }
+
+    /// Lets the chunks go, at once and without waiting.
+    fn release(&self) -> PyResult<()> {
+        let follow = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(follow);
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        match self.share() {
+            Ok(follow) => format!("<larder_kv.Follow of {} chunks>", follow.asked()),
+            Err(_) => "<larder_kv.Follow, given back>".into(),
+        }
+    }
+}
+
+#[pymethods]
+impl InPlace {
+    fn __repr__(&self) -> String {
+        let Self { chunks, layers, is_whole } = self;
+        format!("InPlace(chunks={chunks}, layers={layers}, is_whole={is_whole})")
+    }
+}

@@ -1,0 +1,194 @@
+"""Layers that are given and taken while their chunks are being written, by sessions and by the connector's threads."""
+
+import asyncio
+import time
+
+import larder_kv
+import pytest
+from conftest import LAYER_BYTES, LAYERS, content, spec
+from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, writer_of
+from larder_kv.vllm.node import Open
+from larder_kv.vllm.plan import Load, Save
+from larder_kv.vllm.transfer import LayerGate
+from test_vllm_transfers import LAYERS as RANK_LAYERS
+from test_vllm_transfers import Rank, hashes, until
+
+
+def layer(seed: int, number: int) -> bytes:
+    return content(seed * 10 + number, LAYER_BYTES)
+
+
+def give(session, reservation, number: int) -> None:
+    """Hands one layer of every chunk over."""
+    staged = session.stage_layers(reservation, reservation.chunks, number, number + 1)
+    for position in reservation.chunks:
+        staged.copy_from(position, layer(position, number))
+    session.hand_over(staged)
+
+
+def assert_layer(follow, position: int, number: int) -> None:
+    block = memoryview(follow.lease.view(position))
+    assert block[number * LAYER_BYTES : (number + 1) * LAYER_BYTES] == layer(position, number)
+
+
+def test_another_node_reads_each_layer_as_it_is_handed_over(cluster, session):
+    reader = larder_kv.Session(cluster.sockets[1], window_bytes=0)
+    mine, other = session.register(spec("handed over")), reader.register(spec("handed over"))
+    named = [bytes([number + 1]) * 32 for number in range(2)]
+    follow = reader.follow(other, other.chain(named), node=session.node, device=session.device)
+    assert follow.lease is None and follow.in_place.layers == 0
+    reservation = session.reserve(mine, mine.chain(named))
+    for number in range(LAYERS):
+        give(session, reservation, number)
+        come = reader.wait_for_layers(follow, number + 1, seconds=10)
+        assert (come.chunks, come.layers, come.is_whole) == (2, number + 1, False)
+        for position in range(2):
+            assert_layer(follow, position, number)
+        assert reader.lookup(other, other.chain(named)).tokens == 0
+    assert session.commit_handed_over(reservation, [0, 1]) == 2
+    until(lambda: reader.wait_for_layers(follow, LAYERS + 1).is_whole)
+    assert reader.lookup(other, other.chain(named)).tokens == 64
+
+
+def test_a_writer_that_gives_up_ends_its_followers(cluster, session):
+    reader = larder_kv.Session(cluster.sockets[1], window_bytes=0)
+    mine, other = session.register(spec("given up")), reader.register(spec("given up"))
+    named = [b"\x07" * 32]
+    follow = reader.follow(other, other.chain(named), node=session.node)
+    reservation = session.reserve(mine, mine.chain(named))
+    give(session, reservation, 0)
+    assert reader.wait_for_layers(follow, 1, seconds=10).layers == 1
+    reservation.abort()
+    until(lambda: reader.wait_for_layers(follow, LAYERS).chunks == 0)
+    follow.release()
+    with pytest.raises(larder_kv.ReleasedError):
+        reader.wait_for_layers(follow, 1)
+
+
+def test_what_does_not_fit_is_refused(session):
+    namespace = session.register(spec("misfit"))
+    reservation = session.reserve(namespace, namespace.chain([b"\x08" * 32]))
+    for positions, start, end in (([1], 0, 1), ([0], 0, LAYERS + 1), ([0], 2, 2)):
+        with pytest.raises(ValueError):
+            session.stage_layers(reservation, positions, start, end)
+    staged = session.stage_layers(reservation, [0], 0, 1)
+    with pytest.raises(ValueError):
+        staged.copy_from(1, layer(0, 0))
+    with pytest.raises(ValueError):
+        staged.copy_from(0, layer(0, 0), offset=1)
+    session.hand_over(staged)
+    with pytest.raises(larder_kv.ReleasedError):
+        session.hand_over(staged)
+    with pytest.raises(larder_kv.RefusedError):
+        session.commit_handed_over(reservation, [0])
+
+
+def test_a_later_attempt_ends_the_earlier_one(session, cluster):
+    later = larder_kv.Session(cluster.sockets[0], window_bytes=1 << 20)
+    first, second = session.register(spec("attempts")), later.register(spec("attempts"))
+    named = [b"\x09" * 32]
+    stalled = session.reserve(first, first.chain(named), attempt=1)
+    assert later.reserve(second, second.chain(named), attempt=2).chunks == [0]
+    with pytest.raises(larder_kv.RefusedError):
+        give(session, stalled, 0)
+
+
+def test_coroutines_hand_over_too(cluster):
+    async def run() -> None:
+        writer = await larder_kv.AsyncSession.connect(cluster.sockets[0], window_bytes=1 << 20)
+        reader = await larder_kv.AsyncSession.connect(cluster.sockets[0], window_bytes=0)
+        mine, other = await writer.register(spec("async")), await reader.register(spec("async"))
+        named = [b"\x0a" * 32]
+        follow = await reader.follow(other, other.chain(named))
+        reservation = await writer.reserve(mine, mine.chain(named), attempt=1)
+        waiting = asyncio.ensure_future(reader.wait_for_layers(follow, LAYERS, seconds=10))
+        staged = await writer.stage_layers(reservation, [0], 0, LAYERS)
+        staged.copy_from(0, b"".join(layer(0, number) for number in range(LAYERS)))
+        await writer.hand_over(staged)
+        assert (await waiting).layers == LAYERS
+        assert_layer(follow, 0, 2)
+        assert await writer.commit_handed_over(reservation, [0]) == 1
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def ranks(cluster, request):
+    """A rank that prefills on one node, and one that decodes on the other."""
+    made = [Rank(socket, request.node.name) for socket in cluster.sockets]
+    yield made
+    for rank in made:
+        rank.close()
+
+
+def writer_at(rank: Rank) -> Writer:
+    node = rank.node.current()
+    assert node is not None
+    return Writer(node.session.node, node.session.device)
+
+
+def test_decode_loads_layers_while_prefill_computes_them(ranks):
+    prefill, decode = ranks
+    for page in range(4):
+        prefill.fill(page, 10 * page)
+    computed = LayerGate(RANK_LAYERS)
+    prefetch = decode.prefetcher.start("b", hashes(2), 1_000, False, writer_at(prefill))
+    prefill.saver.save_soon([Save("a", hashes(2), 0, [0, 1, 2, 3], attempt=0)], computed)
+    assert prefetch.chunks is None
+    computed.open(0)
+    until(lambda: prefetch.chunks == 2)
+    assert prefetch.follow is not None and prefetch.spans == [(0, 2, "peer")]
+    loaded = decode.loader.load_now([Load("b", hashes(2), 0, [9, 8, 7, 6], writer_at(prefill))])
+    for layer_number in range(RANK_LAYERS):
+        # The layer before was read before this one is computed.
+        computed.open(layer_number)
+        loaded.wait(layer_number)
+        values = [decode.values(page)[layer_number] for page in (9, 8, 7, 6)]
+        assert values == [10 * page + layer_number for page in range(4)]
+    until(lambda: not prefill.saver.is_reading("a"))
+    decode.prefetcher.drop("b")
+    assert decode.loader.take_failed() == set()
+    assert prefill.counts.take()["handed_over_chunks"] == 2
+    counts = decode.counts.take()
+    assert (counts["followed_chunks"], counts["loaded_blocks"]) == (2, 4)
+
+
+def test_a_prefill_that_ends_fails_the_blocks_that_wait_for_it(ranks):
+    prefill, decode = ranks
+    computed = LayerGate(RANK_LAYERS)
+    prefill.saver.save_soon([Save("a", hashes(1), 0, [0, 1], attempt=0)], computed)
+    prefetch = decode.prefetcher.start("b", hashes(1), 1_000, False, writer_at(prefill))
+    computed.open(0)
+    until(lambda: prefetch.chunks == 1)
+    loaded = decode.loader.load_now([Load("b", hashes(1), 0, [3, 4], writer_at(prefill))])
+    loaded.wait(0)
+    assert decode.loader.take_failed() == set()
+    prefill.saver.cancel("a")
+    computed.open_all()
+    loaded.wait_all()
+    until(lambda: decode.loader.take_failed() == {3, 4})
+    decode.loader.load_soon([Load("c", hashes(1), 0, [3, 4], Writer("nobody"))])
+    until(lambda: decode.loader.take_done() == {"c"})
+    assert decode.loader.take_failed() == {3, 4}
+
+
+def test_a_request_that_goes_away_waits_for_its_prefill_no_more(ranks):
+    prefill, decode = ranks
+    before = time.monotonic()
+    prefetch = decode.prefetcher.start("b", hashes(1), 1_000, False, writer_at(prefill))
+    decode.prefetcher.drop("b")
+    until(lambda: prefetch.chunks == 0 and prefetch.follow is None)
+    assert time.monotonic() - before < decode.settings.handoff_seconds
+
+
+def test_the_answer_of_a_prefill_is_what_its_decode_asks_with(session):
+    namespace = session.register(spec("params"))
+    told = params_for_decode(Open(session, namespace), 3, hashes(2))
+    assert told is not None and told["remote_chunks"] == 2 and told["remote_hash"] == hashes(2)[-1].hex()
+    assert writer_of(told) == Writer(session.node, session.device, 3)
+    assert attempt_of(told) is None
+    assert attempt_of({"do_remote_decode": True}) == 0
+    assert attempt_of({"do_remote_decode": True, "remote_attempt": 2}) == 2
+    assert attempt_of(None) is None and writer_of(None) is None
+    assert writer_of({"do_remote_prefill": True}) is None
+    assert params_for_decode(None, 0, hashes(2)) is None

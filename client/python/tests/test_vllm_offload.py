@@ -1,0 +1,160 @@
+"""The tier below vLLM's own offloading against a real node, and the node's events, without vLLM."""
+
+import json
+
+import larder_kv
+import pytest
+from conftest import spec, start_cluster
+from larder_kv.vllm.events import Event, Held, NodeEvents
+from larder_kv.vllm.node import Node
+from larder_kv.vllm.offload import Offload
+from test_vllm_transfers import until
+
+ROWS, ROW_BYTES = 8, 4_096
+
+
+def row_of(value: int) -> bytes:
+    return bytes([value]) * ROW_BYTES
+
+
+class Tier:
+    """Rows of host memory of one's own, and what moves them."""
+
+    def __init__(self, socket: str, model: str):
+        self.memory = bytearray(b"".join(row_of(value) for value in range(ROWS)))
+        pool = larder_kv.Pool(layers=1, layer_bytes=ROW_BYTES)
+        namespace = spec(model, pools=[pool], flat=True)
+        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), namespace, [0], 0.01)
+        self.node.wait_for_first_try(10)
+        rows = memoryview(self.memory).cast("B", (ROWS, ROW_BYTES))
+        self.offload = Offload(self.node, rows, rows.strides[0], 2)
+
+    def found(self, keys: list[bytes]) -> list[bool]:
+        assert [self.offload.lookup(key) for key in keys] == [None] * len(keys)
+        self.offload.flush()
+        until(lambda: all(self.offload.lookup(key) is not None for key in keys))
+        return [bool(self.offload.lookup(key)) for key in keys]
+
+    def close(self) -> None:
+        self.offload.close()
+        self.node.close()
+
+
+@pytest.fixture
+def tiers(cluster, request):
+    made = [Tier(socket, request.node.name) for socket in cluster.sockets]
+    yield made
+    for tier in made:
+        tier.close()
+
+
+def keys(count: int) -> list[bytes]:
+    """A block's hash and the number of its group."""
+    return [bytes([number + 1]) * 32 + (0).to_bytes(4, "big") for number in range(count)]
+
+
+def test_rows_that_one_engine_stored_another_loads_by_their_keys(tiers):
+    first, second = tiers
+    first.offload.store(1, keys(4), [3, 2, 1, 0])
+    first.offload.drain()
+    (stored,) = first.offload.finished()
+    assert (stored.job, stored.success, stored.bytes) == (1, True, 4 * ROW_BYTES)
+    assert not first.offload.has_jobs()
+    until(lambda: second.offload.forget(keys(5)) or second.found(keys(5)) == [True] * 4 + [False])
+    second.offload.load(7, [keys(4)[2], keys(4)[0]], [5, 6])
+    second.offload.drain()
+    (loaded,) = second.offload.finished()
+    assert loaded.success
+    rows = [bytes(second.memory[row * ROW_BYTES : (row + 1) * ROW_BYTES]) for row in (5, 6, 7)]
+    assert rows == [row_of(1), row_of(3), row_of(7)], "and no other row"
+
+
+def test_a_load_says_which_of_its_keys_came(tiers):
+    first, _ = tiers
+    first.offload.store(1, [keys(3)[0], keys(3)[2]], [1, 2])
+    first.offload.drain()
+    first.offload.load(2, keys(3), [5, 6, 7])
+    first.offload.drain()
+    loaded = first.offload.finished()[-1]
+    assert not loaded.success and loaded.keys == [keys(3)[0], keys(3)[2]]
+    assert first.memory[6 * ROW_BYTES : 7 * ROW_BYTES] == row_of(6)
+
+
+def test_storing_what_is_there_is_no_error(tiers):
+    first, _ = tiers
+    for job in range(2):
+        first.offload.store(job, keys(2), [0, 1])
+        first.offload.drain()
+    assert [ended.success for ended in first.offload.finished()] == [True, True]
+
+
+def test_without_a_node_nothing_is_found_and_jobs_fail(tmp_path):
+    tier = Tier(str(tmp_path / "nobody.sock"), "nobody")
+    assert tier.found(keys(2)) == [False, False]
+    tier.offload.store(1, keys(2), [0, 1])
+    tier.offload.load(2, keys(2), [0, 1])
+    tier.offload.drain()
+    assert {(ended.job, ended.success) for ended in tier.offload.finished()} == {(1, False), (2, False)}
+    tier.close()
+
+
+def told(held: Held, kind: str, name: int, index: int = 0, namespace: str = "n") -> list[Event]:
+    held.line(f"event: {kind}")
+    hashes = {"hash": bytes([name] * 32).hex(), "parent": bytes([name - 1] * 32).hex()}
+    return held.line("data: " + json.dumps({"device": 0, "namespace": namespace, "index": index} | hashes))
+
+
+def stored(name: int, parent: int | None = None) -> Event:
+    return Event(bytes([name] * 32), None if parent is None else bytes([parent] * 32), True)
+
+
+def gone(name: int) -> Event:
+    return Event(bytes([name] * 32), None, False)
+
+
+def test_events_tell_what_came_and_went_and_nothing_twice():
+    held = Held("n", 0)
+    held.begin()
+    assert told(held, "held", 1) == [stored(1)]
+    assert told(held, "held", 2, index=1) == [stored(2, parent=1)]
+    held.line("event: live")
+    assert held.line("data: {}") == []
+    assert told(held, "admit", 2, index=1) == []
+    assert told(held, "admit", 3, namespace="other") == []
+    assert told(held, "admit", 3) == [stored(3)]
+    assert told(held, "evict", 2) == [gone(2)]
+    assert told(held, "evict", 2) == []
+
+
+def test_what_a_new_snapshot_lacks_has_gone():
+    held = Held("n", 0)
+    held.begin()
+    for name in (1, 2):
+        told(held, "held", name)
+    held.line("event: live")
+    held.line("data: {}")
+    held.begin()
+    assert told(held, "held", 2) == []
+    assert told(held, "held", 3) == [stored(3)]
+    held.line("event: live")
+    assert held.line("data: {}") == [gone(1)]
+    assert told(held, "evict", 3) == [gone(3)]
+
+
+def test_a_nodes_events_are_followed(tmp_path):
+    running = start_cluster("--nodes", "1", "--arena-bytes", "16MiB", "--dir", str(tmp_path))
+    session = larder_kv.Session(running.sockets[0], window_bytes=1 << 20)
+    namespace = session.register(spec("events"))
+    chain = namespace.chain([bytes([name]) * 32 for name in (1, 2)])
+    for position in (reservation := session.reserve(namespace, chain)).chunks:
+        session.commit(reservation, [session.stage(reservation, position)])
+    events = NodeEvents(running.http[0], lambda: namespace.fingerprint, 0, 0.01)
+    seen: list[Event] = []
+    until(lambda: seen.extend(events.take()) or len(seen) >= 2)
+    assert seen == [stored(1), stored(2, parent=1)]
+    later = namespace.chain([bytes([name]) * 32 for name in (1, 2, 3)])
+    session.commit(reservation := session.reserve(namespace, later), [session.stage(reservation, 2)])
+    until(lambda: seen.extend(events.take()) or len(seen) >= 3)
+    assert seen[2] == stored(3, parent=2)
+    events.close()
+    running.stop()

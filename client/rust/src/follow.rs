@@ -1,0 +1,112 @@
+//! Chunks that are read while they are being written.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use larder_protocol::session::Request;
+
+use crate::lease::LeaseGuard;
+use crate::link::Link;
+use crate::lock;
+use crate::namespace::Namespace;
+
+/// What a follow may say besides its chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FollowOptions {
+    /// The node whose engine writes what is not here, and the number of the actor that it talks to. Without it only what is
+    /// written on this node is followed.
+    pub writer: Option<(String, u16)>,
+    /// The earliest attempt whose layers are wanted; 0 where any will do.
+    pub attempt: u64,
+    /// For how long nothing may come before the chunks that did not count as lost.
+    pub patience: Duration,
+}
+
+/// How much of what is followed is in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InPlace {
+    /// Chunks, from the first on, that have come or may still come.
+    pub chunks: u32,
+    /// Layers that are in place in every one of them, from the first on.
+    pub layers: u32,
+    /// Whether nothing is to come any more: all of these chunks are committed.
+    pub is_whole: bool,
+}
+
+/// Chunks that are followed: layers of them may be read as they come, and all of them from when they are whole.
+///
+/// Dropping it lets them go at once, without blocking, from any thread: read what is wanted before.
+pub struct Follow {
+    link: Arc<Link>,
+    namespace: Namespace,
+    asked: usize,
+    number: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    known: InPlace,
+    /// Given back in place of the follow itself, whose number it has.
+    lease: Option<Arc<LeaseGuard>>,
+}
+
+impl Follow {
+    pub(crate) fn new(link: &Arc<Link>, namespace: Namespace, asked: usize, number: u64) -> Self {
+        let known = InPlace { chunks: asked as u32, layers: 0, is_whole: asked == 0 };
+        let state = Mutex::new(State { known, lease: None });
+        Self { link: Arc::clone(link), namespace, asked, number, state }
+    }
+
+    /// What was in place when the node told last.
+    #[must_use]
+    pub fn in_place(&self) -> InPlace {
+        lock(&self.state).known
+    }
+
+    /// The blocks, once the node has told where they stand, which it has when the first layer is in place. Of its chunks only
+    /// those may be read that [`InPlace::chunks`] counts, and of these the layers that are in place. It keeps the
+    /// chunks, also when this is dropped.
+    #[must_use]
+    pub fn lease(&self) -> Option<Arc<LeaseGuard>> {
+        lock(&self.state).lease.clone()
+    }
+
+    /// The namespace of the chunks.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Chunks that were asked for.
+    #[must_use]
+    pub fn asked(&self) -> usize {
+        self.asked
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn heard(&self, news: InPlace, lease: Option<LeaseGuard>) {
+        let mut state = lock(&self.state);
+        state.known = news;
+        if let Some(lease) = lease {
+            state.lease = Some(Arc::new(lease));
+        }
+    }
+}
+
+impl InPlace {
+    /// Whether there is nothing to wait for until so many layers are in place.
+    pub(crate) fn has(&self, layers: u32) -> bool {
+        self.is_whole || self.chunks == 0 || self.layers >= layers
+    }
+}
+
+impl Drop for Follow {
+    fn drop(&mut self) {
+        if lock(&self.state).lease.is_none() {
+            self.link.post(&Request::Release(self.number));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Layers of reserved chunks, to be handed over ahead of their commit.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use larder_protocol::handoff::HandOver;
+use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
+
+use super::{BLOCK_ALIGNMENT, Claim, CommitPart, Reservation};
+use crate::error::SessionError;
+use crate::mapping::Mapping;
+use crate::window::{Window, WindowRange};
+
+/// Room for some layers of some chunks of a reservation, to be filled and handed over. Dropping it frees the room.
+pub struct StagedLayers {
+    claim: Arc<Claim>,
+    positions: Vec<u32>,
+    pool: usize,
+    layers: Range<u32>,
+    /// Where chunks go straight into the arena: which of the reservation's each is.
+    indices: Vec<usize>,
+    range: Option<WindowRange>,
+}
+
+/// What goes out in one HandOver message.
+pub(crate) struct LayersPart {
+    pub(crate) request: HandOver,
+    pub(crate) range: Option<WindowRange>,
+}
+
+impl Reservation {
+    /// The window and the bytes in it that some layers of these chunks take; `None` where they go straight into the arena.
+    ///
+    /// # Panics
+    /// Where the reservation has no such chunk, or the namespace no such layers.
+    pub(crate) fn layers_room(
+        &self,
+        positions: &[u32],
+        pool: usize,
+        layers: &Range<u32>,
+    ) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
+        let namespace = &self.claim.namespace;
+        let most = namespace.pool_layers()[pool];
+        assert!(
+            layers.start < layers.end && layers.end <= most,
+            "the pool has {most} layers, not {layers:?}"
+        );
+        positions.iter().for_each(|&position| _ = self.index(position));
+        if self.claim.placed.is_some() {
+            return Ok(None);
+        }
+        let chunk_bytes =
+            self.claim.layers_stride(pool, layers) * (positions.len() * namespace.slices()) as u64;
+        match &self.claim.link.window {
+            Some(window) if chunk_bytes <= window.len() => Ok(Some((window, chunk_bytes))),
+            window => {
+                let window_bytes = window.as_ref().map_or(0, |window| window.len());
+                Err(SessionError::WindowTooSmall { chunk_bytes, window_bytes })
+            }
+        }
+    }
+
+    /// Some layers of chunks, in the room that was taken for them.
+    ///
+    /// # Panics
+    /// Where the reservation has no such chunk.
+    pub(crate) fn staged_layers(
+        &self,
+        positions: &[u32],
+        pool: usize,
+        layers: Range<u32>,
+        range: Option<WindowRange>,
+    ) -> StagedLayers {
+        let indices = positions.iter().map(|&position| self.index(position)).collect();
+        StagedLayers {
+            claim: Arc::clone(&self.claim),
+            positions: positions.to_vec(),
+            pool,
+            layers,
+            indices,
+            range,
+        }
+    }
+
+    /// Splits the commit of chunks that were handed over into messages.
+    ///
+    /// # Panics
+    /// Where the reservation has no such chunk.
+    pub(crate) fn handed_over_parts(&self, positions: &[u32]) -> Vec<CommitPart> {
+        positions.iter().for_each(|&position| _ = self.index(position));
+        let blocks = self.claim.namespace.blocks_per_chunk();
+        let part = |chunks: &[u32]| CommitPart {
+            reservation: self.claim.number,
+            chunks: chunks.to_vec(),
+            sources: Vec::new(),
+            ranges: Vec::new(),
+            remaining: self.claim.remaining.clone(),
+        };
+        positions.chunks((MAX_MESSAGE_BLOCKS / blocks.max(1)).max(1)).map(part).collect()
+    }
+}
+
+impl StagedLayers {
+    /// Positions of the chunks in the chain.
+    #[must_use]
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+
+    /// The layers.
+    #[must_use]
+    pub fn layers(&self) -> Range<u32> {
+        self.layers.clone()
+    }
+
+    /// Slices of the session.
+    #[must_use]
+    pub fn slices(&self) -> usize {
+        self.claim.namespace.slices()
+    }
+
+    /// Bytes of these layers of one chunk in one slice.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.claim.layer_bytes(self.pool) * u64::from(self.layers.end - self.layers.start)
+    }
+
+    /// Copies `bytes` to the layers of the `chunk`-th of the chunks in the `slice`-th slice of the session, at `offset` bytes
+    /// from their start, and counts them. All bytes of all of them must be written before they are handed over.
+    ///
+    /// # Panics
+    /// Where they do not fit, or there is no such chunk or slice.
+    pub fn copy_from(&mut self, chunk: usize, slice: usize, offset: u64, bytes: &[u8]) {
+        let most = self.bytes();
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= most);
+        assert!(fits, "{} bytes at {offset} do not fit in layers of {most}", bytes.len());
+        let (mapping, start) = self.place(chunk, slice);
+        mapping.copy_from(start + offset, bytes);
+        self.claim.link.traffic.count_written(bytes.len() as u64);
+    }
+
+    pub(crate) fn into_part(self) -> LayersPart {
+        let slices = self.claim.namespace.slices();
+        let place = |at: usize| self.place(at / slices, at % slices).1;
+        let sources = match &self.range {
+            Some(_) => (0..self.positions.len() * slices).map(place).collect(),
+            None => Vec::new(),
+        };
+        let request = HandOver {
+            reservation: self.claim.number,
+            chunks: self.positions,
+            pool: self.pool as u8,
+            from_layer: self.layers.start,
+            to_layer: self.layers.end,
+            sources,
+        };
+        LayersPart { request, range: self.range }
+    }
+
+    /// Where the layers of a chunk in a slice stand.
+    fn place(&self, chunk: usize, slice: usize) -> (&Mapping, u64) {
+        let namespace = &self.claim.namespace;
+        let (slices, pools) = (namespace.slices(), namespace.pool_bytes().len());
+        assert!(chunk < self.positions.len() && slice < slices, "there is no such chunk or slice");
+        match (&self.range, &self.claim.placed) {
+            (Some(range), _) => {
+                let stride = self.claim.layers_stride(self.pool, &self.layers);
+                (range.mapping(), range.offset() + (chunk * slices + slice) as u64 * stride)
+            }
+            (None, Some(placed)) => {
+                let block = placed.block(namespace, self.indices[chunk], slice * pools + self.pool);
+                let (mapping, start) = block.expect("what is to be written has a place");
+                (mapping, start + u64::from(self.layers.start) * self.claim.layer_bytes(self.pool))
+            }
+            (None, None) => unreachable!("layers are staged in the arena only where they have places there"),
+        }
+    }
+}
+
+impl Claim {
+    fn layer_bytes(&self, pool: usize) -> u64 {
+        self.namespace.pool_bytes()[pool] / u64::from(self.namespace.pool_layers()[pool].max(1))
+    }
+
+    /// Bytes from the layers of one chunk and slice to those of the next, in the window.
+    fn layers_stride(&self, pool: usize, layers: &Range<u32>) -> u64 {
+        (self.layer_bytes(pool) * u64::from(layers.end - layers.start)).next_multiple_of(BLOCK_ALIGNMENT)
+    }
+}

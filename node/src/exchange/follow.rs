@@ -1,0 +1,366 @@
+//! Follows between nodes: layers come from the writer's node as its engine hands them over.
+//!
+//! The reader asks once, when it has room for everything, and the writer's node sends what there is as it becomes so: a
+//! layer costs half a round trip. Each message says which order it is for, and has a number; each piece of a block is summed
+//! as it is written to its slot, which takes none twice, since who follows here may be reading what came before.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use larder_client::quic::{read_message, write_message};
+use larder_client::trace::Trace;
+use larder_protocol::PoolSet;
+use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges};
+use larder_protocol::identity::Identity;
+use larder_protocol::peer::{
+    BlockLayers, Chunks, FollowChunks, FollowStep, Followed, PeerRequest, PeerResponse, RetryAfter,
+};
+use quinn::{RecvStream, SendStream, VarInt};
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::{sleep, timeout};
+
+use super::peers::{Link, NoLink, Peers};
+use super::serve::{BUSY_RETRY_MS, SEND_DEADLINE, Server};
+use super::{
+    AskFollow, ChunkStep, Destination, FetchChunk, FetchFailure, Fetched, FollowCame, FollowOrder, PeerNews,
+    PeerStep,
+};
+use crate::copy::BlockChecksums;
+
+/// Carries a follow out, and tells what comes of each chunk. Once it has told the end of one, nothing writes to its slots.
+pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
+    let chunks: Vec<Coming> = order.chunks.iter().map(Coming::new).collect();
+    let coming = RefCell::new(chunks);
+    let news = order.news.clone();
+    let cancelled = std::mem::replace(&mut order.cancelled, tokio::sync::oneshot::channel().1);
+    let failure = tokio::select! {
+        failure = follow(&peers, &order, &coming) => failure,
+        Ok(()) = cancelled => FetchFailure::Deadline,
+        () = news.closed() => FetchFailure::Deadline,
+    };
+    for (chunk, coming) in coming.take().into_iter().enumerate() {
+        if !coming.has_ended {
+            tell(&order, chunk, ChunkStep::Ended(Fetched::Failed(failure)));
+        }
+    }
+}
+
+/// What has come of a chunk.
+struct Coming {
+    has_ended: bool,
+    /// By block, where pieces begin and end.
+    pieces: Vec<Vec<(u64, u64)>>,
+}
+
+impl Coming {
+    fn new(chunk: &FetchChunk) -> Self {
+        Self { has_ended: false, pieces: vec![Vec::new(); chunk.blocks.len()] }
+    }
+
+    /// Takes a place for a piece of a block; whether it has bytes, lies within the block, and is new.
+    fn take(&mut self, blocks: &[Destination], layers: &BlockLayers) -> bool {
+        let &BlockLayers { block, offset, bytes, .. } = layers;
+        let (Some(to), Some(pieces)) = (blocks.get(block as usize), self.pieces.get_mut(block as usize))
+        else {
+            return false;
+        };
+        let Some(end) = offset.checked_add(bytes).filter(|&end| end <= to.bytes && bytes > 0) else {
+            return false;
+        };
+        let is_new = pieces.iter().all(|&(from, to)| end <= from || to <= offset);
+        pieces.push((offset, end));
+        is_new
+    }
+
+    /// Whether all of every block has come.
+    fn is_whole(&self, blocks: &[Destination]) -> bool {
+        let came = |pieces: &Vec<(u64, u64)>| pieces.iter().map(|(from, to)| to - from).sum::<u64>();
+        self.pieces.iter().zip(blocks).all(|(pieces, to)| came(pieces) == to.bytes)
+    }
+}
+
+fn tell(order: &FollowOrder, chunk: usize, step: ChunkStep) {
+    // An error: the actor stopped, and its arena goes.
+    let _ = order.news.send(FollowCame { order: order.order, chunk, step });
+}
+
+/// Asks and receives until every chunk has ended; says why the others did not come.
+async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>>) -> FetchFailure {
+    let Some(link) = link_to(peers, order).await else { return FetchFailure::Unreachable };
+    let Ok(_place) = Arc::clone(&link.follows).try_acquire_owned() else { return FetchFailure::Full };
+    tokio::select! {
+        received = receive_all(peers, order, &link, coming) => received.err().unwrap_or(FetchFailure::Broken),
+        () = until_silent(peers, &link) => FetchFailure::Unreachable,
+    }
+}
+
+/// The link to the writer's node, which may have joined so lately that this node does not know of it yet.
+async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
+    let mut waited = Duration::ZERO;
+    loop {
+        match peers.link_to(&order.node) {
+            Ok(link) => return Some(link),
+            Err(NoLink::NotAMember) if waited < MEMBER_DEADLINE => {
+                sleep(MEMBER_PAUSE).await;
+                waited += MEMBER_PAUSE;
+            }
+            Err(error) => {
+                tracing::warn!(node = order.node, %error, "a writer cannot be followed");
+                return None;
+            }
+        }
+    }
+}
+
+/// Asks the node whether it is there, again and again, as long as it is: a writer may be silent for long, its node not.
+async fn until_silent(peers: &Peers, link: &Link) {
+    loop {
+        sleep(PROBE_PAUSE).await;
+        if peers.ask(link.node, &PeerRequest::Ping, PROBE_DEADLINE, &Trace::default()).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn receive_all(
+    peers: &Peers,
+    order: &FollowOrder,
+    link: &Rc<Link>,
+    coming: &RefCell<Vec<Coming>>,
+) -> Result<(), FetchFailure> {
+    let connection = peers.connection(link).await.map_err(|_| {
+        peers.falls_silent(link);
+        FetchFailure::Unreachable
+    })?;
+    let broken = |_| FetchFailure::Broken;
+    let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
+    let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
+    let request = PeerRequest::Follow(FollowChunks {
+        chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
+        order: order.order,
+        attempt: order.attempt,
+        patience_ms: order.patience_ms,
+    });
+    write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
+    send.finish().map_err(|_| FetchFailure::Broken)?;
+    let mut last_message = 0;
+    while coming.borrow().iter().any(|coming| !coming.has_ended) {
+        let followed = match read_message(&mut receive).await {
+            Ok(Some(PeerResponse::Followed(followed))) => followed,
+            Ok(Some(PeerResponse::Busy(_))) => return Err(FetchFailure::Full),
+            Ok(Some(_)) => return Err(FetchFailure::Malformed),
+            Ok(None) | Err(_) => return Err(FetchFailure::Broken),
+        };
+        let is_next = followed.order == order.order && followed.message == last_message + 1;
+        if !is_next || followed.chunk as usize >= order.chunks.len() {
+            tracing::warn!(
+                node = order.node,
+                order = order.order,
+                ?followed,
+                "a node sent what was not asked for"
+            );
+            return Err(FetchFailure::Malformed);
+        }
+        last_message = followed.message;
+        peers.heard(link);
+        receive_one(peers, order, link, &mut receive, followed, coming).await?;
+    }
+    Ok(())
+}
+
+/// Takes one message, and the bytes behind it.
+async fn receive_one(
+    peers: &Peers,
+    order: &FollowOrder,
+    link: &Link,
+    receive: &mut RecvStream,
+    Followed { message, chunk, step, .. }: Followed,
+    coming: &RefCell<Vec<Coming>>,
+) -> Result<(), FetchFailure> {
+    let (chunk, to) = (chunk as usize, &order.chunks[chunk as usize]);
+    let has_ended = coming.borrow()[chunk].has_ended;
+    let ended = match step {
+        FollowStep::Layers(layers) => {
+            let BlockLayers { block, offset, bytes, checksum } = layers;
+            let may_write = !has_ended && coming.borrow_mut()[chunk].take(&to.blocks, &layers);
+            if !may_write && !has_ended {
+                return Err(FetchFailure::Malformed);
+            }
+            // What comes for a chunk that was given up is read and forgotten: its slots are not ours any more.
+            let place = to.blocks.get(block as usize).filter(|_| may_write);
+            let is_right = receive_piece(receive, place, &layers).await? == checksum;
+            peers.metrics().by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
+            tracing::debug!(order = order.order, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
+            match is_right {
+                _ if has_ended => None,
+                true => {
+                    tell(order, chunk, ChunkStep::Layers { block: block as usize, offset, bytes, checksum });
+                    None
+                }
+                false => Some(Fetched::Failed(FetchFailure::Checksum)),
+            }
+        }
+        FollowStep::Whole(checksums) => {
+            tracing::debug!(order = order.order, number = message, chunk = %to.hash, "a chunk is whole");
+            let is_whole = coming.borrow()[chunk].is_whole(&to.blocks);
+            Some(if is_whole { verified(to, &checksums) } else { Fetched::Failed(FetchFailure::Malformed) })
+        }
+        FollowStep::Lost => {
+            tracing::debug!(order = order.order, number = message, chunk = %to.hash, "a chunk is lost");
+            Some(Fetched::NotHeld)
+        }
+    };
+    if let Some(fetched) = ended.filter(|_| !has_ended) {
+        peers.metrics().fetched(&fetched);
+        coming.borrow_mut()[chunk].has_ended = true;
+        tell(order, chunk, ChunkStep::Ended(fetched));
+    }
+    Ok(())
+}
+
+/// Writes a piece of a block into its place, or nowhere; its checksum.
+async fn receive_piece(
+    receive: &mut RecvStream,
+    to: Option<&Destination>,
+    &BlockLayers { offset, bytes, .. }: &BlockLayers,
+) -> Result<u64, FetchFailure> {
+    let mut sum = RangeChecksum::new();
+    let mut at = 0;
+    while at < bytes {
+        let most = usize::try_from(bytes - at).unwrap_or(usize::MAX);
+        let piece = receive.read_chunk(most, true).await.map_err(|_| FetchFailure::Broken)?;
+        let piece: Bytes = piece.ok_or(FetchFailure::Malformed)?.bytes;
+        if let Some(to) = to {
+            to.memory.copy_in(to.offset + offset + at, &piece).map_err(|_| FetchFailure::Full)?;
+        }
+        sum.update(&piece);
+        at += piece.len() as u64;
+    }
+    Ok(sum.finish())
+}
+
+/// What a chunk is whose every byte has come: its own checksums must be those of the commit.
+fn verified(chunk: &FetchChunk, said: &[u64]) -> Fetched {
+    let sums: Option<Vec<BlockChecksums>> = chunk.blocks.iter().map(sums_of).collect();
+    let Some(checksums) = sums.filter(|sums| sums.iter().map(|sums| sums.whole).eq(said.iter().copied()))
+    else {
+        tracing::error!(chunk = %chunk.hash, "a node handed over other bytes than it committed: they are dropped");
+        return Fetched::Failed(FetchFailure::Checksum);
+    };
+    let pools = chunk.blocks.iter().map(|to| usize::from(to.key.pool) + 1).max().unwrap_or(0);
+    Fetched::Here { checksums, pools: PoolSet::first(pools), reads: 1, is_on_disk: false }
+}
+
+/// The checksums of a block as it stands in its slot.
+fn sums_of(to: &Destination) -> Option<BlockChecksums> {
+    let ranges = block_ranges(to.bytes, to.range_bytes).map(|range| {
+        let mut sum = RangeChecksum::new();
+        to.memory.add_to(&mut sum, to.offset + range.start, range.end - range.start).ok()?;
+        Some(sum.finish())
+    });
+    let ranges: smallvec::SmallVec<[u64; 1]> = ranges.collect::<Option<_>>()?;
+    Some(BlockChecksums { whole: block_checksum(&to.key, &ranges), ranges })
+}
+
+impl Server {
+    /// Tells a node that follows chunks what comes of them. What is sent stays leased until its last byte was acknowledged.
+    pub(super) async fn tell_follower(&self, peer: &Identity, mut send: SendStream, ask: FollowChunks) {
+        let FollowChunks { chunks: Chunks { device, fingerprint, hashes }, order, attempt, patience_ms } =
+            ask;
+        let (news, mut told) = unbounded_channel();
+        let mut open = hashes.len();
+        let lease = match self.services.follow.get(usize::from(device)) {
+            Some(actor) => {
+                actor.send(AskFollow { fingerprint, hashes, attempt, patience_ms, news }).await.ok().flatten()
+            }
+            None => None,
+        };
+        let Some(_lease) = lease else {
+            let busy = PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
+            if write_message(&mut send, &busy).await.is_ok() {
+                let _ = send.finish();
+            }
+            return;
+        };
+        let stopped = send.stopped();
+        let telling = async {
+            let mut message = 0;
+            while open > 0 {
+                let Some(PeerNews { chunk, step }) = told.recv().await else { break };
+                open -= usize::from(!matches!(step, PeerStep::Layers { .. }));
+                message += 1;
+                let sent = self.tell_step(
+                    peer,
+                    &mut send,
+                    Followed { order, message, chunk, step: said(&step) },
+                    step,
+                );
+                if !timeout(SEND_DEADLINE, sent).await.unwrap_or(false) {
+                    let _ = send.reset(VarInt::from_u32(0));
+                    return;
+                }
+            }
+            let _ = send.finish();
+            // The lease ends when the last byte has come.
+            let _ = send.stopped().await;
+        };
+        // The asker stops the stream when nobody follows any more.
+        tokio::select! {
+            () = telling => {}
+            _ = stopped => {}
+        }
+    }
+
+    async fn tell_step(
+        &self,
+        peer: &Identity,
+        send: &mut SendStream,
+        followed: Followed,
+        step: PeerStep,
+    ) -> bool {
+        let Followed { order, message, chunk, .. } = followed;
+        if write_message(send, &PeerResponse::Followed(followed)).await.is_err() {
+            return false;
+        }
+        let PeerStep::Layers { block, offset, bytes, .. } = step else {
+            tracing::debug!(
+                order,
+                number = message,
+                chunk,
+                peer = &*peer.name,
+                ?step,
+                "told a follower of a chunk's end"
+            );
+            return true;
+        };
+        tracing::debug!(order, number = message, chunk, block, offset, peer = &*peer.name, "layers are sent");
+        let peer = self.peers.metrics_name(&peer.name);
+        self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
+        send.write_chunk(bytes).await.is_ok()
+    }
+}
+
+/// What is said of a step.
+fn said(step: &PeerStep) -> FollowStep {
+    match step {
+        &PeerStep::Layers { block, offset, ref bytes, checksum } => FollowStep::Layers(BlockLayers {
+            block: block as u32,
+            offset,
+            bytes: bytes.len() as u64,
+            checksum,
+        }),
+        PeerStep::Whole(checksums) => FollowStep::Whole(checksums.clone()),
+        PeerStep::Lost => FollowStep::Lost,
+    }
+}
+
+/// How often a node is asked whether it is there, and how long it may take to answer.
+const PROBE_PAUSE: Duration = Duration::from_secs(1);
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a node may take to be known here.
+const MEMBER_DEADLINE: Duration = Duration::from_secs(5);
+const MEMBER_PAUSE: Duration = Duration::from_millis(20);

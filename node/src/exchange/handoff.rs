@@ -1,0 +1,109 @@
+//! What actors and the exchange tell each other of follows.
+
+use std::sync::Arc;
+
+use actix::prelude::*;
+use bytes::Bytes;
+use larder_protocol::{ChunkHash, Fingerprint};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{FetchChunk, Fetched, PeerLease};
+
+/// Chunks to follow at the node whose engine writes them.
+#[derive(Debug)]
+pub struct FollowOrder {
+    /// The name of the node.
+    pub node: String,
+    /// The actor there.
+    pub device: u16,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
+    /// What to follow, and where it goes.
+    pub chunks: Vec<FetchChunk>,
+    /// Number of this order: what comes for another one is refused.
+    pub order: u64,
+    /// The earliest attempt that will do.
+    pub attempt: u64,
+    /// For how long the writer may be silent.
+    pub patience_ms: u64,
+    /// Where what comes is told. There are no more news than chunks and their layers.
+    pub news: mpsc::UnboundedSender<FollowCame>,
+    /// A message here stops it: what has not come by then does not.
+    pub cancelled: oneshot::Receiver<()>,
+}
+
+/// What came of a follow.
+#[derive(Debug)]
+pub struct FollowCame {
+    /// Number of the order.
+    pub order: u64,
+    /// Position of the chunk in it.
+    pub chunk: usize,
+    /// What came.
+    pub step: ChunkStep,
+}
+
+/// What comes of a chunk that is followed.
+#[derive(Debug)]
+pub enum ChunkStep {
+    /// Some layers of a block are in its slot, and right. Nothing writes to them any more.
+    Layers {
+        /// The block, by slice, then pool.
+        block: usize,
+        /// Where in it they begin.
+        offset: u64,
+        /// Their bytes.
+        bytes: u64,
+        /// Their checksum.
+        checksum: u64,
+    },
+    /// It is all here, or will not come. Nothing writes to its slots any more.
+    Ended(Fetched),
+    /// The order has ended.
+    Closed,
+}
+
+/// Asks an actor for chunks while they are being written. The lease, which there is where the peer may follow, ends it.
+#[derive(Message, Debug)]
+#[rtype(result = "Option<Arc<PeerLease>>")]
+pub struct AskFollow {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub hashes: Vec<ChunkHash>,
+    /// The earliest attempt that will do.
+    pub attempt: u64,
+    /// For how long their writers may be silent.
+    pub patience_ms: u64,
+    /// Where the peer's stream hears of them.
+    pub news: mpsc::UnboundedSender<PeerNews>,
+}
+
+/// Something to tell a peer of a chunk that it follows.
+#[derive(Debug)]
+pub struct PeerNews {
+    /// Position of the chunk in the request.
+    pub chunk: u32,
+    /// What there is.
+    pub step: PeerStep,
+}
+
+/// What a peer is told.
+#[derive(Debug)]
+pub enum PeerStep {
+    /// Layers of a block.
+    Layers {
+        /// The block, by slice, then pool.
+        block: usize,
+        /// Where in it they begin.
+        offset: u64,
+        /// Themselves.
+        bytes: Bytes,
+        /// Their checksum.
+        checksum: u64,
+    },
+    /// All was told, and is committed: the checksums of the blocks.
+    Whole(Vec<u64>),
+    /// It will not come.
+    Lost,
+}

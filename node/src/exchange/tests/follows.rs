@@ -1,0 +1,220 @@
+//! What a follower makes of what the writer's node sends: right layers, and everything else.
+
+use larder_protocol::checksum::range_checksum;
+use larder_protocol::peer::{BlockLayers, FollowChunks, FollowStep, Followed};
+
+use super::*;
+
+/// What a writer's node sends: a message, with what is wrong about its order and number, and the bytes behind it.
+pub(super) struct Says {
+    order_off: u64,
+    message_off: u64,
+    chunk: u32,
+    step: FollowStep,
+    bytes: &'static [u8],
+}
+
+/// Sends what the test says, then waits for the asker to go, or ends the stream.
+pub(super) async fn play(says: Vec<Says>, ends: bool, ask: FollowChunks, mut send: SendStream) {
+    for (number, Says { order_off, message_off, chunk, step, bytes }) in (1..).zip(says) {
+        let followed = Followed {
+            order: ask.order + order_off,
+            message: u64::wrapping_add(number, message_off),
+            chunk,
+            step,
+        };
+        // The asker may have gone away.
+        if write_message(&mut send, &PeerResponse::Followed(followed)).await.is_err()
+            || send.write_all(bytes).await.is_err()
+        {
+            return;
+        }
+    }
+    if ends {
+        return send.finish().unwrap();
+    }
+    _ = send.stopped().await;
+}
+
+const HALF: u64 = BLOCK_BYTES / 2;
+
+/// Half of a chunk's block.
+fn half(chunk: u32, number: u64) -> Says {
+    let bytes = &CONTENT[..HALF as usize];
+    let layers =
+        BlockLayers { block: 0, offset: number * HALF, bytes: HALF, checksum: range_checksum(bytes) };
+    Says { order_off: 0, message_off: 0, chunk, step: FollowStep::Layers(layers), bytes }
+}
+
+fn with_layers(mut says: Says, change: impl FnOnce(&mut BlockLayers)) -> Says {
+    if let FollowStep::Layers(layers) = &mut says.step {
+        change(layers);
+    }
+    says
+}
+
+fn whole(chunk: u32, checksum: u64) -> Says {
+    Says { order_off: 0, message_off: 0, chunk, step: FollowStep::Whole(vec![checksum]), bytes: &[] }
+}
+
+fn lost(chunk: u32) -> Says {
+    Says { order_off: 0, message_off: 0, chunk, step: FollowStep::Lost, bytes: &[] }
+}
+
+fn hash(number: u8) -> ChunkHash {
+    ChunkHash([number + 1; 32])
+}
+
+/// Follows two chunks, and answers what came: layers of which chunk, and how each ended.
+async fn follow(asker: &Asker, holder: &Holder2, says: Vec<Says>, ends: bool) -> Vec<String> {
+    holder.says.replace(Some((says, ends)));
+    let (_cancel, cancelled) = oneshot::channel();
+    follow_until(asker, cancelled).await
+}
+
+async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>) -> Vec<String> {
+    let (news, mut came) = mpsc::unbounded_channel();
+    let chunk = |number: u8| FetchChunk {
+        hash: hash(number),
+        blocks: vec![Destination {
+            memory: Arc::clone(&asker.memory),
+            offset: u64::from(number) * BLOCK_BYTES,
+            bytes: BLOCK_BYTES,
+            range_bytes: BLOCK_BYTES,
+            key: key(&hash(number)),
+        }],
+    };
+    let order = FollowOrder {
+        node: asker.other.clone(),
+        device: 0,
+        fingerprint: SPACE,
+        chunks: vec![chunk(0), chunk(1)],
+        order: 7,
+        attempt: 0,
+        patience_ms: 10_000,
+        news,
+        cancelled,
+    };
+    assert!(asker.handle.follow(order));
+    let mut told = Vec::new();
+    while let Some(FollowCame { order, chunk, step }) = came.recv().await {
+        assert_eq!(order, 7);
+        told.push(match step {
+            ChunkStep::Layers { offset, bytes, .. } => format!("{chunk}: {offset}+{bytes}"),
+            ChunkStep::Ended(Fetched::Here { checksums, .. }) => {
+                assert_eq!(checksums[0].whole, checksum(&hash(chunk as u8)));
+                format!("{chunk}: here")
+            }
+            ChunkStep::Ended(Fetched::Failed(failure)) => format!("{chunk}: {failure:?}"),
+            ChunkStep::Ended(other) => format!("{chunk}: {other:?}"),
+            ChunkStep::Closed => unreachable!("the actor says so itself"),
+        });
+    }
+    told
+}
+
+const FIRST: &str = "0: 0+32768";
+const SECOND: &str = "0: 32768+32768";
+
+#[test]
+fn layers_come_into_their_slots_in_any_order_and_each_chunk_ends_by_itself() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        let says = vec![half(0, 1), half(0, 0), whole(0, checksum(&hash(0))), lost(1)];
+        let came = follow(&asker, &holder, says, false).await;
+        assert_eq!(came, [SECOND, FIRST, "0: here", "1: NotHeld"]);
+        let mut bytes = vec![0; BLOCK_BYTES as usize];
+        asker.memory.copy_out(0, &mut bytes).unwrap();
+        assert!(bytes == CONTENT);
+    });
+}
+
+#[test]
+fn what_was_not_asked_for_ends_the_follow() {
+    let too_far = with_layers(half(0, 1), |layers| layers.offset += 1);
+    let no_such_block = with_layers(half(0, 1), |layers| layers.block = 1);
+    let no_bytes = with_layers(half(0, 1), |layers| layers.bytes = 0);
+    let overflow = with_layers(half(0, 1), |layers| layers.offset = u64::MAX);
+    let wrong = [
+        ("a late message of another order", Says { order_off: 1, ..half(0, 1) }),
+        ("a message that comes again", Says { message_off: u64::MAX, ..half(0, 1) }),
+        ("a message too many", Says { message_off: 1, ..half(0, 1) }),
+        ("a chunk that there is not", half(2, 1)),
+        ("layers that came before", half(0, 0)),
+        ("layers beyond the block", too_far),
+        ("layers of no block", no_such_block),
+        ("no layers", no_bytes),
+        ("layers beyond everything", overflow),
+    ];
+    for (what, says) in wrong {
+        between(ExchangeLimits::default(), async |asker, holder| {
+            let came = follow(&asker, &holder, vec![half(0, 0), says], false).await;
+            assert_eq!(came, [FIRST, "0: Malformed", "1: Malformed"], "{what}");
+        });
+    }
+}
+
+#[test]
+fn layers_with_another_checksum_lose_their_chunk_alone() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        let wrong = with_layers(half(0, 1), |layers| layers.checksum ^= 1);
+        let says = vec![half(0, 0), wrong, half(0, 1), half(1, 0), half(1, 1), whole(1, checksum(&hash(1)))];
+        let came = follow(&asker, &holder, says, false).await;
+        assert_eq!(came, [FIRST, "0: Checksum", "1: 0+32768", "1: 32768+32768", "1: here"]);
+    });
+}
+
+#[test]
+fn a_commit_of_other_bytes_than_were_handed_over_or_of_too_few_is_a_loss() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        let says = vec![half(0, 0), half(0, 1), whole(0, 1), half(1, 0), whole(1, checksum(&hash(1)))];
+        let came = follow(&asker, &holder, says, false).await;
+        assert_eq!(came, [FIRST, SECOND, "0: Checksum", "1: 0+32768", "1: Malformed"]);
+    });
+}
+
+#[test]
+fn a_stream_that_breaks_off_after_any_message_loses_what_had_not_ended() {
+    for messages in 0..4 {
+        between(ExchangeLimits::default(), async |asker, holder| {
+            let says = [half(0, 0), half(0, 1), whole(0, checksum(&hash(0)))];
+            let came = follow(&asker, &holder, says.into_iter().take(messages).collect(), true).await;
+            let mut expected = [FIRST, SECOND, "0: here"][..messages].to_vec();
+            expected.extend(if messages == 3 { &["1: Broken"][..] } else { &["0: Broken", "1: Broken"] });
+            assert_eq!(came, expected);
+        });
+    }
+}
+
+#[test]
+fn a_follow_that_is_cancelled_ends_and_stops_the_sender() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        holder.says.replace(Some((vec![half(0, 0)], false)));
+        let (cancel, cancelled) = oneshot::channel();
+        let cancelling = async {
+            until("the holder is asked", || holder.says.borrow().is_none()).await;
+            cancel.send(()).unwrap();
+        };
+        let (came, ()) = tokio::join!(follow_until(&asker, cancelled), cancelling);
+        assert!(came.ends_with(&["0: Deadline".to_owned(), "1: Deadline".to_owned()]), "{came:?}");
+        until("the sender stops", || holder.plays.get() == 0).await;
+    });
+}
+
+#[test]
+fn a_node_that_answers_no_probe_is_not_waited_for() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        holder.does.set(Does::Nothing);
+        let came = follow(&asker, &holder, vec![half(0, 0)], false).await;
+        assert_eq!(came, [FIRST, "0: Unreachable", "1: Unreachable"]);
+    });
+}
+
+#[test]
+fn a_node_that_is_no_member_is_not_followed() {
+    between(ExchangeLimits::default(), async |mut asker, _| {
+        asker.other = "nobody".to_owned();
+        tokio::time::pause();
+        let (_cancel, cancelled) = oneshot::channel();
+        assert_eq!(follow_until(&asker, cancelled).await, ["0: Unreachable", "1: Unreachable"]);
+    });
+}

@@ -1,0 +1,126 @@
+//! Layers that sessions hand over ahead of a commit.
+
+use std::ops::Range;
+
+use larder_protocol::checksum::BlockKey;
+use larder_protocol::handoff::HandOver;
+
+use crate::store::commit::{BlockMove, CommitOrder, Order};
+use crate::store::ids::{ChunkId, NamespaceId, OrderId, SessionId};
+use crate::store::index::{Block, Checksums};
+use crate::store::lookup::Place;
+use crate::store::{Refused, Store};
+
+impl Store {
+    /// Takes over some layers of chunks that the session has reserved. The caller copies what the order says and then calls
+    /// [`Store::finish_layers`]; from then on who follows the chunks may read them.
+    ///
+    /// # Errors
+    /// As [`Store::begin_commit`]; [`Refused::Layers`] for layers that there are not, or that are in place.
+    pub fn begin_layers(&mut self, session: SessionId, ask: &HandOver) -> Result<CommitOrder, Refused> {
+        let &HandOver { reservation, ref chunks, pool, from_layer, to_layer, ref sources } = ask;
+        let order = OrderId(self.next_number());
+        let held = self.session(session)?;
+        let process = held.process;
+        let unknown = Refused::Unknown { what: "reservation", number: reservation };
+        let (number, slices) = held
+            .reservations
+            .get(&reservation)
+            .map(|held| (held.namespace, held.slices.clone()))
+            .ok_or(unknown)?;
+        let ids = self.start_copying(session, reservation, chunks, order)?;
+        let layers = from_layer..to_layer;
+        let checked = self.layer_moves(number, &slices, (&ids, chunks), (pool, &layers), sources);
+        let moves = checked.and_then(|moves| self.check_sources(session, &moves).map(|()| moves));
+        let moves = match moves {
+            Ok(moves) => moves,
+            Err(refused) => {
+                self.stop_copying(session, reservation, order);
+                return Err(refused);
+            }
+        };
+        let (reservation, layers) = (Some(reservation), Some((usize::from(pool), layers)));
+        let opened = Order { session, process, reservation, namespace: number, slices, chunks: ids, layers };
+        self.orders.open.insert(order, opened);
+        Ok(CommitOrder { order, moves })
+    }
+
+    /// The copies of layers are done: they are in place, unless the right to commit has ended meanwhile. `checksums` are in the
+    /// order of the moves; `None` where the copying failed. Answers whether they are.
+    pub fn finish_layers(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> bool {
+        let Some(open) = self.orders.open.get(&order) else { return false };
+        let (Some(reservation), Some(checksums), Some((pool, layers))) =
+            (open.reservation, checksums, open.layers.clone())
+        else {
+            self.finish_commit(order, None);
+            return false;
+        };
+        let (session, namespace) = (open.session, self.namespaces.get(open.namespace));
+        let blocks = open
+            .chunks
+            .iter()
+            .flat_map(|&id| open.slices.iter().map(move |&slice| (id, namespace.block(slice, pool))));
+        let blocks: Vec<(ChunkId, usize)> = blocks.collect();
+        self.stop_copying(session, reservation, order);
+        self.orders.open.remove(&order);
+        for ((id, block), sums) in blocks.into_iter().zip(checksums) {
+            // All of these layers share one checksum.
+            let checksum = sums.ranges.as_slice().first().copied().unwrap_or_default();
+            self.layers_in_place(id, block, layers.clone(), checksum);
+        }
+        true
+    }
+
+    /// What to copy of some layers: of each chunk in each slice.
+    fn layer_moves(
+        &self,
+        number: NamespaceId,
+        slices: &[u16],
+        (ids, positions): (&[ChunkId], &[u32]),
+        (pool, layers): (u8, &Range<u32>),
+        sources: &[u64],
+    ) -> Result<Vec<BlockMove>, Refused> {
+        let namespace = self.namespaces.get(number);
+        let (from_layer, to_layer) = (layers.start, layers.end);
+        let spec = namespace.pools.get(usize::from(pool)).map(|pool| &pool.spec);
+        let expected = if self.limits.trust_engines { 0 } else { ids.len() * slices.len() };
+        if sources.len() != expected {
+            return Err(Refused::Sources { found: sources.len(), blocks: expected });
+        }
+        let mut moves = Vec::with_capacity(ids.len() * slices.len());
+        let mut next_source = sources.iter().copied();
+        for (&id, &position) in ids.iter().zip(positions) {
+            let none_such = Refused::Layers { position, pool, from_layer, to_layer };
+            let spec = spec
+                .filter(|spec| from_layer < to_layer && to_layer <= spec.layers)
+                .ok_or(none_such.clone())?;
+            let (offset, bytes) = (
+                u64::from(from_layer) * spec.layer_bytes,
+                u64::from(to_layer - from_layer) * spec.layer_bytes,
+            );
+            for &slice in slices {
+                let block = namespace.block(slice, pool.into());
+                let chunk = self.index.get(id);
+                let Block::Writing(slot) = chunk.blocks[block] else { return Err(none_such) };
+                if self.follows.layers(id, block).is_some_and(|known| known.overlaps(layers)) {
+                    return Err(none_such);
+                }
+                let place = Place { extent: slot.extent, offset: self.slab.offset(slot) + offset };
+                let key = BlockKey { fingerprint: namespace.fingerprint, hash: chunk.hash, slice, pool };
+                let source = next_source.next();
+                moves.push(BlockMove { source, is_in_place: false, place, bytes, range_bytes: bytes, key });
+            }
+        }
+        Ok(moves)
+    }
+
+    /// Whether some blocks of a chunk were handed over in part.
+    pub(in crate::store) fn lacks_layers(&self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
+        let namespace = self.namespaces.get(number);
+        let lacks = |slice: u16, pool: usize| {
+            let layers = self.follows.layers(id, namespace.block(slice, pool));
+            layers.is_some_and(|layers| layers.contiguous() < namespace.pools[pool].spec.layers)
+        };
+        slices.iter().any(|&slice| (0..namespace.pools.len()).any(|pool| lacks(slice, pool)))
+    }
+}

@@ -1,0 +1,191 @@
+//! What comes of chunks that are followed: layers, then the commit.
+
+use std::ops::Range;
+
+use larder_protocol::PoolSpec;
+
+use super::layers::Layers;
+use super::{Follow, FollowProgress, Followed, LayersInPlace, News, Told};
+use crate::store::ids::{ChunkId, SessionId};
+use crate::store::index::{Block, Chunk};
+use crate::store::lookup::{Leased, Place};
+use crate::store::{FetchId, Refused, Store};
+
+impl Store {
+    /// How far a follow is.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for one that is not the session's.
+    pub fn followed(&self, session: SessionId, follow: u64) -> Result<FollowProgress, Refused> {
+        let unknown = Refused::Unknown { what: "follow", number: follow };
+        let open = self.follows.open.get(&follow).filter(|open| open.session == Some(session));
+        let open = open.ok_or(unknown)?;
+        let living = open.living();
+        let layers = open.chunks[..living].iter().map(|&chunk| self.layers_of(open, chunk)).min();
+        let is_whole = open.chunks[..living].iter().all(|chunk| matches!(chunk, Followed::Here(_)));
+        Ok(FollowProgress { chunks: living as u32, layers: layers.unwrap_or(0), is_whole })
+    }
+
+    /// Where the chunks of a follow stand, once: when each of them has its place.
+    ///
+    /// # Errors
+    /// As [`Store::followed`].
+    pub fn show_followed(&mut self, session: SessionId, follow: u64) -> Result<Option<Leased>, Refused> {
+        let FollowProgress { chunks, .. } = self.followed(session, follow)?;
+        let Some(open) = self.follows.open.get(&follow).filter(|open| !open.is_shown && chunks > 0) else {
+            return Ok(None);
+        };
+        let number = self.namespaces.of(&open.fingerprint);
+        let slices = open.slices.clone();
+        let ids: Option<Vec<ChunkId>> =
+            open.chunks[..chunks as usize].iter().map(|chunk| chunk.id()).collect();
+        let (Some(number), Some(ids)) = (number, ids) else { return Ok(None) };
+        let has_slots = |id: &ChunkId| {
+            let (chunk, namespace) = (self.index.get(*id), self.namespaces.get(number));
+            slices
+                .iter()
+                .all(|&slice| chunk.blocks[namespace.slice(slice)].iter().all(|block| block.slot().is_some()))
+        };
+        if !ids.iter().all(has_slots) {
+            return Ok(None);
+        }
+        let mut leased = Leased { lease: follow, ..Leased::default() };
+        let fit = self.place_prefix(session, number, &slices, &ids, &mut leased);
+        leased.chunks = fit as u32;
+        self.follow_mut(follow, |open| open.is_shown = true);
+        // What does not fit into one answer is not read.
+        self.lose_from(follow, fit);
+        Ok(Some(leased))
+    }
+
+    /// Layers that are in place of a chunk, as one of its followers counts them.
+    fn layers_of(&self, open: &Follow, chunk: Followed) -> u32 {
+        let id = match chunk {
+            Followed::Awaited(_) | Followed::Lost(_) => return 0,
+            Followed::Coming(id) | Followed::Here(id) => id,
+        };
+        let chunk = self.index.get(id);
+        let namespace = self.namespaces.get(chunk.namespace);
+        let most = namespace.pools.iter().map(|pool| pool.spec.layers).max().unwrap_or(0);
+        let of_block = |slice, pool: usize| {
+            let (block, layers) = (namespace.block(slice, pool), namespace.pools[pool].spec.layers);
+            let in_place = match chunk.blocks[block] {
+                Block::Ready(..) => layers,
+                Block::Absent => 0,
+                Block::Writing(_) => self.follows.layers(id, block).map_or(0, Layers::contiguous),
+            };
+            if in_place == layers { most } else { in_place }
+        };
+        let blocks =
+            open.slices.iter().flat_map(|&slice| (0..namespace.pools.len()).map(move |pool| (slice, pool)));
+        blocks.map(|(slice, pool)| of_block(slice, pool)).min().unwrap_or(0)
+    }
+
+    /// Layers of a block of a chunk that is being written are in place.
+    pub(in crate::store) fn layers_in_place(
+        &mut self,
+        id: ChunkId,
+        block: usize,
+        layers: Range<u32>,
+        checksum: u64,
+    ) {
+        let blocks = self.index.get(id).blocks.len();
+        let of_chunk = self.follows.layers.entry(id).or_insert_with(|| vec![Layers::default(); blocks]);
+        of_chunk[block].add(layers.clone(), checksum);
+        let chunk = self.index.get(id);
+        let spec = self.pool_of(chunk, block);
+        let (offset, bytes) = (
+            u64::from(layers.start) * spec.layer_bytes,
+            u64::from(layers.end - layers.start) * spec.layer_bytes,
+        );
+        let Some(slot) = chunk.blocks[block].slot() else { return };
+        let place = Place { extent: slot.extent, offset: self.slab.offset(slot) };
+        for follow in self.follows.followers(id) {
+            self.moved(follow);
+            let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else {
+                continue;
+            };
+            let Some(position) = open.position(id) else { continue };
+            let what = News::Layers(LayersInPlace { block, place, offset, bytes, checksum });
+            self.follows.told.push(Told { follow, position: position as u32, what });
+        }
+    }
+
+    /// Layers of a chunk that is being fetched came, and are right. Nothing happens where the fetch is another one than that
+    /// of this number: a chunk's place may be used again.
+    pub fn layers_came(
+        &mut self,
+        fetch: FetchId,
+        number: u64,
+        block: usize,
+        offset: u64,
+        bytes: u64,
+        checksum: u64,
+    ) {
+        let id = fetch.chunk();
+        if !self.gathers.is_fetch(fetch, number) || block >= self.index.get(id).blocks.len() {
+            return;
+        }
+        let chunk = self.index.get(id);
+        let layer_bytes = self.pool_of(chunk, block).layer_bytes.max(1);
+        if !matches!(chunk.blocks[block], Block::Writing(_))
+            || !offset.is_multiple_of(layer_bytes)
+            || !bytes.is_multiple_of(layer_bytes)
+        {
+            return;
+        }
+        let first = (offset / layer_bytes) as u32;
+        let layers = first..first + (bytes / layer_bytes) as u32;
+        if self.follows.layers(id, block).is_none_or(|known| !known.overlaps(&layers)) {
+            self.layers_in_place(id, block, layers, checksum);
+        }
+    }
+
+    fn pool_of(&self, chunk: &Chunk, block: usize) -> &PoolSpec {
+        let namespace = self.namespaces.get(chunk.namespace);
+        &namespace.pools[block % namespace.pools.len()].spec
+    }
+
+    /// Blocks of a chunk were committed, or came: `blocks` says which.
+    pub(in crate::store) fn blocks_ready(&mut self, id: ChunkId, blocks: &[usize]) {
+        if self.follows.is_idle() {
+            return;
+        }
+        let followers = self.follows.followers(id);
+        for &block in blocks {
+            if self.follows.layers(id, block).is_none() {
+                // It was not handed over layer by layer: all of it is news.
+                for &follow in &followers {
+                    self.tell_block(follow, id, block);
+                }
+            }
+            self.follows.forget_layers(id, block);
+        }
+        let is_complete = self.index.get(id).is_complete();
+        for follow in followers {
+            self.moved(follow);
+            let position = self.follows.open.get(&follow).and_then(|open| open.position(id));
+            let Some(position) = position.filter(|_| is_complete) else { continue };
+            self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
+            if self.follows.open.get(&follow).is_some_and(|open| open.session.is_none()) {
+                self.tell_whole(follow, position, id);
+            }
+        }
+        if is_complete {
+            self.follows.holders.remove(&id);
+            self.follows.attempts.remove(&id);
+        }
+    }
+
+    fn tell_block(&mut self, follow: u64, id: ChunkId, block: usize) {
+        let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else { return };
+        let Some(position) = open.position(id) else { return };
+        let news: Vec<LayersInPlace> = self.block_news(self.index.get(id), id, block).collect();
+        let told = news.into_iter().map(|layers| Told {
+            follow,
+            position: position as u32,
+            what: News::Layers(layers),
+        });
+        self.follows.told.extend(told);
+    }
+}

@@ -1,0 +1,558 @@
+//! Chunks that are read layer by layer while they are being written.
+
+use larder_protocol::handoff::HandOver;
+
+use super::*;
+use crate::directory::ChangeKind;
+use crate::store::{
+    Came, FollowProgress, FollowRequest, FollowStarted, News, PeerStoreLimits, Ranges, Refused, Reserved,
+    Told,
+};
+
+/// Layers of a block of [`BLOCK`] bytes.
+pub(super) const LAYERS: u32 = 4;
+
+/// For how long nothing may come.
+const PATIENCE: u64 = 500;
+
+pub(super) fn layered() -> NamespaceSpec {
+    let pool = PoolSpec {
+        name: "kv".into(),
+        layers: LAYERS,
+        layer_bytes: BLOCK / u64::from(LAYERS),
+        hit: HitPolicy::All,
+    };
+    NamespaceSpec { pools: vec![pool], ..spec() }
+}
+
+pub(super) fn shared_limits(slots: u32) -> StoreLimits {
+    StoreLimits {
+        peers: Some(PeerStoreLimits { passing_bytes: u64::MAX, max_granted_chunks: 8 }),
+        ..limits(slots, 100)
+    }
+}
+
+/// A writer, and a reader of another process.
+struct World {
+    f: Fixture,
+    reader: SessionId,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(shared_limits(8))
+    }
+
+    fn with(limits: StoreLimits) -> Self {
+        let mut f = Fixture::with_spec(limits, &layered());
+        let reader = join(&mut f, 1);
+        Self { f, reader }
+    }
+
+    fn reserve(&mut self, word: &str) -> Reserved {
+        self.reserve_attempt(self.f.session, word, 0).unwrap()
+    }
+
+    fn reserve_attempt(&mut self, session: SessionId, word: &str, attempt: u64) -> Result<Reserved, Refused> {
+        let chain = self.f.chain(word);
+        self.f.store.reserve_attempt(session, self.f.namespace, &chain, &[], 0, attempt, NOW)
+    }
+
+    fn begin(&mut self, of: &Reserved, from_layer: u32, to_layer: u32) -> Result<CommitOrder, Refused> {
+        let ask = layers_of(of, from_layer, to_layer);
+        self.f.store.begin_layers(self.f.session, &ask)
+    }
+
+    fn hand_over(&mut self, of: &Reserved, from_layer: u32, to_layer: u32) {
+        let order = self.begin(of, from_layer, to_layer).unwrap();
+        assert!(self.f.store.finish_layers(order.order, Some(layer_sums(&order))));
+    }
+
+    fn commit(&mut self, of: &Reserved) {
+        let order = self.f.store.begin_commit(self.f.session, of.reservation, &of.chunks, &[]).unwrap();
+        assert!(order.moves.iter().all(|block| block.is_in_place));
+        assert_eq!(self.f.store.finish_commit(order.order, Some(sums(&order))) as usize, of.chunks.len());
+    }
+
+    fn follow(&mut self, word: &str) -> u64 {
+        self.start(self.reader, word, false, 0).unwrap().follow
+    }
+
+    fn start(
+        &mut self,
+        session: SessionId,
+        word: &str,
+        from_peer: bool,
+        attempt: u64,
+    ) -> Result<FollowStarted, Refused> {
+        let chain = self.f.chain(word);
+        let ask = FollowRequest {
+            namespace: self.f.namespace,
+            chain: &chain,
+            from_peer,
+            attempt,
+            patience_ms: PATIENCE,
+        };
+        self.f.store.follow(session, ask, NOW)
+    }
+
+    /// Chunks and layers in place, and whether that is all.
+    fn progress(&self, follow: u64) -> (u32, u32, bool) {
+        let FollowProgress { chunks, layers, is_whole } = self.f.store.followed(self.reader, follow).unwrap();
+        (chunks, layers, is_whole)
+    }
+
+    fn assert_nothing_is_held(&mut self) {
+        self.f.store.close_session(self.reader);
+        self.f.store.close_session(self.f.session);
+        self.f.store.process_gone(ProcessId(0));
+        self.f.store.process_gone(ProcessId(1));
+        assert_nothing_is_held(&self.f.store);
+    }
+}
+
+pub(super) fn join(f: &mut Fixture, process: u32) -> SessionId {
+    let session = f.store.open_session(TenantId(0), ProcessId(process), 1 << 20);
+    f.store.register(session, "a", &layered(), &[0], &[BLOCK]).unwrap();
+    session
+}
+
+pub(super) fn layers_of(of: &Reserved, from_layer: u32, to_layer: u32) -> HandOver {
+    let sources = vec![0; of.chunks.len()];
+    HandOver {
+        reservation: of.reservation,
+        chunks: of.chunks.clone(),
+        pool: 0,
+        from_layer,
+        to_layer,
+        sources,
+    }
+}
+
+/// Of each piece, a checksum that says where it stands.
+pub(super) fn layer_sums(order: &CommitOrder) -> Vec<Checksums> {
+    let sum =
+        |block: &crate::store::BlockMove| Checksums { whole: 0, ranges: Ranges::One(block.place.offset + 1) };
+    order.moves.iter().map(sum).collect()
+}
+
+/// What is used is what is cached, and nothing waits for anybody.
+pub(super) fn assert_nothing_is_held(store: &Store) {
+    store.assert_consistent();
+    let usage = store.usage();
+    assert_eq!(usage.bytes.used, usage.cached_bytes, "slots that no cached block has are free");
+    assert_eq!(usage.bytes.quarantined, 0);
+    assert_eq!((usage.follows, usage.leases, usage.grants, usage.fetches), (0, 0, 0, 0));
+    store.assert_follows_are_forgotten();
+    for (_, _, chunk) in store.index.iter_from(0) {
+        assert_eq!((chunk.claims, chunk.orphaned_leases), (0, 0), "{chunk:?}");
+    }
+}
+
+#[test]
+fn a_reader_sees_each_layer_when_it_is_handed_over_and_others_only_the_commit() {
+    let mut w = World::new();
+    let written = w.reserve("ab");
+    let follow = w.follow("ab");
+    assert_eq!(w.progress(follow), (2, 0, false));
+    for layer in 0..LAYERS {
+        w.hand_over(&written, layer, layer + 1);
+        assert_eq!(w.progress(follow), (2, layer + 1, false));
+        assert_eq!(w.f.found("ab"), 0, "nobody else sees it");
+        assert_eq!(w.f.store.take_progressed(), [follow]);
+    }
+    w.commit(&written);
+    assert_eq!(w.progress(follow), (2, LAYERS, true));
+    assert_eq!(w.f.found("ab"), 2);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn layers_count_from_the_first_on_whatever_order_they_come_in() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let follow = w.follow("a");
+    for (from, to, in_place) in [(2, 3, 0), (0, 1, 1), (3, 4, 1), (1, 2, 4)] {
+        w.hand_over(&written, from, to);
+        assert_eq!(w.progress(follow), (1, in_place, false));
+    }
+    w.commit(&written);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_follower_is_told_the_places_of_the_writers_own_slots_once() {
+    let mut w = World::new();
+    let follow = w.follow("a");
+    assert_eq!(w.f.store.show_followed(w.reader, follow).unwrap(), None, "nobody writes it yet");
+    let written = w.reserve("a");
+    let shown = w.f.store.show_followed(w.reader, follow).unwrap().unwrap();
+    assert_eq!((shown.lease, shown.chunks, shown.places), (follow, 1, written.places.clone()));
+    assert_eq!(w.f.store.show_followed(w.reader, follow).unwrap(), None, "told once");
+    w.f.store.release(w.reader, follow).unwrap();
+    w.f.store.abort(w.f.session, written.reservation).unwrap();
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn layers_that_are_in_place_or_that_there_are_none_of_are_refused() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    w.hand_over(&written, 1, 3);
+    for (from, to) in [(0, 2), (2, 3), (1, 3), (3, LAYERS + 1), (2, 2), (3, 2)] {
+        assert!(
+            matches!(w.begin(&written, from, to), Err(Refused::Layers { position: 0, .. })),
+            "{from}..{to}"
+        );
+    }
+    let wrong_pool = HandOver { pool: 1, ..layers_of(&written, 0, 1) };
+    assert!(matches!(w.f.store.begin_layers(w.f.session, &wrong_pool), Err(Refused::Layers { .. })));
+    let far = HandOver { sources: vec![u64::MAX], ..layers_of(&written, 0, 1) };
+    assert!(matches!(w.f.store.begin_layers(w.f.session, &far), Err(Refused::OutsideWindow { .. })));
+    w.hand_over(&written, 0, 1);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_chunk_that_was_handed_over_in_part_cannot_be_committed() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    w.hand_over(&written, 0, 3);
+    let early = w.f.store.begin_commit(w.f.session, written.reservation, &[0], &[]);
+    assert_eq!(early, Err(Refused::LayersMissing { reservation: written.reservation, position: 0 }));
+    w.hand_over(&written, 3, 4);
+    w.commit(&written);
+    assert_eq!(w.f.found("a"), 1);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn while_layers_are_copied_a_chunk_takes_neither_others_nor_a_commit() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let order = w.begin(&written, 0, 1).unwrap();
+    assert!(matches!(w.begin(&written, 1, 2), Err(Refused::NotOpen { .. })));
+    let commit = w.f.store.begin_commit(w.f.session, written.reservation, &[0], &[0]);
+    assert!(matches!(commit, Err(Refused::NotOpen { .. })));
+    assert!(w.f.store.finish_layers(order.order, Some(layer_sums(&order))));
+    w.hand_over(&written, 1, 2);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_copy_that_fails_loses_the_chunk_for_its_followers() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let follow = w.follow("a");
+    let order = w.begin(&written, 0, 1).unwrap();
+    assert!(!w.f.store.finish_layers(order.order, None));
+    assert_eq!(w.progress(follow), (0, 0, true));
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_writer_that_aborts_at_any_layer_ends_its_followers_whose_slots_wait_for_them() {
+    for layers in 0..=LAYERS {
+        let mut w = World::new();
+        let written = w.reserve("ab");
+        let follow = w.follow("ab");
+        (0..layers).for_each(|layer| w.hand_over(&written, layer, layer + 1));
+        w.f.store.show_followed(w.reader, follow).unwrap();
+        w.f.store.abort(w.f.session, written.reservation).unwrap();
+        assert_eq!(w.progress(follow), (0, 0, true), "after {layers} layers");
+        assert_eq!(w.f.store.usage().bytes.quarantined, 2 * BLOCK, "the follower may still read them");
+        assert_eq!(w.f.store.usage().follows_lost, 2);
+        let again = w.reserve("ab");
+        assert!(again.places.iter().all(|place| !written.places.contains(place)), "other slots");
+        w.f.store.release(w.reader, follow).unwrap();
+        assert_eq!(w.f.store.usage().bytes.quarantined, 0);
+        w.f.store.abort(w.f.session, again.reservation).unwrap();
+        w.assert_nothing_is_held();
+    }
+}
+
+#[test]
+fn a_writer_whose_session_or_reservation_ends_ends_its_followers() {
+    for by_deadline in [false, true] {
+        let mut w = World::new();
+        let written = w.reserve("a");
+        let follow = w.follow("a");
+        w.hand_over(&written, 0, 2);
+        w.f.store.take_progressed();
+        if by_deadline {
+            w.f.store.tick(written.deadline)
+        } else {
+            w.f.store.close_session(w.f.session)
+        }
+        assert_eq!(w.progress(follow), (0, 0, true));
+        assert_eq!(w.f.store.take_progressed(), [follow]);
+        w.assert_nothing_is_held();
+    }
+}
+
+#[test]
+fn a_copy_under_way_when_the_writer_ends_keeps_the_slot_until_it_is_done() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let follow = w.follow("a");
+    let order = w.begin(&written, 0, 1).unwrap();
+    w.f.store.close_session(w.f.session);
+    assert_eq!(w.f.store.usage().bytes.used, BLOCK);
+    assert!(!w.f.store.finish_layers(order.order, Some(layer_sums(&order))));
+    assert_eq!(w.progress(follow), (0, 0, true));
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn slots_that_a_vanished_reader_was_shown_wait_for_its_process() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let follow = w.follow("a");
+    w.hand_over(&written, 0, 1);
+    w.f.store.show_followed(w.reader, follow).unwrap();
+    w.f.store.close_session(w.reader);
+    w.f.store.abort(w.f.session, written.reservation).unwrap();
+    assert_eq!(w.f.store.usage().bytes.quarantined, BLOCK);
+    w.f.store.process_gone(ProcessId(1));
+    assert_eq!(w.f.store.usage().bytes.quarantined, 0);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_chunk_that_a_vanished_reader_was_shown_is_quarantined_when_it_is_committed() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let follow = w.follow("a");
+    w.hand_over(&written, 0, LAYERS);
+    w.f.store.show_followed(w.reader, follow).unwrap();
+    w.f.store.close_session(w.reader);
+    w.commit(&written);
+    assert_eq!(w.f.store.usage().bytes.quarantined, BLOCK);
+    w.f.store.process_gone(ProcessId(1));
+    assert_eq!(w.f.store.usage().bytes.quarantined, 0);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_follower_that_goes_away_leaves_the_writer_alone() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let follow = w.follow("a");
+    w.hand_over(&written, 0, 1);
+    w.f.store.release(w.reader, follow).unwrap();
+    w.hand_over(&written, 1, LAYERS);
+    w.commit(&written);
+    assert_eq!(w.f.found("a"), 1);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_silent_writer_loses_its_followers_and_one_that_goes_on_does_not() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let follow = w.follow("ab");
+    w.f.store.tick(Millis(PATIENCE - 1));
+    w.hand_over(&written, 0, 1);
+    w.f.store.tick(Millis(PATIENCE));
+    assert_eq!(w.progress(follow), (2, 0, false), "the second chunk is not being written yet");
+    w.f.store.tick(Millis(2 * PATIENCE - 1));
+    assert_eq!(w.progress(follow).0, 2);
+    w.f.store.tick(Millis(2 * PATIENCE));
+    assert_eq!(w.progress(follow), (0, 0, true));
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_later_attempt_ends_the_earlier_one_whose_late_layers_are_refused() {
+    let mut w = World::new();
+    let first = w.reserve_attempt(w.f.session, "ab", 1).unwrap();
+    let second_writer = join(&mut w.f, 2);
+    let follow = w.start(w.reader, "ab", false, 2).unwrap().follow;
+    w.hand_over(&first, 0, 1);
+    assert_eq!(w.progress(follow), (2, 0, false), "the reader wants the second attempt");
+    let second = w.reserve_attempt(second_writer, "ab", 2).unwrap();
+    assert_eq!(second.chunks, [0, 1]);
+    let late = w.begin(&first, 1, 2);
+    assert!(matches!(late, Err(Refused::Unknown { what: "reservation", .. })), "{late:?}");
+    let late = w.f.store.begin_commit(w.f.session, first.reservation, &[0], &[0]);
+    assert!(matches!(late, Err(Refused::Unknown { what: "reservation", .. })));
+    let order = w.f.store.begin_layers(second_writer, &layers_of(&second, 0, 1)).unwrap();
+    assert!(w.f.store.finish_layers(order.order, Some(layer_sums(&order))));
+    assert_eq!(w.progress(follow), (2, 1, false));
+    let stale = w.reserve_attempt(w.f.session, "ab", 1).unwrap();
+    assert!(stale.chunks.is_empty(), "an earlier attempt takes nothing from a later one");
+    w.f.store.close_session(second_writer);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_later_attempt_waits_for_a_copy_of_the_earlier_one() {
+    let mut w = World::new();
+    let first = w.reserve_attempt(w.f.session, "a", 1).unwrap();
+    let order = w.begin(&first, 0, 1).unwrap();
+    let again = w.reserve_attempt(w.reader, "a", 2);
+    assert!(matches!(again, Err(Refused::Busy { .. })));
+    assert!(!w.f.store.finish_layers(order.order, Some(layer_sums(&order))));
+    assert_eq!(w.reserve_attempt(w.reader, "a", 2).unwrap().chunks, [0]);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn what_comes_from_another_node_is_followed_too_and_room_is_taken_whole_or_not_at_all() {
+    let mut w = World::with(shared_limits(3));
+    let FollowStarted { follow, wanted } = w.start(w.reader, "abc", true, 0).unwrap();
+    assert_eq!(wanted.len(), 3);
+    assert!(
+        matches!(w.start(w.reader, "xy", true, 0), Err(Refused::Busy { .. })),
+        "there is no room for any more"
+    );
+    assert_eq!(w.f.store.usage().bytes.used, 3 * BLOCK);
+    let layer = BLOCK / u64::from(LAYERS);
+    for wanted in &wanted {
+        w.f.store.layers_came(wanted.fetch, wanted.number, 0, 0, layer, 7);
+    }
+    assert_eq!(w.progress(follow), (3, 1, false));
+    assert!(w.f.store.show_followed(w.reader, follow).unwrap().is_some());
+    assert_eq!(w.f.found("abc"), 0, "nobody else sees it");
+    for wanted in &wanted {
+        w.f.store.fetched(wanted.fetch, Some(came()), Some(ChangeKind::Gained));
+    }
+    assert_eq!(w.progress(follow), (3, LAYERS, true));
+    assert_eq!(w.f.found("abc"), 3);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_late_layer_of_an_earlier_fetch_of_the_chunk_is_refused() {
+    let mut w = World::new();
+    let first = w.start(w.reader, "a", true, 0).unwrap();
+    w.f.store.fetched(first.wanted[0].fetch, None, None);
+    w.f.store.release(w.reader, first.follow).unwrap();
+    let second = w.start(w.reader, "a", true, 0).unwrap();
+    let layer = BLOCK / u64::from(LAYERS);
+    w.f.store.layers_came(first.wanted[0].fetch, first.wanted[0].number, 0, 0, layer, 7);
+    assert_eq!(w.progress(second.follow), (1, 0, false));
+    w.f.store.layers_came(second.wanted[0].fetch, second.wanted[0].number, 0, 0, layer, 7);
+    assert_eq!(w.progress(second.follow), (1, 1, false));
+    w.f.store.fetched(second.wanted[0].fetch, None, None);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_fetch_that_fails_at_any_layer_loses_its_chunk_alone_and_those_behind_it() {
+    for layers in 0..=u64::from(LAYERS) {
+        let mut w = World::new();
+        let FollowStarted { follow, wanted } = w.start(w.reader, "abc", true, 0).unwrap();
+        let bytes = layers * BLOCK / u64::from(LAYERS);
+        if bytes > 0 {
+            wanted
+                .iter()
+                .for_each(|wanted| w.f.store.layers_came(wanted.fetch, wanted.number, 0, 0, bytes, 7));
+        }
+        w.f.store.show_followed(w.reader, follow).unwrap();
+        w.f.store.fetched(wanted[1].fetch, None, None);
+        assert_eq!(w.progress(follow), (1, layers as u32, false));
+        w.f.store.fetched(wanted[0].fetch, Some(came()), Some(ChangeKind::Gained));
+        assert_eq!(w.progress(follow), (1, LAYERS, true));
+        w.f.store.fetched(wanted[2].fetch, None, None);
+        w.assert_nothing_is_held();
+    }
+}
+
+#[test]
+fn a_follow_that_ends_stops_the_fetches_that_nobody_else_waits_for() {
+    let mut w = World::new();
+    let first = w.start(w.reader, "ab", true, 0).unwrap();
+    let second = w.start(w.f.session, "a", true, 0).unwrap();
+    assert!(second.wanted.is_empty(), "it comes once");
+    w.f.store.release(w.reader, first.follow).unwrap();
+    assert_eq!(w.f.store.take_abandoned(), [first.wanted[1].fetch]);
+    w.f.store.release(w.f.session, second.follow).unwrap();
+    assert_eq!(w.f.store.take_abandoned(), [first.wanted[0].fetch]);
+    first.wanted.iter().for_each(|wanted| drop(w.f.store.fetched(wanted.fetch, None, None)));
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_peer_is_told_each_layer_then_the_commit_and_what_was_there_when_it_came() {
+    let mut w = World::new();
+    w.f.put("x");
+    let written = w.reserve("a");
+    w.hand_over(&written, 0, 1);
+    let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
+    let hashes = [name("a"), name("x"), name("y")];
+    let follow = w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW).unwrap();
+    let told = tell(&mut w.f.store, follow);
+    assert_eq!(told, [(0, "layers", 0), (1, "layers", 0), (1, "whole", 0)]);
+    w.hand_over(&written, 1, LAYERS);
+    let layer = BLOCK / u64::from(LAYERS);
+    assert_eq!(tell(&mut w.f.store, follow), [(0, "layers", layer)]);
+    w.commit(&written);
+    assert_eq!(tell(&mut w.f.store, follow), [(0, "whole", 0)]);
+    w.f.store.tick(Millis(1));
+    w.f.store.tick(Millis(2 * PATIENCE));
+    assert_eq!(tell(&mut w.f.store, follow), [(2, "lost", 0)]);
+    w.f.store.end_grant(follow);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_peer_hears_of_a_chunk_that_is_committed_from_the_window_all_at_once() {
+    let mut w = World::new();
+    let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
+    let follow = w.f.store.follow_for_peer(&fingerprint, &[name("a")], 0, PATIENCE, NOW).unwrap();
+    assert_eq!(tell(&mut w.f.store, follow), []);
+    w.f.put("a");
+    assert_eq!(tell(&mut w.f.store, follow), [(0, "layers", 0), (0, "whole", 0)]);
+    w.f.store.end_grant(follow);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_peer_keeps_the_slots_that_are_sent_to_it_when_the_writer_ends() {
+    let mut w = World::new();
+    let written = w.reserve("a");
+    let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
+    let follow = w.f.store.follow_for_peer(&fingerprint, &[name("a")], 0, PATIENCE, NOW).unwrap();
+    w.hand_over(&written, 0, 1);
+    w.f.store.abort(w.f.session, written.reservation).unwrap();
+    assert_eq!(tell(&mut w.f.store, follow), [(0, "layers", 0), (0, "lost", 0)]);
+    assert_eq!(w.f.store.usage().bytes.quarantined, BLOCK);
+    w.f.store.end_grant(follow);
+    assert_eq!(w.f.store.usage().bytes.quarantined, 0);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn what_peers_follow_is_bounded() {
+    let mut w = World::new();
+    let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
+    let hashes: Vec<ChunkHash> = ["a", "b", "c", "d", "e"].map(name).to_vec();
+    let first = w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW).unwrap();
+    assert_eq!(w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW), None);
+    w.f.store.end_grant(first);
+    assert!(w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW).is_some());
+}
+
+pub(super) fn came() -> Came {
+    Came {
+        checksums: vec![Checksums::default()],
+        pools: larder_protocol::PoolSet::first(1),
+        reads: 1,
+        is_on_disk_elsewhere: false,
+        is_stored: false,
+    }
+}
+
+/// What a peer is told: position, what, and where layers begin.
+fn tell(store: &mut Store, follow: u64) -> Vec<(u32, &'static str, u64)> {
+    let what = |told: Told| {
+        assert_eq!(told.follow, follow);
+        match told.what {
+            News::Layers(layers) => (told.position, "layers", layers.offset),
+            News::Whole(_) => (told.position, "whole", 0),
+            News::Lost => (told.position, "lost", 0),
+        }
+    };
+    store.take_told().into_iter().map(what).collect()
+}
