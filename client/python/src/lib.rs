@@ -10,6 +10,7 @@ mod pages;
 mod process;
 mod requests;
 mod reservation;
+mod scatter;
 mod session;
 mod ticket;
 mod view;
@@ -30,6 +31,8 @@ mod _native {
     use crate::pages::PagedMemory;
     #[pymodule_export]
     use crate::reservation::{Reservation, StagedChunk};
+    #[pymodule_export]
+    use crate::scatter::ScatteredMemory;
     #[pymodule_export]
     use crate::session::Session;
     #[pymodule_export]
