@@ -11,6 +11,8 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from process import Process
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LARDER = ROOT / "target/debug/larder"
@@ -70,12 +72,10 @@ class Cluster:
         self.process.wait(timeout=60)
 
 
-class Engine:
+class Engine(Process):
     """A vLLM engine in a process of its own."""
 
     def __init__(self, scratch: Path, name: str, connector: dict | None = None, faults: dict | None = None, **options):
-        self.name = name
-        self.log = scratch / f"{name}.log"
         options = {
             "model": str(scratch / "model"),
             "dtype": "bfloat16",
@@ -99,44 +99,16 @@ class Engine:
             binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))}
         else:
             binding = {}
-        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": str(HERE)}
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "vllm_engine.py", json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=open(self.log, "w"),
-            env=environment,
-            text=True,
-        )
-
-    def __enter__(self):
-        try:
-            self._read()
-        except BaseException:
-            self.process.kill()
-            raise
-        return self
-
-    def __exit__(self, *error):
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
+        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | binding | {
+            "LARDER_FAULTS": json.dumps(faults or {}),
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+        super().__init__(scratch, name, [sys.executable, HERE / "vllm_engine.py", json.dumps(options)], environment)
 
     def ask(self, *prompts: list[int], **options) -> dict:
         """Runs prompts, and says what came and what was counted."""
-        self.process.stdin.write(json.dumps({"prompts": prompts, **options}) + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            tail = "".join(self.log.read_text().splitlines(keepends=True)[-30:])
-            raise RuntimeError(f"engine {self.name} has died:\n{tail}")
-        return json.loads(line)
+        return self.send({"prompts": prompts, **options})
 
 
 def parent(entry: Path) -> str:

@@ -3,8 +3,6 @@
 import atexit
 import hashlib
 import json
-import os
-import signal
 import time
 from array import array
 
@@ -30,6 +28,7 @@ HYBRID = {
     "components": (ComponentType.FULL, ComponentType.MAMBA),
     "num_layers": 8,
     "full_attention_layer_ids": (3, 7),
+    "enable_mamba_extra_buffer": True,
     "kv_size": 512,
 }
 
@@ -91,7 +90,7 @@ class HostCache:
         rows = self.allocator.alloc(len(tokens))
         inserted = InsertParams(key=self._key(tokens, salt), value=rows, priority=0)
         if self.hybrid:
-            inserted.mamba_value = self.requests.mamba_pool.alloc(1)
+            inserted.mamba_value = self.requests.mamba_allocator.alloc(1)
             assert inserted.mamba_value is not None
         random = torch.Generator().manual_seed(tokens[0] * 1_000 + len(tokens))
         shared = self._match(tokens, salt).device_prefix_len
@@ -110,11 +109,11 @@ class HostCache:
             nodes.append(node)
             node = fixtures.node_parent(self.cache, node)
         for node in reversed(nodes):
-            if not self.cache.tree_core.is_backuped(node):
+            if self.cache.tree_core.is_backuped(node):
+                self.cache.write_backup_storage(node)
+            else:
                 fixtures.write_backup(self.cache, node, write_back=True)
         self.cache.writing_check(write_back=True)
-        for node in reversed(nodes):
-            self.cache.write_backup_storage(node)
         self._until(lambda: not self.cache.ongoing_backup, self.cache.drain_storage_control_queues)
 
     def restore(self, tokens: list[int], salt: str | None = None) -> int:
@@ -183,10 +182,3 @@ class HostCache:
             assert time.monotonic() < deadline, "SGLang did not end in time"
             time.sleep(0.001)
             pump()
-
-
-def kill(process: int) -> None:
-    """Kills a process, and waits until its sockets are closed."""
-    os.kill(process, signal.SIGKILL)
-    while os.path.exists(f"/proc/{process}/fd/0"):
-        time.sleep(0.001)

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import larder_kv
 from larder_kv.link import Link, Opened
@@ -47,6 +48,16 @@ class Counts:
             return dict(self._counts)
 
 
+class Blocks(Protocol):
+    """The engine's memory of the blocks that a call names, by their numbers in the call."""
+
+    def fill(self, lease: larder_kv.Lease, first: int) -> None:
+        """Copies all leased chunks to blocks `first` on."""
+
+    def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
+        """Copies blocks to staged chunks, one each."""
+
+
 class Keyed:
     """Looks up, loads and saves blocks of flat namespaces. No call raises for what goes wrong with the node: that is a miss, or
     a block that was not saved, and counted. No call begins a request after `timeout_seconds`, and none of its requests takes
@@ -75,16 +86,8 @@ class Keyed:
         self._counts.add("found_keys", sum(found))
         return found
 
-    def load(
-        self,
-        spec: larder_kv.NamespaceSpec,
-        keys: Sequence[bytes],
-        memory: larder_kv.ScatteredMemory,
-        addresses: Sequence[int],
-        sizes: Sequence[int],
-    ) -> int:
-        """Copies blocks into pieces of memory, as many for each key; how many keys it was, from the first on."""
-        pieces = len(addresses) // max(len(keys), 1)
+    def load(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks) -> int:
+        """Copies what is there into the engine's memory; of how many keys, from the first on."""
         loaded = 0
 
         def bring(opened: Opened, deadline: float) -> None:
@@ -95,8 +98,7 @@ class Keyed:
                     come = lease.chunks
                     if come == 0:
                         return
-                    part = slice(loaded * pieces, (loaded + come) * pieces)
-                    memory.load(lease, addresses[part], sizes[part])
+                    blocks.fill(lease, loaded)
                 loaded += come
                 self._counts.add("loaded_bytes", come * namespace.block_bytes())
 
@@ -105,17 +107,8 @@ class Keyed:
         self._counts.add("missed_keys", len(keys) - loaded)
         return loaded
 
-    def save(
-        self,
-        spec: larder_kv.NamespaceSpec,
-        keys: Sequence[bytes],
-        memory: larder_kv.ScatteredMemory,
-        addresses: Sequence[int],
-        sizes: Sequence[int],
-    ) -> list[bool]:
-        """Writes blocks from pieces of memory, as many for each key; which of them are in the cache now. What is there already
-        is not written."""
-        pieces = len(addresses) // max(len(keys), 1)
+    def save(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks) -> list[bool]:
+        """Copies blocks out of the engine's memory; which of them are in the cache now. What is there already is not written."""
         saved = [False] * len(keys)
 
         def write(opened: Opened, deadline: float) -> None:
@@ -129,12 +122,7 @@ class Keyed:
                 reservation = session.reserve(namespace, namespace.chain([keys[number] for number in group]))
                 numbers = [group[position] for position in reservation.chunks]
                 staged = [session.stage(reservation, position) for position in reservation.chunks]
-                parts = [slice(number * pieces, (number + 1) * pieces) for number in numbers]
-                memory.save(
-                    staged,
-                    [address for part in parts for address in addresses[part]],
-                    [size for part in parts for size in sizes[part]],
-                )
+                blocks.write(staged, numbers)
                 kept = session.commit(reservation, staged) if staged else 0
                 self._counts.add("present_keys", len(group) - len(numbers))
                 self._counts.add("saved_keys", kept)

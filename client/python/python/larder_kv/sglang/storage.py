@@ -20,6 +20,7 @@ from larder_kv.sglang import engine
 from larder_kv.sglang.facts import Facts
 from larder_kv.sglang.hits import PoolPages, fold, leading
 from larder_kv.sglang.metrics import Metrics
+from larder_kv.sglang.pages import Pages
 from larder_kv.sglang.pools import HostPool, HostPools
 from larder_kv.sglang.settings import Settings, UnsupportedError
 
@@ -166,7 +167,7 @@ class LarderStorage(HiCacheStorage):  # type: ignore[misc]
         pool = self._pools.get(name)
         if pool is None:
             return [True] * len(keys)
-        return self._keyed.exists(self._specs[name], [bytes.fromhex(key) for key in keys])
+        return self._keyed.exists(self._specs[name], digests(keys))
 
     def _pool_pages(self, transfer: PoolTransfer, keys: list[str]) -> PoolPages:
         name = str(transfer.name)
@@ -184,7 +185,7 @@ class LarderStorage(HiCacheStorage):  # type: ignore[misc]
         if pool is None:
             return [True] * len(keys)
         with self._metrics.measured("prefetch_pgs", "prefetch_bandwidth", sum(pool.facts.sizes)) as moved:
-            loaded = self._keyed.load(self._specs[name], *self._pages(pool, keys, host_indices))
+            loaded = self._keyed.load(self._specs[name], digests(keys), self._pages(pool, keys, host_indices))
             moved.append(loaded)
         return [number < loaded for number in range(len(keys))]
 
@@ -193,18 +194,14 @@ class LarderStorage(HiCacheStorage):  # type: ignore[misc]
         if pool is None:
             return [True] * len(keys)
         with self._metrics.measured("backup_pgs", "backup_bandwidth", sum(pool.facts.sizes)) as moved:
-            saved = self._keyed.save(self._specs[name], *self._pages(pool, keys, host_indices))
+            saved = self._keyed.save(self._specs[name], digests(keys), self._pages(pool, keys, host_indices))
             moved.append(sum(saved))
         return saved
 
-    def _pages(
-        self, pool: HostPool, keys: Sequence[str], host_indices: torch.Tensor
-    ) -> tuple[list[bytes], larder_kv.ScatteredMemory, list[int], list[int]]:
-        """What a transfer names: keys, memory, and the pieces of each page."""
+    def _pages(self, pool: HostPool, keys: Sequence[str], host_indices: torch.Tensor) -> Pages:
         if host_indices.numel() != len(keys) * pool.page_rows:
             raise ValueError(f"{len(keys)} pages of {pool.page_rows} rows, but {host_indices.numel()} indices")
-        addresses, sizes = pool.pieces(host_indices)
-        return [bytes.fromhex(key) for key in keys], self._pools.memory, addresses, sizes
+        return Pages(self._pools.memory, *pool.pieces(host_indices), len(pool.facts.sizes))
 
     def _each(
         self, transfers: list[PoolTransfer], move: Callable[[str, Sequence[str], torch.Tensor], list[bool]]
@@ -215,6 +212,11 @@ class LarderStorage(HiCacheStorage):  # type: ignore[misc]
             # SGLang counts what came by the names that it gave.
             results[transfer.name] = move(str(transfer.name), keys, transfer.host_indices) if keys else []
         return results
+
+
+def digests(keys: Sequence[str]) -> list[bytes]:
+    """Page hashes, of SGLang's 64 hexadecimal digits."""
+    return [bytes.fromhex(key) for key in keys]
 
 
 LABELS = ("model_name", "tp_rank", "pp_rank")
