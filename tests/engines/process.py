@@ -2,7 +2,11 @@
 
 import json
 import subprocess
+import threading
 from pathlib import Path
+
+
+PATIENCE_SECONDS = 300.0
 
 
 class Process:
@@ -43,7 +47,10 @@ class Process:
         return self._read()
 
     def _read(self) -> dict:
+        limit = threading.Timer(PATIENCE_SECONDS, self.process.kill)
+        limit.start()
         line = self.process.stdout.readline()
+        limit.cancel()
         if not line:
             tail = "".join(self.log.read_text().splitlines(keepends=True)[-30:])
             raise RuntimeError(f"{self.name} has died:\n{tail}")

@@ -5,8 +5,8 @@ from typing import Any
 
 from sglang.srt.mem_cache.utils import get_hash_str
 
+from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang.facts import Facts
-from larder_kv.sglang.settings import Settings, UnsupportedError
 from larder_kv.vllm.facts import weights_digest
 
 OF_ENGINE = (
@@ -16,7 +16,7 @@ OF_ENGINE = (
 """Arguments of the server that change what its KV is."""
 
 
-def read(config: Any, page_tokens: int, settings: Settings) -> Facts:
+def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     """The facts of this rank, of SGLang's `HiCacheStorageConfig` and the arguments of its server."""
     if config.should_split_heads:
         raise UnsupportedError("`tp_lcm_size` is not supported: engines share pages with those of their own tensor parallel size")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from larder_kv import ScatteredMemory
+from larder_kv.settings import UnsupportedError
 from larder_kv.sglang.facts import PoolFacts
-from larder_kv.sglang.settings import UnsupportedError
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from sglang.srt.mem_cache.hicache_storage import (
 import larder_kv
 from larder_kv.keyed import Counts, Keyed
 from larder_kv.link import Link
+from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang import engine
 from larder_kv.sglang.facts import Facts
 from larder_kv.sglang.hits import PoolPages, fold, leading
 from larder_kv.sglang.metrics import Metrics
 from larder_kv.sglang.pages import Pages
 from larder_kv.sglang.pools import HostPool, HostPools
-from larder_kv.sglang.settings import Settings, UnsupportedError
 
 logger = logging.getLogger("sglang.larder")
 
@@ -35,23 +35,19 @@ class LarderStorage(HiCacheStorage):  # type: ignore[misc]
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any]) -> None:
         self._config = storage_config
-        self.settings = settings = Settings.parse(storage_config.extra_config or {})
+        extra = storage_config.extra_config or {}
+        if not extra.get("interface_v1"):
+            raise UnsupportedError(NEEDS_V1)
+        ours = {key: value for key, value in extra.items() if key not in OF_SGLANG}
+        self.settings = settings = NodeSettings.parse(ours, "the storage's configuration")
         self._pools = HostPools()
         self._facts: Facts | None = None
         self._specs: dict[str, larder_kv.NamespaceSpec] = {}
         self.counts = Counts()
         self._metrics = Metrics(self.counts, {name: str(getattr(storage_config, name)) for name in LABELS})
 
-        def connect() -> larder_kv.Session:
-            return larder_kv.Session(
-                settings.socket,
-                client=f"sglang {storage_config.model_name} rank {storage_config.tp_rank}",
-                device=settings.device,
-                window_bytes=settings.window_bytes,
-                timeout=settings.timeout_seconds,
-            )
-
-        self._link = Link(connect, settings.reconnect_seconds, logger)
+        client = f"sglang {storage_config.model_name} rank {storage_config.tp_rank}"
+        self._link = Link(lambda: settings.connect(client), settings.reconnect_seconds, logger)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -158,9 +154,7 @@ class LarderStorage(HiCacheStorage):  # type: ignore[misc]
         self._pools.add(name, host_pool, is_replicated)
         if (pool := self._pools.get(name)) is None:
             return
-        page_bytes = sum(pool.facts.sizes)
-        if page_bytes > self.settings.window_bytes:
-            raise UnsupportedError(f"a page of the pool {name} has {page_bytes} bytes: set `window_bytes` to twice that")
+        self.settings.check_block(f"a page of the pool {name}", sum(pool.facts.sizes))
         self._specs[name] = self._facts.namespace(pool.facts)
 
     def _present(self, name: str, keys: Sequence[str]) -> list[bool]:
@@ -219,5 +213,6 @@ def digests(keys: Sequence[str]) -> list[bytes]:
     return [bytes.fromhex(key) for key in keys]
 
 
+OF_SGLANG = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
 LABELS = ("model_name", "tp_rank", "pp_rank")
 NEEDS_V1 = 'the storage copies pages in place: its configuration needs `"interface_v1": 1`'
