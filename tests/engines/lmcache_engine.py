@@ -121,7 +121,10 @@ class Server:
         from lmcache.v1.distributed.api import MemoryLayoutDesc
 
         keys, objects = self._objects(names, salt)
-        layouts = {key.object_group_id: MemoryLayoutDesc(one.get_shapes(), one.get_dtypes()) for key, one in zip(keys, objects, strict=True)}
+        layouts = {
+            key.object_group_id: MemoryLayoutDesc([one.get_shape()], [one.get_dtype()])
+            for key, one in zip(keys, objects, strict=True)
+        }
         task = self.adapter.submit_lookup_and_lock_task(keys, layouts)
         self._run(task, self.adapter.get_lookup_and_lock_event_fd())
         found = self.adapter.query_lookup_and_lock_result(task)

@@ -222,7 +222,9 @@ def digest_of(key: ObjectKey) -> bytes:
 
 def kind_of(one: MemoryObj) -> tuple[str, int]:
     """What tells an object's bytes apart from others': shapes and data types, and how many bytes that makes."""
-    return kind(one.get_shapes(), one.get_dtypes())
+    # Objects of one part have no lists.
+    shapes = getattr(one.metadata, "shapes", None) or [one.get_shape()]
+    return kind(shapes, getattr(one.metadata, "dtypes", None) or [one.get_dtype()])
 
 
 def kind_of_layout(layout: MemoryLayoutDesc | None) -> tuple[str, int] | None:
