@@ -99,11 +99,8 @@ class Engine(Process):
             binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))}
         else:
             binding = {}
-        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | binding | {
-            "LARDER_FAULTS": json.dumps(faults or {}),
-            "PYTHONPATH": os.pathsep.join(paths),
-        }
+        paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": paths}
         super().__init__(scratch, name, [sys.executable, HERE / "vllm_engine.py", json.dumps(options)], environment)
 
     def ask(self, *prompts: list[int], **options) -> dict:

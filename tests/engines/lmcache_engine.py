@@ -10,7 +10,9 @@ import traceback
 
 ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
-os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_DISABLE_BANNER="1", LMCACHE_LOG_LEVEL="WARNING", HF_HUB_OFFLINE="1")
+os.environ.update(
+    LMCACHE_TRACK_USAGE="false", LMCACHE_DISABLE_BANNER="1", LMCACHE_LOG_LEVEL="WARNING", HF_HUB_OFFLINE="1"
+)
 
 import torch  # noqa: E402
 from lmcache.v1.cache_engine import LMCacheEngineBuilder  # noqa: E402

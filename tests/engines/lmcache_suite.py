@@ -164,9 +164,13 @@ class Server:
         self.log = scratch / f"{name}.log"
         plugin = {"type": "plugin", "module_path": "larder_kv.lmcache", "class_name": "LarderL2Adapter"}
         adapter = json.dumps(plugin | {"adapter_params": settings(socket)})
-        options = f"--host 127.0.0.1 --port {self.rpc} --http-host 127.0.0.1 --http-port {self.http} --l1-size-gb 1".split()
+        options = (
+            f"--host 127.0.0.1 --port {self.rpc} --http-host 127.0.0.1 --http-port {self.http} --l1-size-gb 1".split()
+        )
         options += "--eviction-policy LRU --l2-store-policy skip_l1 --disable-observability --l2-adapter".split()
-        self.process = subprocess.Popen([*COMMAND, "server", *options, adapter], stdout=open(self.log, "w"), stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(
+            [*COMMAND, "server", *options, adapter], stdout=open(self.log, "w"), stderr=subprocess.STDOUT
+        )
 
     def __enter__(self):
         try:

@@ -43,7 +43,9 @@ class HostCache:
 
     def __init__(self, storage: dict, layout: str, hybrid: bool = False, dtype: str = "bfloat16"):
         self.hybrid = hybrid
-        shape = CacheConfig(page_size=PAGE, head_num=2, head_dim=64, dtype=getattr(torch, dtype), **(HYBRID if hybrid else FULL))
+        shape = CacheConfig(
+            page_size=PAGE, head_num=2, head_dim=64, dtype=getattr(torch, dtype), **(HYBRID if hybrid else FULL)
+        )
         self.cache, self.allocator, self.requests = fixtures.build_fixture(shape)
         extra = {
             "backend_name": "larder",

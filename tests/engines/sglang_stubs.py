@@ -52,7 +52,11 @@ def made(owner, name):
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(name)
     is_class = name[:1].isupper() and not name.isupper()
-    value = AnyClass(name, (), {"__init__": lambda self, *arguments, **named: None}) if is_class else mock.MagicMock(name=name)
+    value = (
+        AnyClass(name, (), {"__init__": lambda self, *arguments, **named: None})
+        if is_class
+        else mock.MagicMock(name=name)
+    )
     setattr(owner, name, value)
     return value
 

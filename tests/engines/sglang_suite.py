@@ -74,7 +74,10 @@ def every_layout(scratch: Path) -> None:
             assert come["digest"] == saved["digest"], f"{layout}: other bytes"
             engine.close("fresh")
             row(layout, f"{len(tokens)} tokens restored, bytes identical; saved again, nothing was written")
-        for what, options in {"dtype": {"dtype": "float16"}, "model_revision": {"storage": {"model_revision": "2"}}}.items():
+        for what, options in {
+            "dtype": {"dtype": "float16"},
+            "model_revision": {"storage": {"model_revision": "2"}},
+        }.items():
             engine.open("other", cluster.sockets[0], "page_first_direct", **options)
             assert engine.ask("restore", "other", prompt(1))["restored"] == 0, f"another {what} hit"
             engine.close("other")

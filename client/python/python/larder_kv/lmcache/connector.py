@@ -34,7 +34,7 @@ QUEUED_SAVES = 64
 """Calls to save that wait or are under way; beyond it they are shed."""
 
 
-class LarderAdapter(ConnectorAdapter):  # type: ignore[misc]
+class LarderAdapter(ConnectorAdapter):
     """What LMCache's plugin named `larder` (or `larder.NAME`) names as its class."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class LarderAdapter(ConnectorAdapter):  # type: ignore[misc]
             raise IrrecoverableException(str(error)) from error
 
 
-class LarderConnector(RemoteConnector):  # type: ignore[misc]
+class LarderConnector(RemoteConnector):
     """Chunks of LMCache in Larder. Its coroutines run on LMCache's event loop, what waits or copies on threads of its own."""
 
     def __init__(self, context: ConnectorContext) -> None:
@@ -199,7 +199,9 @@ class LarderConnector(RemoteConnector):  # type: ignore[misc]
             return await asyncio.wrap_future(task)
         except asyncio.CancelledError:
             if unwanted is not None:
-                task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else unwanted(done.result()))
+                task.add_done_callback(
+                    lambda done: None if done.cancelled() or done.exception() else unwanted(done.result())
+                )
             raise
 
     def _namespace(self) -> NamespaceSpec:

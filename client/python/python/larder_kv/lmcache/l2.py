@@ -31,7 +31,7 @@ KINDS = 16
 """Kinds of objects, by shapes and data types, that one adapter keeps: each has a namespace of the session."""
 
 
-class LarderL2Adapter(L2AdapterInterface):  # type: ignore[misc]
+class LarderL2Adapter(L2AdapterInterface):
     """Objects of LMCache in Larder. Tasks run on threads of its own; a task that fails is a miss, or objects not stored."""
 
     def __init__(self, config: dict[str, Any], **_: Any) -> None:
@@ -122,7 +122,12 @@ class LarderL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def report_status(self) -> dict[str, Any]:
         """For LMCache's status page. A node that is away makes misses, and nothing that a restart of the server would mend."""
-        return {"type": type(self).__name__, "is_healthy": True, "has_node": self._link.current() is not None, **self.counts.now()}
+        return {
+            "type": type(self).__name__,
+            "is_healthy": True,
+            "has_node": self._link.current() is not None,
+            **self.counts.now(),
+        }
 
     def close(self) -> None:
         """Waits for what is under way, and ends the session."""

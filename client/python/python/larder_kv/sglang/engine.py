@@ -19,7 +19,9 @@ OF_ENGINE = (
 def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     """The facts of this rank, of SGLang's `HiCacheStorageConfig` and the arguments of its server."""
     if config.should_split_heads:
-        raise UnsupportedError("`tp_lcm_size` is not supported: engines share pages with those of their own tensor parallel size")
+        raise UnsupportedError(
+            "`tp_lcm_size` is not supported: engines share pages with those of their own tensor parallel size"
+        )
     arguments = server_arguments()
     details = {name: getattr(arguments, name, None) for name in OF_ENGINE}
     for name in ("model_path", "speculative_draft_model_path"):

@@ -29,7 +29,7 @@ logger = logging.getLogger("sglang.larder")
 KV, MAMBA = "kv", "mamba"
 
 
-class LarderStorage(HiCacheStorage):  # type: ignore[misc]
+class LarderStorage(HiCacheStorage):
     """One rank's storage. Called by SGLang's storage threads; whatever goes wrong with the node is a miss, or pages that are not
     saved."""
 
@@ -136,7 +136,9 @@ class LarderStorage(HiCacheStorage):  # type: ignore[misc]
 
     def clear(self) -> None:
         """Removes nothing: the pages belong to all engines of the cluster."""
-        logger.warning("pages in Larder are shared with other engines and are not cleared; the nodes evict what is not used")
+        logger.warning(
+            "pages in Larder are shared with other engines and are not cleared; the nodes evict what is not used"
+        )
 
     def get_stats(self) -> Any:
         """What SGLang's metrics want to know, since the last call."""
