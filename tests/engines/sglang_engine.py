@@ -33,6 +33,9 @@ def main() -> None:
             caches.pop(name).close()
             say()
             continue
+        if do == "stats":
+            say(**stats(cache.storage))
+            continue
         tokens, salt = asked["tokens"], asked.get("salt")
         if victim := asked.get("kill_before_load"):
             kill_before_load(cache.storage, victim)
@@ -61,6 +64,20 @@ def kill_before_load(storage, victim: int) -> None:
         return load(*arguments)
 
     storage.batch_get_v1 = killing
+
+
+def stats(storage) -> dict:
+    """What SGLang's metrics are told."""
+    from prometheus_client import REGISTRY
+
+    taken = storage.get_stats()
+    loaded = [
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if "larder_loaded_keys_total" in sample.name
+    ]
+    return {"prefetched": taken.prefetch_pgs, "backed_up": taken.backup_pgs, "loaded": sum(loaded)}
 
 
 def say(**answer) -> None:

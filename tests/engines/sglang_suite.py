@@ -72,6 +72,8 @@ def every_layout(scratch: Path) -> None:
             come = engine.ask("restore", "fresh", tokens)
             assert come["restored"] == len(tokens), f"{layout}: {come}"
             assert come["digest"] == saved["digest"], f"{layout}: other bytes"
+            told = engine.send({"do": "stats", "cache": "fresh"})
+            assert (told["prefetched"], told["loaded"]) == ([6], 6 * (number + 1)), f"{told}"
             engine.close("fresh")
             row(layout, f"{len(tokens)} tokens restored, bytes identical; saved again, nothing was written")
         for what, options in {

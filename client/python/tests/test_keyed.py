@@ -7,7 +7,7 @@ import larder_kv
 import pytest
 from conftest import content, spec, start_cluster
 from larder_kv.keyed import Counts, Keyed
-from larder_kv.link import Link
+from larder_kv.settings import NodeSettings
 
 BLOCK = 4_096
 LOG = logging.getLogger("test")
@@ -33,7 +33,8 @@ class Rank:
 
     def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20):
         self.counts = Counts()
-        self.link = Link(lambda: larder_kv.Session(socket, window_bytes=window_bytes), 0.01, LOG)
+        settings = NodeSettings(socket, window_bytes=window_bytes, reconnect_seconds=0.01)
+        self.link = settings.link("test", LOG)
         self.link.wait_for_first_try(10)
         self.keyed = Keyed(self.link, self.counts, 5.0, LOG)
         self.spec = spec(model, pools=(larder_kv.Pool(layers=1, layer_bytes=BLOCK),), flat=True)

@@ -12,6 +12,9 @@ from larder_kv.link import Link, Opened
 LOOKUP_KEYS = 4_096
 """Keys of one question; a chain may have twice as many."""
 
+UNBOUNDED_BYTES = 64 << 20
+"""Twice what is reserved at a time where no window bounds it."""
+
 COUNTERS = {
     "lookups": "Times that keys were looked up.",
     "asked_keys": "Keys that were looked up.",
@@ -63,7 +66,7 @@ class Keyed:
     a block that was not saved, and counted. No call begins a request after `timeout_seconds`, and none of its requests takes
     longer than that."""
 
-    def __init__(self, link: Link, counts: Counts, timeout_seconds: float, logger: logging.Logger) -> None:
+    def __init__(self, link: Link[Opened], counts: Counts, timeout_seconds: float, logger: logging.Logger) -> None:
         self._link, self._counts = link, counts
         self._timeout_seconds, self._logger = timeout_seconds, logger
 
@@ -113,7 +116,8 @@ class Keyed:
 
         def write(opened: Opened, deadline: float) -> None:
             session, namespace = opened.session, opened.namespace(spec)
-            at_once = max(session.window_bytes // (2 * namespace.block_bytes()), 1)
+            # An engine that the node trusts has no window, and writes to its memory.
+            at_once = max((session.window_bytes or UNBOUNDED_BYTES) // (2 * namespace.block_bytes()), 1)
             # From the last to the first: keys of a prompt come in its order, and the youngest stays longest.
             for end in range(len(keys), 0, -at_once):
                 if time.monotonic() > deadline:

@@ -3,8 +3,11 @@
 import logging
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import larder_kv
+
+T = TypeVar("T")
 
 
 class Opened:
@@ -22,15 +25,17 @@ class Opened:
                 self._namespaces[spec] = self.session.register(spec)
             return self._namespaces[spec]
 
+    def __str__(self) -> str:
+        return self.session.node
 
-class Link:
-    """Keeps a session open from a thread of its own: nobody else ever waits for a node that is not there."""
 
-    def __init__(
-        self, connect: Callable[[], larder_kv.Session], reconnect_seconds: float, logger: logging.Logger
-    ) -> None:
+class Link(Generic[T]):
+    """Keeps a session, or what is made of one, open from a thread of its own: nobody else ever waits for a node that is not
+    there."""
+
+    def __init__(self, connect: Callable[[], T], reconnect_seconds: float, logger: logging.Logger) -> None:
         self._connect, self._reconnect_seconds, self._logger = connect, reconnect_seconds, logger
-        self._opened: Opened | None = None
+        self._opened: T | None = None
         self._wanted = threading.Event()
         self._tried = threading.Event()
         self._closed = threading.Event()
@@ -42,11 +47,11 @@ class Link:
         """Waits until the node was there once, or was not; so that an engine that starts beside its node begins with it."""
         self._tried.wait(seconds)
 
-    def current(self) -> Opened | None:
+    def current(self) -> T | None:
         """The session, where there is one."""
         return self._opened
 
-    def lost(self, opened: Opened) -> None:
+    def lost(self, opened: T) -> None:
         """Says that a session has ended, or does not answer: another one is opened."""
         if self._opened is opened:
             self._logger.warning("the Larder node is gone or does not answer; going on without it")
@@ -67,7 +72,7 @@ class Link:
             if self._closed.is_set():
                 return
             try:
-                session = self._connect()
+                opened = self._connect()
             except (larder_kv.LarderError, ValueError, OSError) as error:
                 if not warned:
                     self._logger.warning("no Larder node for now: %s", error)
@@ -75,8 +80,8 @@ class Link:
                 self._tried.set()
                 self._closed.wait(self._reconnect_seconds)
                 continue
-            self._logger.info("using the Larder node %s", session.node)
+            self._logger.info("using the Larder node %s", opened)
             warned = False
             self._wanted.clear()
-            self._opened = Opened(session)
+            self._opened = opened
             self._tried.set()

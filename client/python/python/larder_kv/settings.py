@@ -1,10 +1,12 @@
 """How an adapter reaches its node: what users choose, parsed once."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import larder_kv
+from larder_kv.link import Link, Opened
 
 
 class UnsupportedError(ValueError):
@@ -43,15 +45,20 @@ class NodeSettings:
                 raise UnsupportedError(f"`{name}` must be more than 0")
         return settings
 
-    def connect(self, client: str) -> larder_kv.Session:
-        """Opens a session as `client`; raises what `Session` raises."""
-        return larder_kv.Session(
-            self.socket,
-            client=client,
-            device=self.device,
-            window_bytes=self.window_bytes,
-            timeout=self.timeout_seconds,
-        )
+    def link(self, client: str, logger: logging.Logger) -> Link[Opened]:
+        """Keeps a session open as `client`."""
+
+        def connect() -> Opened:
+            session = larder_kv.Session(
+                self.socket,
+                client=client,
+                device=self.device,
+                window_bytes=self.window_bytes,
+                timeout=self.timeout_seconds,
+            )
+            return Opened(session)
+
+        return Link(connect, self.reconnect_seconds, logger)
 
     def check_block(self, what: str, block_bytes: int) -> None:
         """Raises `UnsupportedError` where a block has no room in the window."""

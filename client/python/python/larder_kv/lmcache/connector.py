@@ -17,7 +17,6 @@ from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorCont
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from larder_kv.keyed import Counts, Keyed
-from larder_kv.link import Link
 from larder_kv.lmcache.blocks import Buffers, digest, namespace
 from larder_kv.namespace import NamespaceSpec
 from larder_kv.settings import NodeSettings, UnsupportedError
@@ -64,7 +63,7 @@ class LarderConnector(RemoteConnector):
         self._spec: NamespaceSpec | None = None
         self.counts = Counts()
         client = f"lmcache {metadata.model_name} rank {metadata.worker_id}"
-        self._link = Link(lambda: settings.connect(client), settings.reconnect_seconds, logger)
+        self._link = settings.link(client, logger)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "larder")
         self._saves = threading.BoundedSemaphore(QUEUED_SAVES)

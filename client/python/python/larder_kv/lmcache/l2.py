@@ -15,7 +15,6 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
 from larder_kv.keyed import Counts, Keyed
-from larder_kv.link import Link
 from larder_kv.lmcache.blocks import Buffers, digest, namespace
 from larder_kv.namespace import NamespaceSpec
 from larder_kv.settings import NodeSettings
@@ -38,7 +37,7 @@ class LarderL2Adapter(L2AdapterInterface):
         super().__init__()
         self.settings = settings = NodeSettings.parse(config, "adapter_params")
         self.counts = Counts()
-        self._link = Link(lambda: settings.connect("lmcache server"), settings.reconnect_seconds, logger)
+        self._link = settings.link("lmcache server", logger)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "larder")
         self._waiting = threading.BoundedSemaphore(TASKS)

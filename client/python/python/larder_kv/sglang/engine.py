@@ -25,7 +25,8 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     arguments = server_arguments()
     details = {name: getattr(arguments, name, None) for name in OF_ENGINE}
     for name in ("model_path", "speculative_draft_model_path"):
-        if details[name] and Path(str(details[name])).is_dir():
+        # Where the files say nothing, they are told apart by `model_revision`, and else refused.
+        if details[name] and not settings.model_revision and Path(str(details[name])).is_dir():
             details[f"{name} weights"] = weights_digest(Path(str(details[name])))
     return Facts(
         model=config.model_name or str(details["model_path"] or ""),

@@ -15,7 +15,6 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 import larder_kv
 from larder_kv.keyed import Counts, Keyed
-from larder_kv.link import Link
 from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang import engine
 from larder_kv.sglang.facts import Facts
@@ -47,7 +46,7 @@ class LarderStorage(HiCacheStorage):
         self._metrics = Metrics(self.counts, {name: str(getattr(storage_config, name)) for name in LABELS})
 
         client = f"sglang {storage_config.model_name} rank {storage_config.tp_rank}"
-        self._link = Link(lambda: settings.connect(client), settings.reconnect_seconds, logger)
+        self._link = settings.link(client, logger)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
