@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import larder_kv
+from larder_kv.identity import shortened
 from larder_kv.namespace import NamespaceSpec, Pool
-from larder_kv.vllm.facts import shortened
 
 
 def digest(*fields: object) -> bytes:

@@ -5,9 +5,9 @@ from typing import Any
 
 from sglang.srt.mem_cache.utils import get_hash_str
 
+from larder_kv.identity import weights_digest
 from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang.facts import Facts
-from larder_kv.vllm.facts import weights_digest
 
 OF_ENGINE = (
     "model_path revision dtype quantization kv_cache_dtype quantization_param_path json_model_override_args attention_backend "

@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from larder_kv.identity import shortened
 from larder_kv.namespace import NamespaceSpec, Pool
-from larder_kv.vllm.facts import shortened
 
 
 @dataclass(frozen=True)
