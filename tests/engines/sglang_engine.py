@@ -34,7 +34,7 @@ def main() -> None:
             say()
             continue
         if do == "stats":
-            say(**stats(cache.storage))
+            say(**stats(cache))
             continue
         tokens, salt = asked["tokens"], asked.get("salt")
         if victim := asked.get("kill_before_load"):
@@ -66,18 +66,16 @@ def kill_before_load(storage, victim: int) -> None:
     storage.batch_get_v1 = killing
 
 
-def stats(storage) -> dict:
-    """What SGLang's metrics are told."""
+def stats(cache) -> dict:
+    """What SGLang's metrics were told, and Prometheus."""
     from prometheus_client import REGISTRY
 
-    taken = storage.get_stats()
-    loaded = [
-        sample.value
-        for family in REGISTRY.collect()
-        for sample in family.samples
-        if "larder_loaded_keys_total" in sample.name
-    ]
-    return {"prefetched": taken.prefetch_pgs, "backed_up": taken.backup_pgs, "loaded": sum(loaded)}
+    told = [call.args[0] for call in cache.cache.storage_metrics_collector.log_storage_metrics.call_args_list]
+    samples = [sample for family in REGISTRY.collect() for sample in family.samples]
+    return {
+        "prefetched": [pages for one in [*told, cache.storage.get_stats()] for pages in one.prefetch_pgs],
+        "loaded": sum(sample.value for sample in samples if sample.name == "sglang:larder_loaded_keys_total"),
+    }
 
 
 def say(**answer) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from array import array
+from unittest import mock
 
 import sglang_stubs
 
@@ -67,6 +68,8 @@ class HostCache:
         )
         arguments._mamba_cache_chunk_size = max(CHUNK_SIZE, PAGE)
         set_global_server_args_for_scheduler(arguments)
+        # A process of SGLang's has one cache, and one collector of metrics.
+        self.cache._enable_metrics_flag, self.cache.storage_metrics_collector = True, mock.MagicMock(labels={})
         self.cache.init_hicache(arguments, self.cache.cache_init_params)
         fixtures.drop_hicache_atexit_pin(self.cache)
         self.cache.write_through_threshold = 1 << 30

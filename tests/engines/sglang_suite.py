@@ -27,9 +27,15 @@ class SGLang(Process):
     def __init__(self, scratch: Path, name: str):
         super().__init__(scratch, name, [sys.executable, HERE / "sglang_engine.py"], dict(os.environ))
 
-    def open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> dict:
+    def open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> None:
+        refused = self.try_open(cache, socket, layout, **options)
+        assert refused is None, refused
+
+    def try_open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> str | None:
+        """Why it was refused, where it was."""
         storage = {"socket": socket, "reconnect_seconds": 0.05, "timeout_seconds": 5.0} | options.pop("storage", {})
-        return self.send({"do": "open", "cache": cache, "storage": storage, "layout": layout, **options})
+        asked = {"do": "open", "cache": cache, "storage": storage, "layout": layout, **options}
+        return self.send(asked).get("refused")
 
     def close(self, cache: str) -> None:
         self.send({"do": "close", "cache": cache})
@@ -84,8 +90,8 @@ def every_layout(scratch: Path) -> None:
             assert engine.ask("restore", "other", prompt(1))["restored"] == 0, f"another {what} hit"
             engine.close("other")
             row(f"another {what}", "a miss")
-        refused = engine.open("lost", cluster.sockets[0], storage={"colour": "red"})
-        assert "colour" in refused.get("refused", ""), f"{refused}"
+        refused = engine.try_open("lost", cluster.sockets[0], storage={"colour": "red"})
+        assert refused and "colour" in refused, refused
         row("a setting that it does not know", "refused to start")
     cluster.stop()
 

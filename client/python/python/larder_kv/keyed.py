@@ -36,14 +36,19 @@ COUNTERS = {
 class Counts:
     """Counters that threads add to."""
 
-    def __init__(self) -> None:
+    def __init__(self, export: Callable[[str, int], None] | None = None) -> None:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTERS, 0)
+        self._export = export
 
     def add(self, name: str, more: int = 1) -> None:
-        """Counts; `name` is one of `COUNTERS`."""
+        """Counts, and tells `export`; `name` is one of `COUNTERS`."""
+        if more == 0:
+            return
         with self._lock:
             self._counts[name] += more
+        if self._export is not None:
+            self._export(name, more)
 
     def now(self) -> dict[str, int]:
         """What was counted so far."""

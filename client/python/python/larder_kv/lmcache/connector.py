@@ -18,6 +18,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from larder_kv.keyed import Counts, Keyed
 from larder_kv.lmcache.blocks import Buffers, digest, namespace
 from larder_kv.namespace import NamespaceSpec
+from larder_kv.prometheus import exporter
 from larder_kv.settings import NodeSettings, UnsupportedError
 
 T = TypeVar("T")
@@ -60,7 +61,8 @@ class LarderConnector(RemoteConnector):
         self._allocator = context.local_cpu_backend
         self._spec_once = threading.Lock()
         self._spec: NamespaceSpec | None = None
-        self.counts = Counts()
+        labels = {"model_name": str(metadata.model_name), "worker_id": str(metadata.worker_id)}
+        self.counts = Counts(exporter("lmcache:larder", labels))
         client = f"lmcache {metadata.model_name} rank {metadata.worker_id}"
         self._link = settings.link(client, logger)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)

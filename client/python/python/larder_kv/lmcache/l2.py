@@ -17,6 +17,7 @@ from lmcache.v1.platform import create_event_notifier
 from larder_kv.keyed import Counts, Keyed
 from larder_kv.lmcache.blocks import Buffers, digest, namespace
 from larder_kv.namespace import NamespaceSpec
+from larder_kv.prometheus import exporter
 from larder_kv.settings import NodeSettings
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class LarderL2Adapter(L2AdapterInterface):
     def __init__(self, config: dict[str, Any], **_: Any) -> None:
         super().__init__()
         self.settings = settings = NodeSettings.parse(config, "adapter_params")
-        self.counts = Counts()
+        self.counts = Counts(exporter("lmcache:larder_l2", {}))
         self._link = settings.link("lmcache server", logger)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "larder")

@@ -15,11 +15,12 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 import larder_kv
 from larder_kv.keyed import Counts, Keyed
+from larder_kv.prometheus import exporter
 from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang import engine
 from larder_kv.sglang.facts import Facts
 from larder_kv.sglang.hits import PoolPages, fold, leading
-from larder_kv.sglang.metrics import Metrics
+from larder_kv.sglang.metrics import Transfers
 from larder_kv.sglang.pages import Pages
 from larder_kv.sglang.pools import HostPool, HostPools
 
@@ -42,8 +43,9 @@ class LarderStorage(HiCacheStorage):
         self._pools = HostPools()
         self._facts: Facts | None = None
         self._specs: dict[str, larder_kv.NamespaceSpec] = {}
-        self.counts = Counts()
-        self._metrics = Metrics(self.counts, {name: str(getattr(storage_config, name)) for name in LABELS})
+        labels = {name: str(getattr(storage_config, name)) for name in LABELS}
+        self.counts = Counts(exporter("sglang:larder", labels) if storage_config.enable_storage_metrics else None)
+        self._transfers = Transfers()
 
         client = f"sglang {storage_config.model_name} rank {storage_config.tp_rank}"
         self._link = settings.link(client, logger)
@@ -141,12 +143,11 @@ class LarderStorage(HiCacheStorage):
 
     def get_stats(self) -> Any:
         """What SGLang's metrics want to know, since the last call."""
-        return self._metrics.take()
+        return self._transfers.take()
 
     def close(self) -> None:
         """Ends the session, and lets go of the host pools."""
         self._link.close()
-        self._metrics.take()
         self._pools.clear()
 
     def _add(self, name: str, host_pool: Any, is_replicated: bool) -> None:
@@ -179,7 +180,7 @@ class LarderStorage(HiCacheStorage):
         pool = self._pools.get(name)
         if pool is None:
             return [True] * len(keys)
-        with self._metrics.measured("prefetch_pgs", "prefetch_bandwidth", sum(pool.facts.sizes)) as moved:
+        with self._transfers.measured("prefetch_pgs", "prefetch_bandwidth", sum(pool.facts.sizes)) as moved:
             loaded = self._keyed.load(self._specs[name], digests(keys), self._pages(pool, keys, host_indices))
             moved.append(loaded)
         return [number < loaded for number in range(len(keys))]
@@ -188,7 +189,7 @@ class LarderStorage(HiCacheStorage):
         pool = self._pools.get(name)
         if pool is None:
             return [True] * len(keys)
-        with self._metrics.measured("backup_pgs", "backup_bandwidth", sum(pool.facts.sizes)) as moved:
+        with self._transfers.measured("backup_pgs", "backup_bandwidth", sum(pool.facts.sizes)) as moved:
             saved = self._keyed.save(self._specs[name], digests(keys), self._pages(pool, keys, host_indices))
             moved.append(sum(saved))
         return saved
