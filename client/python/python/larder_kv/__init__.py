@@ -7,7 +7,7 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
 - put: `reserve` says which chunks are missing, `stage` gives one of them room, `StagedChunk.copy_from` fills it, `commit`
   hands it over.
 
-`larder_kv.vllm` has the connector for vLLM.
+`larder_kv.vllm` has the connector for vLLM, `larder_kv.sglang` a storage for SGLang, `larder_kv.lmcache` one for LMCache.
 """
 
 from larder_kv._native import (
