@@ -91,6 +91,22 @@ def test_a_load_ends_at_the_first_key_that_is_not_there(rank):
     assert rank.counted("missed_keys") == (2,)
 
 
+def test_where_a_lease_covers_a_part_the_rest_is_leased_too(rank):
+    class Short:
+        """A session whose leases cover two keys at most, as an answer has limits."""
+
+        session = rank.link.current().session
+
+        def lease(self, namespace, chain):
+            return self.session.lease(namespace, chain.part(0, min(len(chain), 2)))
+
+    rank.save([1, 2, 3, 4, 5])
+    opened = rank.link.current()
+    opened.session = Short()
+    assert rank.load([5, 4, 3, 2, 1]) == (5, [content(number, BLOCK) for number in (5, 4, 3, 2, 1)])
+    assert rank.load([1, 2, 3, 9])[0] == 3
+
+
 def test_what_is_there_is_not_written_again(rank):
     rank.save([1, 2])
     assert rank.save([1, 2, 3]) == [True] * 3
