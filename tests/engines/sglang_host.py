@@ -24,13 +24,12 @@ from sglang.test.kits.unified_radix_cache.config import CacheConfig  # noqa: E40
 PAGE = 16
 PATIENCE_SECONDS = 60.0
 IO_BACKENDS = {"layer_first": "direct", "page_first_direct": "direct", "page_first": "kernel", "page_head": "kernel"}
-FULL = {"components": (ComponentType.FULL,), "num_layers": 4, "kv_size": 512}
-HYBRID = {
-    "components": (ComponentType.FULL, ComponentType.MAMBA),
-    "num_layers": 8,
-    "full_attention_layer_ids": (3, 7),
-    "enable_mamba_extra_buffer": True,
-    "kv_size": 512,
+HYBRID = {"num_layers": 8, "full_attention_layer_ids": (3, 7), "kv_size": 512}
+WINDOW = 2 * PAGE
+KINDS = {
+    "full": {"components": (ComponentType.FULL,), "num_layers": 4, "kv_size": 512},
+    "state": HYBRID | {"components": (ComponentType.FULL, ComponentType.MAMBA), "enable_mamba_extra_buffer": True},
+    "window": HYBRID | {"components": (ComponentType.FULL, ComponentType.SWA), "sliding_window_size": WINDOW},
 }
 
 fixtures.get_device = lambda *_: "cpu"
@@ -42,11 +41,9 @@ ALONE.__enter__()
 class HostCache:
     """One engine's caches: on the device (here the CPU too), on the host, and behind them Larder."""
 
-    def __init__(self, storage: dict, layout: str, hybrid: bool = False, dtype: str = "bfloat16"):
-        self.hybrid = hybrid
-        shape = CacheConfig(
-            page_size=PAGE, head_num=2, head_dim=64, dtype=getattr(torch, dtype), **(HYBRID if hybrid else FULL)
-        )
+    def __init__(self, storage: dict, layout: str, kind: str = "full", dtype: str = "bfloat16"):
+        self.kind = kind
+        shape = CacheConfig(page_size=PAGE, head_num=2, head_dim=64, dtype=getattr(torch, dtype), **KINDS[kind])
         self.cache, self.allocator, self.requests = fixtures.build_fixture(shape)
         extra = {
             "backend_name": "larder",
@@ -92,16 +89,16 @@ class HostCache:
 
     def put(self, tokens: list[int], salt: str | None = None) -> None:
         """Computes a prompt: its pages get content of their own."""
-        rows = self.allocator.alloc(len(tokens))
+        rows = self._rows(len(tokens))
         inserted = InsertParams(key=self._key(tokens, salt), value=rows, priority=0)
-        if self.hybrid:
+        if self.kind == "state":
             inserted.mamba_value = self.requests.mamba_allocator.alloc(1)
             assert inserted.mamba_value is not None
         random = torch.Generator().manual_seed(tokens[0] * 1_000 + len(tokens))
         shared = self._match(tokens, salt).device_prefix_len
-        for layer in self._kv_layers():
-            part = layer[rows[shared:]]
-            layer[rows[shared:]] = torch.randn(part.shape, generator=random).to(part.dtype)
+        for layers, new in ((self._kv_layers(), rows[shared:]), self._window(rows[shared:])):
+            for layer in layers:
+                layer[new] = torch.randn(layer[new].shape, generator=random).to(layer.dtype)
         for state in self._states():
             part = state[:, inserted.mamba_value]
             state[:, inserted.mamba_value] = torch.randn(part.shape, generator=random).to(part.dtype)
@@ -146,13 +143,14 @@ class HostCache:
         return self._match(tokens, salt).device_prefix_len
 
     def digest(self, tokens: list[int], salt: str | None = None) -> str:
-        """What stands on the device of a prompt: its KV, and the state at its end where there is one."""
+        """What stands on the device of a prompt: its KV, and the state or the window at its end where there is one."""
         node = self._match(tokens, salt).last_device_node
         rows = self.cache.path_device_indices(node)
         content = hashlib.sha256()
-        for layer in self._kv_layers():
-            content.update(layer[rows].contiguous().view(torch.uint8).numpy().tobytes())
-        if self.hybrid:
+        for layers, part in ((self._kv_layers(), rows), self._window(rows[-WINDOW:])):
+            for layer in layers:
+                content.update(layer[part].contiguous().view(torch.uint8).numpy().tobytes())
+        if self.kind == "state":
             slot = fixtures.node_device_value(self.cache, node, ComponentType.MAMBA)
             assert slot is not None, "there is no state at the prefix's end"
             for state in self._states():
@@ -169,13 +167,29 @@ class HostCache:
     def _match(self, tokens: list[int], salt: str | None):
         return self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens, salt)))
 
+    def _rows(self, tokens: int) -> torch.Tensor:
+        """Rows of the device's pools for new tokens."""
+        if self.kind != "window":
+            return self.allocator.alloc(tokens)
+        # The allocator's own way to do so wants the tensors of a batch.
+        rows = self.allocator.full_attn_allocator.alloc(tokens)
+        self.allocator.full_to_swa_index_mapping[rows] = self.allocator.swa_attn_allocator.alloc(tokens)
+        return rows
+
+    def _window(self, rows: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The layers that have a window, and where these rows stand in them."""
+        if self.kind != "window":
+            return [], rows
+        pool = self.allocator.get_kvcache().swa_kv_pool
+        return [*pool.k_buffer, *pool.v_buffer], self.allocator.full_to_swa_index_mapping[rows]
+
     def _kv_layers(self) -> list[torch.Tensor]:
         pool = self.allocator.get_kvcache()
         pool = getattr(pool, "full_kv_pool", pool)
         return [*pool.k_buffer, *pool.v_buffer]
 
     def _states(self) -> list[torch.Tensor]:
-        if not self.hybrid:
+        if self.kind != "state":
             return []
         states = self.requests.mamba_pool.mamba_cache
         return [states.temporal, *states.conv]

@@ -97,25 +97,36 @@ def every_layout(scratch: Path) -> None:
 
 
 @scenario
-def recurrent_state(scratch: Path) -> None:
-    """A hybrid model: a prefix is restored where its state was saved, and nowhere else."""
+def hybrid_models(scratch: Path) -> None:
+    """A prefix is restored where its recurrent state was saved, and nowhere else; or where the window at its end was, which SGLang
+    saved with every page."""
     cluster = Cluster(scratch / "hybrid", 1)
     long = prompt(2, 7)
+    expected = {"state": {2: 0, 3: 3, 5: 3, 6: 3, 7: 7}, "window": {2: 2, 3: 3, 5: 5, 6: 6, 7: 7}}
     with SGLang(scratch, "hybrid") as engine:
-        engine.open("first", cluster.sockets[0], hybrid=True)
-        short = engine.ask("put", "first", long[: 3 * PAGE])
-        engine.ask("put", "first", long)
-        engine.close("first")
-        for pages, expected in ((2, 0), (3, 3), (5, 3), (6, 3), (7, 7)):
-            engine.open("fresh", cluster.sockets[0], hybrid=True)
-            # What follows the pages in common is another text.
-            come = engine.ask("restore", "fresh", long[: pages * PAGE] + prompt(900 + pages, 1))
-            assert come["restored"] == expected * PAGE, f"{pages} pages in common: {come}"
-            if expected == 3:
-                assert come["digest"] == short["digest"], "another state or other KV"
-            engine.close("fresh")
-            row(f"{pages} pages in common with pages 1 to 7, states after 3 and 7", f"{expected} restored")
+        for kind, of_kind in expected.items():
+            engine.open("first", cluster.sockets[0], kind=kind)
+            engine.ask("put", "first", long[: 3 * PAGE])
+            engine.ask("put", "first", long)
+            ends = set(of_kind.values()) - {0}
+            saved = {pages: engine.ask("digest", "first", long[: pages * PAGE])["digest"] for pages in ends}
+            engine.close("first")
+            for pages, come in of_kind.items():
+                engine.open("fresh", cluster.sockets[0], kind=kind)
+                # What follows the pages in common is another text.
+                answer = engine.ask("restore", "fresh", long[: pages * PAGE] + prompt(900 + pages, 1))
+                assert answer["restored"] == come * PAGE, f"{kind}, {pages} pages in common: {answer}"
+                assert answer["digest"] == saved.get(come), f"{kind}, {pages} pages in common: other bytes"
+                engine.close("fresh")
+            row(
+                {"state": "recurrent state", "window": "sliding window"}[kind],
+                f"saved after 3 and 7 pages; {told(of_kind)}",
+            )
     cluster.stop()
+
+
+def told(restored: dict[int, int]) -> str:
+    return ", ".join(f"{pages} in common: {come} restored" for pages, come in restored.items())
 
 
 @scenario
