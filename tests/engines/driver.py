@@ -11,8 +11,6 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from process import Process
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LARDER = ROOT / "target/debug/larder"
@@ -72,10 +70,12 @@ class Cluster:
         self.process.wait(timeout=60)
 
 
-class Engine(Process):
+class Engine:
     """A vLLM engine in a process of its own."""
 
     def __init__(self, scratch: Path, name: str, connector: dict | None = None, faults: dict | None = None, **options):
+        self.name = name
+        self.log = scratch / f"{name}.log"
         options = {
             "model": str(scratch / "model"),
             "dtype": "bfloat16",
@@ -99,13 +99,45 @@ class Engine(Process):
             binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))}
         else:
             binding = {}
-        paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": paths}
-        super().__init__(scratch, name, [sys.executable, HERE / "vllm_engine.py", json.dumps(options)], environment)
+        path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": path}
+        self.process = subprocess.Popen(
+            [sys.executable, HERE / "vllm_engine.py", json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(self.log, "w"),
+            env=environment,
+            text=True,
+        )
+
+    def __enter__(self):
+        try:
+            self._read()
+        except BaseException:
+            self.process.kill()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
 
     def ask(self, *prompts: list[int], **options) -> dict:
         """Runs prompts, and says what came and what was counted."""
-        return self.send({"prompts": prompts, **options})
+        self.process.stdin.write(json.dumps({"prompts": prompts, **options}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            tail = "".join(self.log.read_text().splitlines(keepends=True)[-30:])
+            raise RuntimeError(f"engine {self.name} has died:\n{tail}")
+        return json.loads(line)
 
 
 def parent(entry: Path) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from larder_kv.settings import UnsupportedError
+from larder_kv.settings import UnsupportedError as UnsupportedError
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from larder_kv import PagedMemory
-from larder_kv.settings import UnsupportedError
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.layout import LayerTensor, layer_pages, page_bytes
 from larder_kv.vllm.messages import StepPlan
 from larder_kv.vllm.plan import Garbage
+from larder_kv.vllm.settings import UnsupportedError
 from larder_kv.vllm.transfer import LayerGate, Loader, Saver
 
 if TYPE_CHECKING:
