@@ -1,6 +1,7 @@
 """SGLang's own radix cache, cache controller, host pools and storage threads on the CPU, with Larder behind them."""
 
 import atexit
+import contextlib
 import hashlib
 import json
 import time
@@ -14,6 +15,7 @@ sglang_stubs.install()
 import torch  # noqa: E402
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, InsertParams, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
@@ -41,7 +43,9 @@ ALONE.__enter__()
 class HostCache:
     """One engine's caches: on the device (here the CPU too), on the host, and behind them Larder."""
 
-    def __init__(self, storage: dict, layout: str, kind: str = "full", dtype: str = "bfloat16"):
+    def __init__(
+        self, storage: dict, layout: str, kind: str = "full", dtype: str = "bfloat16", without_addresses=False
+    ):
         self.kind = kind
         shape = CacheConfig(page_size=PAGE, head_num=2, head_dim=64, dtype=getattr(torch, dtype), **KINDS[kind])
         self.cache, self.allocator, self.requests = fixtures.build_fixture(shape)
@@ -67,7 +71,8 @@ class HostCache:
         set_global_server_args_for_scheduler(arguments)
         # A process of SGLang's has one cache, and one collector of metrics.
         self.cache._enable_metrics_flag, self.cache.storage_metrics_collector = True, mock.MagicMock(labels={})
-        self.cache.init_hicache(arguments, self.cache.cache_init_params)
+        with no_addresses() if without_addresses else contextlib.nullcontext():
+            self.cache.init_hicache(arguments, self.cache.cache_init_params)
         fixtures.drop_hicache_atexit_pin(self.cache)
         self.cache.write_through_threshold = 1 << 30
         self.cache.load_back_threshold = 0
@@ -201,3 +206,9 @@ class HostCache:
             assert time.monotonic() < deadline, "SGLang did not end in time"
             time.sleep(0.001)
             pump()
+
+
+def no_addresses():
+    """Host pools are as those whose layouts have no addresses of pages."""
+    unsupported = ValueError("Unsupported layout")
+    return mock.patch.object(MHATokenToKVPoolHost, "get_page_buffer_meta", side_effect=unsupported)

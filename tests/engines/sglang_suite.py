@@ -93,6 +93,9 @@ def every_layout(scratch: Path) -> None:
         refused = engine.try_open("lost", cluster.sockets[0], storage={"colour": "red"})
         assert refused and "colour" in refused, refused
         row("a setting that it does not know", "refused to start")
+        refused = engine.try_open("lost", cluster.sockets[0], without_addresses=True)
+        assert refused and "--hicache-mem-layout" in refused, refused
+        row("a host pool that gives no addresses", "refused to start")
     cluster.stop()
 
 

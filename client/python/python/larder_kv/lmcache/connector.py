@@ -243,4 +243,5 @@ def settings_of(config: LMCacheEngineConfig, plugin: str) -> tuple[dict[str, Any
         for key, value in (config.extra_config or {}).items()
         if key.startswith(f"{where}.")
     }
-    return {key: value for key, value in given.items() if key not in of_lmcache}, where
+    # Those of `larder.NAME` begin as those of `larder`.
+    return {key: value for key, value in given.items() if key not in of_lmcache and "." not in key}, where

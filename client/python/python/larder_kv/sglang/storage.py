@@ -27,6 +27,8 @@ from larder_kv.sglang.pools import HostPool, HostPools
 logger = logging.getLogger("sglang.larder")
 
 KV, MAMBA = "kv", "mamba"
+NAMESPACES = 16
+"""Of one session, at most."""
 
 
 class LarderStorage(HiCacheStorage):
@@ -156,6 +158,10 @@ class LarderStorage(HiCacheStorage):
         self._pools.add(name, host_pool, is_replicated)
         if (pool := self._pools.get(name)) is None:
             return
+        if len(self._specs) == NAMESPACES and name not in self._specs:
+            raise UnsupportedError(
+                f"there are more host pools than the {NAMESPACES} namespaces that a session may have"
+            )
         self.settings.check_block(f"a page of the pool {name}", sum(pool.facts.sizes))
         self._specs[name] = self._facts.namespace(pool.facts)
 
