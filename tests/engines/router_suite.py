@@ -73,7 +73,7 @@ class Server:
     def loaded(self) -> int:
         """Tokens that came from Larder."""
         text = urllib.request.urlopen(f"{self.url}/metrics").read().decode()
-        found = re.findall(r'^vllm:prompt_tokens_by_source_total\{.*external_kv_transfer.*\} (\S+)$', text, re.M)
+        found = re.findall(r"^vllm:prompt_tokens_by_source_total\{.*external_kv_transfer.*\} (\S+)$", text, re.M)
         return int(sum(map(float, found)))
 
     def stop(self) -> None:
@@ -95,7 +95,9 @@ class Router:
         """What a model says after this, from the engine that the router chooses."""
         sampling = {"temperature": 0, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "detokenize": False}
         body = json.dumps({"token_ids": history, "sampling_params": sampling}).encode()
-        request = urllib.request.Request(f"{self.url}/inference/v1/generate", body, {"content-type": "application/json"})
+        request = urllib.request.Request(
+            f"{self.url}/inference/v1/generate", body, {"content-type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=120) as answer:
             self.routed[answer.headers["x-larder-node"]] += 1
             return json.load(answer)["choices"][0]["token_ids"]

@@ -11,6 +11,7 @@ mod pages;
 mod process;
 mod requests;
 mod reservation;
+mod scatter;
 mod session;
 mod ticket;
 mod view;
@@ -33,6 +34,8 @@ mod _native {
     use crate::pages::PagedMemory;
     #[pymodule_export]
     use crate::reservation::{Reservation, StagedChunk};
+    #[pymodule_export]
+    use crate::scatter::ScatteredMemory;
     #[pymodule_export]
     use crate::session::Session;
     #[pymodule_export]

@@ -67,6 +67,12 @@ impl Memory {
         Err(PyValueError::new_err(text))
     }
 
+    /// Where `bytes` bytes at `address` start in this memory; `None` where they do not lie within it.
+    pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<u64> {
+        let start = address.checked_sub(self.start as u64)?;
+        (start.checked_add(bytes)? <= self.bytes).then_some(start)
+    }
+
     /// Copies a whole block here. The memory has exactly its size.
     pub(crate) fn fill_from(&self, guard: &LeaseGuard, position: usize, block: usize) {
         self.copy_from(0..self.bytes, guard, position, block, 0);

@@ -88,6 +88,16 @@ impl StagedChunk {
         })
     }
 
+    /// Bytes of block `block`.
+    ///
+    /// # Errors
+    /// `ValueError` where there is none; `ForkedError`.
+    pub(crate) fn block_bytes(&self, block: usize) -> PyResult<u64> {
+        let namespace = self.of.get()?.namespace();
+        check_block(namespace, block)?;
+        Ok(namespace.block_bytes(block))
+    }
+
     /// # Errors
     /// `ValueError` where `bytes` bytes at `offset` of block `block` are not to be written.
     pub(crate) fn check(&self, block: usize, offset: u64, bytes: u64) -> PyResult<()> {

@@ -3,8 +3,10 @@
 import hashlib
 
 import pytest
+from larder_kv.identity import shortened, weights_digest
+from larder_kv.settings import UnsupportedError
 from larder_kv.vllm.counts import COUNTERS, Counts, summed
-from larder_kv.vllm.facts import Facts, shortened, weights_digest
+from larder_kv.vllm.facts import Facts
 from larder_kv.vllm.hashes import block_hash, checked_seed, none_hash
 from larder_kv.vllm.plan import (
     MAX_CHUNKS,
@@ -18,7 +20,7 @@ from larder_kv.vllm.plan import (
     tail,
     tokens_by_tier,
 )
-from larder_kv.vllm.settings import Settings, UnsupportedError
+from larder_kv.vllm.settings import Settings
 
 SHAPE = Shape(chunk_tokens=64, block_tokens=16)
 HASHES = [bytes([number]) * 32 for number in range(40)]

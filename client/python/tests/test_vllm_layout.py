@@ -2,8 +2,8 @@
 
 import larder_kv
 import pytest
+from larder_kv.settings import UnsupportedError
 from larder_kv.vllm.layout import LAYOUTS, LayerTensor, layer_pages, page_bytes
-from larder_kv.vllm.settings import UnsupportedError
 
 SIZES = {"L": 3, "B": 5, "H": 2, "N": 4, "C": 6}
 ELEMENT = 2

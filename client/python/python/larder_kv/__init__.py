@@ -8,7 +8,7 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
   hands it over.
 - hand over: `stage_layers` and `hand_over` give layers ahead of the commit, `follow` reads chunks while somebody writes them.
 
-`larder_kv.vllm` has the connector for vLLM.
+`larder_kv.vllm` has the connector for vLLM, `larder_kv.sglang` a storage for SGLang, `larder_kv.lmcache` one for LMCache.
 """
 
 from larder_kv._native import (
@@ -24,6 +24,7 @@ from larder_kv._native import (
     Pinned,
     Progress,
     Reservation,
+    ScatteredMemory,
     Session,
     Span,
     StagedChunk,
@@ -68,6 +69,7 @@ __all__ = [
     "ReleasedError",
     "RequestTimeout",
     "Reservation",
+    "ScatteredMemory",
     "Session",
     "Span",
     "StagedChunk",

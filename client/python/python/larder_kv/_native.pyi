@@ -187,6 +187,28 @@ class PagedMemory:
         """Copies the pages of the staged chunks, in order, into staged layers."""
 
 @final
+class ScatteredMemory:
+    """An engine's memory, in which a block is one or more pieces, each told by its address."""
+
+    def __new__(cls, regions: Sequence[Buffer]) -> Self: ...
+    def load(
+        self,
+        lease: Lease,
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        *,
+        chunks: int | None = None,
+        block: int = 0,
+    ) -> None:
+        """Copies the first `chunks` leased chunks (all where not given) to pieces: one behind the other, they are the chunks'
+        blocks one behind the other. A piece outside of the regions is refused."""
+
+    def save(
+        self, staged: Sequence[StagedChunk], addresses: Sequence[int], sizes: Sequence[int], *, block: int = 0
+    ) -> None:
+        """Copies pieces to staged chunks: one behind the other, they are the chunks' blocks one behind the other."""
+
+@final
 class Session:
     """A session with the node on this host, for threads: each method waits without the interpreter's lock."""
 

@@ -11,12 +11,14 @@ from vllm.v1.core.kv_cache_utils import DEFAULT_NONE_HASH_SEED
 from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
 
 import larder_kv
-from larder_kv.vllm.facts import Facts, weights_digest
+from larder_kv.identity import weights_digest
+from larder_kv.settings import UnsupportedError
+from larder_kv.vllm.facts import Facts
 from larder_kv.vllm.hashes import checked_seed
 from larder_kv.vllm.layout import LAYOUTS
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Shape
-from larder_kv.vllm.settings import Settings, UnsupportedError
+from larder_kv.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -4,13 +4,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from larder_kv.identity import shortened
 from larder_kv.namespace import NamespaceSpec, Pool
-from larder_kv.vllm.settings import UnsupportedError
-
-NAME_BYTES = 256
-SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 @dataclass(frozen=True)
@@ -51,29 +47,3 @@ class Facts:
             slices=self.slices,
             pools=[Pool(layers=self.layers, layer_bytes=self.page_bytes * pages)],
         )
-
-
-def shortened(text: str) -> str:
-    """The text, or its end and digest where it is longer than a name may be."""
-    encoded = text.encode()
-    if len(encoded) <= NAME_BYTES:
-        return text
-    tail = encoded[-(NAME_BYTES - 65) :].decode(errors="ignore")
-    return f"{hashlib.sha256(encoded).hexdigest()} {tail}"
-
-
-def weights_digest(folder: Path) -> str:
-    """Tells apart the weights of models that stand in folders of the same name: a digest of the names and sizes of the files,
-    and of samples of their contents."""
-    digest = hashlib.sha256()
-    files = sorted(path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".gguf"))
-    if not files:
-        raise UnsupportedError(f"{folder} has no weights to tell its model from others: set `model_revision`")
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size};".encode())
-        with path.open("rb") as file:
-            for sample in range(SAMPLES):
-                file.seek((size - min(size, SAMPLE_BYTES)) * sample // (SAMPLES - 1))
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:32]

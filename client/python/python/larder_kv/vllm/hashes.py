@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from larder_kv.vllm.settings import UnsupportedError
+from larder_kv.settings import UnsupportedError
 
 TEST_TOKENS = tuple(range(1, 33))
 """The tokens of the test vector."""

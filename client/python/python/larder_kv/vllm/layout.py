@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from larder_kv.namespace import LayerPages
-from larder_kv.vllm.settings import UnsupportedError
+from larder_kv.settings import UnsupportedError
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 """The orders in memory that are known: of layers, blocks, heads, tokens and contents, outermost first."""

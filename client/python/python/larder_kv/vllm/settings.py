@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-
-class UnsupportedError(ValueError):
-    """The engine is set up in a way that the connector cannot serve: it refuses to start, and says what to change."""
+from larder_kv.settings import UnsupportedError as UnsupportedError
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,161 @@
+"""Blocks under single keys: what the adapters for caches share whose engines look up, load and save key by key."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import larder_kv
+from larder_kv.link import Link, Opened
+
+LOOKUP_KEYS = 4_096
+"""Keys of one question; a chain may have twice as many."""
+
+UNBOUNDED_BYTES = 64 << 20
+"""Twice what is reserved at a time where no window bounds it."""
+
+COUNTERS = {
+    "lookups": "Times that keys were looked up.",
+    "asked_keys": "Keys that were looked up.",
+    "found_keys": "Keys that were found.",
+    "loaded_keys": "Keys whose bytes were loaded.",
+    "missed_keys": "Keys that were to be loaded and were not there, or did not come in time.",
+    "loaded_bytes": "Bytes that were loaded.",
+    "saved_keys": "Keys whose bytes were written.",
+    "present_keys": "Keys that were to be saved and were there already, or were being written.",
+    "shed_keys": "Keys that were to be saved and were not.",
+    "saved_bytes": "Bytes that were written.",
+    "without_node": "Calls while the node was not there: lookups and loads miss, saves are shed.",
+    "busy": "Calls that the node had no room for.",
+    "failures": "Calls that failed for another reason.",
+}
+"""Each counter and its meaning."""
+
+
+class Counts:
+    """Counters that threads add to."""
+
+    def __init__(self, export: Callable[[str, int], None] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._export = export
+
+    def add(self, name: str, more: int = 1) -> None:
+        """Counts, and tells `export`; `name` is one of `COUNTERS`."""
+        if more == 0:
+            return
+        with self._lock:
+            self._counts[name] += more
+        if self._export is not None:
+            self._export(name, more)
+
+    def now(self) -> dict[str, int]:
+        """What was counted so far."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class Blocks(Protocol):
+    """The engine's memory of the blocks that a call names, by their numbers in the call."""
+
+    def fill(self, lease: larder_kv.Lease, first: int) -> None:
+        """Copies all leased chunks to blocks `first` on."""
+
+    def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
+        """Copies blocks to staged chunks, one each."""
+
+
+class Keyed:
+    """Looks up, loads and saves blocks of flat namespaces. No call raises for what goes wrong with the node: that is a miss, or
+    a block that was not saved, and counted. No call begins a request after `timeout_seconds`, and none of its requests takes
+    longer than that."""
+
+    def __init__(self, link: Link[Opened], counts: Counts, timeout_seconds: float, logger: logging.Logger) -> None:
+        self._link, self._counts = link, counts
+        self._timeout_seconds, self._logger = timeout_seconds, logger
+
+    def exists(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes]) -> list[bool]:
+        """Which of these keys, 32 bytes each and none of them twice, can be loaded."""
+        found = [False] * len(keys)
+        self._counts.add("lookups")
+        self._counts.add("asked_keys", len(keys))
+
+        def look(opened: Opened, deadline: float) -> None:
+            namespace = opened.namespace(spec)
+            for start in range(0, len(keys), LOOKUP_KEYS):
+                if time.monotonic() > deadline:
+                    return
+                part = list(keys[start : start + LOOKUP_KEYS])
+                for span in opened.session.lookup(namespace, namespace.chain(part)).spans:
+                    found[start + span.start : start + span.end] = [True] * (span.end - span.start)
+
+        self._try(look)
+        self._counts.add("found_keys", sum(found))
+        return found
+
+    def load(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks) -> int:
+        """Copies what is there into the engine's memory; of how many keys, from the first on."""
+        loaded = 0
+
+        def bring(opened: Opened, deadline: float) -> None:
+            nonlocal loaded
+            namespace = opened.namespace(spec)
+            while loaded < len(keys) and time.monotonic() <= deadline:
+                with opened.session.lease(namespace, namespace.chain(list(keys[loaded:]))) as lease:
+                    come = lease.chunks
+                    if come == 0:
+                        return
+                    blocks.fill(lease, loaded)
+                loaded += come
+                self._counts.add("loaded_bytes", come * namespace.block_bytes())
+
+        self._try(bring)
+        self._counts.add("loaded_keys", loaded)
+        self._counts.add("missed_keys", len(keys) - loaded)
+        return loaded
+
+    def save(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks) -> list[bool]:
+        """Copies blocks out of the engine's memory; which of them are in the cache now. What is there already is not written."""
+        saved = [False] * len(keys)
+
+        def write(opened: Opened, deadline: float) -> None:
+            session, namespace = opened.session, opened.namespace(spec)
+            # An engine that the node trusts has no window, and writes to its memory.
+            at_once = max((session.window_bytes or UNBOUNDED_BYTES) // (2 * namespace.block_bytes()), 1)
+            # From the last to the first: keys of a prompt come in its order, and the youngest stays longest.
+            for end in range(len(keys), 0, -at_once):
+                if time.monotonic() > deadline:
+                    return
+                group = list(reversed(range(max(end - at_once, 0), end)))
+                reservation = session.reserve(namespace, namespace.chain([keys[number] for number in group]))
+                numbers = [group[position] for position in reservation.chunks]
+                staged = [session.stage(reservation, position) for position in reservation.chunks]
+                blocks.write(staged, numbers)
+                kept = session.commit(reservation, staged) if staged else 0
+                self._counts.add("present_keys", len(group) - len(numbers))
+                self._counts.add("saved_keys", kept)
+                self._counts.add("saved_bytes", kept * namespace.block_bytes())
+                for number in group:
+                    saved[number] = kept == len(numbers) or number not in numbers
+
+        self._try(write)
+        self._counts.add("shed_keys", saved.count(False))
+        return saved
+
+    def _try(self, call: Callable[[Opened, float], None]) -> None:
+        opened = self._link.current()
+        if opened is None:
+            self._counts.add("without_node")
+            return
+        try:
+            call(opened, time.monotonic() + self._timeout_seconds)
+        except larder_kv.BusyError:
+            self._counts.add("busy")
+        except (larder_kv.EndedError, larder_kv.RequestTimeout):
+            # A node that does not answer would hold up every call: without it they miss at once, until it answers again.
+            self._counts.add("failures")
+            self._link.lost(opened)
+        except Exception:
+            self._counts.add("failures")
+            self._logger.exception("a call to the Larder node failed")

@@ -1,0 +1,87 @@
+"""A session that is kept open, for engines that outlive their node and start before it."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import larder_kv
+
+T = TypeVar("T")
+
+
+class Opened:
+    """An open session, and the namespaces that were registered with it so far."""
+
+    def __init__(self, session: larder_kv.Session) -> None:
+        self.session = session
+        self._lock = threading.Lock()
+        self._namespaces: dict[larder_kv.NamespaceSpec, larder_kv.Namespace] = {}
+
+    def namespace(self, spec: larder_kv.NamespaceSpec) -> larder_kv.Namespace:
+        """The namespace, registered when it is asked for first. Raises what `Session.register` raises."""
+        with self._lock:
+            if spec not in self._namespaces:
+                self._namespaces[spec] = self.session.register(spec)
+            return self._namespaces[spec]
+
+    def __str__(self) -> str:
+        return self.session.node
+
+
+class Link(Generic[T]):
+    """Keeps a session, or what is made of one, open from a thread of its own: nobody else ever waits for a node that is not
+    there."""
+
+    def __init__(self, connect: Callable[[], T], reconnect_seconds: float, logger: logging.Logger) -> None:
+        self._connect, self._reconnect_seconds, self._logger = connect, reconnect_seconds, logger
+        self._opened: T | None = None
+        self._wanted = threading.Event()
+        self._tried = threading.Event()
+        self._closed = threading.Event()
+        self._wanted.set()
+        self._thread = threading.Thread(target=self._keep_open, name="larder-link", daemon=True)
+        self._thread.start()
+
+    def wait_for_first_try(self, seconds: float) -> None:
+        """Waits until the node was there once, or was not; so that an engine that starts beside its node begins with it."""
+        self._tried.wait(seconds)
+
+    def current(self) -> T | None:
+        """The session, where there is one."""
+        return self._opened
+
+    def lost(self, opened: T) -> None:
+        """Says that a session has ended, or does not answer: another one is opened."""
+        if self._opened is opened:
+            self._logger.warning("the Larder node is gone or does not answer; going on without it")
+            self._opened = None
+            self._wanted.set()
+
+    def close(self) -> None:
+        """Ends the session and the thread."""
+        self._closed.set()
+        self._wanted.set()
+        self._thread.join()
+        self._opened = None
+
+    def _keep_open(self) -> None:
+        warned = False
+        while not self._closed.is_set():
+            self._wanted.wait()
+            if self._closed.is_set():
+                return
+            try:
+                opened = self._connect()
+            except (larder_kv.LarderError, ValueError, OSError) as error:
+                if not warned:
+                    self._logger.warning("no Larder node for now: %s", error)
+                warned = True
+                self._tried.set()
+                self._closed.wait(self._reconnect_seconds)
+                continue
+            self._logger.info("using the Larder node %s", opened)
+            warned = False
+            self._wanted.clear()
+            self._opened = opened
+            self._tried.set()

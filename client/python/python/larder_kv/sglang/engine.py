@@ -1,0 +1,50 @@
+"""What SGLang says of itself, as far as it decides about keys."""
+
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.mem_cache.utils import get_hash_str
+
+from larder_kv.identity import weights_digest
+from larder_kv.settings import NodeSettings, UnsupportedError
+from larder_kv.sglang.facts import Facts
+
+OF_ENGINE = (
+    "model_path revision dtype quantization kv_cache_dtype quantization_param_path json_model_override_args attention_backend "
+    "speculative_algorithm speculative_draft_model_path speculative_draft_model_revision mamba_ssm_dtype"
+).split()
+"""Arguments of the server that change what its KV is."""
+
+
+def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
+    """The facts of this rank, of SGLang's `HiCacheStorageConfig` and the arguments of its server."""
+    if config.should_split_heads:
+        raise UnsupportedError(
+            "`tp_lcm_size` is not supported: engines share pages with those of their own tensor parallel size"
+        )
+    arguments = server_arguments()
+    details = {name: getattr(arguments, name, None) for name in OF_ENGINE}
+    for name in ("model_path", "speculative_draft_model_path"):
+        # Where the files say nothing, they are told apart by `model_revision`, and else refused.
+        if details[name] and not settings.model_revision and Path(str(details[name])).is_dir():
+            details[f"{name} weights"] = weights_digest(Path(str(details[name])))
+    return Facts(
+        model=config.model_name or str(details["model_path"] or ""),
+        revision=settings.model_revision,
+        page_tokens=page_tokens,
+        hash_vector=str(get_hash_str([1, 2, 3, 4_000_000_000], "00" * 32)),
+        tp=(config.tp_rank, config.tp_size),
+        pp=(config.pp_rank, config.pp_size),
+        cp=(config.attn_cp_rank, config.attn_cp_size),
+        details=details,
+    )
+
+
+def server_arguments() -> Any:
+    """The server's arguments; None where this is used without a server."""
+    from sglang.srt.runtime_context import get_server_args
+
+    try:
+        return get_server_args()
+    except (AttributeError, RuntimeError, ValueError):
+        return None

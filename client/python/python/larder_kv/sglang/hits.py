@@ -1,0 +1,88 @@
+"""Which prefixes can be restored, of what each pool has of a prompt's pages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Policy = Literal["all_pages", "trailing_pages", "block_groups"]
+
+
+@dataclass(frozen=True)
+class PoolPages:
+    """One pool besides the KV, and which of the prompt's pages it has."""
+
+    name: str
+    policy: Policy
+    has: Sequence[bool]
+    """By page of the prompt."""
+    trailing: int = 1
+    """`trailing_pages`: how many pages at a prefix's end it needs."""
+    block_pages: int = 0
+    """`block_groups`: pages of the prompt that one group stands for."""
+    group_pages: int = 0
+    """`block_groups`: pages of one group, the first of its block."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What a prompt can use, in pages."""
+
+    pages: int
+    """The longest prefix that every pool can restore."""
+    of_pool: dict[str, int]
+    """By pool, the KV among them, the longest prefix that it can restore by itself; pools with none are left out."""
+    restorable: list[int]
+    """All lengths of prefixes that every pool can restore, ascending."""
+
+
+def fold(kv_pages: int, pools: Sequence[PoolPages]) -> Hits:
+    """Folds what pools have of a prompt of whose KV the first `kv_pages` pages are there."""
+    of_pool = {"kv": kv_pages} if kv_pages else {}
+    restorable = list(range(1, kv_pages + 1))
+    for pool in pools:
+        if pool.policy == "block_groups":
+            # Another form of the same pages: it says how far it goes and cuts nothing.
+            own = [leading_blocks(pool, kv_pages)]
+        else:
+            own = RESTORABLE[pool.policy](pool, kv_pages)
+            possible = set(own)
+            restorable = [pages for pages in restorable if pages in possible]
+        if own and own[-1]:
+            of_pool[pool.name] = own[-1]
+    return Hits(restorable[-1] if restorable else 0, of_pool, restorable)
+
+
+def leading(has: Sequence[bool]) -> int:
+    """How many are there from the first on."""
+    return next((number for number, is_there in enumerate(has) if not is_there), len(has))
+
+
+def leading_blocks(pool: PoolPages, pages: int) -> int:
+    """Pages that the leading whole groups stand for."""
+    covered = 0
+    while pool.block_pages > 0 and covered + pool.block_pages <= pages:
+        if not all(pool.has[covered : covered + pool.group_pages]):
+            break
+        covered += pool.block_pages
+    return covered
+
+
+def everywhere(pool: PoolPages, pages: int) -> list[int]:
+    """Prefixes of which the pool has every page."""
+    return list(range(1, leading(pool.has[:pages]) + 1))
+
+
+def at_the_end(pool: PoolPages, pages: int) -> list[int]:
+    """Prefixes of which the pool has the last pages, or all where there are fewer."""
+    found, run = [], 0
+    for end in range(1, pages + 1):
+        run = run + 1 if pool.has[end - 1] else 0
+        if run >= min(pool.trailing, end):
+            found.append(end)
+    return found
+
+
+RESTORABLE: dict[str, Callable[[PoolPages, int], list[int]]] = {
+    "all_pages": everywhere,
+    "trailing_pages": at_the_end,
+}

@@ -1,0 +1,39 @@
+"""What SGLang's metrics for all storages want to know: pages and bandwidth of transfers."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.observability.metrics_collector import StorageMetrics
+
+KEPT = 1_024
+"""Measurements that wait for SGLang to take them; beyond it new ones are left out."""
+
+
+class Transfers:
+    """Measures transfers between SGLang's calls for what was measured."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = StorageMetrics()
+
+    @contextmanager
+    def measured(self, pages: str, bandwidth: str, page_bytes: int) -> Iterator[list[int]]:
+        """Measures one; the block appends the pages that it moved."""
+        start = time.perf_counter()
+        moved: list[int] = []
+        yield moved
+        seconds = max(time.perf_counter() - start, 1e-9)
+        with self._lock:
+            taken: list[Any] = getattr(self._taken, pages)
+            if moved and moved[0] and len(taken) < KEPT:
+                taken.append(moved[0])
+                getattr(self._taken, bandwidth).append(moved[0] * page_bytes / seconds / 1e9)
+
+    def take(self) -> StorageMetrics:
+        """Hands over what was measured since the last call."""
+        with self._lock:
+            taken, self._taken = self._taken, StorageMetrics()
+        return taken

@@ -1,0 +1,162 @@
+//! Copies between blocks and an engine's memory whose pages are pieces at addresses that the engine says.
+
+use larder_client::{LeaseGuard, Namespace};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::lease::Lease;
+use crate::memory::Memory;
+use crate::reservation::StagedChunk;
+
+/// An engine's memory, in which a block is one or more pieces, each told by its address.
+///
+/// `regions` are writable, contiguous buffers. Every piece must lie within one of them: an address outside is refused, never
+/// read or written.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct ScatteredMemory {
+    regions: Vec<Memory>,
+}
+
+/// One piece of a copy, within a region and within a block.
+struct Piece {
+    region: usize,
+    /// Where it starts in the region.
+    start: u64,
+    bytes: u64,
+    /// Number of its block, counted from the first of the call.
+    block: usize,
+    /// Where it starts in that block.
+    offset: u64,
+}
+
+impl ScatteredMemory {
+    /// The pieces that make up `blocks` blocks of `block_bytes` bytes, one behind the other.
+    ///
+    /// # Errors
+    /// `ValueError` where a piece lies outside of the regions, or across the end of a block, or there are more or fewer bytes.
+    fn pieces(
+        &self,
+        addresses: &[u64],
+        sizes: &[u64],
+        blocks: usize,
+        block_bytes: u64,
+    ) -> PyResult<Vec<Piece>> {
+        if addresses.len() != sizes.len() {
+            let text = format!("there are {} addresses and {} sizes", addresses.len(), sizes.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let mut pieces = Vec::with_capacity(addresses.len());
+        let (mut block, mut offset) = (0, 0);
+        for (&address, &bytes) in addresses.iter().zip(sizes) {
+            if bytes > block_bytes - offset || block == blocks {
+                let text = format!("the pieces do not make up {blocks} blocks of {block_bytes} bytes");
+                return Err(PyValueError::new_err(text));
+            }
+            let (region, start) = self.find(address, bytes)?;
+            pieces.push(Piece { region, start, bytes, block, offset });
+            offset += bytes;
+            if offset == block_bytes {
+                (block, offset) = (block + 1, 0);
+            }
+        }
+        if (block, offset) != (blocks, 0) {
+            let text = format!("the pieces make up {block} blocks and {offset} bytes, not {blocks} blocks");
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(pieces)
+    }
+
+    /// The region in which a piece lies, and where.
+    fn find(&self, address: u64, bytes: u64) -> PyResult<(usize, u64)> {
+        let places = self.regions.iter().enumerate();
+        let mut places = places.filter_map(|(region, memory)| Some((region, memory.place(address, bytes)?)));
+        places.next().ok_or_else(|| {
+            PyValueError::new_err(format!("{bytes} bytes at {address:#x} lie in none of the regions"))
+        })
+    }
+}
+
+#[pymethods]
+impl ScatteredMemory {
+    #[new]
+    fn new(regions: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let regions = regions.iter().map(Memory::writable).collect::<PyResult<Vec<_>>>()?;
+        Ok(Self { regions })
+    }
+
+    /// Copies the first `chunks` leased chunks (all where not given) to pieces: one behind the other, they are the chunks'
+    /// blocks `block` one behind the other. Other threads run meanwhile; none may touch these pieces.
+    #[pyo3(signature = (lease, addresses, sizes, *, chunks = None, block = 0))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        lease: &Lease,
+        addresses: Vec<u64>,
+        sizes: Vec<u64>,
+        chunks: Option<usize>,
+        block: usize,
+    ) -> PyResult<()> {
+        let guard = lease.guard()?;
+        let chunks = chunks.unwrap_or(guard.chunks());
+        check_leased(&guard, chunks, block)?;
+        let pieces = self.pieces(&addresses, &sizes, chunks, guard.namespace().block_bytes(block))?;
+        py.detach(|| {
+            for Piece { region, start, bytes, block: position, offset } in pieces {
+                self.regions[region].copy_from(start..start + bytes, &guard, position, block, offset);
+            }
+        });
+        Ok(())
+    }
+
+    /// Copies pieces to staged chunks: one behind the other, they are the chunks' blocks `block` one behind the other. Other
+    /// threads run meanwhile; none may change these pieces.
+    #[pyo3(signature = (staged, addresses, sizes, *, block = 0))]
+    fn save(
+        &self,
+        py: Python<'_>,
+        staged: Vec<PyRef<'_, StagedChunk>>,
+        addresses: Vec<u64>,
+        sizes: Vec<u64>,
+        block: usize,
+    ) -> PyResult<()> {
+        let Some(first) = staged.first() else { return Ok(()) };
+        let block_bytes = first.block_bytes(block)?;
+        for chunk in &staged {
+            chunk.check(block, 0, block_bytes)?;
+        }
+        let pieces = self.pieces(&addresses, &sizes, staged.len(), block_bytes)?;
+        let mut pieces = pieces.into_iter().peekable();
+        for (number, chunk) in staged.iter().enumerate() {
+            let mut of_chunk = Vec::new();
+            while let Some(piece) = pieces.next_if(|piece| piece.block == number) {
+                of_chunk.push(piece);
+            }
+            chunk.fill(py, |staged| {
+                for Piece { region, start, bytes, offset, .. } in of_chunk {
+                    self.regions[region].copy_to(start..start + bytes, staged, block, offset);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let bytes: u64 = self.regions.iter().map(Memory::len).sum();
+        format!("<larder_kv.ScatteredMemory of {} regions, {bytes} bytes>", self.regions.len())
+    }
+}
+
+/// # Errors
+/// `ValueError` where block `block` of each of the first `chunks` chunks may not be read.
+fn check_leased(guard: &LeaseGuard, chunks: usize, block: usize) -> PyResult<()> {
+    let namespace: &Namespace = guard.namespace();
+    crate::namespace::check_block(namespace, block)?;
+    if chunks > guard.chunks() {
+        let text = format!("{chunks} chunks are not leased: {} are", guard.chunks());
+        return Err(PyValueError::new_err(text));
+    }
+    if (0..chunks).any(|position| !guard.has_block(position, block)) {
+        return Err(PyValueError::new_err(format!("block {block} is not leased of every chunk")));
+    }
+    Ok(())
+}

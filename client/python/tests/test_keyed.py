@@ -1,0 +1,175 @@
+"""Blocks under single keys against a real node, as SGLang's and LMCache's adapters use them."""
+
+import logging
+import time
+
+import larder_kv
+import pytest
+from conftest import content, spec, start_cluster
+from larder_kv.keyed import Counts, Keyed
+from larder_kv.settings import NodeSettings
+
+BLOCK = 4_096
+LOG = logging.getLogger("test")
+
+
+class Blocks:
+    """Blocks in buffers of Python's."""
+
+    def __init__(self, buffers):
+        self.buffers = buffers
+
+    def fill(self, lease, first):
+        for position in range(lease.chunks):
+            lease.copy_block(position, self.buffers[first + position])
+
+    def write(self, staged, numbers):
+        for chunk, number in zip(staged, numbers, strict=True):
+            chunk.copy_from(self.buffers[number])
+
+
+class Rank:
+    """What an adapter has of one rank."""
+
+    def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20):
+        self.counts = Counts()
+        settings = NodeSettings(socket, window_bytes=window_bytes, reconnect_seconds=0.01)
+        self.link = settings.link("test", LOG)
+        self.link.wait_for_first_try(10)
+        self.keyed = Keyed(self.link, self.counts, 5.0, LOG)
+        self.spec = spec(model, pools=(larder_kv.Pool(layers=1, layer_bytes=BLOCK),), flat=True)
+
+    def save(self, numbers):
+        return self.keyed.save(self.spec, keys(numbers), Blocks([content(number, BLOCK) for number in numbers]))
+
+    def load(self, numbers):
+        buffers = [bytearray(BLOCK) for _ in numbers]
+        return self.keyed.load(self.spec, keys(numbers), Blocks(buffers)), [bytes(buffer) for buffer in buffers]
+
+    def exists(self, numbers):
+        return self.keyed.exists(self.spec, keys(numbers))
+
+    def counted(self, *names):
+        now = self.counts.now()
+        return tuple(now[name] for name in names)
+
+
+def keys(numbers):
+    return [number.to_bytes(32, "little") for number in numbers]
+
+
+def until(condition, patience: float = 30.0):
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def rank(cluster, request):
+    made = Rank(cluster.sockets[0], request.node.name)
+    yield made
+    made.link.close()
+
+
+def test_what_was_saved_is_loaded_under_its_keys(rank):
+    assert rank.save([1, 2, 3]) == [True] * 3
+    assert rank.load([3, 1]) == (2, [content(3, BLOCK), content(1, BLOCK)])
+    assert rank.counted("saved_keys", "loaded_keys", "loaded_bytes") == (3, 2, 2 * BLOCK)
+
+
+def test_every_key_is_told_by_itself(rank):
+    rank.save([2, 4])
+    assert rank.exists([1, 2, 3, 4]) == [False, True, False, True]
+    assert rank.counted("asked_keys", "found_keys") == (4, 2)
+
+
+def test_a_load_ends_at_the_first_key_that_is_not_there(rank):
+    rank.save([1, 3])
+    loaded, buffers = rank.load([1, 2, 3])
+    assert loaded == 1 and buffers[0] == content(1, BLOCK) and not any(buffers[2])
+    assert rank.counted("missed_keys") == (2,)
+
+
+def test_where_a_lease_covers_a_part_the_rest_is_leased_too(rank):
+    class Short:
+        """A session whose leases cover two keys at most, as an answer has limits."""
+
+        session = rank.link.current().session
+
+        def lease(self, namespace, chain):
+            return self.session.lease(namespace, chain.part(0, min(len(chain), 2)))
+
+    rank.save([1, 2, 3, 4, 5])
+    opened = rank.link.current()
+    opened.session = Short()
+    assert rank.load([5, 4, 3, 2, 1]) == (5, [content(number, BLOCK) for number in (5, 4, 3, 2, 1)])
+    assert rank.load([1, 2, 3, 9])[0] == 3
+
+
+def test_what_is_there_is_not_written_again(rank):
+    rank.save([1, 2])
+    assert rank.save([1, 2, 3]) == [True] * 3
+    assert rank.counted("saved_keys", "present_keys", "shed_keys") == (3, 2, 0)
+
+
+def test_more_than_the_window_holds_is_saved_in_parts(cluster, request):
+    rank = Rank(cluster.sockets[0], request.node.name, window_bytes=4 * BLOCK)
+    numbers = list(range(1, 12))
+    assert all(rank.save(numbers))
+    assert rank.load(numbers) == (11, [content(number, BLOCK) for number in numbers])
+    rank.link.close()
+
+
+def test_more_keys_than_one_question_holds_are_asked_in_parts(rank, monkeypatch):
+    monkeypatch.setattr("larder_kv.keyed.LOOKUP_KEYS", 2)
+    rank.save([1, 4, 5])
+    assert rank.exists([1, 2, 3, 4, 5]) == [True, False, False, True, True]
+
+
+def test_without_a_node_everything_is_a_miss_and_counted(tmp_path):
+    rank = Rank(str(tmp_path / "nobody.sock"), "nobody")
+    assert rank.exists([1]) == [False] and rank.load([1])[0] == 0 and rank.save([1]) == [False]
+    assert rank.counted("without_node", "missed_keys", "shed_keys") == (3, 1, 1)
+    rank.link.close()
+
+
+def test_a_node_that_stops_is_a_miss_and_one_that_comes_is_used(tmp_path):
+    folder = str(tmp_path / "cluster")
+    running = start_cluster("--nodes", "1", "--arena-bytes", "16MiB", "--dir", folder)
+    rank = Rank(running.sockets[0], "comes and goes")
+    assert rank.save([1]) == [True]
+    running.stop()
+    assert rank.load([1])[0] == 0
+    assert sum(rank.counted("failures", "without_node")) == 1
+    running = start_cluster("--nodes", "1", "--arena-bytes", "16MiB", "--dir", folder)
+    until(lambda: rank.save([1]) == [True])
+    assert rank.load([1]) == (1, [content(1, BLOCK)])
+    rank.link.close()
+    running.stop()
+
+
+def test_a_node_without_room_sheds_and_is_counted(tmp_path):
+    running = start_cluster("--nodes", "1", "--arena-bytes", "4MiB")
+    rank = Rank(running.sockets[0], "full")
+    taken = take_everything(running.sockets[0])
+    assert rank.save([1]) == [False]
+    assert rank.counted("busy", "shed_keys") == (1, 1)
+    assert taken
+    rank.link.close()
+    running.stop()
+
+
+def take_everything(socket: str) -> list:
+    """Takes all of a node's memory: what is reserved and not committed cannot be evicted. One session may reserve a part."""
+    pool, taken = larder_kv.Pool(layers=1, layer_bytes=1 << 20), []
+    for _ in range(16):
+        session = larder_kv.Session(socket, window_bytes=0)
+        namespace = session.register(spec("taker", pools=[pool], flat=True))
+        try:
+            while True:
+                taken.append(session.reserve(namespace, namespace.chain(keys([len(taken)]))))
+        except larder_kv.BusyError as busy:
+            if busy.what == "memory":
+                return taken
+    raise AssertionError("the node was never full")

@@ -1,0 +1,105 @@
+"""What SGLang's storage decides, without SGLang."""
+
+import dataclasses
+
+import pytest
+from larder_kv.lmcache.blocks import digest
+from larder_kv.settings import NodeSettings, UnsupportedError
+from larder_kv.sglang.facts import Facts, PoolFacts
+from larder_kv.sglang.hits import PoolPages, fold, leading
+
+YES, NO = True, False
+FACTS = Facts("model", "", 64, "vector", (1, 2), (0, 1), (0, 1), {"quantization": None})
+POOL = PoolFacts("kv", "MHATokenToKVPoolHost", "page_first", "bfloat16", (4_096, 4_096), False)
+
+
+def test_the_kv_alone_is_restored_to_its_last_page():
+    assert fold(3, []) == fold(3, ()) and fold(3, []).pages == 3
+    assert fold(3, []).restorable == [1, 2, 3] and fold(3, []).of_pool == {"kv": 3}
+    assert fold(0, []).pages == 0 and fold(0, []).of_pool == {}
+    assert leading([]) == 0 and leading([YES, NO, YES]) == 1
+
+
+def test_a_pool_that_every_page_needs_cuts_at_its_first_hole():
+    hits = fold(4, [PoolPages("indexer", "all_pages", [YES, YES, NO, YES])])
+    assert (hits.pages, hits.restorable, hits.of_pool) == (2, [1, 2], {"kv": 4, "indexer": 2})
+
+
+def test_a_state_is_restored_where_it_was_saved_and_nowhere_else():
+    hits = fold(5, [PoolPages("mamba", "trailing_pages", [NO, YES, NO, YES, NO])])
+    assert (hits.pages, hits.restorable, hits.of_pool) == (4, [2, 4], {"kv": 5, "mamba": 4})
+    assert fold(5, [PoolPages("mamba", "trailing_pages", [NO] * 5)]).pages == 0
+
+
+def test_a_window_needs_its_last_pages_or_all_where_there_are_fewer():
+    hits = fold(6, [PoolPages("swa", "trailing_pages", [YES, NO, YES, YES, YES, NO], trailing=2)])
+    assert hits.restorable == [1, 4, 5]
+    assert fold(2, [PoolPages("swa", "trailing_pages", [YES, YES], trailing=8)]).restorable == [1, 2]
+
+
+def test_all_pools_must_agree_on_a_prefix():
+    pools = [
+        PoolPages("indexer", "all_pages", [YES, YES, YES, NO]),
+        PoolPages("mamba", "trailing_pages", [NO, YES, NO, YES]),
+    ]
+    hits = fold(4, pools)
+    assert (hits.pages, hits.restorable) == (2, [2])
+    assert hits.of_pool == {"kv": 4, "indexer": 3, "mamba": 4}
+
+
+def test_block_groups_say_how_far_they_go_and_cut_nothing():
+    group = {"policy": "block_groups", "block_pages": 2, "group_pages": 1}
+    hits = fold(5, [PoolPages("packed", has=[YES, NO, YES, NO, NO], **group)])
+    assert (hits.pages, hits.of_pool) == (5, {"kv": 5, "packed": 4})
+    assert fold(5, [PoolPages("packed", has=[NO] * 5, **group)]).of_pool == {"kv": 5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"revision": "2"},
+        {"page_tokens": 32},
+        {"hash_vector": "other"},
+        {"tp": (0, 2)},
+        {"tp": (1, 4)},
+        {"pp": (1, 2)},
+        {"cp": (1, 2)},
+        {"details": {"quantization": "fp8"}},
+    ],
+)
+def test_engines_that_differ_never_share(change):
+    assert dataclasses.replace(FACTS, **change).namespace(POOL) != FACTS.namespace(POOL)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "mamba"}, {"kind": "other"}, {"layout": "page_head"}, {"dtype": "float16"}, {"sizes": (2_048, 6_144)}],
+)
+def test_pools_that_differ_never_share(change):
+    other = FACTS.namespace(dataclasses.replace(POOL, **change))
+    assert other != FACTS.namespace(POOL) and other.flat
+
+
+def test_ranks_of_any_number_share_what_is_the_same_on_all_of_them():
+    replicated = dataclasses.replace(POOL, is_replicated=True)
+    alone = dataclasses.replace(FACTS, tp=(0, 1))
+    assert FACTS.namespace(replicated) == alone.namespace(replicated)
+
+
+def test_settings_that_are_not_known_or_impossible_are_refused():
+    assert NodeSettings.parse({"socket": "/s", "device": 1}, "it") == NodeSettings("/s", device=1)
+    for given, reason in (
+        ({}, "needs `socket`"),
+        ({"socket": "/s", "colour": 1}, "`colour`"),
+        ({"socket": "/s", "timeout_seconds": 0}, "more than 0"),
+    ):
+        with pytest.raises(UnsupportedError, match=reason):
+            NodeSettings.parse(given, "it")
+    with pytest.raises(UnsupportedError, match="window_bytes"):
+        NodeSettings("/s", window_bytes=100).check_block("a page", 101)
+
+
+def test_keys_of_lmcache_differ_wherever_their_fields_do():
+    assert digest("a", "bc") != digest("ab", "c") and digest("a", b"") != digest("a")
+    assert len(digest(b"x", 1, "salt")) == 32

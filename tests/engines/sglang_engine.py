@@ -1,0 +1,86 @@
+"""SGLang's caches in this process, told what to do by JSON lines: each line names a cache and what is asked of it, each answer is
+a line on the original standard output, which SGLang's own talk is kept from."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+os.environ.update(HF_HUB_OFFLINE="1")
+
+
+def main() -> None:
+    import sglang_host
+
+    caches = {}
+    say(ready=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        do, name = asked.pop("do"), asked.pop("cache", "")
+        if do == "open":
+            try:
+                caches[name] = sglang_host.HostCache(**asked)
+            except ValueError as error:
+                say(refused=str(error))
+                continue
+            say()
+            continue
+        cache = caches[name]
+        if do == "close":
+            caches.pop(name).close()
+            say()
+            continue
+        if do == "stats":
+            say(**stats(cache))
+            continue
+        tokens, salt = asked["tokens"], asked.get("salt")
+        if victim := asked.get("kill_before_load"):
+            kill_before_load(cache.storage, victim)
+        if do == "put":
+            cache.put(tokens, salt)
+        restored = cache.restore(tokens, salt) if do == "restore" else None
+        if do in ("put", "save"):
+            cache.save(tokens, salt)
+        say(
+            restored=restored,
+            digest=cache.digest(tokens, salt) if restored is None or restored else None,
+            counts=cache.storage.counts.now(),
+        )
+
+
+def kill_before_load(storage, victim: int) -> None:
+    """Kills the node once pages were found and before they are loaded."""
+    load = storage.batch_get_v1
+
+    def killing(*arguments):
+        storage.batch_get_v1 = load
+        os.kill(victim, signal.SIGKILL)
+        # Its sockets are closed when the process is gone.
+        while os.path.exists(f"/proc/{victim}/fd/0"):
+            time.sleep(0.001)
+        return load(*arguments)
+
+    storage.batch_get_v1 = killing
+
+
+def stats(cache) -> dict:
+    """What SGLang's metrics were told, and Prometheus."""
+    from prometheus_client import REGISTRY
+
+    told = [call.args[0] for call in cache.cache.storage_metrics_collector.log_storage_metrics.call_args_list]
+    samples = [sample for family in REGISTRY.collect() for sample in family.samples]
+    return {
+        "prefetched": [pages for one in [*told, cache.storage.get_stats()] for pages in one.prefetch_pgs],
+        "loaded": sum(sample.value for sample in samples if sample.name == "sglang:larder_loaded_keys_total"),
+    }
+
+
+def say(**answer) -> None:
+    ANSWERS.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

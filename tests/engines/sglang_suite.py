@@ -1,0 +1,225 @@
+"""Scenarios with SGLang's own caches: what is restored from Larder has the bytes that were saved, or it is a miss.
+
+sglang_suite.py [NAME...]     all of them, or those that are named
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from driver import HERE, Cluster, scratch_folder
+from process import Process
+
+SCENARIOS = {}
+PAGE = 16
+LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+class SGLang(Process):
+    """A process with SGLang's caches."""
+
+    def __init__(self, scratch: Path, name: str):
+        super().__init__(scratch, name, [sys.executable, HERE / "sglang_engine.py"], dict(os.environ))
+
+    def open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> None:
+        refused = self.try_open(cache, socket, layout, **options)
+        assert refused is None, refused
+
+    def try_open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> str | None:
+        """Why it was refused, where it was."""
+        storage = {"socket": socket, "reconnect_seconds": 0.05, "timeout_seconds": 5.0} | options.pop("storage", {})
+        asked = {"do": "open", "cache": cache, "storage": storage, "layout": layout, **options}
+        return self.send(asked).get("refused")
+
+    def close(self, cache: str) -> None:
+        self.send({"do": "close", "cache": cache})
+
+    def ask(self, do: str, cache: str, tokens: list[int], salt: str | None = None, **faults) -> dict:
+        return self.send({"do": do, "cache": cache, "tokens": tokens, "salt": salt, **faults})
+
+
+def prompt(seed: int, pages: int = 6) -> list[int]:
+    """Tokens that no other seed has in its first page."""
+    return [seed + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, pages * PAGE)]
+
+
+def until(condition, what: str, patience: float = 30.0):
+    deadline = time.monotonic() + patience
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not in time"
+        time.sleep(0.01)
+    return result
+
+
+def row(what: str, result: str) -> None:
+    print(f"  {what}: {result}", flush=True)
+
+
+@scenario
+def every_layout(scratch: Path) -> None:
+    """Device, host, Larder; then a fresh cache: Larder, host, device. A layout never meets another one."""
+    cluster = Cluster(scratch / "layouts", 1)
+    with SGLang(scratch, "layouts") as engine:
+        for number, layout in enumerate(LAYOUTS):
+            tokens = prompt(1)
+            engine.open("first", cluster.sockets[0], layout)
+            saved = engine.ask("put", "first", tokens)
+            assert saved["counts"]["saved_keys"] == 6, f"{saved['counts']}"
+            again = engine.ask("save", "first", tokens)
+            assert again["counts"]["saved_keys"] == 6 and again["counts"]["shed_keys"] == 0, f"{again['counts']}"
+            engine.close("first")
+            engine.open("fresh", cluster.sockets[0], layout)
+            come = engine.ask("restore", "fresh", tokens)
+            assert come["restored"] == len(tokens), f"{layout}: {come}"
+            assert come["digest"] == saved["digest"], f"{layout}: other bytes"
+            told = engine.send({"do": "stats", "cache": "fresh"})
+            assert (told["prefetched"], told["loaded"]) == ([6], 6 * (number + 1)), f"{told}"
+            engine.close("fresh")
+            row(layout, f"{len(tokens)} tokens restored, bytes identical; saved again, nothing was written")
+        for what, options in {
+            "dtype": {"dtype": "float16"},
+            "model_revision": {"storage": {"model_revision": "2"}},
+        }.items():
+            engine.open("other", cluster.sockets[0], "page_first_direct", **options)
+            assert engine.ask("restore", "other", prompt(1))["restored"] == 0, f"another {what} hit"
+            engine.close("other")
+            row(f"another {what}", "a miss")
+        refused = engine.try_open("lost", cluster.sockets[0], storage={"colour": "red"})
+        assert refused and "colour" in refused, refused
+        row("a setting that it does not know", "refused to start")
+        refused = engine.try_open("lost", cluster.sockets[0], without_addresses=True)
+        assert refused and "--hicache-mem-layout" in refused, refused
+        row("a host pool that gives no addresses", "refused to start")
+    cluster.stop()
+
+
+@scenario
+def hybrid_models(scratch: Path) -> None:
+    """A prefix is restored where its recurrent state was saved, and nowhere else; or where the window at its end was, which SGLang
+    saved with every page."""
+    cluster = Cluster(scratch / "hybrid", 1)
+    long = prompt(2, 7)
+    expected = {"state": {2: 0, 3: 3, 5: 3, 6: 3, 7: 7}, "window": {2: 2, 3: 3, 5: 5, 6: 6, 7: 7}}
+    with SGLang(scratch, "hybrid") as engine:
+        for kind, of_kind in expected.items():
+            engine.open("first", cluster.sockets[0], kind=kind)
+            engine.ask("put", "first", long[: 3 * PAGE])
+            engine.ask("put", "first", long)
+            ends = set(of_kind.values()) - {0}
+            saved = {pages: engine.ask("digest", "first", long[: pages * PAGE])["digest"] for pages in ends}
+            engine.close("first")
+            for pages, come in of_kind.items():
+                engine.open("fresh", cluster.sockets[0], kind=kind)
+                # What follows the pages in common is another text.
+                answer = engine.ask("restore", "fresh", long[: pages * PAGE] + prompt(900 + pages, 1))
+                assert answer["restored"] == come * PAGE, f"{kind}, {pages} pages in common: {answer}"
+                assert answer["digest"] == saved.get(come), f"{kind}, {pages} pages in common: other bytes"
+                engine.close("fresh")
+            row(
+                {"state": "recurrent state", "window": "sliding window"}[kind],
+                f"saved after 3 and 7 pages; {told(of_kind)}",
+            )
+    cluster.stop()
+
+
+def told(restored: dict[int, int]) -> str:
+    return ", ".join(f"{pages} in common: {come} restored" for pages, come in restored.items())
+
+
+@scenario
+def salts(scratch: Path) -> None:
+    """Prompts under a salt are found under that salt alone."""
+    cluster = Cluster(scratch / "salts", 1)
+    tokens = prompt(3)
+    with SGLang(scratch, "salts") as engine:
+        engine.open("first", cluster.sockets[0])
+        saved = engine.ask("put", "first", tokens, "alice")
+        engine.open("fresh", cluster.sockets[0])
+        found = {salt: engine.ask("restore", "fresh", tokens, salt)["restored"] for salt in (None, "bob", "alice")}
+        assert found == {None: 0, "bob": 0, "alice": len(tokens)}, f"{found}"
+        assert engine.ask("save", "fresh", tokens, "alice")["digest"] == saved["digest"]
+        row("saved with a salt", "without one and with another: 0 restored; with its own: all, identical")
+    cluster.stop()
+
+
+@scenario
+def two_nodes(scratch: Path) -> None:
+    """Another engine on another node gets what the first one saved, over QUIC; altered bytes are a miss."""
+    cluster = Cluster(scratch / "two", 2)
+    tokens, altered = prompt(4), prompt(5)
+    with SGLang(scratch, "first") as first, SGLang(scratch, "second") as second:
+        first.open("cache", cluster.sockets[0])
+        second.open("cache", cluster.sockets[1])
+        saved = first.ask("put", "cache", tokens)
+        first.ask("put", "cache", altered)
+        came = cluster.metric(1, "larder_peer_received_bytes_total")
+        come = until_found(second, "cache", tokens)
+        assert come["restored"] == len(tokens) and come["digest"] == saved["digest"], f"{come}"
+        came = cluster.metric(1, "larder_peer_received_bytes_total") - came
+        assert came >= come["counts"]["loaded_bytes"] > 0, "the bytes did not come from the other node"
+        row("restored on another node", f"{len(tokens)} tokens, {came:.0f} bytes over QUIC, identical")
+        cluster.flip_a_bit_in_every_page(0)
+        second.open("again", cluster.sockets[1])
+        come = second.ask("restore", "again", altered)
+        noticed = cluster.metric(1, "larder_peer_fetches_total", outcome="checksum")
+        assert come["restored"] == 0 and come["counts"]["missed_keys"] > 0 and noticed > 0, f"{come}, {noticed}"
+        row("stored bytes altered behind its back", f"a miss, {come['counts']['missed_keys']} pages counted")
+    cluster.stop()
+
+
+@scenario
+def failures(scratch: Path) -> None:
+    """A node that is absent, killed, and back again: the engine goes on, and what it lacks is counted."""
+    folder = scratch / "failing"
+    tokens, later = prompt(6), prompt(7)
+    with SGLang(scratch, "failing") as engine:
+        engine.open("early", str(folder / "node-0.sock"))
+        assert engine.ask("restore", "early", tokens)["counts"]["without_node"] == 1
+        alone = engine.ask("put", "early", tokens)
+        assert alone["counts"]["shed_keys"] == 6, f"{alone['counts']}"
+        row("node absent at the start", f"a miss, {alone['counts']['shed_keys']} pages counted that were not saved")
+        folder.mkdir()
+        cluster = Cluster(folder, 1)
+        until(lambda: engine.ask("save", "early", tokens)["counts"]["saved_keys"] == 6, "the node is used")
+        row("the node comes later", "used without a restart of the engine")
+        engine.open("fresh", cluster.sockets[0])
+        victim = cluster.pid(0)
+        come = engine.ask("restore", "fresh", tokens, kill_before_load=victim)
+        counts = come["counts"]
+        assert come["restored"] == 0 and counts["found_keys"] == counts["missed_keys"] == 6, f"{counts}"
+        assert counts["failures"] == 1, f"{counts}"
+        row("node killed between lookup and load", f"a miss, {counts['missed_keys']} pages counted")
+        # The node is started again, with nothing in memory.
+        until(lambda: engine.ask("save", "early", tokens)["counts"]["saved_keys"] == 12, "the node is used again")
+        come = until_found(engine, "fresh", tokens)
+        assert come["digest"] == alone["digest"], "other bytes"
+        engine.ask("put", "early", later)
+        row("the node comes back", f"{come['restored']} tokens restored, identical")
+    cluster.stop()
+
+
+def until_found(engine: SGLang, cache: str, tokens: list[int]) -> dict:
+    """Asks until something comes: another node hears of new pages a moment later."""
+
+    def restored() -> dict | None:
+        answer = engine.ask("restore", cache, tokens)
+        return answer if answer["restored"] else None
+
+    return until(restored, "pages are found")
+
+
+def main(names: list[str]) -> None:
+    with scratch_folder() as folder:
+        for name in names or SCENARIOS:
+            print(name, flush=True)
+            SCENARIOS[name](Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
