@@ -8,12 +8,17 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def test_the_examples_run(cluster):
-    said = {path.name: run(path, cluster.sockets[0]) for path in sorted(EXAMPLES.glob("*.py"), reverse=True)}
+    said = {name: run(EXAMPLES / name, cluster.sockets[0]) for name in ("put_and_get.py", "prefetch.py")}
     assert "768 of 1000 tokens are in the cache of node-0" in said["put_and_get.py"]
     assert "begins with 3" in said["put_and_get.py"]
     assert "tokens in place: 768 0 0 0 0 0 0 0" in said["prefetch.py"]
 
 
-def run(path: Path, socket: str) -> str:
-    done = subprocess.run([sys.executable, path, socket], capture_output=True, text=True, check=True, timeout=60)
+def run(path: Path, argument: str) -> str:
+    done = subprocess.run([sys.executable, path, argument], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
+
+
+def test_the_router_says_how_it_is_started():
+    # It needs servers of vLLM: tests/engines runs it.
+    assert "usage" in run(EXAMPLES / "router.py", "--help")
