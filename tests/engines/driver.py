@@ -12,6 +12,8 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from process import Process
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LARDER = Path(os.environ.get("LARDER", ROOT / "target/debug/larder"))
@@ -77,7 +79,7 @@ class Cluster:
         self.process.wait(timeout=60)
 
 
-class Engine:
+class Engine(Process):
     """A vLLM engine in a process of its own."""
 
     def __init__(
@@ -89,8 +91,6 @@ class Engine:
         role: str = "kv_both",
         **options,
     ):
-        self.name = name
-        self.log = scratch / f"{name}.log"
         options = {
             "model": str(scratch / "model"),
             "dtype": "bfloat16",
@@ -116,30 +116,7 @@ class Engine:
             binding = {}
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": path}
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "vllm_engine.py", json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=open(self.log, "w"),
-            env=environment,
-            text=True,
-        )
-
-    def __enter__(self):
-        try:
-            self._read()
-        except BaseException:
-            self.process.kill()
-            raise
-        return self
-
-    def __exit__(self, *error):
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
+        super().__init__(scratch, name, [sys.executable, HERE / "vllm_engine.py", json.dumps(options)], environment)
 
     def ask(self, *prompts: list[int], **options) -> dict:
         """Runs prompts, and says what came and what was counted."""
@@ -148,8 +125,7 @@ class Engine:
 
     def tell(self, *prompts: list[int], **options) -> None:
         """The same, without waiting for the answer."""
-        self.process.stdin.write(json.dumps({"prompts": prompts, **options}) + "\n")
-        self.process.stdin.flush()
+        self.write({"prompts": prompts, **options})
 
     @contextlib.contextmanager
     def dying(self):
@@ -160,13 +136,6 @@ class Engine:
             self.process.wait(timeout=60)
         finally:
             self.process.kill()
-
-    def _read(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            tail = "".join(self.log.read_text().splitlines(keepends=True)[-30:])
-            raise RuntimeError(f"engine {self.name} has died:\n{tail}")
-        return json.loads(line)
 
 
 def parent(entry: Path) -> str:

@@ -42,9 +42,13 @@ class Process:
 
     def send(self, asked: dict) -> dict:
         """Asks, and waits for the answer."""
+        self.write(asked)
+        return self._read()
+
+    def write(self, asked: dict) -> None:
+        """Asks, without waiting for the answer."""
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
-        return self._read()
 
     def _read(self) -> dict:
         limit = threading.Timer(PATIENCE_SECONDS, self.process.kill)
