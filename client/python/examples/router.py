@@ -16,13 +16,14 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 BUSY_TOKENS = 1_000
 """A request that an engine has in hand counts as so many tokens that it would have to compute."""
 REFRESH_SECONDS, DEADLINE_SECONDS = 10.0, 0.5
 
 
-def get_json(url: str, body: object = None, patience: float = DEADLINE_SECONDS) -> dict | list:
+def get_json(url: str, body: object = None, patience: float = DEADLINE_SECONDS) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=patience) as answer:
@@ -32,19 +33,21 @@ def get_json(url: str, body: object = None, patience: float = DEADLINE_SECONDS) 
 class Router:
     def __init__(self, coordinator: str, node: str, tenant: str, engines: dict[str, str]) -> None:
         self.coordinator, self.node, self.tenant, self.engines = coordinator, node, tenant, engines
-        self.in_hand, self.lock, self.turn = Counter(), threading.Lock(), itertools.count()
-        self.namespaces, self.refreshed = [], float("-inf")
+        self.lock, self.turn = threading.Lock(), itertools.count()
+        self.in_hand: Counter[str] = Counter()
+        self.namespaces: list[dict[str, Any]] = []
+        self.refreshed = float("-inf")
 
-    def ranked(self, body: dict) -> list[str]:
+    def ranked(self, body: dict[str, Any]) -> list[str]:
         """The nodes whose engines could serve a request, best first."""
         held, turn = self.held(body), next(self.turn)
         nodes = list(self.engines)
         nodes = nodes[turn % len(nodes) :] + nodes[: turn % len(nodes)]
         return sorted(nodes, key=lambda node: BUSY_TOKENS * self.in_hand[node] - held[node])
 
-    def held(self, body: dict) -> Counter:
+    def held(self, body: dict[str, Any]) -> Counter[str]:
         """Tokens of its prompt that each node holds: the most of any namespace that engines of this tenant have."""
-        most = Counter()
+        most: Counter[str] = Counter()
         try:
             tokens = self.tokens(body)
             for namespace in self.known():
@@ -57,20 +60,21 @@ class Router:
             print(f"routed by load alone: {error}", flush=True)
         return most
 
-    def known(self) -> list[dict]:
+    def known(self) -> list[dict[str, Any]]:
         if time.monotonic() - self.refreshed > REFRESH_SECONDS or not self.namespaces:
             told = get_json(f"http://{self.node}/namespaces")
             of_vllm = [one for one in told if one["tenant"] == self.tenant and one["hash"]]
             self.namespaces, self.refreshed = of_vllm, time.monotonic()
         return self.namespaces
 
-    def tokens(self, body: dict) -> list[int]:
+    def tokens(self, body: dict[str, Any]) -> list[int]:
         """The prompt's tokens: the request's own, or what an engine makes of its text."""
         given = body.get("token_ids") or body.get("prompt")
         if isinstance(given, list) and all(isinstance(token, int) for token in given):
             return given
         part = {key: body[key] for key in ("model", "prompt", "messages", "tools") if key in body}
-        return get_json(next(iter(self.engines.values())) + "/tokenize", part)["tokens"]
+        tokens: list[int] = get_json(next(iter(self.engines.values())) + "/tokenize", part)["tokens"]
+        return tokens
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -121,6 +121,8 @@ def test_settings_are_checked():
     assert Settings.parse({"socket": "/s"}).chunk_for(48) == 240
     assert Settings.parse({"socket": "/s"}).chunk_for(512) == 512
     assert Settings.parse({"socket": "/s", "chunk_tokens": 32}).chunk_for(32) == 32
+    with pytest.raises(UnsupportedError, match="prefill_tokens_per_second"):
+        Settings.parse({"socket": "/s", "prefill_tokens_per_second": 0})
     with pytest.raises(UnsupportedError, match="multiple of the block size"):
         Settings.parse({"socket": "/s", "chunk_tokens": 40}).chunk_for(16)
     for extra, words in (

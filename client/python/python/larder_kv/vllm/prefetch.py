@@ -129,6 +129,7 @@ class Prefetcher:
                 node.namespace.chain(prefetch.hashes),
                 prompt_tokens=prefetch.prompt_tokens,
                 preempted=prefetch.preempted,
+                prefill_tokens_per_second=self._settings.prefill_tokens_per_second,
             )
             prefetch.spans = [(span.start, span.end, span.tier) for span in ticket.found.spans]
             prefetch.lease = node.session.collect(ticket, wait=self._settings.prefetch_seconds)

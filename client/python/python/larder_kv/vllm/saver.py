@@ -12,6 +12,7 @@ from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Save, Shape
+from larder_kv.vllm.settings import Settings
 from larder_kv.vllm.transfer import LayerGate
 
 logger = logging.getLogger("vllm.larder")
@@ -49,7 +50,7 @@ class HandOver:
         self._node = node
         self._reservation = session.reserve(node.namespace, chain, attempt=save.attempt or 0)
         pages = self._shape.pages_per_chunk
-        at_once = max(session.window_bytes * self._memory.layers // (2 * self._memory.block_bytes), 1)
+        at_once = max(_window_bytes(session) * self._memory.layers // (2 * self._memory.block_bytes), 1)
         positions = self._reservation.chunks
         for start in range(0, len(positions), at_once):
             part = positions[start : start + at_once]
@@ -209,7 +210,7 @@ class Saver:
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
         reservation = session.reserve(node.namespace, chain)
-        at_once = max(session.window_bytes // (2 * self._memory.block_bytes), 1)
+        at_once = max(_window_bytes(session) // (2 * self._memory.block_bytes), 1)
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):
             part = positions[start : start + at_once]
@@ -230,3 +231,9 @@ class Saver:
             if not job.cancelled:
                 self._memory.save(staged, job.save.pages[start : start + pages], layer=layer)
             return not job.cancelled
+
+
+def _window_bytes(session: larder_kv.Session) -> int:
+    """Bytes that may be written at a time: those of the window, or, where engines write into the node's memory itself, as
+    many as a window usually has."""
+    return session.window_bytes or Settings.window_bytes

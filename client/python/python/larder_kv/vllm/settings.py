@@ -27,6 +27,9 @@ class Settings:
     """The node's HTTP address, HOST:PORT: vLLM's own publisher then tells what the node gains and loses too."""
     prefetch_seconds: float = 1.0
     """How long a request waits for what was found of it on disk and other nodes; then it takes what has come."""
+    prefill_tokens_per_second: float | None = None
+    """How fast this engine computes prompts: then only what comes sooner than it is computed is loaded, and the node counts
+    the seconds that hits save."""
     prefetches: int = 16
     """Requests whose prefixes are brought at the same time; others wait for their turn."""
     save_queue_chunks: int = 256
@@ -59,6 +62,9 @@ class Settings:
         for name in ("prefetches", "save_queue_chunks", "handoffs"):
             if getattr(settings, name) < 1:
                 raise UnsupportedError(f"`{name}` must be at least 1")
+        speed = settings.prefill_tokens_per_second
+        if speed is not None and not speed > 0:
+            raise UnsupportedError(f"`prefill_tokens_per_second` is a speed or not given, not {speed}")
         if settings.device < 0:
             raise UnsupportedError(f"`device` is the number of one of the node's actors, not {settings.device}")
         return settings
