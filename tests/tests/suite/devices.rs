@@ -170,6 +170,7 @@ fn a_prefetch_brings_what_a_sibling_has_in_memory_and_on_disk() {
     let (first, second) = (node.engine(0), node.engine(1));
     let hashes = prompt(b'a', 30);
     first.put(&hashes);
+    wait::until("all of it is on disk", || (node.actors()[0]["disk"]["chunks"] == 30).then_some(()));
     first.put(&prompt(b'b', 20));
     wait::until("a part of it is on disk alone", || {
         let found =
