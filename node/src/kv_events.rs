@@ -99,7 +99,7 @@ impl KvEvents {
             let waiting = live.iter_mut().map(|receiver| Box::pin(receiver.recv()));
             let (batch, device, _) = select_all(waiting).await;
             match batch {
-                Ok(batch) => self.publish_changes(device as u16, &actors[device].1, &batch.changes).await,
+                Ok(batch) => self.publish_changes(device as u16, &actors, &batch.changes).await,
                 Err(RecvError::Lagged(_)) => self.publish_all(&actors).await,
                 Err(RecvError::Closed) => return,
             }
@@ -109,9 +109,7 @@ impl KvEvents {
     /// Begins every topic anew, with what is held.
     async fn publish_all(&mut self, actors: &[(Feed, Addr<GpuActor>)]) {
         for topic in self.numbers.keys().cloned().collect::<Vec<_>>() {
-            for device in 0..actors.len() as u16 {
-                self.send(&topic, device, &[Event::AllBlocksCleared {}]).await;
-            }
+            self.clear(&topic, actors.len()).await;
         }
         for (device, (_, actor)) in (0..).zip(actors) {
             let mut from = Some(0);
@@ -119,35 +117,47 @@ impl KvEvents {
                 let Ok(page) = actor.send(AskPage { from: position }).await else { return };
                 let gained = |&(fingerprint, chunk)| Change { kind: ChangeKind::Gained, fingerprint, chunk };
                 let changes: Vec<Change> = page.chunks.iter().map(gained).collect();
-                self.publish_changes(device, actor, &changes).await;
+                self.publish_changes(device, actors, &changes).await;
                 from = page.next;
             }
         }
     }
 
     /// A message for each run of changes in one namespace.
-    async fn publish_changes(&mut self, device: u16, actor: &Addr<GpuActor>, changes: &[Change]) {
+    async fn publish_changes(&mut self, device: u16, actors: &[(Feed, Addr<GpuActor>)], changes: &[Change]) {
         for run in changes.chunk_by(|one, other| one.fingerprint == other.fingerprint) {
-            let Some(known) = self.known(actor, run[0].fingerprint).await else { continue };
-            let events = events(run, self.hashes, known.chunk_tokens);
+            let Some(known) = self.known(actors, run[0].fingerprint).await else { continue };
             if !self.numbers.contains_key(&known.topic) {
-                self.send(&known.topic, device, &[Event::AllBlocksCleared {}]).await;
+                self.clear(&known.topic, actors.len()).await;
             }
-            self.send(&known.topic, device, &events).await;
+            self.send(&known.topic, device, &events(run, self.hashes, known.chunk_tokens)).await;
         }
     }
 
-    /// What an actor knows of a namespace.
-    async fn known(&mut self, actor: &Addr<GpuActor>, fingerprint: Fingerprint) -> Option<Arc<Known>> {
+    /// Begins a topic anew, for every GPU.
+    async fn clear(&mut self, topic: &str, devices: usize) {
+        for device in 0..devices as u16 {
+            self.send(topic, device, &[Event::AllBlocksCleared {}]).await;
+        }
+    }
+
+    /// What the actors know of a namespace.
+    async fn known(
+        &mut self,
+        actors: &[(Feed, Addr<GpuActor>)],
+        fingerprint: Fingerprint,
+    ) -> Option<Arc<Known>> {
         if !self.namespaces.contains_key(&fingerprint) {
-            let told = actor.send(AskNamespaces).await.ok()?;
-            // What has gone is forgotten, so that there are never more than actors know.
-            let known = |facts: crate::store::NamespaceFacts| {
-                let topic = self.topic.replace("{node}", &self.node);
-                let topic = topic.replace("{tenant}", &facts.tenant).replace("{model}", &facts.model);
-                (facts.fingerprint, Arc::new(Known { topic, chunk_tokens: facts.chunk_tokens }))
-            };
-            self.namespaces = told.into_iter().map(known).collect();
+            // What has gone from all of them is forgotten, so that there are never more than they know.
+            self.namespaces.clear();
+            for (_, actor) in actors {
+                for facts in actor.send(AskNamespaces).await.ok()? {
+                    let topic = self.topic.replace("{node}", &self.node);
+                    let topic = topic.replace("{tenant}", &facts.tenant).replace("{model}", &facts.model);
+                    let known = Known { topic, chunk_tokens: facts.chunk_tokens };
+                    self.namespaces.insert(facts.fingerprint, Arc::new(known));
+                }
+            }
             self.numbers.retain(|topic, _| self.namespaces.values().any(|known| known.topic == *topic));
         }
         self.namespaces.get(&fingerprint).cloned()
