@@ -66,11 +66,16 @@ impl Store {
         priority: i8,
         now: Millis,
     ) -> Result<Reserved, Refused> {
-        self.reserve_numbered(session, namespace, chain, pools, priority, 0, now)
+        self.reserve_attempt(session, namespace, chain, pools, priority, 0, now)
     }
 
+    /// The same in a numbered attempt, which ends the reservations of earlier ones for chunks of the chain: whoever holds them
+    /// can neither hand over nor commit any more. 0 is no attempt, and ends none.
+    ///
+    /// # Errors
+    /// As [`Store::reserve_pools`].
     #[expect(clippy::too_many_arguments, reason = "they are the fields of the request")]
-    fn reserve_numbered(
+    pub fn reserve_attempt(
         &mut self,
         session: SessionId,
         namespace: u32,
@@ -83,6 +88,9 @@ impl Store {
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
         self.walk(number, chain)?;
+        if attempt > 0 {
+            self.supersede(number, chain, attempt)?;
+        }
         let wanted = self.missing(number, chain, &slices, pools)?;
         let bytes = wanted.iter().map(|&(_, pools)| self.pools_bytes(number, slices.len(), pools)).sum();
         let blocks = wanted.iter().map(|(_, pools)| pools.len()).sum::<usize>() * slices.len();
@@ -129,42 +137,23 @@ impl Store {
         Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
     }
 
-    /// The same in a numbered attempt, which ends the reservations of earlier ones for chunks of the chain: whoever holds them
-    /// can neither hand over nor commit any more.
-    ///
-    /// # Errors
-    /// As [`Store::reserve_pools`].
-    #[expect(clippy::too_many_arguments, reason = "they are the fields of the request")]
-    pub fn reserve_attempt(
-        &mut self,
-        session: SessionId,
-        namespace: u32,
-        chain: &Chain,
-        pools: &[PoolSet],
-        priority: i8,
-        attempt: u64,
-        now: Millis,
-    ) -> Result<Reserved, Refused> {
-        let (number, _) = self.slices(session, namespace)?;
-        self.walk(number, chain)?;
-        if attempt > 0 {
-            self.supersede(number, chain, attempt);
-            let ids = chain.hashes.iter().filter_map(|hash| self.index.find(number, hash));
-            if ids.into_iter().any(|id| self.orders.copies(id)) {
-                // A copy of an earlier attempt is under way: its slots are free when it has ended.
-                return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
-            }
-        }
-        self.reserve_numbered(session, namespace, chain, pools, priority, attempt, now)
-    }
-
-    /// Ends earlier attempts at the chunks of a chain.
-    fn supersede(&mut self, number: NamespaceId, chain: &Chain, attempt: u64) {
+    /// Ends earlier attempts at the chunks of a chain. Busy where a copy of one is under way: its slots are free when it has
+    /// ended.
+    fn supersede(&mut self, number: NamespaceId, chain: &Chain, attempt: u64) -> Result<(), Refused> {
         let ids: HashSet<ChunkId> =
             chain.hashes.iter().filter_map(|hash| self.index.find(number, hash)).collect();
         for (session, reservation) in self.sessions.earlier_attempts(attempt, &ids) {
             self.lapse(session, reservation);
         }
+        if chain
+            .hashes
+            .iter()
+            .filter_map(|hash| self.index.find(number, hash))
+            .any(|id| self.orders.copies(id))
+        {
+            return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
+        }
+        Ok(())
     }
 
     /// Gives back what of a reservation is not committed.
