@@ -15,6 +15,7 @@ use larder_client::trace::Trace;
 use larder_protocol::PoolSet;
 use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges};
 use larder_protocol::identity::Identity;
+use larder_protocol::limits::MAX_LAYERS;
 use larder_protocol::peer::{
     BlockLayers, Chunks, FollowChunks, FollowStep, Followed, PeerRequest, PeerResponse, RetryAfter,
 };
@@ -60,7 +61,8 @@ impl Coming {
         Self { has_ended: false, pieces: vec![Vec::new(); chunk.blocks.len()] }
     }
 
-    /// Takes a place for a piece of a block; whether it has bytes, lies within the block, and is new.
+    /// Takes a place for a piece of a block; whether it has bytes, lies within the block, and is new. A piece is a layer at
+    /// least, so there are never more.
     fn take(&mut self, blocks: &[Destination], layers: &BlockLayers) -> bool {
         let &BlockLayers { block, offset, bytes, .. } = layers;
         let (Some(to), Some(pieces)) = (blocks.get(block as usize), self.pieces.get_mut(block as usize))
@@ -70,7 +72,8 @@ impl Coming {
         let Some(end) = offset.checked_add(bytes).filter(|&end| end <= to.bytes && bytes > 0) else {
             return false;
         };
-        let is_new = pieces.iter().all(|&(from, to)| end <= from || to <= offset);
+        let is_new = pieces.len() < MAX_LAYERS as usize
+            && pieces.iter().all(|&(from, to)| end <= from || to <= offset);
         pieces.push((offset, end));
         is_new
     }
