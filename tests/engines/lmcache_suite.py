@@ -7,23 +7,17 @@ import json
 import os
 import re
 import signal
-import socket as socketlib
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
-from driver import HERE, Cluster, scratch_folder
+from driver import HERE, Cluster
 from process import Process
+from scenarios import Scenarios, free_port, row, until
 
-SCENARIOS = {}
+scenario = Scenarios()
 os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_DISABLE_BANNER="1", HF_HUB_OFFLINE="1")
-
-
-def scenario(function):
-    SCENARIOS[function.__name__] = function
-    return function
 
 
 class LMCache(Process):
@@ -49,18 +43,6 @@ def settings(socket: str) -> dict:
 def prompt(seed: int, tokens: int = 200) -> list[int]:
     """Tokens that no other seed has in its first chunk; its last eight make no chunk."""
     return [seed + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, tokens)]
-
-
-def until(condition, what: str, patience: float = 30.0):
-    deadline = time.monotonic() + patience
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not in time"
-        time.sleep(0.01)
-    return result
-
-
-def row(what: str, result: str) -> None:
-    print(f"  {what}: {result}", flush=True)
 
 
 @scenario
@@ -205,22 +187,8 @@ class Server:
             return False
 
 
-def free_port() -> int:
-    """A port that nobody has at the moment: LMCache's server does not choose one itself."""
-    with socketlib.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 COMMAND = (sys.executable, "-m", "lmcache.cli.main")
 
 
-def main(names: list[str]) -> None:
-    with scratch_folder() as folder:
-        for name in names or SCENARIOS:
-            print(name, flush=True)
-            SCENARIOS[name](Path(folder))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    scenario.run(sys.argv[1:], Path)

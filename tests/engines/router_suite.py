@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from driver import BLOCK_TOKENS, ROOT, Cluster, Engine
+from scenarios import free_port
 
 ROUTER = ROOT / "client/python/examples/router.py"
 CONVERSATIONS, TURNS, SAID_TOKENS, ANSWER_TOKENS = 8, 6, 90, 16
@@ -100,12 +100,6 @@ class Router:
         with urllib.request.urlopen(request, timeout=120) as answer:
             self.routed[answer.headers["x-larder-node"]] += 1
             return json.load(answer)["choices"][0]["token_ids"]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def said(conversation: int, turn: int) -> list[int]:

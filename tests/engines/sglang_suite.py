@@ -5,20 +5,15 @@ sglang_suite.py [NAME...]     all of them, or those that are named
 
 import os
 import sys
-import time
 from pathlib import Path
 
-from driver import HERE, Cluster, scratch_folder
+from driver import HERE, Cluster
 from process import Process
+from scenarios import Scenarios, row, until
 
-SCENARIOS = {}
+scenario = Scenarios()
 PAGE = 16
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
-
-
-def scenario(function):
-    SCENARIOS[function.__name__] = function
-    return function
 
 
 class SGLang(Process):
@@ -47,18 +42,6 @@ class SGLang(Process):
 def prompt(seed: int, pages: int = 6) -> list[int]:
     """Tokens that no other seed has in its first page."""
     return [seed + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, pages * PAGE)]
-
-
-def until(condition, what: str, patience: float = 30.0):
-    deadline = time.monotonic() + patience
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not in time"
-        time.sleep(0.01)
-    return result
-
-
-def row(what: str, result: str) -> None:
-    print(f"  {what}: {result}", flush=True)
 
 
 @scenario
@@ -214,12 +197,5 @@ def until_found(engine: SGLang, cache: str, tokens: list[int]) -> dict:
     return until(restored, "pages are found")
 
 
-def main(names: list[str]) -> None:
-    with scratch_folder() as folder:
-        for name in names or SCENARIOS:
-            print(name, flush=True)
-            SCENARIOS[name](Path(folder))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    scenario.run(sys.argv[1:], Path)

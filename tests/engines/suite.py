@@ -6,31 +6,20 @@ suite.py [NAME...]     all of them, or those that are named
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import prefill_decode as prefill_and_decode
 import secondary_tier as tier
-from driver import HERE, Cluster, Engine, scratch_folder
+from driver import HERE, Cluster, Engine
 from router_suite import conversations
+from scenarios import ROWS, Scenarios, row, until
 
-SCENARIOS = {}
-ROWS = []
-
-
-def scenario(function):
-    SCENARIOS[function.__name__] = function
-    return function
+scenario = Scenarios()
 
 
 def prompt(seed: int, tokens: int = 200) -> list[int]:
     """Tokens that no other seed has in its first block."""
     return [seed % 1_000 + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, tokens)]
-
-
-def row(what: str, result: str) -> None:
-    ROWS.append((what, result))
-    print(f"  {what}: {result}", flush=True)
 
 
 def same(answer: dict, expected: dict) -> None:
@@ -51,18 +40,11 @@ def counted(answer: dict, name: str) -> int:
     return int(answer["counts"].get(f"larder_{name}", 0))
 
 
-def until(condition, what: str, patience: float = 30.0):
-    deadline = time.monotonic() + patience
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not in time"
-        time.sleep(0.01)
-    return result
-
-
 class World:
     """What the scenarios share: a folder, the answers of an engine without Larder."""
 
     def __init__(self, scratch: Path):
+        subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
         self.scratch = scratch
         self.seeds = range(1, 10)
         with Engine(scratch, "reference") as engine:
@@ -382,13 +364,7 @@ def secondary_tier(world: World) -> None:
 
 
 def main(names: list[str]) -> None:
-    with scratch_folder() as folder:
-        scratch = Path(folder)
-        subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
-        world = World(scratch)
-        for name in names or SCENARIOS:
-            print(name, flush=True)
-            SCENARIOS[name](world)
+    scenario.run(names, lambda folder: World(Path(folder)))
     width = max(len(what) for what, _ in ROWS)
     print()
     for what, result in ROWS:
