@@ -23,6 +23,11 @@ pub use uring::Ring;
 
 /// Moves bytes. One thread uses it.
 pub trait Device: Send {
+    /// Buffers for its transfers. Those of other origin do too, and may cost more.
+    fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
+        std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect()
+    }
+
     /// Starts a transfer, or carries it out. What came of it is told by [`Self::wait`], in any order.
     fn start(&mut self, transfer: Transfer);
 

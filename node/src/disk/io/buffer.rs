@@ -17,6 +17,8 @@ pub struct Buffer {
     mapped: usize,
     start: usize,
     bytes: usize,
+    /// The number under which a device knows it.
+    pub(super) number: Option<u16>,
 }
 
 // SAFETY: the memory belongs to the value alone, and no thread is special to it.
@@ -40,7 +42,7 @@ impl Buffer {
         if let Err(error) = unsafe { madvise(mapping.as_ptr(), mapped, Advice::LinuxHugepage) } {
             tracing::debug!(%error, "no huge pages for the disk tier's buffers");
         }
-        Self { mapping, mapped, start, bytes }
+        Self { mapping, mapped, start, bytes, number: None }
     }
 
     /// Its bytes.
@@ -58,7 +60,7 @@ impl Buffer {
         unsafe { slice::from_raw_parts_mut(self.address(), self.bytes) }
     }
 
-    fn address(&self) -> *mut u8 {
+    pub(super) fn address(&self) -> *mut u8 {
         // SAFETY: `start` is less than a huge page, by which the mapping is larger than the buffer.
         unsafe { self.mapping.as_ptr().cast::<u8>().add(self.start) }
     }

@@ -18,6 +18,8 @@ pub struct Ring {
     flying: Vec<Option<Transfer>>,
     /// Over before the kernel was asked.
     refused: Vec<Finished>,
+    /// Addresses of the buffers that the kernel knows, by their numbers: it looks up their pages once, not with each transfer.
+    registered: Vec<usize>,
 }
 
 impl Ring {
@@ -27,7 +29,8 @@ impl Ring {
     /// Where the kernel or its keeper does not allow io_uring, or it lacks an operation.
     pub fn new(file: Arc<DiskFile>) -> io::Result<Self> {
         let flying = (0..ENTRIES).map(|_| None).collect();
-        let mut ring = Self { ring: Self::set_up()?, file, flying, refused: Vec::new() };
+        let (refused, registered) = (Vec::new(), Vec::new());
+        let mut ring = Self { ring: Self::set_up()?, file, flying, refused, registered };
         ring.try_read()?;
         Ok(ring)
     }
@@ -47,6 +50,28 @@ impl Ring {
         let has_all =
             [opcode::Read::CODE, opcode::Write::CODE].into_iter().all(|code| probe.is_supported(code));
         if has_all { Ok(ring) } else { Err(io::ErrorKind::Unsupported.into()) }
+    }
+
+    fn register(&mut self, buffers: &mut [Buffer]) -> io::Result<()> {
+        let mut memory = Vec::with_capacity(buffers.len());
+        for buffer in &*buffers {
+            memory.push(libc::iovec { iov_base: buffer.address().cast(), iov_len: buffer.bytes().len() });
+        }
+        // SAFETY: the kernel keeps the pages until the ring is gone. A transfer names one of them only for a buffer with that
+        // number and address, which is the one that was registered as long as it lives; its memory then is these pages.
+        unsafe { self.ring.submitter().register_buffers(&memory)? };
+        for (number, buffer) in (0..).zip(buffers) {
+            buffer.number = Some(number);
+            self.registered.push(buffer.address().addr());
+        }
+        Ok(())
+    }
+
+    /// The number of a buffer that the kernel knows.
+    fn number_of(&self, memory: &Memory) -> Option<u16> {
+        let Memory::Buffer(buffer) = memory else { return None };
+        let number = buffer.number?;
+        (self.registered.get(usize::from(number)) == Some(&buffer.address().addr())).then_some(number)
     }
 
     fn try_read(&mut self) -> io::Result<()> {
@@ -70,6 +95,7 @@ impl Ring {
         };
         let file = types::Fd(self.file.descriptor());
         let bytes = transfer.bytes as u32;
+        let known = self.number_of(&transfer.memory);
         // Either way the bytes are known to lie within the memory.
         let memory = match &mut transfer.memory {
             Memory::Buffer(buffer) => buffer.bytes_mut()[..transfer.bytes].as_mut_ptr(),
@@ -78,10 +104,15 @@ impl Ring {
                 Err(error) => return Err((transfer, io::Error::other(error))),
             },
         };
-        let entry = match transfer.direction {
-            Direction::Read => opcode::Read::new(file, memory, bytes).offset(transfer.offset).build(),
-            Direction::Write => {
-                opcode::Write::new(file, memory.cast_const(), bytes).offset(transfer.offset).build()
+        let (at, constant) = (transfer.offset, memory.cast_const());
+        let entry = match (transfer.direction, known) {
+            (Direction::Read, None) => opcode::Read::new(file, memory, bytes).offset(at).build(),
+            (Direction::Read, Some(number)) => {
+                opcode::ReadFixed::new(file, memory, bytes, number).offset(at).build()
+            }
+            (Direction::Write, None) => opcode::Write::new(file, constant, bytes).offset(at).build(),
+            (Direction::Write, Some(number)) => {
+                opcode::WriteFixed::new(file, constant, bytes, number).offset(at).build()
             }
         };
         self.flying[number] = Some(transfer);
@@ -127,6 +158,16 @@ impl Ring {
 }
 
 impl Device for Ring {
+    fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
+        let mut buffers: Vec<Buffer> = std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect();
+        if self.registered.is_empty()
+            && let Err(error) = self.register(&mut buffers)
+        {
+            tracing::info!(%error, "the disk tier's buffers are not locked in memory (RLIMIT_MEMLOCK): it takes more CPU");
+        }
+        buffers
+    }
+
     fn start(&mut self, transfer: Transfer) {
         if let Err((mut transfer, _)) = self.submit(transfer) {
             let result = self.file.transfer(&mut transfer, 0);
@@ -168,3 +209,59 @@ impl Drop for Ring {
 
 /// Transfers under way at most; more are carried out by whoever starts them.
 const ENTRIES: u32 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: usize = 1 << 16;
+
+    /// A ring over a file of its own; `None` where io_uring is not allowed.
+    fn ring() -> Option<(Ring, tempfile::TempDir)> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = DiskFile::open(&folder.path().join("file")).unwrap();
+        file.allocate(4 * BYTES as u64).unwrap();
+        Some((Ring::new(Arc::new(file)).ok()?, folder))
+    }
+
+    fn transfer(ring: &mut Ring, direction: Direction, at: usize, buffer: Buffer) -> Buffer {
+        let (memory, offset) = (Memory::Buffer(buffer), (at * BYTES) as u64);
+        ring.start(Transfer { tag: 1, direction, offset, memory, bytes: BYTES });
+        let Finished { memory: Memory::Buffer(buffer), result, .. } = ring.wait().unwrap() else {
+            panic!("a buffer comes back");
+        };
+        result.unwrap();
+        buffer
+    }
+
+    #[test]
+    fn buffers_that_the_kernel_knows_and_others_carry_the_same_bytes() {
+        let (Some((mut ring, _one)), Some((mut other, _two))) = (ring(), ring()) else { return };
+        let known = ring.buffers(2, BYTES);
+        // Another ring's have its numbers, and are none of this one's.
+        let buffers = known.into_iter().chain(other.buffers(1, BYTES)).chain([Buffer::new(BYTES)]);
+        let mut written = Vec::new();
+        for (at, mut buffer) in buffers.enumerate() {
+            buffer.bytes_mut().fill(at as u8 + 1);
+            written.push(transfer(&mut ring, Direction::Write, at, buffer));
+        }
+        // Each comes into another buffer than it went from.
+        written.rotate_left(1);
+        for (at, buffer) in written.into_iter().enumerate() {
+            let read = transfer(&mut ring, Direction::Read, at, buffer);
+            assert!(read.bytes().iter().all(|&byte| byte == at as u8 + 1), "block {at}");
+        }
+    }
+
+    #[test]
+    fn numbers_count_for_the_buffers_that_got_them_alone() {
+        let (Some((mut ring, _one)), Some((mut other, _two))) = (ring(), ring()) else { return };
+        let known = ring.buffers(1, BYTES).remove(0);
+        let others = other.buffers(1, BYTES).remove(0);
+        assert_eq!(known.number, others.number);
+        let has_number = ring.registered.len() == 1;
+        assert_eq!(ring.number_of(&Memory::Buffer(known)).is_some(), has_number);
+        assert_eq!(ring.number_of(&Memory::Buffer(others)), None);
+        assert_eq!(ring.number_of(&Memory::Buffer(Buffer::new(BYTES))), None);
+    }
+}

@@ -61,12 +61,13 @@ pub(super) struct Piece {
 }
 
 impl Transfers {
-    pub(super) fn new(device: Box<dyn Device>, metrics: DiskMetrics) -> Self {
+    pub(super) fn new(mut device: Box<dyn Device>, metrics: DiskMetrics) -> Self {
+        let spare = device.buffers(MOST_SPARE, BUFFER_BYTES);
         Self {
             device,
             metrics,
             clock: Clock::start(),
-            spare: Vec::new(),
+            spare,
             writes: 0,
             arrived: Vec::new(),
             last_tag: WRITE_TAG,
@@ -159,7 +160,7 @@ impl Transfers {
             let tag = self.last_tag;
             let memory = match piece.to {
                 Some((memory, offset)) => Memory::Place(memory, offset),
-                None => Memory::Buffer(self.spare.pop().unwrap_or_else(|| Buffer::new(PIECE_BYTES as usize))),
+                None => Memory::Buffer(self.spare.pop().unwrap_or_else(|| Buffer::new(BUFFER_BYTES))),
             };
             let bytes = piece.bytes as usize;
             let direction = Direction::Read;
@@ -229,7 +230,7 @@ impl Transfers {
 
     fn write_buffer(&mut self) -> io::Result<Buffer> {
         self.wait_for_turn()?;
-        Ok(self.spare.pop().unwrap_or_else(|| Buffer::new(PIECE_BYTES as usize)))
+        Ok(self.spare.pop().unwrap_or_else(|| Buffer::new(BUFFER_BYTES)))
     }
 
     /// Waits for one transfer.
@@ -273,7 +274,9 @@ impl ReadAhead {
     fn ask(&mut self) -> Option<Region> {
         let at = self.next;
         let region = self.regions.front()?;
-        let bytes = (region.bytes - at).min(if region.to.is_some() { DIRECT_BYTES } else { PIECE_BYTES });
+        let (left, piece) = (region.bytes - at, if region.to.is_some() { DIRECT_BYTES } else { PIECE_BYTES });
+        // A short rest goes with the piece before it: it would take the drive's time for one of its own.
+        let bytes = if left <= piece + REST_BYTES { left } else { piece };
         let to = region.to.as_ref().map(|(memory, offset)| (Arc::clone(memory), offset + at));
         let end = at + bytes;
         let piece = Region { offset: region.offset + at, bytes, to };
@@ -289,6 +292,11 @@ impl ReadAhead {
 
 /// Bytes of a piece: large enough for the drive, small enough that sums and copies overlap with the next one's transfer.
 const PIECE_BYTES: u64 = 2 << 20;
+
+/// Bytes of a rest that makes no piece of its own: a record is a page longer than its blocks.
+const REST_BYTES: u64 = 64 << 10;
+
+const BUFFER_BYTES: usize = (PIECE_BYTES + REST_BYTES) as usize;
 
 /// Bytes of a piece that goes between arena and drive without a copy.
 const DIRECT_BYTES: u64 = 2 << 20;
