@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_device::Direction::{Load, Save};
+use larder_device::Direction::{self, Load, Save};
 use larder_device::cuda::Form;
 use larder_device::layout::{Shape, VllmOrder, sglang_split, vllm};
 use larder_device::{Device as _, LayoutSpec, Order};
@@ -52,7 +52,7 @@ pub(crate) fn all(report: &mut Report, small: bool) -> anyhow::Result<()> {
         for form in [Form::Direct, Form::Staged] {
             let mut rig = Rig::new(spec.clone(), &regions, sizes.chunks, Rig::options(Some(form)))?;
             rig.randomise(&mut random)?;
-            one_way(report, &mut rig, &format!("{name}, {form:?}"), sizes, &ceilings, &mut random)?;
+            each_way(report, &mut rig, &format!("{name}, {form:?}"), sizes, &ceilings, None, &mut random)?;
             rig.close()?;
         }
         let mut rig = Rig::new(spec, &regions, sizes.chunks, Rig::options(None))?;
@@ -75,8 +75,8 @@ pub(crate) fn busy(seconds: u64) -> anyhow::Result<()> {
     rig.randomise(&mut random)?;
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(seconds) {
-        let pages = rig.pages(&mut random);
-        rig.run(vec![rig.order(Load, false, rig.arena_region, &pages)])?;
+        let orders = one_way(&mut rig, Load, &mut random);
+        rig.run(orders)?;
     }
     rig.close()
 }
@@ -123,21 +123,20 @@ fn ceilings(report: &mut Report, sizes: Sizes) -> anyhow::Result<Ceilings> {
     Ok(Ceilings { load, save, both, device })
 }
 
-fn one_way(
+/// Each way for itself.
+fn each_way(
     report: &mut Report,
     rig: &mut Rig,
     name: &str,
     sizes: Sizes,
     ceilings: &Ceilings,
+    wanted: Option<Wanted>,
     random: &mut fastrand::Rng,
 ) -> anyhow::Result<()> {
     let bytes = rig.order_bytes();
     for (direction, what, ceiling) in [(Load, "load", ceilings.load), (Save, "save", ceilings.save)] {
-        let rate = median(rig, sizes, bytes, |rig| {
-            let pages = rig.pages(random);
-            vec![rig.order(direction, false, rig.arena_region, &pages)]
-        })?;
-        report.ratio(format!("{name}, {what}"), rate, "GB/s", ("a large copy", ceiling), None);
+        let rate = median(rig, sizes, bytes, |rig| one_way(rig, direction, random))?;
+        report.ratio(format!("{name}, {what}"), rate, "GB/s", ("a large copy", ceiling), wanted);
     }
     Ok(())
 }
@@ -151,25 +150,23 @@ fn chosen(
     ceilings: &Ceilings,
     random: &mut fastrand::Rng,
 ) -> anyhow::Result<()> {
-    let bytes = rig.order_bytes();
-    let wanted = sizes.wanted(Wanted::AtLeast(0.95));
-    for (direction, what, ceiling) in [(Load, "load", ceilings.load), (Save, "save", ceilings.save)] {
-        let mut order = |rig: &mut Rig| {
-            let pages = rig.pages(random);
-            vec![rig.order(direction, false, rig.arena_region, &pages)]
-        };
-        // Both forms are tried first.
-        for _ in 0..6 {
-            let orders = order(rig);
-            rig.run(orders)?;
-        }
-        let rate = median(rig, sizes, bytes, order)?;
-        report.ratio(format!("{name}, {what}"), rate, "GB/s", ("a large copy", ceiling), wanted);
+    // Both forms are tried first.
+    for direction in [Load, Save].repeat(6) {
+        let orders = one_way(rig, direction, random);
+        rig.run(orders)?;
     }
+    each_way(report, rig, name, sizes, ceilings, sizes.wanted(Wanted::AtLeast(0.95)), random)?;
+    let bytes = rig.order_bytes();
     let rate = median(rig, sizes, bytes, |rig| both_ways(rig, random))?;
     let wanted = sizes.wanted(Wanted::AtLeast(0.9));
     report.ratio(format!("{name}, both at once"), rate, "GB/s", ("large copies", ceilings.both), wanted);
     Ok(())
+}
+
+/// All chunks, in pages at random.
+fn one_way(rig: &mut Rig, direction: Direction, random: &mut fastrand::Rng) -> Vec<Order> {
+    let pages = rig.pages(random);
+    vec![rig.order(direction, false, rig.arena_region, &pages)]
 }
 
 /// Half of the chunks are loaded, the other half saved.
