@@ -39,9 +39,9 @@ fn cluster(dir: &Path) -> String {
 }
 
 /// A node in this process, on this machine as if it had two GPUs.
-struct Node {
+pub(super) struct Node {
     socket: PathBuf,
-    http: SocketAddr,
+    pub(super) http: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
     dir: tempfile::TempDir,
@@ -49,7 +49,7 @@ struct Node {
 
 impl Node {
     /// One with these sections besides; `change` may say more.
-    fn start(sections: impl FnOnce(&Path) -> String, change: impl FnOnce(&mut Limits)) -> Self {
+    pub(super) fn start(sections: impl FnOnce(&Path) -> String, change: impl FnOnce(&mut Limits)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("default.sock");
         let config = format!(
@@ -81,7 +81,7 @@ impl Node {
         Self { socket, http, stop: Some(stop), thread: Some(thread), dir }
     }
 
-    fn engine(&self, device: u16) -> Engine {
+    pub(super) fn engine(&self, device: u16) -> Engine {
         engine(&self.socket, Some(device)).unwrap()
     }
 

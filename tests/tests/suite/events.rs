@@ -6,10 +6,11 @@ use std::io::{BufRead, BufReader};
 use larder_protocol::ChunkHash;
 use larder_tests::content::prompt;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
-use larder_tests::wait;
+use larder_tests::{server, wait};
 use serde_json::{Value, json};
 use zeromq::{Socket as _, SocketRecv as _, SubSocket};
 
+use super::devices::Node;
 use super::{Engine, LARDER};
 
 /// A follower, as a router would be one.
@@ -83,15 +84,16 @@ struct Subscriber {
     socket: SubSocket,
     /// What it gets all messages under.
     topic: String,
-    /// The hashes that are held, by what was told.
-    held: BTreeSet<u64>,
+    /// The hashes that are held, with the rank of who holds them, by what was told.
+    held: BTreeSet<(u16, u64)>,
     /// Number of the next message.
     next: Option<u64>,
 }
 
 impl Subscriber {
-    fn connect(node: &NodeProcess) -> Self {
-        let status: Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+    /// Of the node that answers here.
+    fn connect(http: &str) -> Self {
+        let status: Value = serde_json::from_str(&server::get(http, "/status").unwrap()).unwrap();
         let address = format!("tcp://{}", status["kv_events"].as_str().unwrap());
         let topic = format!("kv@{}@test", status["name"].as_str().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -117,14 +119,14 @@ impl Subscriber {
         assert_eq!(self.next.unwrap_or(number), number, "no gaps");
         self.next = Some(number + 1);
         let (seconds, events, rank): (f64, Vec<Value>, u16) = rmp_serde::from_slice(payload).unwrap();
-        assert!(seconds > 1.7e9 && rank == 0);
+        assert!(seconds > 1.7e9);
         for event in &events {
-            let hashes =
-                event["block_hashes"].as_array().into_iter().flatten().map(|hash| hash.as_u64().unwrap());
+            let hashes = event["block_hashes"].as_array().into_iter().flatten();
+            let hashes = hashes.map(|hash| (rank, hash.as_u64().unwrap()));
             match event["type"].as_str().unwrap() {
                 "BlockStored" => self.held.extend(hashes),
                 "BlockRemoved" => hashes.for_each(|hash| _ = self.held.remove(&hash)),
-                "AllBlocksCleared" => self.held.clear(),
+                "AllBlocksCleared" => self.held.retain(|(of, _)| *of != rank),
                 other => panic!("{other}"),
             }
         }
@@ -133,9 +135,9 @@ impl Subscriber {
 }
 
 impl Subscriber {
-    /// Reads until exactly these are held; all events since.
+    /// Reads until the first GPU holds exactly these; all events since.
     fn read_until_held(&mut self, hashes: &[ChunkHash]) -> Vec<Value> {
-        let expected: BTreeSet<u64> = hashes.iter().map(number).collect();
+        let expected = held(0, hashes);
         let mut events = Vec::new();
         wait::until("it has heard of all", || {
             events.extend(self.read().into_iter().flatten());
@@ -143,6 +145,11 @@ impl Subscriber {
         });
         events
     }
+}
+
+/// What is told of chunks that a GPU holds.
+fn held(rank: u16, hashes: &[ChunkHash]) -> BTreeSet<(u16, u64)> {
+    hashes.iter().map(|hash| (rank, number(hash))).collect()
 }
 
 /// The last 64 bits of a hash.
@@ -156,7 +163,7 @@ fn subscribers_of_vllm_s_kv_events_follow_a_node() {
     let host = format!("{SMALL_HOST}capacity_chunks = 6\npolicy = \"lru\"\n{kv_events}{ONE_TENANT}");
     let node = NodeProcess::start(LARDER, &host).unwrap();
     let engine = Engine::connect(&node.socket("default"));
-    let mut subscriber = Subscriber::connect(&node);
+    let mut subscriber = Subscriber::connect(node.http());
     // A subscription takes effect when it does: what is told before does not come.
     let mut probes = (b'0'..=b'9').map(|name| prompt(name, 6));
     let events =
@@ -178,4 +185,27 @@ fn subscribers_of_vllm_s_kv_events_follow_a_node() {
         assert_eq!((&event["block_size"], &event["medium"]), (&json!(16), &json!("CPU")));
         assert_eq!((&event["token_ids"], &event["lora_id"]), (&json!([]), &Value::Null));
     }
+}
+
+#[test]
+fn the_kv_events_of_several_gpus_have_one_numbering_and_say_whose_they_are() {
+    let node = Node::start(|_| "[kv_events]\nlisten = \"127.0.0.1:0\"\n".to_owned(), |_| ());
+    let engines = [node.engine(0), node.engine(1)];
+    let mut subscriber = Subscriber::connect(&node.http.to_string());
+    let mut probes = (b'0'..=b'9').map(|name| prompt(name, 6));
+    let heard = std::iter::repeat_with(|| engines[1].put(&probes.next().unwrap()));
+    assert!(heard.map(|_| subscriber.read()).any(|events| events.is_some()));
+    let [first, second] = [prompt(b'a', 6), prompt(b'b', 6)];
+    for (one, other) in first.chunks(2).zip(second.chunks(2)) {
+        // Prompts of two chunks, by turns.
+        engines[0].put(one);
+        engines[1].put(other);
+    }
+    let expected: BTreeSet<(u16, u64)> = held(0, &first).union(&held(1, &second)).copied().collect();
+    // Each message that is read has the number after the one before.
+    wait::until("it has heard of all", || {
+        subscriber.read();
+        subscriber.held.is_superset(&expected).then_some(())
+    });
+    assert!(subscriber.held.is_disjoint(&held(1, &first)) && subscriber.held.is_disjoint(&held(0, &second)));
 }
