@@ -294,7 +294,8 @@ impl Sharing {
         clock: Clock,
         silent: &SilentPeers,
     ) -> Result<Self, ClusterError> {
-        let exchange_limits = ExchangeLimits::default();
+        let send_bytes_per_second = limits.send_bytes_per_second;
+        let exchange_limits = ExchangeLimits { send_bytes_per_second, ..ExchangeLimits::default() };
         let (handle, orders) = ExchangeHandle::new(&exchange_limits);
         let metrics = ExchangeMetrics::new(registry)?;
         let (endpoint, known_silent) = (endpoint.clone(), silent.clone());

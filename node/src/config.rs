@@ -235,6 +235,9 @@ pub struct ClusterConfig {
     /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing where there are none.
     #[serde(default = "default_datagram_bytes")]
     pub max_datagram_bytes: u16,
+    /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where
+    /// it is not given.
+    pub send_bytes_per_second: Option<ByteSize>,
 }
 
 /// Why a configuration file cannot be used.
@@ -476,7 +479,7 @@ mod tests {
         let least = Config::parse(&format!(
             "[record]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[object]\nurl = {:?}\nendpoint = {:?}\n\
              settings = {{ region = {:?} }}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
-             advertise = \"{}\"\n",
+             advertise = \"{}\"\nsend_bytes_per_second = {}\n",
             record.path,
             disk.folder,
             object.url,
@@ -486,7 +489,8 @@ mod tests {
             cluster.ca,
             cluster.certificate,
             cluster.key,
-            cluster.advertise.unwrap()
+            cluster.advertise.unwrap(),
+            cluster.send_bytes_per_second.unwrap().0
         ));
         let least = least.unwrap();
         assert_eq!((Some(record), Some(disk), Some(cluster)), (least.record, least.disk, least.cluster));

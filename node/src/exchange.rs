@@ -9,9 +9,11 @@ mod follow;
 mod gate;
 mod handoff;
 mod metrics;
+mod pace;
 mod peers;
 mod serve;
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +48,8 @@ pub struct ExchangeLimits {
     pub sending_bytes: u64,
     /// Bytes of blocks on one stream, where one chunk is not more.
     pub batch_bytes: u64,
+    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is where there is no number.
+    pub send_bytes_per_second: Option<NonZeroU64>,
     /// Orders that wait for the peer thread.
     pub queue_orders: usize,
 }
@@ -57,6 +61,7 @@ impl Default for ExchangeLimits {
             credit_bytes: 64 << 20,
             sending_bytes: 256 << 20,
             batch_bytes: 4 << 20,
+            send_bytes_per_second: None,
             queue_orders: 4_096,
         }
     }

@@ -8,6 +8,7 @@ mod near;
 mod resolve;
 
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -70,6 +71,8 @@ pub struct ClusterLimits {
     pub find_deadline: Duration,
     /// The largest datagram to try.
     pub max_datagram_bytes: u16,
+    /// Bytes of blocks that are sent a second at most.
+    pub send_bytes_per_second: Option<NonZeroU64>,
     /// Where its thread runs.
     pub place: PeerPlace,
 }

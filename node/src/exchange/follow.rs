@@ -342,6 +342,7 @@ impl Server {
         tracing::debug!(order, number = message, chunk, block, offset, peer = &*peer.name, "layers are sent");
         let peer = self.peers.metrics_name(&peer.name);
         self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
+        self.pace.wait(bytes.len() as u64).await;
         send.write_chunk(bytes).await.is_ok()
     }
 }

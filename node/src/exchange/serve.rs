@@ -16,10 +16,11 @@ use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_R
 use larder_protocol::peer::{
     Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
-use quinn::{RecvStream, SendStream, VarInt};
+use quinn::{RecvStream, SendStream, VarInt, WriteError};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::pace::{PIECE_BYTES, Pace};
 use super::peers::{Peers, SMALL_FIRST};
 use super::{AskBlocks, AskFollow, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk, SetPolicy};
 use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
@@ -49,16 +50,19 @@ pub(super) struct Server {
     pub(super) services: Services,
     /// Bytes that are being sent, in units of [`CREDIT_UNIT_BYTES`].
     sending: Arc<Semaphore>,
+    pub(super) pace: Pace,
     connections: Arc<Semaphore>,
 }
 
 /// Serves until the endpoint is closed.
 pub(super) async fn serve(peers: Peers, endpoint: Endpoint, services: Services) {
     let units = peers.limits().sending_bytes / CREDIT_UNIT_BYTES;
+    let pace = Pace::new(peers.limits().send_bytes_per_second, peers.clock());
     let server = Rc::new(Server {
         peers,
         services,
         sending: Arc::new(Semaphore::new(units as usize)),
+        pace,
         connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
     });
     while let Some(incoming) = endpoint.accept().await {
@@ -277,7 +281,7 @@ impl Server {
         trace.set("larder.peer", &*peer.name);
         let sent = async {
             write_message(&mut send, &PeerResponse::Fetched(said)).await.ok()?;
-            send.write_all_chunks(&mut blocks).await.ok()?;
+            self.write_blocks(&mut send, &mut blocks).await.ok()?;
             send.finish().ok()?;
             let peer = self.peers.metrics_name(&peer.name);
             self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes);
@@ -290,6 +294,21 @@ impl Server {
         // The asker went away, or does not read: what is on its way is dropped, and with it the leases. An error: it was
         // reset already.
         let _ = send.reset(VarInt::from_u32(0));
+    }
+
+    /// Sends blocks, at the pace that is set.
+    async fn write_blocks(&self, send: &mut SendStream, blocks: &mut [Bytes]) -> Result<(), WriteError> {
+        if self.pace.is_unlimited() {
+            return send.write_all_chunks(blocks).await;
+        }
+        for block in blocks {
+            while !block.is_empty() {
+                let piece = block.split_to(block.len().min(PIECE_BYTES));
+                self.pace.wait(piece.len() as u64).await;
+                send.write_chunk(piece).await?;
+            }
+        }
+        Ok(())
     }
 
     /// A place among the bytes that are being sent. What is only prefetched leaves some of them free.

@@ -1,6 +1,7 @@
 //! Makes numbers of configuration, for the machine it is to run on.
 
 use std::collections::HashSet;
+use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -296,6 +297,8 @@ fn cluster_limits(cluster: &ClusterConfig, place: PeerPlace) -> Result<ClusterLi
     nonzero("cluster.staging_bytes", cluster.staging_bytes.0)?;
     nonzero("cluster.fetch_deadline_ms", cluster.fetch_deadline_ms)?;
     nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
+    let send_bytes_per_second = cluster.send_bytes_per_second.map(|bytes| bytes.0);
+    nonzero("cluster.send_bytes_per_second", send_bytes_per_second.unwrap_or(u64::MAX))?;
     Ok(ClusterLimits {
         coordinator: cluster.coordinator.clone(),
         listen: cluster.listen,
@@ -309,6 +312,7 @@ fn cluster_limits(cluster: &ClusterConfig, place: PeerPlace) -> Result<ClusterLi
         fetch_deadline: Duration::from_millis(cluster.fetch_deadline_ms),
         find_deadline: Duration::from_millis(cluster.find_deadline_ms),
         max_datagram_bytes: cluster.max_datagram_bytes.clamp(MIN_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES),
+        send_bytes_per_second: send_bytes_per_second.and_then(NonZeroU64::new),
         place,
     })
 }

@@ -1,7 +1,7 @@
 //! Peers that break the rules: they are refused or their blocks are a miss, it is counted, and nobody else notices.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use larder_client::quic::Credentials;
 use larder_client::quic::ca::Validity;
@@ -314,4 +314,21 @@ fn an_answer_that_is_no_message_is_a_miss() {
 #[test]
 fn a_peer_that_never_answers_is_a_miss_at_the_deadline() {
     comes_to_nothing(Manners::SaysNothing, "deadline");
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "how fast a node sends is what is tested")]
+fn a_node_sends_no_faster_than_it_is_told() {
+    let hashes = prompt(b'p', 100);
+    let in_half_a_second = format!("send_bytes_per_second = {}\n", 2 * hashes.len() * BLOCK_BYTES);
+    let cluster = Cluster::start_with(LARDER, 2, 1_000, &in_half_a_second).unwrap();
+    assert_eq!(Engine::connect(&cluster.socket(1)).put(&hashes), 100);
+    let reader = Engine::connect(&cluster.socket(0));
+    wait::until("the first node finds it", || {
+        (reader.find(&hashes, 10_000) == 100 * u64::from(CHUNK_TOKENS)).then_some(())
+    });
+    let start = Instant::now();
+    assert_eq!(reader.get(&hashes), 100, "{}", cluster.node(0).log());
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(480), "half a second's worth of bytes came in {took:?}");
 }

@@ -58,6 +58,10 @@ pub(crate) struct Args {
     #[arg(long)]
     no_share: bool,
 
+    /// Each node sends so many bytes of blocks a second to others at most, as over a slower network
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    send_bytes_per_second: Option<u64>,
+
     /// Where config files, sockets and logs go [default: a directory of its own, removed at the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -154,6 +158,7 @@ impl Args {
             block_bytes: self.block_bytes,
             policy: self.policy,
             share: !self.no_share,
+            send_bytes_per_second: self.send_bytes_per_second,
             tracing: self.tracing.config(),
             dir: self.dir,
             ..DevOptions::new()?

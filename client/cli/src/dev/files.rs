@@ -91,6 +91,8 @@ struct NodeCluster {
     share: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     staging_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    send_bytes_per_second: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -267,6 +269,7 @@ impl NodeFile {
                 credentials: credentials.into(),
                 share: options.share,
                 staging_bytes,
+                send_bytes_per_second: options.send_bytes_per_second,
             },
         }
     }

@@ -33,6 +33,8 @@ pub struct DevOptions {
     pub policy: PolicyName,
     /// Whether nodes share what they have.
     pub share: bool,
+    /// Bytes of blocks that a node sends to others a second at most.
+    pub send_bytes_per_second: Option<u64>,
     /// Where spans go, and which requests have some.
     pub tracing: TracingConfig,
     /// Requests of a replay that it is sized for.
@@ -60,6 +62,7 @@ impl DevOptions {
             object_store: None,
             policy: PolicyName::default(),
             share: true,
+            send_bytes_per_second: None,
             tracing: TracingConfig::default(),
             requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,
             dir: None,
