@@ -28,7 +28,7 @@ class SGLang(Process):
 
     def start_open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> None:
         """The same, without waiting for the answer."""
-        storage = {"socket": socket, "reconnect_seconds": 0.05, "timeout_seconds": 5.0} | options.pop("storage", {})
+        storage = storage_config(socket, reconnect_seconds=0.05, timeout_seconds=5.0, **options.pop("storage", {}))
         self.write({"do": "open", "cache": cache, "storage": storage, "layout": layout, **options})
 
     def close(self, cache: str) -> None:
@@ -61,6 +61,12 @@ class Ranks:
         for number, rank in enumerate(self._ranks):
             rank.start_ask(do, cache, tokens, **(only or {}).get(number, {}))
         return [rank.answer() for rank in self._ranks]
+
+
+def storage_config(socket: str, **settings) -> dict:
+    """What users write into `--hicache-storage-backend-extra-config`."""
+    loaded = {"backend_name": "larder", "module_path": "larder_kv.sglang", "class_name": "LarderStorage", "interface_v1": 1}
+    return loaded | {"prefetch_threshold": PAGE, "socket": socket} | settings
 
 
 def prompt(seed: int, pages: int = 6) -> list[int]:

@@ -236,13 +236,6 @@ class HostCache:
 
 
 def server_arguments(layout: str, storage: dict, more: dict) -> ServerArgs:
-    extra = {
-        "backend_name": "larder",
-        "module_path": "larder_kv.sglang",
-        "class_name": "LarderStorage",
-        "interface_v1": 1,
-        "prefetch_threshold": PAGE,
-    }
     arguments = ServerArgs(
         model_path="dummy",
         page_size=PAGE,
@@ -250,7 +243,7 @@ def server_arguments(layout: str, storage: dict, more: dict) -> ServerArgs:
         hicache_mem_layout=layout,
         hicache_write_policy="write_through",
         hicache_storage_backend="dynamic",
-        hicache_storage_backend_extra_config=json.dumps(extra | storage),
+        hicache_storage_backend_extra_config=json.dumps(storage),
         hicache_storage_prefetch_policy="wait_complete",
         hicache_ratio=2.0,
         **more,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sglang_prefill_decode
 import sglang_ranks
+import sglang_whole
 from driver import Cluster
 from scenarios import Scenarios, row, until
 from sglang_driver import PAGE, SGLang, prompt, until_restored
@@ -27,6 +28,10 @@ def every_layout(scratch: Path) -> None:
             told = engine.send({"do": "stats", "cache": "fresh"})
             assert (told["prefetched"], told["loaded"]) == ([6], 6 * (number + 1)), f"{told}"
             engine.close("fresh")
+        # Latent attention has no keys and values but one row a layer and token.
+        for layout in LATENT_LAYOUTS:
+            round_trip(engine, cluster.sockets[0], layout, kind="latent")
+            engine.close("fresh")
         for what, options in {
             "dtype": {"dtype": "float16"},
             "model_revision": {"storage": {"model_revision": "2"}},
@@ -44,17 +49,6 @@ def every_layout(scratch: Path) -> None:
     cluster.stop()
 
 
-@scenario
-def latent_attention(scratch: Path) -> None:
-    """The same for latent attention, whose pages have no keys and values but one row a layer and token, in all its layouts."""
-    cluster = Cluster(scratch / "latent", 1)
-    with SGLang(scratch, "latent") as engine:
-        for layout in LATENT_LAYOUTS:
-            round_trip(engine, cluster.sockets[0], layout, kind="latent")
-            engine.close("fresh")
-    cluster.stop()
-
-
 def round_trip(engine: SGLang, socket: str, layout: str, **options) -> None:
     """A prompt is saved, and restored into a fresh cache, which stays open."""
     tokens = prompt(1)
@@ -68,7 +62,7 @@ def round_trip(engine: SGLang, socket: str, layout: str, **options) -> None:
     come = engine.ask("restore", "fresh", tokens)
     assert come["restored"] == len(tokens), f"{layout}: {come}"
     assert come["digest"] == saved["digest"], f"{layout}: other bytes"
-    row(layout, f"{len(tokens)} tokens restored, bytes identical; saved again, nothing was written")
+    row(" ".join([layout, *options.values()]), f"{len(tokens)} tokens restored, bytes identical; saved again, nothing was written")
 
 
 @scenario
@@ -178,6 +172,7 @@ def failures(scratch: Path) -> None:
 
 scenario(sglang_ranks.tensor_parallel)
 scenario(sglang_prefill_decode.prefill_decode)
+scenario(sglang_whole.whole_engines)
 
 
 if __name__ == "__main__":
