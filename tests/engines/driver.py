@@ -121,7 +121,7 @@ class Engine(Process):
     def ask(self, *prompts: list[int], **options) -> dict:
         """Runs prompts, and says what came and what was counted."""
         self.tell(*prompts, **options)
-        return self._read()
+        return self.answer()
 
     def tell(self, *prompts: list[int], **options) -> None:
         """The same, without waiting for the answer."""
@@ -131,7 +131,7 @@ class Engine(Process):
     def dying(self):
         """For an engine that is to end by itself, without an answer."""
         try:
-            self._read()
+            self.answer()
             yield self
             self.process.wait(timeout=60)
         finally:

@@ -26,7 +26,7 @@ class Process:
 
     def __enter__(self):
         try:
-            self._read()
+            self.answer()
         except BaseException:
             self.process.kill()
             raise
@@ -43,14 +43,15 @@ class Process:
     def send(self, asked: dict) -> dict:
         """Asks, and waits for the answer."""
         self.write(asked)
-        return self._read()
+        return self.answer()
 
     def write(self, asked: dict) -> None:
         """Asks, without waiting for the answer."""
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
 
-    def _read(self) -> dict:
+    def answer(self) -> dict:
+        """What it says next."""
         limit = threading.Timer(PATIENCE_SECONDS, self.process.kill)
         limit.start()
         line = self.process.stdout.readline()

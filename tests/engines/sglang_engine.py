@@ -9,11 +9,12 @@ import time
 
 ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
-os.environ.update(HF_HUB_OFFLINE="1")
+# Ranks of one engine are on this host.
+os.environ.update(HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo")
 
 
 def main() -> None:
-    import sglang_host
+    from sglang_host import HostCache
 
     caches = {}
     say(ready=True)
@@ -21,37 +22,49 @@ def main() -> None:
         asked = json.loads(line)
         do, name = asked.pop("do"), asked.pop("cache", "")
         if do == "open":
+            kind = decode_cache() if asked.pop("decodes", False) else HostCache
             try:
-                caches[name] = sglang_host.HostCache(**asked)
+                caches[name] = kind(**asked)
+                say()
             except ValueError as error:
                 say(refused=str(error))
-                continue
-            say()
-            continue
-        cache = caches[name]
-        if do == "close":
+        elif do == "close":
             caches.pop(name).close()
             say()
-            continue
-        if do == "stats":
-            say(**stats(cache))
-            continue
-        tokens, salt = asked["tokens"], asked.get("salt")
-        if victim := asked.get("kill_before_load"):
-            kill_before_load(cache.storage, victim)
-        if do == "put":
-            cache.put(tokens, salt)
-        restored = cache.restore(tokens, salt) if do == "restore" else None
-        if do in ("put", "save"):
-            cache.save(tokens, salt)
-        say(
-            restored=restored,
-            digest=cache.digest(tokens, salt) if restored is None or restored else None,
-            counts=cache.storage.counts.now(),
-        )
+        else:
+            say(**answer(caches[name], do, **asked))
 
 
-def kill_before_load(storage, victim: int) -> None:
+def decode_cache() -> type:
+    """A decode engine's caches; only those who ask for them wait for what they import."""
+    from sglang_decode import DecodeCache
+
+    return DecodeCache
+
+
+def answer(cache, do: str, tokens=(), salt=None, output=(), kill_before_load=None) -> dict:
+    """What comes of asking a cache."""
+    if do == "stats":
+        return stats(cache)
+    if do == "stored":
+        return {"stored": cache.stored(tokens, salt)}
+    if do == "decode":
+        return cache.decode(tokens, output, salt)
+    if kill_before_load:
+        killed_before_load(cache.storage, kill_before_load)
+    if do == "put":
+        cache.put(tokens, salt)
+    restored = cache.restore(tokens, salt) if do == "restore" else None
+    if do in ("put", "save"):
+        cache.save(tokens, salt)
+    return {
+        "restored": restored,
+        "digest": cache.digest(tokens, salt) if restored is None or restored else None,
+        "counts": cache.storage.counts.now(),
+    }
+
+
+def killed_before_load(storage, victim: int) -> None:
     """Kills the node once pages were found and before they are loaded."""
     load = storage.batch_get_v1
 

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import json
 import time
@@ -13,8 +14,11 @@ import sglang_stubs
 sglang_stubs.install()
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, InsertParams, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType  # noqa: E402
@@ -28,46 +32,49 @@ PATIENCE_SECONDS = 60.0
 IO_BACKENDS = {"layer_first": "direct", "page_first_direct": "direct", "page_first": "kernel", "page_head": "kernel"}
 HYBRID = {"num_layers": 8, "full_attention_layer_ids": (3, 7), "kv_size": 512}
 WINDOW = 2 * PAGE
+FULL = {"components": (ComponentType.FULL,), "num_layers": 4, "kv_size": 512}
 KINDS = {
-    "full": {"components": (ComponentType.FULL,), "num_layers": 4, "kv_size": 512},
+    "full": FULL,
+    "latent": FULL,
     "state": HYBRID | {"components": (ComponentType.FULL, ComponentType.MAMBA), "enable_mamba_extra_buffer": True},
     "window": HYBRID | {"components": (ComponentType.FULL, ComponentType.SWA), "sliding_window_size": WINDOW},
 }
+DEVICE_ADDRESSES = {
+    "device_k_data_ptrs": "device_k_buffers",
+    "device_v_data_ptrs": "device_v_buffers",
+    "device_data_ptrs": "device_kv_buffers",
+}
 
 fixtures.get_device = lambda *_: "cpu"
-# Kept, since it ends when it is dropped.
-ALONE = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
-ALONE.__enter__()
+# Kept, since they end when they are dropped.
+PLACES = []
 
 
 class HostCache:
     """One engine's caches: on the device (here the CPU too), on the host, and behind them Larder."""
 
+    SERVER = {}
+    """Arguments of the server besides those of its cache."""
+
     def __init__(
-        self, storage: dict, layout: str, kind: str = "full", dtype: str = "bfloat16", without_addresses=False
+        self,
+        storage: dict,
+        layout: str,
+        kind: str = "full",
+        dtype: str = "bfloat16",
+        without_addresses: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+        meeting: str | None = None,
     ):
-        self.kind = kind
+        self.kind, self.rank = kind, rank
+        sizes = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), ranks)
+        PLACES.append(get_parallel().override(tp_rank=rank, pp_rank=0, pp_size=1, **sizes))
+        PLACES[-1].__enter__()
         shape = CacheConfig(page_size=PAGE, head_num=2, head_dim=64, dtype=getattr(torch, dtype), **KINDS[kind])
-        self.cache, self.allocator, self.requests = fixtures.build_fixture(shape)
-        extra = {
-            "backend_name": "larder",
-            "module_path": "larder_kv.sglang",
-            "class_name": "LarderStorage",
-            "interface_v1": 1,
-            "prefetch_threshold": PAGE,
-        }
-        arguments = ServerArgs(
-            model_path="dummy",
-            page_size=PAGE,
-            hicache_io_backend=IO_BACKENDS[layout],
-            hicache_mem_layout=layout,
-            hicache_write_policy="write_through",
-            hicache_storage_backend="dynamic",
-            hicache_storage_backend_extra_config=json.dumps(extra | storage),
-            hicache_storage_prefetch_policy="wait_complete",
-            hicache_ratio=2.0,
-        )
-        arguments._mamba_cache_chunk_size = max(CHUNK_SIZE, PAGE)
+        with built_with(group_of(rank, ranks, meeting), latent_pool if kind == "latent" else MHATokenToKVPool):
+            self.cache, self.allocator, self.requests = fixtures.build_fixture(shape)
+        arguments = server_arguments(layout, storage, self.SERVER)
         set_global_server_args_for_scheduler(arguments)
         # A process of SGLang's has one cache, and one collector of metrics.
         self.cache._enable_metrics_flag, self.cache.storage_metrics_collector = True, mock.MagicMock(labels={})
@@ -89,8 +96,9 @@ class HostCache:
     def name_device_layers(controller) -> None:
         """The kernels' stand-ins index tensors where the kernels take addresses."""
         pool = controller.storage_host_pool
-        if hasattr(pool, "device_k_data_ptrs"):
-            pool.device_k_data_ptrs, pool.device_v_data_ptrs = pool.device_k_buffers, pool.device_v_buffers
+        for addresses, layers in DEVICE_ADDRESSES.items():
+            if hasattr(pool, layers):
+                setattr(pool, addresses, getattr(pool, layers))
 
     def put(self, tokens: list[int], salt: str | None = None) -> None:
         """Computes a prompt: its pages get content of their own."""
@@ -99,15 +107,20 @@ class HostCache:
         if self.kind == "state":
             inserted.mamba_value = self.requests.mamba_allocator.alloc(1)
             assert inserted.mamba_value is not None
-        random = torch.Generator().manual_seed(tokens[0] * 1_000 + len(tokens))
-        shared = self._match(tokens, salt).device_prefix_len
-        for layers, new in ((self._kv_layers(), rows[shared:]), self._window(rows[shared:])):
-            for layer in layers:
-                layer[new] = torch.randn(layer[new].shape, generator=random).to(layer.dtype)
+        # Latent attention has the same rows on all ranks.
+        rank = 0 if self.kind == "latent" else self.rank
+        random = torch.Generator().manual_seed((tokens[0] * 1_000 + len(tokens)) * 10 + rank)
+        self.fill(rows[self._match(tokens, salt).device_prefix_len :], random)
         for state in self._states():
             part = state[:, inserted.mamba_value]
             state[:, inserted.mamba_value] = torch.randn(part.shape, generator=random).to(part.dtype)
         self.cache.insert(inserted)
+
+    def fill(self, rows: torch.Tensor, random: torch.Generator) -> None:
+        """Computes these rows."""
+        for layers, part in ((self._kv_layers(), rows), self._window(rows)):
+            for layer in layers:
+                layer[part] = torch.randn(layer[part].shape, generator=random).to(layer.dtype)
 
     def save(self, tokens: list[int], salt: str | None = None) -> None:
         """Copies a prompt from the device to the host, and from there to the storage."""
@@ -121,7 +134,7 @@ class HostCache:
             else:
                 fixtures.write_backup(self.cache, node, write_back=True)
         self.cache.writing_check(write_back=True)
-        self._until(lambda: not self.cache.ongoing_backup, self.cache.drain_storage_control_queues)
+        self.until(lambda: not self.cache.ongoing_backup, self.cache.drain_storage_control_queues)
 
     def restore(self, tokens: list[int], salt: str | None = None) -> int:
         """Brings what the storage has of a prompt to the host and the device; tokens that are there then."""
@@ -139,7 +152,7 @@ class HostCache:
             matched_prefix_tokens=array("q", tokens[:known]),
             cache_salt=salt,
         )
-        self._until(lambda: self.cache.check_prefetch_progress(handle), self.cache.check_hicache_events)
+        self.until(lambda: self.cache.check_prefetch_progress(handle), self.cache.check_hicache_events)
         match = self._match(tokens, salt)
         if match.host_hit_length:
             self.cache.load_back(match.best_match_node, req=None)
@@ -151,16 +164,28 @@ class HostCache:
         """What stands on the device of a prompt: its KV, and the state or the window at its end where there is one."""
         node = self._match(tokens, salt).last_device_node
         rows = self.cache.path_device_indices(node)
-        content = hashlib.sha256()
-        for layers, part in ((self._kv_layers(), rows), self._window(rows[-WINDOW:])):
-            for layer in layers:
-                content.update(layer[part].contiguous().view(torch.uint8).numpy().tobytes())
+        content = self.digest_of(rows)
         if self.kind == "state":
             slot = fixtures.node_device_value(self.cache, node, ComponentType.MAMBA)
             assert slot is not None, "there is no state at the prefix's end"
             for state in self._states():
                 content.update(state[:, slot].contiguous().view(torch.uint8).numpy().tobytes())
         return content.hexdigest()
+
+    def digest_of(self, rows: torch.Tensor):
+        """What stands in these rows, to which more can be added."""
+        content = hashlib.sha256()
+        for layers, part in ((self._kv_layers(), rows), self._window(rows[-WINDOW:])):
+            for layer in layers:
+                content.update(layer[part].contiguous().view(torch.uint8).numpy().tobytes())
+        return content
+
+    def stored(self, tokens: list[int], salt: str | None = None) -> int:
+        """How many tokens of a prompt the storage has, as a decode engine asks; besides those that are here."""
+        match = self._match(tokens, salt)
+        rest = array("q", tokens[match.device_prefix_len + match.host_hit_length :])
+        last_hash = self.cache.get_last_hash_value(match.last_host_node)
+        return self.cache.query_storage_hit_length(match.last_host_node, rest, last_hash, cache_salt=salt)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -191,6 +216,8 @@ class HostCache:
     def _kv_layers(self) -> list[torch.Tensor]:
         pool = self.allocator.get_kvcache()
         pool = getattr(pool, "full_kv_pool", pool)
+        if self.kind == "latent":
+            return list(pool.kv_buffer)
         return [*pool.k_buffer, *pool.v_buffer]
 
     def _states(self) -> list[torch.Tensor]:
@@ -199,13 +226,55 @@ class HostCache:
         states = self.requests.mamba_pool.mamba_cache
         return [states.temporal, *states.conv]
 
-    def _until(self, condition, pump) -> None:
+    def until(self, condition, pump) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         pump()
         while not condition():
             assert time.monotonic() < deadline, "SGLang did not end in time"
             time.sleep(0.001)
             pump()
+
+
+def server_arguments(layout: str, storage: dict, more: dict) -> ServerArgs:
+    arguments = ServerArgs(
+        model_path="dummy",
+        page_size=PAGE,
+        hicache_io_backend=IO_BACKENDS[layout],
+        hicache_mem_layout=layout,
+        hicache_write_policy="write_through",
+        hicache_storage_backend="dynamic",
+        hicache_storage_backend_extra_config=json.dumps(storage),
+        hicache_storage_prefetch_policy="wait_complete",
+        hicache_ratio=2.0,
+        **more,
+    )
+    arguments._mamba_cache_chunk_size = max(CHUNK_SIZE, PAGE)
+    return arguments
+
+
+def group_of(rank: int, ranks: int, meeting: str | None) -> dist.ProcessGroup | None:
+    """The ranks that have to agree, where they meet."""
+    if meeting is None:
+        return None
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    return dist.group.WORLD
+
+
+@contextlib.contextmanager
+def built_with(group: dist.ProcessGroup | None, pool):
+    """SGLang's own builder of caches has neither ranks nor latent attention."""
+    parameters = functools.partial(CacheInitParams, tp_cache_group=group)
+    with (
+        mock.patch.object(fixtures, "CacheInitParams", parameters),
+        mock.patch.object(fixtures, "MHATokenToKVPool", pool),
+    ):
+        yield
+
+
+def latent_pool(*, head_num: int, head_dim: int, **shape) -> MLATokenToKVPool:
+    """A device's pool of latent rows of about the same size."""
+    return MLATokenToKVPool(kv_lora_rank=head_num * head_dim, qk_rope_head_dim=head_dim // 2, **shape)
 
 
 def no_addresses():

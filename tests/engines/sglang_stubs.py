@@ -123,6 +123,7 @@ def install() -> None:
         module.transfer_kv_all_layer_direct_lf_pf = copy_pages_out
         module.transfer_kv_per_layer_direct_pf_lf = copy_pages_in
     mha.transfer_kv_all_layer_lf_pf, mha.transfer_kv_per_layer_pf_lf = rows_out, rows_in
+    mla.transfer_kv_all_layer_mla_lf_pf, mla.transfer_kv_per_layer_mla_pf_lf = layers_out, layers_in
     mha.transfer_kv_all_layer_lf_ph, mha.transfer_kv_per_layer_ph_lf = heads_out, heads_in
     try:
         cache_utils.get_native_hash([1], None, 1)
@@ -155,15 +156,24 @@ def copy_pages_in(src_ptrs, dst_ptrs, src_indices, dst_indices, layer_id, page_s
             layer[dst_indices[start : start + page_size]] = pages[page, layer_id]
 
 
-def rows_out(src_k_layers, dst_k, src_v_layers, dst_v, src_indices, dst_indices, **_):
+def layers_out(src_layers, dst, src_indices, dst_indices, **_):
     """From layers of rows to rows of layers."""
-    for layers, rows in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
-        for number, layer in enumerate(layers):
-            rows[dst_indices, number] = layer[src_indices]
+    for number, layer in enumerate(src_layers):
+        dst[dst_indices, number] = layer[src_indices]
 
 
-def rows_in(src_k, dst_k, src_v, dst_v, src_indices, dst_indices, layer_id, **_):
-    dst_k[dst_indices], dst_v[dst_indices] = src_k[src_indices, layer_id], src_v[src_indices, layer_id]
+def layers_in(src, dst, src_indices, dst_indices, layer_id, **_):
+    dst[dst_indices] = src[src_indices, layer_id]
+
+
+def rows_out(src_k_layers, dst_k, src_v_layers, dst_v, **which):
+    layers_out(src_k_layers, dst_k, **which)
+    layers_out(src_v_layers, dst_v, **which)
+
+
+def rows_in(src_k, dst_k, src_v, dst_v, **which):
+    layers_in(src_k, dst_k, **which)
+    layers_in(src_v, dst_v, **which)
 
 
 def heads_out(src_k_layers, dst_k, src_v_layers, dst_v, src_indices, dst_indices, page_size, **_):

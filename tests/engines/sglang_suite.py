@@ -3,45 +3,19 @@
 sglang_suite.py [NAME...]     all of them, or those that are named
 """
 
-import os
 import sys
 from pathlib import Path
 
-from driver import HERE, Cluster
-from process import Process
+import sglang_prefill_decode
+import sglang_ranks
+import sglang_whole
+from driver import Cluster
 from scenarios import Scenarios, row, until
+from sglang_driver import PAGE, SGLang, prompt, until_restored
 
 scenario = Scenarios()
-PAGE = 16
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
-
-
-class SGLang(Process):
-    """A process with SGLang's caches."""
-
-    def __init__(self, scratch: Path, name: str):
-        super().__init__(scratch, name, [sys.executable, HERE / "sglang_engine.py"], dict(os.environ))
-
-    def open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> None:
-        refused = self.try_open(cache, socket, layout, **options)
-        assert refused is None, refused
-
-    def try_open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> str | None:
-        """Why it was refused, where it was."""
-        storage = {"socket": socket, "reconnect_seconds": 0.05, "timeout_seconds": 5.0} | options.pop("storage", {})
-        asked = {"do": "open", "cache": cache, "storage": storage, "layout": layout, **options}
-        return self.send(asked).get("refused")
-
-    def close(self, cache: str) -> None:
-        self.send({"do": "close", "cache": cache})
-
-    def ask(self, do: str, cache: str, tokens: list[int], salt: str | None = None, **faults) -> dict:
-        return self.send({"do": do, "cache": cache, "tokens": tokens, "salt": salt, **faults})
-
-
-def prompt(seed: int, pages: int = 6) -> list[int]:
-    """Tokens that no other seed has in its first page."""
-    return [seed + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, pages * PAGE)]
+LATENT_LAYOUTS = LAYOUTS[:3]
 
 
 @scenario
@@ -50,21 +24,14 @@ def every_layout(scratch: Path) -> None:
     cluster = Cluster(scratch / "layouts", 1)
     with SGLang(scratch, "layouts") as engine:
         for number, layout in enumerate(LAYOUTS):
-            tokens = prompt(1)
-            engine.open("first", cluster.sockets[0], layout)
-            saved = engine.ask("put", "first", tokens)
-            assert saved["counts"]["saved_keys"] == 6, f"{saved['counts']}"
-            again = engine.ask("save", "first", tokens)
-            assert again["counts"]["saved_keys"] == 6 and again["counts"]["shed_keys"] == 0, f"{again['counts']}"
-            engine.close("first")
-            engine.open("fresh", cluster.sockets[0], layout)
-            come = engine.ask("restore", "fresh", tokens)
-            assert come["restored"] == len(tokens), f"{layout}: {come}"
-            assert come["digest"] == saved["digest"], f"{layout}: other bytes"
+            round_trip(engine, cluster.sockets[0], layout)
             told = engine.send({"do": "stats", "cache": "fresh"})
             assert (told["prefetched"], told["loaded"]) == ([6], 6 * (number + 1)), f"{told}"
             engine.close("fresh")
-            row(layout, f"{len(tokens)} tokens restored, bytes identical; saved again, nothing was written")
+        # Latent attention has no keys and values but one row a layer and token.
+        for layout in LATENT_LAYOUTS:
+            round_trip(engine, cluster.sockets[0], layout, kind="latent")
+            engine.close("fresh")
         for what, options in {
             "dtype": {"dtype": "float16"},
             "model_revision": {"storage": {"model_revision": "2"}},
@@ -80,6 +47,22 @@ def every_layout(scratch: Path) -> None:
         assert refused and "--hicache-mem-layout" in refused, refused
         row("a host pool that gives no addresses", "refused to start")
     cluster.stop()
+
+
+def round_trip(engine: SGLang, socket: str, layout: str, **options) -> None:
+    """A prompt is saved, and restored into a fresh cache, which stays open."""
+    tokens = prompt(1)
+    engine.open("first", socket, layout, **options)
+    saved = engine.ask("put", "first", tokens)
+    assert saved["counts"]["saved_keys"] == 6, f"{saved['counts']}"
+    again = engine.ask("save", "first", tokens)
+    assert again["counts"]["saved_keys"] == 6 and again["counts"]["shed_keys"] == 0, f"{again['counts']}"
+    engine.close("first")
+    engine.open("fresh", socket, layout, **options)
+    come = engine.ask("restore", "fresh", tokens)
+    assert come["restored"] == len(tokens), f"{layout}: {come}"
+    assert come["digest"] == saved["digest"], f"{layout}: other bytes"
+    row(" ".join([layout, *options.values()]), f"{len(tokens)} tokens restored, bytes identical; saved again, nothing was written")
 
 
 @scenario
@@ -142,7 +125,7 @@ def two_nodes(scratch: Path) -> None:
         saved = first.ask("put", "cache", tokens)
         first.ask("put", "cache", altered)
         came = cluster.metric(1, "larder_peer_received_bytes_total")
-        come = until_found(second, "cache", tokens)
+        come = until_restored(second, "cache", tokens)
         assert come["restored"] == len(tokens) and come["digest"] == saved["digest"], f"{come}"
         came = cluster.metric(1, "larder_peer_received_bytes_total") - came
         assert came >= come["counts"]["loaded_bytes"] > 0, "the bytes did not come from the other node"
@@ -180,21 +163,16 @@ def failures(scratch: Path) -> None:
         row("node killed between lookup and load", f"a miss, {counts['missed_keys']} pages counted")
         # The node is started again, with nothing in memory.
         until(lambda: engine.ask("save", "early", tokens)["counts"]["saved_keys"] == 12, "the node is used again")
-        come = until_found(engine, "fresh", tokens)
+        come = until_restored(engine, "fresh", tokens)
         assert come["digest"] == alone["digest"], "other bytes"
         engine.ask("put", "early", later)
         row("the node comes back", f"{come['restored']} tokens restored, identical")
     cluster.stop()
 
 
-def until_found(engine: SGLang, cache: str, tokens: list[int]) -> dict:
-    """Asks until something comes: another node hears of new pages a moment later."""
-
-    def restored() -> dict | None:
-        answer = engine.ask("restore", cache, tokens)
-        return answer if answer["restored"] else None
-
-    return until(restored, "pages are found")
+scenario(sglang_ranks.tensor_parallel)
+scenario(sglang_prefill_decode.prefill_decode)
+scenario(sglang_whole.whole_engines)
 
 
 if __name__ == "__main__":

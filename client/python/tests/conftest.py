@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,30 @@ def start_cluster(*arguments: str) -> Cluster:
     started.sockets += [next(iter(node["sockets"].values())) for node in ready["nodes"]]
     started.http += [node["http"] for node in ready["nodes"]]
     return started
+
+
+def until(condition, patience: float = 30.0):
+    """Waits for what happens by itself."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.001)
+
+
+def take_all_memory(socket: str) -> list[larder_kv.Reservation]:
+    """What is reserved and not committed cannot be evicted; one session may reserve only a part."""
+    taken: list[larder_kv.Reservation] = []
+    for _ in range(16):
+        session = larder_kv.Session(socket, window_bytes=0)
+        namespace = session.register(spec("filler", pools=[larder_kv.Pool(layers=1, layer_bytes=1 << 20)]))
+        with pytest.raises(larder_kv.BusyError) as busy:
+            while True:
+                taken.append(session.reserve(namespace, namespace.chain_of_tokens([len(taken)] * CHUNK_TOKENS)))
+        assert busy.value.retry_after >= 0
+        if busy.value.what == "memory":
+            return taken
+        assert busy.value.what == "claims"
+    raise AssertionError("the node was never full")
 
 
 @pytest.fixture(scope="session")

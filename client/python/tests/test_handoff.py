@@ -5,13 +5,13 @@ import time
 
 import larder_kv
 import pytest
-from conftest import LAYER_BYTES, LAYERS, content, spec
+from conftest import LAYER_BYTES, LAYERS, content, spec, until
 from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, writer_of
 from larder_kv.vllm.node import Open
 from larder_kv.vllm.plan import Load, Save
 from larder_kv.vllm.transfer import LayerGate
 from test_vllm_transfers import LAYERS as RANK_LAYERS
-from test_vllm_transfers import Rank, hashes, until
+from test_vllm_transfers import Rank, hashes
 
 
 def layer(seed: int, number: int) -> bytes:

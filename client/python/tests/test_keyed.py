@@ -1,11 +1,10 @@
 """Blocks under single keys against a real node, as SGLang's and LMCache's adapters use them."""
 
 import logging
-import time
 
 import larder_kv
 import pytest
-from conftest import content, spec, start_cluster
+from conftest import content, spec, start_cluster, take_all_memory, until
 from larder_kv.keyed import Counts, Keyed
 from larder_kv.settings import NodeSettings
 
@@ -56,13 +55,6 @@ class Rank:
 
 def keys(numbers):
     return [number.to_bytes(32, "little") for number in numbers]
-
-
-def until(condition, patience: float = 30.0):
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -152,24 +144,9 @@ def test_a_node_that_stops_is_a_miss_and_one_that_comes_is_used(tmp_path):
 def test_a_node_without_room_sheds_and_is_counted(tmp_path):
     running = start_cluster("--nodes", "1", "--arena-bytes", "4MiB")
     rank = Rank(running.sockets[0], "full")
-    taken = take_everything(running.sockets[0])
+    taken = take_all_memory(running.sockets[0])
     assert rank.save([1]) == [False]
     assert rank.counted("busy", "shed_keys") == (1, 1)
     assert taken
     rank.link.close()
     running.stop()
-
-
-def take_everything(socket: str) -> list:
-    """Takes all of a node's memory: what is reserved and not committed cannot be evicted. One session may reserve a part."""
-    pool, taken = larder_kv.Pool(layers=1, layer_bytes=1 << 20), []
-    for _ in range(16):
-        session = larder_kv.Session(socket, window_bytes=0)
-        namespace = session.register(spec("taker", pools=[pool], flat=True))
-        try:
-            while True:
-                taken.append(session.reserve(namespace, namespace.chain(keys([len(taken)]))))
-        except larder_kv.BusyError as busy:
-            if busy.what == "memory":
-                return taken
-    raise AssertionError("the node was never full")

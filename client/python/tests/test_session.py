@@ -3,11 +3,10 @@
 import os
 import signal
 import threading
-import time
 
 import larder_kv
 import pytest
-from conftest import BLOCK_BYTES, CHUNK_TOKENS, LAYER_BYTES, content, put, spec, start_cluster
+from conftest import BLOCK_BYTES, CHUNK_TOKENS, LAYER_BYTES, content, put, spec, start_cluster, until
 
 TOKENS = list(range(5 * CHUNK_TOKENS))
 
@@ -101,10 +100,10 @@ def test_a_ticket_brings_what_another_node_has(cluster):
     put(far, there, chain)
     here = near.register(spec("ticket"))
     # Others hear of a chunk soon after its commit.
-    wait_until(lambda: near.lookup(here, chain).tokens == len(TOKENS))
+    until(lambda: near.lookup(here, chain).tokens == len(TOKENS))
     ticket = near.lookup_and_prefetch(here, chain)
     assert ticket.tokens == len(TOKENS) and ticket.found.spans[0].tier == "peer"
-    wait_until(lambda: near.progress(ticket).is_done)
+    until(lambda: near.progress(ticket).is_done)
     with near.collect(ticket, wait=1.0) as lease:
         assert [bytes(lease.view(position)) for position in range(5)] == [content(n) for n in range(5)]
     with pytest.raises(larder_kv.ReleasedError):
@@ -226,10 +225,3 @@ def test_a_signal_ends_the_waiting(cluster):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert kept.position == 0
-
-
-def wait_until(condition, patience: float = 30.0):
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.005)

@@ -4,11 +4,10 @@ import json
 
 import larder_kv
 import pytest
-from conftest import spec, start_cluster
+from conftest import spec, start_cluster, until
 from larder_kv.vllm.events import Event, Held, NodeEvents
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.offload import Offload
-from test_vllm_transfers import until
 
 ROWS, ROW_BYTES = 8, 4_096
 

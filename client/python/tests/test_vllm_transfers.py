@@ -1,11 +1,10 @@
 """Prefetches, loads and saves of the connector against a real node, without vLLM."""
 
 import threading
-import time
 
 import larder_kv
 import pytest
-from conftest import spec, start_cluster
+from conftest import spec, start_cluster, take_all_memory, until
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Load, Save, Shape
@@ -65,13 +64,6 @@ class Rank:
 
 def hashes(chunks: int) -> list[bytes]:
     return [bytes([number + 1]) * 32 for number in range(chunks)]
-
-
-def until(condition, patience: float = 30.0):
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -193,22 +185,6 @@ def test_a_node_that_has_no_room_sheds_saves():
     assert rank.counts.take()["saved_chunks"] == 2
     rank.close()
     small.stop()
-
-
-def take_all_memory(socket: str) -> list[larder_kv.Reservation]:
-    """What is reserved and not committed cannot be evicted; one session may reserve only a part."""
-    taken: list[larder_kv.Reservation] = []
-    for _ in range(16):
-        session = larder_kv.Session(socket, window_bytes=0)
-        namespace = session.register(spec("filler", pools=[larder_kv.Pool(layers=1, layer_bytes=1 << 20)]))
-        with pytest.raises(larder_kv.BusyError) as busy:
-            while True:
-                taken.append(session.reserve(namespace, namespace.chain_of_tokens([len(taken)] * 32)))
-        assert busy.value.retry_after >= 0
-        if busy.value.what == "memory":
-            return taken
-        assert busy.value.what == "claims"
-    raise AssertionError("the node was never full")
 
 
 def test_an_engine_goes_on_without_its_node_and_uses_it_when_it_comes(tmp_path):

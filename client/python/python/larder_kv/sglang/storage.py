@@ -221,6 +221,10 @@ def digests(keys: Sequence[str]) -> list[bytes]:
     return [bytes.fromhex(key) for key in keys]
 
 
-OF_SGLANG = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
+OF_SGLANG = frozenset(
+    "backend_name module_path class_name interface_v1 prefetch_threshold prefetch_timeout_base prefetch_timeout_per_ki_token "
+    "hicache_storage_pass_prefix_keys file_storage_path".split()
+)
+"""What SGLang reads from the storage's configuration. Its cache takes some of it out; its decode engines' offloading does not."""
 LABELS = ("model_name", "tp_rank", "pp_rank")
 NEEDS_V1 = 'the storage copies pages in place: its configuration needs `"interface_v1": 1`'
