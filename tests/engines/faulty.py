@@ -91,6 +91,6 @@ def timed(method):
 for name in (
     "on_new_request get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output "
     "request_finished_all_groups handle_preemptions start_load_kv wait_for_layer_load save_kv_layer wait_for_save "
-    "get_finished get_block_ids_with_load_errors get_kv_connector_stats"
+    "get_finished build_connector_worker_meta get_block_ids_with_load_errors get_kv_connector_stats"
 ).split():
     setattr(LarderConnector, name, timed(getattr(Faultless, name)))

@@ -1,4 +1,9 @@
-"""Makes a tiny random Llama whose greedy output depends on all of its KV cache: `model.py FOLDER`."""
+"""Makes a tiny random model whose greedy output depends on all of its KV cache.
+
+model.py FOLDER              a Llama
+model.py FOLDER windows      a Llama of which every other layer has a sliding window
+model.py FOLDER recurrent    a model of which every other layer has recurrent state
+"""
 
 import json
 import sys
@@ -9,11 +14,21 @@ from safetensors.torch import save_file
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD, VOCABULARY = 256, 512, 4, 4, 2, 64, 1024
 CONTEXT = 4096
+WINDOW = 50
+"""Tokens that a token sees in a sliding window, itself included."""
+TAPS = 3
+"""Tokens over which a layer with recurrent state convolves: it keeps one less."""
 
 
-def main(folder: str) -> None:
+def main(folder: str, kind: str = "plain") -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
+    config, made = (recurrent(), recurrent_weights()) if kind == "recurrent" else (llama(kind), weights())
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(made, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def llama(kind: str) -> dict:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -33,18 +48,73 @@ def main(folder: str) -> None:
         "torch_dtype": "bfloat16",
         "vocab_size": VOCABULARY,
     }
-    (path / "config.json").write_text(json.dumps(config))
-    save_file(weights(), path / "model.safetensors", metadata={"format": "pt"})
+    if kind == "windows":
+        config |= {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2), "sliding_window": WINDOW}
+    return config
+
+
+def recurrent() -> dict:
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "block_auto_adjust_ff_dim": False,
+        "block_dim": HIDDEN,
+        "block_ff_dim": INTERMEDIATE,
+        "block_multiple_of": 32,
+        "conv_bias": False,
+        "conv_dim": HIDDEN,
+        "conv_L_cache": TAPS,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "layer_types": ["conv", "full_attention"] * (LAYERS // 2),
+        "max_position_embeddings": CONTEXT,
+        "norm_eps": 1e-5,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": KV_HEADS,
+        "rope_theta": 10000.0,
+        "torch_dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+    }
+
+
+class Random:
+    """Large weights: with small ones all logits are about the same, whatever the cache holds."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(7)
+
+    def __call__(self, outputs: int, inputs: int, scale: float) -> torch.Tensor:
+        return (torch.randn(outputs, inputs, generator=self.generator) * scale).to(torch.bfloat16)
+
+
+def recurrent_weights() -> dict[str, torch.Tensor]:
+    random, ones = Random(), torch.ones(HIDDEN, dtype=torch.bfloat16)
+    made = {"model.embed_tokens.weight": random(VOCABULARY, HIDDEN, 0.3), "model.embedding_norm.weight": ones}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        if layer % 2:
+            for name, outputs in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                made[f"{prefix}.self_attn.{name}_proj.weight"] = random(outputs * HEAD, HIDDEN, 0.12)
+                if name != "v":
+                    made[f"{prefix}.self_attn.{name}_layernorm.weight"] = ones[:HEAD].clone()
+            made[f"{prefix}.self_attn.out_proj.weight"] = random(HIDDEN, HEADS * HEAD, 0.25)
+        else:
+            made[f"{prefix}.conv.in_proj.weight"] = random(3 * HIDDEN, HIDDEN, 0.12)
+            made[f"{prefix}.conv.conv.weight"] = random(HIDDEN, TAPS, 0.6).unsqueeze(1)
+            made[f"{prefix}.conv.out_proj.weight"] = random(HIDDEN, HIDDEN, 0.12)
+        for name in ("w1", "w3"):
+            made[f"{prefix}.feed_forward.{name}.weight"] = random(INTERMEDIATE, HIDDEN, 0.06)
+        made[f"{prefix}.feed_forward.w2.weight"] = random(HIDDEN, INTERMEDIATE, 0.06)
+        for name in ("operator_norm", "ffn_norm"):
+            made[f"{prefix}.{name}.weight"] = ones.clone()
+    return made
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """Large weights: with small ones all logits are about the same, whatever the cache holds."""
-    generator = torch.Generator().manual_seed(7)
-
-    def random(outputs: int, inputs: int, scale: float) -> torch.Tensor:
-        return (torch.randn(outputs, inputs, generator=generator) * scale).to(torch.bfloat16)
-
-    ones = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    random, ones = Random(), torch.ones(HIDDEN, dtype=torch.bfloat16)
     made = {
         "model.embed_tokens.weight": random(VOCABULARY, HIDDEN, 1.0),
         "lm_head.weight": random(VOCABULARY, HIDDEN, 0.3),

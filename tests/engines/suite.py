@@ -8,36 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hybrid
+import kv_groups
 import prefill_decode as prefill_and_decode
 import secondary_tier as tier
+from answers import computed, counted, loaded, prompt, same
 from driver import HERE, Cluster, Engine
 from router_suite import conversations
 from scenarios import ROWS, Scenarios, row, until
 
 scenario = Scenarios()
-
-
-def prompt(seed: int, tokens: int = 200) -> list[int]:
-    """Tokens that no other seed has in its first block."""
-    return [seed % 1_000 + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, tokens)]
-
-
-def same(answer: dict, expected: dict) -> None:
-    assert answer["finish"] == expected["finish"], f"{answer['finish']} is not {expected['finish']}"
-    assert answer["tokens"] == expected["tokens"], "other tokens than without Larder"
-    assert answer["logprobs"] == expected["logprobs"], "other log-probabilities than without Larder"
-
-
-def loaded(answer: dict) -> int:
-    return int(answer["counts"].get("prompt_tokens_by_source.external_kv_transfer", 0))
-
-
-def computed(answer: dict) -> int:
-    return int(answer["counts"].get("prompt_tokens_by_source.local_compute", 0))
-
-
-def counted(answer: dict, name: str) -> int:
-    return int(answer["counts"].get(f"larder_{name}", 0))
 
 
 class World:
@@ -343,6 +323,24 @@ def overhead(world: World) -> None:
         whole = sum(answer["seconds"] for answer in answers)
         row("connector on a miss", f"{100 * spent / whole:.2f} % of the engine's time, saves included")
     cluster.stop()
+
+
+@scenario
+def kv_cache_groups(world: World) -> None:
+    """Which blocks are saved and loaded, held against vLLM's own manager of blocks."""
+    kv_groups.run(row)
+
+
+@scenario
+def sliding_windows(world: World) -> None:
+    """A model with full attention and sliding windows."""
+    hybrid.windows(world)
+
+
+@scenario
+def recurrent_state(world: World) -> None:
+    """A model with full attention and recurrent state."""
+    hybrid.states(world)
 
 
 @scenario

@@ -23,6 +23,10 @@ COUNTED = ("vllm:prompt_tokens_by_source", "vllm:num_preemptions", "vllm:larder_
 
 def main() -> None:
     options = json.loads(sys.argv[1])
+    if options.pop("recurrent", False):
+        import cpu_states
+
+        cpu_states.install()
     from vllm import LLM
 
     llm = LLM(

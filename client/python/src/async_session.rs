@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::answers::Stats;
 use crate::handoff::{Follow, StagedLayers};
 use crate::namespace::{Chain, Namespace, SpecFields};
-use crate::requests::{Asking, Following, Opening, Patience, Requests};
+use crate::requests::{Asking, Following, Opening, Patience, Requests, Reserving};
 use crate::reservation::{Reservation, StagedChunk};
 use crate::ticket::Ticket;
 use crate::waiting;
@@ -137,10 +137,11 @@ impl AsyncSession {
 
     /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays longer
     /// under the `priority` policy. Where `attempt` is not 0, the reservations of
-    /// earlier attempts for these chunks end.
+    /// earlier attempts for these chunks end. `pools` says for each chunk by their numbers which pools will be written, all
+    /// where not given: pools that every chunk has are written whether named or not, others may be added later.
     ///
     /// Raises `BusyError` where there is no room.
-    #[pyo3(signature = (namespace, chain, *, priority = 0, attempt = 0))]
+    #[pyo3(signature = (namespace, chain, *, priority = 0, attempt = 0, pools = None))]
     fn reserve<'py>(
         &self,
         py: Python<'py>,
@@ -148,8 +149,9 @@ impl AsyncSession {
         chain: &Chain,
         priority: i8,
         attempt: u64,
+        pools: Option<Vec<Vec<usize>>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let request = self.requests.reserve(namespace, chain, priority, attempt)?;
+        let request = self.requests.reserve(namespace, chain, Reserving { priority, attempt, pools })?;
         waiting::awaitable(py, self.requests.runtime(), request)
     }
 

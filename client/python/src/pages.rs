@@ -215,9 +215,14 @@ impl PagedMemory {
             let text = format!("{} pages from {first_page} on are not leased: {leased} are", pages.len());
             return Err(PyValueError::new_err(text));
         }
-        let chunks = guard.chunks();
-        if (0..chunks).any(|position| !guard.has_block(position, block)) {
-            return Err(PyValueError::new_err(format!("block {block} is not leased of every chunk")));
+        if pages.is_empty() {
+            return Ok(());
+        }
+        // Of what does not need every chunk, such as a sliding window, only the last chunks are leased.
+        let last_page = first_page + pages.len() as u64 - 1;
+        let mut positions = first_page / self.pages_per_chunk..=last_page / self.pages_per_chunk;
+        if positions.any(|position| !guard.has_block(position as usize, block)) {
+            return Err(PyValueError::new_err(format!("block {block} is not leased of all these pages")));
         }
         py.detach(|| self.copy_in(&guard, block, &pages, first_page, &layers));
         Ok(())

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_client::{FollowOptions, LookupOptions, SessionError, SessionOptions};
-use larder_protocol::NamespaceSpec;
 use larder_protocol::session::{Tier, Wait};
+use larder_protocol::{NamespaceSpec, PoolSet};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::runtime::Handle;
@@ -33,6 +33,14 @@ pub(crate) struct Opening {
     pub(crate) device: Option<u16>,
     pub(crate) window_bytes: u64,
     pub(crate) timeout: f64,
+}
+
+/// What a reservation may say besides the chain.
+pub(crate) struct Reserving {
+    pub(crate) priority: i8,
+    pub(crate) attempt: u64,
+    /// By position in the chain, the pools that will be written; all where not given.
+    pub(crate) pools: Option<Vec<Vec<usize>>>,
 }
 
 /// What a lookup and a prefetch may ask besides the chain.
@@ -153,12 +161,19 @@ impl Requests {
         &self,
         namespace: &Namespace,
         chain: &Chain,
-        priority: i8,
-        attempt: u64,
+        Reserving { priority, attempt, pools }: Reserving,
     ) -> PyResult<impl Request<Reservation>> {
         let (session, namespace, chain) = self.with(namespace, chain)?;
+        let pools = pools.map(|pools| pool_sets(&namespace, &pools)).transpose()?;
+        if pools.is_some() && attempt != 0 {
+            return Err(PyValueError::new_err("a hand-over is of all pools of its chunks"));
+        }
         Ok(async move {
-            Ok(Reservation::new(session.reserve_attempt(&namespace, &chain, priority, attempt).await?))
+            let reserved = match pools {
+                Some(pools) => session.reserve_pools(&namespace, &chain, &pools, priority).await?,
+                None => session.reserve_attempt(&namespace, &chain, priority, attempt).await?,
+            };
+            Ok(Reservation::new(reserved))
         })
     }
 
@@ -311,6 +326,19 @@ fn check_reserved(reservation: &larder_client::Reservation, positions: &[u32]) -
         Some(position) => Err(PyValueError::new_err(format!("the chunk at {position} is not reserved"))),
         None => Ok(()),
     }
+}
+
+/// # Errors
+/// `ValueError` where a chunk of the namespace has no such pool.
+fn pool_sets(namespace: &larder_client::Namespace, pools: &[Vec<usize>]) -> PyResult<Vec<PoolSet>> {
+    let known = namespace.pool_layers().len();
+    let set = |pools: &Vec<usize>| match pools.iter().find(|&&pool| pool >= known) {
+        Some(pool) => {
+            Err(PyValueError::new_err(format!("the namespace has {known} pools, there is no pool {pool}")))
+        }
+        None => Ok(pools.iter().fold(PoolSet::default(), |set, &pool| set.with(pool))),
+    };
+    pools.iter().map(set).collect()
 }
 
 fn seconds(seconds: f64) -> PyResult<Duration> {

@@ -6,7 +6,7 @@ import threading
 
 import larder_kv
 import pytest
-from conftest import BLOCK_BYTES, CHUNK_TOKENS, LAYER_BYTES, content, put, spec, start_cluster, until
+from conftest import BLOCK_BYTES, CHUNK_TOKENS, LAYER_BYTES, LAYERS, content, put, spec, start_cluster, until
 
 TOKENS = list(range(5 * CHUNK_TOKENS))
 
@@ -225,3 +225,21 @@ def test_a_signal_ends_the_waiting(cluster):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert kept.position == 0
+
+
+def test_a_reservation_says_which_pools_will_be_written(session):
+    pools = [
+        larder_kv.Pool(layers=LAYERS, layer_bytes=LAYER_BYTES),
+        larder_kv.Pool(name="state", layers=1, layer_bytes=64, hit="last"),
+    ]
+    namespace = session.register(spec("pools", pools=pools))
+    chain = namespace.chain_of_tokens(list(range(2 * CHUNK_TOKENS)))
+    with pytest.raises(ValueError, match="no pool 2"):
+        session.reserve(namespace, chain, pools=[[0], [0, 2]])
+    with pytest.raises(ValueError, match="all pools"):
+        session.reserve(namespace, chain, pools=[[0], [0]], attempt=1)
+    with pytest.raises(larder_kv.RefusedError):
+        session.reserve(namespace, chain, pools=[[0]])
+    reservation = session.reserve(namespace, chain, pools=[[], [1]])
+    staged = [session.stage(reservation, position) for position in reservation.chunks]
+    assert [chunk.blocks for chunk in staged] == [[0], [0, 1]], "what every chunk has is written whether named or not"

@@ -6,6 +6,7 @@ import larder_kv
 import pytest
 from conftest import spec, start_cluster, take_all_memory, until
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.memory import Memory, PoolMemory
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Load, Save, Shape
 from larder_kv.vllm.prefetch import Prefetcher
@@ -29,7 +30,8 @@ class Rank:
             )
             for layer in range(LAYERS)
         ]
-        self.memory = larder_kv.PagedMemory([self.region], layers, pages_per_chunk=2)
+        pages = larder_kv.PagedMemory([self.region], layers, pages_per_chunk=2)
+        self.memory = Memory([PoolMemory(pages, (0,) * LAYERS)])
         self.counts = Counts()
         pool = larder_kv.Pool(layers=LAYERS, layer_bytes=2 * PAGE_BYTES)
         namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=[pool])

@@ -19,8 +19,8 @@ use super::locate::{Located, Locating};
 use super::traces::gather_span;
 use super::{Answer, GpuActor, Reply};
 use crate::loading::{Meter, Piece, Prefill, worth_loading};
-use crate::store::Refused;
 use crate::store::ids::SessionId;
+use crate::store::{Refused, Source};
 
 /// What the sources of this actor deliver.
 #[derive(Debug, Default)]
@@ -91,12 +91,11 @@ impl GpuActor {
         let elsewhere = located.sources(chain.len());
         let found = self.found(session, ask, &elsewhere)?;
         let Some(chunk_tokens) = self.store.chunk_tokens(namespace) else { return Err(Refused::Internal) };
-        let run = found.spans.iter().scan(0, |end, span| {
-            let follows = span.from == *end;
-            *end = span.to;
-            follows.then_some(span.to)
-        });
-        let run = run.last().unwrap_or(0) as usize;
+        let run = match self.hoped(session, ask, &elsewhere)? {
+            // What others have besides, lookups do not count on.
+            Some(hoped) => hoped,
+            None => leading_chunks(&found),
+        };
         let wanted = match prefill_speed(ask) {
             Some(tokens_per_second) => {
                 let prefill = Prefill { tokens_per_second, chunk_tokens };
@@ -190,6 +189,21 @@ impl GpuActor {
         }
     }
 
+    /// How many chunks of a hybrid model's prefix may turn out to come; `None` where what was found says it.
+    fn hoped(
+        &self,
+        session: SessionId,
+        ask: &Lookup,
+        elsewhere: &[Option<Source>],
+    ) -> Result<Option<usize>, Refused> {
+        if ask.skip_read || !ask.tiers.is_empty() {
+            return Ok(None);
+        }
+        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
+        let chunks = usable.map_or(0, |usable| usable.chunks);
+        self.store.hoped(session, ask.namespace, &ask.chain, chunks, elsewhere)
+    }
+
     /// How many of the chunks found are worth loading.
     fn worth_loading(
         &mut self,
@@ -208,14 +222,15 @@ impl GpuActor {
                 let source = match span.map(|span| span.tier) {
                     Some(Tier::Disk) => Some(0),
                     Some(Tier::Object) => Some(1),
-                    Some(Tier::Peer) => located.first_holder(position).map(|holder| {
+                    Some(Tier::Host) => None,
+                    // What is only hoped for has no span.
+                    Some(Tier::Peer) | None => located.first_holder(position).map(|holder| {
                         let known = sources.iter().position(|&other| other == holder);
                         2 + known.unwrap_or_else(|| {
                             sources.push(holder);
                             sources.len() - 1
                         })
                     }),
-                    Some(Tier::Host) | None => None,
                 };
                 Piece { source, bytes }
             })
@@ -227,6 +242,16 @@ impl GpuActor {
             .collect();
         worth_loading(&pieces, &meters, prefill)
     }
+}
+
+/// Chunks of the spans that follow one another from the first chunk on.
+fn leading_chunks(found: &Found) -> usize {
+    let run = found.spans.iter().scan(0, |end, span| {
+        let follows = span.from == *end;
+        *end = span.to;
+        follows.then_some(span.to)
+    });
+    run.last().unwrap_or(0) as usize
 }
 
 /// Peers whose rates are kept: as many as a large cluster has.

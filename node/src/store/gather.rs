@@ -244,6 +244,28 @@ impl Store {
         Ok(Gathered { gather, is_ready, wanted })
     }
 
+    /// How many of a chain's first `chunks` chunks [`Store::gather`] may turn out to bring; `None` where lookups know it, since
+    /// every chunk has all pools.
+    ///
+    /// # Errors
+    /// As [`Store::find`].
+    pub fn hoped(
+        &self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        chunks: usize,
+        elsewhere: &[Option<Source>],
+    ) -> Result<Option<usize>, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        if self.namespaces.get(number).rules.is_plain() {
+            return Ok(None);
+        }
+        let mut found = self.walk(number, chain)?;
+        found.truncate(chunks);
+        Ok(Some(self.restorable_with(number, &found, elsewhere)))
+    }
+
     /// A fetch has ended: its blocks are in their slots with these checksums, or it failed (`None`). `kept` says that they
     /// are to stay, and why; else they pass. Answers the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {

@@ -1,6 +1,7 @@
 //! Hybrid models: engines save recurrent state at some boundaries, and prefixes end there, wherever they come from.
 
 use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
+use larder_protocol::session::Wait;
 use larder_protocol::{ChunkHash, HitPolicy, NamespaceSpec, PoolSet, PoolSpec};
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, namespace, prompt};
@@ -107,6 +108,24 @@ fn a_lease_gets_the_states_that_another_node_has() {
     assert_eq!(Hybrid::connect(&cluster.socket(0)).put(&hashes, &[2, 6]), 10);
     let reader = Hybrid::connect(&cluster.socket(1));
     wait::until("the prefix comes up to its last state", || (reader.get(&hashes) == 7).then_some(()));
+}
+
+#[test]
+fn a_prefetch_brings_the_states_that_another_node_has() {
+    let cluster = Cluster::start(LARDER, 2).unwrap();
+    let hashes = prompt(b'a', 10);
+    assert_eq!(Hybrid::connect(&cluster.socket(0)).put(&hashes, &[2, 6]), 10);
+    let reader = Hybrid::connect(&cluster.socket(1));
+    let chain = reader.namespace.chain(hashes);
+    // Of so many tokens six chunks may be used, since one token is left to compute.
+    let prompt_tokens = 7 * u64::from(CHUNK_TOKENS);
+    let prefetch = |prompt_tokens| {
+        let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
+        let ticket = reader.session.prefetch(&reader.namespace, &chain, options).unwrap();
+        reader.session.collect(ticket, Wait::Complete).unwrap().chunks()
+    };
+    wait::until("the prefix comes up to its first state", || (prefetch(prompt_tokens) == 3).then_some(()));
+    assert_eq!(prefetch(10_000), 7);
 }
 
 #[test]

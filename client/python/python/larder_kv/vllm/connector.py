@@ -9,6 +9,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -71,6 +74,15 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def _plans(self) -> SchedulerHalf:
         assert self._scheduler is not None, "called in the process of a worker"
         return self._scheduler
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        self._plans.bind(gpu_block_pool)
+
+    def has_pending_push_work(self) -> bool:
+        return self._plans.is_holding_blocks()
+
+    def has_pending_block_frees(self) -> bool:
+        return self._plans.is_holding_blocks()
 
     def on_new_request(self, request: "Request") -> None:
         self._plans.on_new_request(request)
@@ -140,6 +152,14 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         sent, received = self._copies.finished(self._plan)
         return sent or None, received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        sent, received = self.get_finished(finished_req_ids)
+        failed = self._copies.failed_requests(received or set())
+        return KVConnectorTransferResults(sent or set(), received or set(), failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._copies.ended_saves()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._copies.failed_blocks()

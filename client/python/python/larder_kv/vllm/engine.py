@@ -1,5 +1,6 @@
 """What the connector takes from vLLM's configuration; it refuses by name what it cannot serve."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import DEFAULT_NONE_HASH_SEED
-from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheGroupRole,
+    MambaSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+    iter_layer_specs,
+)
 
 import larder_kv
 from larder_kv.identity import weights_digest
 from larder_kv.settings import UnsupportedError
 from larder_kv.vllm.facts import Facts
+from larder_kv.vllm.groups import Group, GroupPool, Kind, pools_of
 from larder_kv.vllm.hashes import checked_seed
 from larder_kv.vllm.layout import LAYOUTS
 from larder_kv.vllm.node import Node
@@ -22,8 +31,10 @@ from larder_kv.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
+MAX_POOLS = 8
+"""Pools that a namespace may have."""
 ELSEWHERE = ("_name_or_path", "transformers_version")
 
 
@@ -34,12 +45,14 @@ class Engine:
     settings: Settings
     facts: Facts
     shape: Shape
-    layer_names: Sequence[str]
+    pools: Sequence[GroupPool]
     blocks: int
     """Blocks of the engine's cache."""
     tensor_rank: int
     replicas: int
     """Consecutive ranks that hold the same KV."""
+    ranks: int
+    """Ranks of the engine."""
 
     @classmethod
     def of(cls, config: "VllmConfig", kv: "KVCacheConfig") -> "Engine":
@@ -48,11 +61,14 @@ class Engine:
         assert transfer is not None
         settings = Settings.parse(transfer.kv_connector_extra_config)
         refuse_unsupported(config, kv, settings)
-        (group,) = kv.kv_cache_groups
-        spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+        groups = groups_of(kv)
+        spec = spec_of(groups[0].spec)
         parallel = config.parallel_config
-        block_tokens = spec.block_size
-        shape = Shape(settings.chunk_for(block_tokens), block_tokens)
+        shape = shape_of(groups, kv.hash_block_size, settings)
+        of_each = [(one.group, size_of(spec_of(one.spec)), one.spec.layer_names) for one in groups]
+        pools = pools_of(of_each, shape.chunk_tokens)
+        if len(pools) > MAX_POOLS:
+            raise UnsupportedError(f"the model has {len(pools)} kinds of KV cache groups: {MAX_POOLS} are supported")
         replicas = kv.kv_tp_replicas
         algorithm = config.cache_config.prefix_caching_hash_algo
         function = get_hash_fn_by_name(algorithm)
@@ -66,15 +82,21 @@ class Engine:
             hash_algorithm=algorithm,
             hash_seed=checked_seed(algorithm, seed, function),
             chunk_tokens=shape.chunk_tokens,
-            block_tokens=block_tokens,
+            block_tokens=shape.block_tokens,
             tensor_parallel=parallel.tensor_parallel_size,
             slices=parallel.tensor_parallel_size // replicas,
-            layers=len(group.layer_names),
-            page_bytes=spec.unpadded_page_size_bytes,
-            details=details(config, group.layer_names, spec, settings),
+            layers=len(pools[0].layers),
+            page_bytes=pools[0].page_bytes,
+            details=details(config, groups, pools, settings),
+            others=[
+                larder_kv.Pool(
+                    name=pool.name, layers=len(pool.layers), layer_bytes=pool.page_bytes * pool.pages, hit=pool.hit
+                )
+                for pool in pools[1:]
+            ],
         )
         rank = parallel.rank % parallel.tensor_parallel_size
-        return cls(settings, facts, shape, group.layer_names, kv.num_blocks, rank, replicas)
+        return cls(settings, facts, shape, pools, kv.num_blocks, rank, replicas, parallel.world_size)
 
     def slice_of_rank(self) -> int:
         """The slice that this rank holds."""
@@ -100,21 +122,72 @@ class Engine:
         return Node(open_session, self.facts.namespace(), list(slices), settings.reconnect_seconds)
 
 
+@dataclass(frozen=True)
+class EngineGroup:
+    """One of vLLM's groups, and what it is to the cache."""
+
+    group: Group
+    spec: "KVCacheGroupSpec"
+
+
+def groups_of(kv: "KVCacheConfig") -> list[EngineGroup]:
+    """vLLM's groups; the first is attention."""
+    groups = [EngineGroup(group_of(number, spec), spec) for number, spec in enumerate(kv.kv_cache_groups)]
+    groups.sort(key=lambda one: (one.group.kind is not Kind.ATTENTION, one.group.number))
+    if not groups or groups[0].group.kind is not Kind.ATTENTION:
+        raise UnsupportedError("the model has no layer with full attention: at least one is needed")
+    return groups
+
+
+def group_of(number: int, group: "KVCacheGroupSpec") -> Group:
+    """What a group is to the cache; refuses what it cannot be sure of."""
+    specs = list(iter_layer_specs(group.kv_cache_spec))
+    spec = specs[0]
+    kind = type(spec).__name__
+    if not group.enable_kv_transfer or group.host_resident or group.role != KVCacheGroupRole.DEFAULT:
+        raise UnsupportedError(f"KV cache groups that are not transferred ({group.role.value}) are not supported")
+    if not spec.prefix_cacheable or spec.prefix_replay_tokens:
+        raise UnsupportedError(f"the KV cache of {group.layer_names[0]} ({kind}) is no part of a prefix: not supported")
+    if len({(type(one), one.block_size, size_of(one)) for one in specs}) != 1:
+        raise UnsupportedError("layers of one KV cache group with blocks of different sizes are not supported")
+    if isinstance(spec, FullAttentionSpec) and not isinstance(spec, RSWASpec):
+        return Group(number, Kind.ATTENTION, spec.block_size)
+    if isinstance(spec, SlidingWindowSpec):
+        return Group(number, Kind.WINDOW, spec.block_size, window=spec.sliding_window)
+    if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align":
+        return Group(number, Kind.STATE, spec.block_size)
+    mode = f" in the cache mode {spec.mamba_cache_mode!r}" if isinstance(spec, MambaSpec) else ""
+    raise UnsupportedError(
+        f"the KV cache of {group.layer_names[0]} ({kind}{mode}) is not supported: full attention (MLA included), "
+        "sliding windows and recurrent state with prefix caching are"
+    )
+
+
+def spec_of(group: "KVCacheGroupSpec") -> Any:
+    """What vLLM says of each layer of a group: they are alike."""
+    return next(iter(iter_layer_specs(group.kv_cache_spec)))
+
+
+def size_of(spec: Any) -> int:
+    """Bytes of one block of a layer, without padding."""
+    return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
+
+
+def shape_of(groups: Sequence[EngineGroup], hash_tokens: int | None, settings: Settings) -> Shape:
+    """How prompts are cut: a chunk is a whole number of blocks of every group."""
+    first, *others = (one.group for one in groups)
+    chunk_tokens = settings.chunk_for(math.lcm(*(one.group.block_tokens for one in groups)))
+    hash_tokens = hash_tokens or first.block_tokens
+    if chunk_tokens % hash_tokens != 0:
+        raise UnsupportedError(f"a hash stands for {hash_tokens} tokens: a chunk's {chunk_tokens} are no multiple of that")
+    return Shape(chunk_tokens, first.block_tokens, hash_tokens, first.number, tuple(others))
+
+
 def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Settings) -> None:
     """Refuses what would not be served, or not rightly."""
     parallel = config.parallel_config
     if config.speculative_config is not None:
         raise UnsupportedError("speculative decoding has pools of its own and is not supported: turn it off")
-    if len(kv.kv_cache_groups) != 1:
-        raise UnsupportedError(
-            f"the model has {len(kv.kv_cache_groups)} KV cache groups (hybrid attention): only one is supported"
-        )
-    (group,) = kv.kv_cache_groups
-    specs = list(iter_layer_specs(group.kv_cache_spec))
-    if not all(isinstance(spec, FullAttentionSpec) for spec in specs):
-        raise UnsupportedError("only models with full attention in every layer (MLA included) are supported")
-    if len({(spec.unpadded_page_size_bytes, spec.block_size) for spec in specs}) != 1:
-        raise UnsupportedError("layers with blocks of different sizes are not supported")
     if parallel.pipeline_parallel_size != 1:
         raise UnsupportedError("pipeline parallelism is not supported")
     if parallel.decode_context_parallel_size != 1 or parallel.prefill_context_parallel_size != 1:
@@ -123,15 +196,17 @@ def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Sett
         raise UnsupportedError(f"unknown KV cache layout {kv.kv_cache_layout!r}: known are {', '.join(LAYOUTS)}")
     if not config.cache_config.enable_prefix_caching:
         raise UnsupportedError("prefix caching is off, so that blocks have no hashes: turn it on")
-    if kv.hash_block_size not in (None, specs[0].block_size):
-        raise UnsupportedError("hashes of other runs of tokens than a block are not supported")
     if getattr(config.cache_config, "calculate_kv_scales", False):
         raise UnsupportedError("calculate_kv_scales gives each process scales of its own: turn it off")
     if settings.load == "sync" and parallel.tensor_parallel_size != 1:
         raise UnsupportedError('`load` is "sync": with several ranks only "async" is supported')
+    if settings.load == "sync" and len(kv.kv_cache_groups) > 1:
+        raise UnsupportedError('`load` is "sync": for a hybrid model (several KV cache groups) only "async" is supported')
 
 
-def details(config: "VllmConfig", layer_names: Sequence[str], spec: Any, settings: Settings) -> dict[str, object]:
+def details(
+    config: "VllmConfig", groups: Sequence[EngineGroup], pools: Sequence[GroupPool], settings: Settings
+) -> dict[str, object]:
     """What changes KV bytes and has no field of its own in a namespace."""
     model = config.model_config
     folder = Path(model.model)
@@ -141,8 +216,8 @@ def details(config: "VllmConfig", layer_names: Sequence[str], spec: Any, setting
         "commit": getattr(model.hf_config, "_commit_hash", None),
         "config": known,
         "dtype": str(model.dtype),
-        "layers": list(layer_names),
+        "layers": {pool.name: [layer.name for layer in pool.layers] for pool in pools},
         "quantization": model.quantization,
-        "spec": str(spec),
+        "specs": sorted({str(spec_of(one.spec)) for one in groups}),
         "weights": settings.model_revision or (weights_digest(folder) if folder.is_dir() else ""),
     }

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from larder_kv.identity import shortened
@@ -28,6 +28,8 @@ class Facts:
     """Bytes of one block in one layer of one slice."""
     details: Mapping[str, object]
     """Whatever else changes the numbers: the model's configuration, quantization, names of layers."""
+    others: Sequence[Pool] = ()
+    """The pools of a hybrid model besides the first one, of which `layers` and `page_bytes` speak."""
 
     def namespace(self) -> NamespaceSpec:
         """The namespace. What has no field of its own is part of the revision, as a digest."""
@@ -45,5 +47,5 @@ class Facts:
             engine_block_tokens=self.block_tokens,
             tensor_parallel=self.tensor_parallel,
             slices=self.slices,
-            pools=[Pool(layers=self.layers, layer_bytes=self.page_bytes * pages)],
+            pools=[Pool(layers=self.layers, layer_bytes=self.page_bytes * pages), *self.others],
         )

@@ -1,8 +1,9 @@
-"""What the scheduler half tells the worker half with each step."""
+"""What the scheduler half tells the worker half with each step, and what it hears."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from larder_kv.vllm.plan import Load, Save
 
@@ -22,3 +23,15 @@ class StepPlan(KVConnectorMetadata):
     """Requests whose blocks are about to be overwritten."""
     finished: list[str] = field(default_factory=list)
     """Requests whose blocks are freed when the workers say that they read them no more."""
+
+
+@dataclass
+class SavesEnded(KVConnectorWorkerMetadata):
+    """Saves whose blocks are read no more, by number: how many of the ranks say so."""
+
+    ranks: Counter[int]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "SavesEnded":
+        """What this and another rank say."""
+        assert isinstance(other, SavesEnded)
+        return SavesEnded(self.ranks + other.ranks)

@@ -1,8 +1,9 @@
 """What the scheduler half decides, without vLLM: which chunks of a request are loaded, and which are saved when."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from larder_kv.vllm.groups import Group, Run, blocks_to_load, blocks_to_save
 from larder_kv.vllm.handoff import Writer
 
 MAX_CHUNKS = 8_192
@@ -15,18 +16,28 @@ class Shape:
 
     chunk_tokens: int
     block_tokens: int
-    """Tokens of one engine block, which has one hash."""
+    """Tokens of one engine block; of the first group, which is attention, where there are several."""
+    hash_tokens: int = 0
+    """Tokens that one of the engine's hashes stands for; 0 for those of a block."""
+    number: int = 0
+    """Which of a request's lists of blocks is the first group's."""
+    others: tuple[Group, ...] = ()
+    """The other groups of a hybrid model."""
 
     @property
     def pages_per_chunk(self) -> int:
         return self.chunk_tokens // self.block_tokens
 
+    @property
+    def hashes_per_chunk(self) -> int:
+        return self.chunk_tokens // (self.hash_tokens or self.block_tokens)
+
     def chunk_hashes(self, block_hashes: Sequence[bytes], chunks: int | None = None) -> list[bytes]:
-        """The hashes of the first full chunks: each is that of its last block."""
-        pages = self.pages_per_chunk
-        full = len(block_hashes) // pages
+        """The hashes of the first full chunks: each is the last one of its tokens."""
+        hashes = self.hashes_per_chunk
+        full = len(block_hashes) // hashes
         count = min(full if chunks is None else min(chunks, full), MAX_CHUNKS)
-        return [bytes(block_hashes[(chunk + 1) * pages - 1]) for chunk in range(count)]
+        return [bytes(block_hashes[(chunk + 1) * hashes - 1]) for chunk in range(count)]
 
     def usable_chunks(self, prompt_tokens: int) -> int:
         """Chunks of which a prompt may be loaded: at least one token is left to compute."""
@@ -46,6 +57,13 @@ class Load:
     """Where the blocks go: numbers in the engine's cache."""
     writer: Writer | None = None
     """Whose engine is computing them, if another's is."""
+    others: tuple[Run, ...] = ()
+    """The blocks of a hybrid model's other groups."""
+
+    @property
+    def blocks(self) -> int:
+        """How many they are."""
+        return len(self.pages) + sum(len(run.blocks) for run in self.others)
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,11 @@ class Save:
     """The blocks of these chunks in the engine's cache."""
     attempt: int | None = None
     """Where they are handed over layer by layer to whoever decodes: which attempt this is."""
+    others: tuple[tuple[list[int], ...], ...] = ()
+    """Of a hybrid model, by chunk: the blocks of each other group, none where the engine has not all of them."""
+    number: int | None = None
+    """Where the engine would free some of these blocks while they are being saved: which of the saves this is, to be told when it
+    has ended."""
 
 
 @dataclass
@@ -127,15 +150,41 @@ def plan_save(
     shape: Shape, request: str, saved: Saved, block_hashes: Sequence[bytes], computed: int, table: Sequence[int]
 ) -> Save | None:
     """Saves the chunks that are complete when `computed` tokens are computed, and remembers that they are on their way."""
-    complete = min(computed // shape.chunk_tokens, len(block_hashes) // shape.pages_per_chunk, MAX_CHUNKS)
+    hashes = shape.hashes_per_chunk
+    complete = min(computed // shape.chunk_tokens, len(block_hashes) // hashes, MAX_CHUNKS)
     if complete <= saved.chunks:
         return None
     first, pages = saved.chunks, shape.pages_per_chunk
     known = len(saved.hashes)
-    saved.hashes += [bytes(block_hashes[(chunk + 1) * pages - 1]) for chunk in range(known, complete)]
+    saved.hashes += [bytes(block_hashes[(chunk + 1) * hashes - 1]) for chunk in range(known, complete)]
     saved.chunks, saved.in_flight = complete, True
     blocks = list(table[first * pages : complete * pages])
     return Save(request, saved.hashes[:complete], first, blocks, saved.attempt)
+
+
+def load_all_groups(
+    shape: Shape, load: Load, computed: int, end: int, tables: Sequence[Sequence[int]], null: int
+) -> Load:
+    """The load of a hybrid model's first group, with those of the others. `tables` has the request's blocks by group, `null` for
+    none."""
+    others = (
+        blocks_to_load(group, shape.chunk_tokens, computed, end, tables[group.number], null) for group in shape.others
+    )
+    return replace(load, others=tuple(others))
+
+
+def save_all_groups(
+    shape: Shape, save: Save, tables: Sequence[Sequence[int]], null: int, states: Mapping[tuple[int, int], int]
+) -> Save:
+    """The save of a hybrid model's first group, with what is there of the others; `states` as in `blocks_to_save`."""
+    others = tuple(
+        tuple(
+            blocks_to_save(group, shape.chunk_tokens, chunk, tables[group.number], null, states)
+            for group in shape.others
+        )
+        for chunk in range(save.first_chunk, len(save.hashes))
+    )
+    return replace(save, others=others)
 
 
 def tokens_by_tier(spans: Sequence[tuple[int, int, str]], shape: Shape, start: int, tokens: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ from functools import partial
 import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
+from larder_kv.vllm.memory import Memory
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Save, Shape
 from larder_kv.vllm.settings import Settings
@@ -84,14 +85,13 @@ class HandOver:
 class Saver:
     """Saves blocks behind the engine's back: a step never waits for it."""
 
-    def __init__(
-        self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, queue_chunks: int
-    ) -> None:
+    def __init__(self, node: Node, memory: Memory, shape: Shape, counts: Counts, queue_chunks: int) -> None:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
         self._queue_chunks = queue_chunks
         self._lock = threading.Lock()
         self._copying = threading.Lock()
         self._jobs: list[SaveJob] = []
+        self._ended: list[int] = []
         # Requests of which a chunk was not saved: what follows it could not be found.
         self._holed: set[str] = set()
         # Jobs of one step that are handed over go together, since each layer is waited for.
@@ -104,21 +104,21 @@ class Saver:
         handed_over: list[SaveJob] = []
         for save in saves:
             job = SaveJob(save, gate)
-            with self._lock:
-                waiting = sum(other.chunks for other in self._jobs)
-                if save.request in self._holed:
-                    self._counts.add("shed_chunks_gone", job.chunks)
-                elif waiting > 0 and waiting + job.chunks > self._queue_chunks:
-                    self._holed.add(save.request)
-                    self._counts.add("shed_chunks_queue", job.chunks)
-                else:
-                    self._jobs.append(job)
-                    if save.attempt is None:
-                        self._work.put([job])
-                    else:
-                        handed_over.append(job)
+            if reason := self._take(job):
+                self._counts.add(reason, job.chunks)
+                self._leave(save)
+            elif save.attempt is None:
+                self._work.put([job])
+            else:
+                handed_over.append(job)
         if handed_over:
             self._work.put(handed_over)
+
+    def take_ended(self) -> list[int]:
+        """The numbers of saves that have ended, however they did, since the last call: their blocks are read no more."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return ended
 
     def cancel(self, request: str) -> None:
         """Stops reading a request's blocks: they are about to be overwritten."""
@@ -152,11 +152,27 @@ class Saver:
             else:
                 self._hand_over(jobs)
 
+    def _take(self, job: SaveJob) -> str | None:
+        """Takes a save, or says under which name it is counted that it is shed."""
+        with self._lock:
+            waiting = sum(other.chunks for other in self._jobs)
+            if job.save.request in self._holed:
+                return "shed_chunks_gone"
+            if waiting > 0 and waiting + job.chunks > self._queue_chunks:
+                self._holed.add(job.save.request)
+                return "shed_chunks_queue"
+            self._jobs.append(job)
+            return None
+
+    def _leave(self, save: Save) -> None:
+        """Its blocks are read no more."""
+        if save.number is not None:
+            with self._lock:
+                self._ended.append(save.number)
+
     def _end(self, job: SaveJob, reason: str | None) -> None:
-        if reason is not None:
-            self._counts.add(reason, job.chunks)
-        else:
-            self._counts.add("saved_chunks", job.chunks)
+        self._counts.add(reason or "saved_chunks", job.chunks)
+        self._leave(job.save)
         with self._lock:
             self._jobs.remove(job)
             if reason is not None and not job.cancelled:
@@ -166,7 +182,7 @@ class Saver:
         """Hands the chunks of several requests over, layer by layer as the step computes them."""
         begun: list[tuple[SaveJob, HandOver]] = []
         for job in jobs:
-            hand_over = HandOver(self._memory, self._shape, self._counts, self._copying)
+            hand_over = HandOver(self._memory.first, self._shape, self._counts, self._copying)
             reason = self._save(job, hand_over.begin)
             if reason is None:
                 begun.append((job, hand_over))
@@ -209,27 +225,42 @@ class Saver:
         """Writes what the node does not have, as many chunks at a time as its window holds twice; False where cancelled."""
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
-        reservation = session.reserve(node.namespace, chain)
-        at_once = max(_window_bytes(session) // (2 * self._memory.block_bytes), 1)
+        blocks = [self._blocks(save, position) for position in range(len(chain))]
+        pools = [self._memory.pools_there(one) for one in blocks] if save.others else None
+        reservation = session.reserve(node.namespace, chain, pools=pools)
+        at_once = max(_window_bytes(session) // (2 * self._memory.chunk_bytes), 1)
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):
             part = positions[start : start + at_once]
             staged = [session.stage(reservation, position) for position in part]
+            # This session has one slice, so that blocks are numbered as pools are.
+            wanted = [chunk.blocks for chunk in staged]
             for layer in range(self._memory.layers):
                 job.gate.wait(layer)
-                for chunk in staged:
-                    if not self._copy(job, chunk, layer):
+                for chunk, pools_of_chunk in zip(staged, wanted, strict=True):
+                    if not self._copy(job, chunk, blocks[chunk.position], layer, pools_of_chunk):
                         return False
             session.commit(reservation, staged)
-            self._counts.add("saved_bytes", len(part) * self._memory.block_bytes)
+            self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, wanted)))
         return True
 
-    def _copy(self, job: SaveJob, staged: larder_kv.StagedChunk, layer: int) -> bool:
+    def _blocks(self, save: Save, position: int) -> tuple[list[int], ...]:
+        """The blocks of a chunk, by group."""
         pages = self._shape.pages_per_chunk
-        start = staged.position * pages
+        first = save.pages[position * pages : (position + 1) * pages]
+        return (first, *save.others[position]) if save.others else (first,)
+
+    def _copy(
+        self,
+        job: SaveJob,
+        staged: larder_kv.StagedChunk,
+        blocks: Sequence[list[int]],
+        layer: int,
+        pools: Sequence[int],
+    ) -> bool:
         with self._copying:
             if not job.cancelled:
-                self._memory.save(staged, job.save.pages[start : start + pages], layer=layer)
+                self._memory.save(staged, blocks, layer, pools)
             return not job.cancelled
 
 

@@ -1,8 +1,9 @@
 """The connector's scheduler half: what is prefetched, loaded and saved. Nothing here waits."""
 
 import atexit
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
@@ -12,15 +13,28 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.events import NodeEvents
-from larder_kv.vllm.handoff import attempt_of, params_for_decode, writer_of
-from larder_kv.vllm.messages import StepPlan
-from larder_kv.vllm.plan import Load, Saved, plan_load, plan_save, tokens_by_tier
+from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, writer_of
+from larder_kv.vllm.held import HeldBlocks, blocks_of
+from larder_kv.vllm.messages import SavesEnded, StepPlan
+from larder_kv.vllm.plan import (
+    Load,
+    Save,
+    Saved,
+    load_all_groups,
+    plan_load,
+    plan_save,
+    save_all_groups,
+    tokens_by_tier,
+)
 from larder_kv.vllm.prefetch import Prefetch, Prefetcher
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+logger = logging.getLogger("vllm.larder")
 
 SOURCES = {
     "host": CacheHitSource.HOST,
@@ -49,6 +63,9 @@ class SchedulerHalf:
     def __init__(self, engine: Engine, loads: bool, saves: bool) -> None:
         self.shape, self.settings = engine.shape, engine.settings
         self.counts = Counts()
+        self._ranks = engine.ranks
+        self._held: HeldBlocks | None = None
+        self._warned = False
         self._loads, self._saves = loads, saves
         # It reads every rank's slice, so that what it brings is there for all of them.
         self._node = engine.open_node(range(engine.facts.slices), window_bytes=0)
@@ -67,9 +84,17 @@ class SchedulerHalf:
         self._step, self._recovered = 0, -1
         atexit.register(self.close)
 
+    def bind(self, pool: "BlockPool") -> None:
+        """Takes the engine's blocks, of which a hybrid model's are held while they are being saved."""
+        self._held = HeldBlocks(pool, self._ranks)
+
+    def is_holding_blocks(self) -> bool:
+        """Whether blocks come free only with a step in which the workers say that they have saved them."""
+        return bool(self._held)
+
     def on_new_request(self, request: "Request") -> None:
         self._requests[request.request_id] = request
-        self._saved[request.request_id] = Saved(attempt=attempt_of(request.kv_transfer_params))
+        self._saved[request.request_id] = Saved(attempt=self._attempt_of(request))
         if self._may_load(request):
             self._start(request)
 
@@ -98,7 +123,11 @@ class SchedulerHalf:
             return
         computed = self._started_at.pop(name)
         writer = prefetch.writer if prefetch.follow is not None else None
-        load = plan_load(self.shape, name, prefetch.hashes, computed, tokens, block_ids[0], writer)
+        table = block_ids[self.shape.number]
+        load = plan_load(self.shape, name, prefetch.hashes, computed, tokens, table, writer)
+        if self.shape.others:
+            assert self._held is not None, "vLLM binds its blocks before the first request"
+            load = load_all_groups(self.shape, load, computed, computed + tokens, block_ids, self._held.null)
         self._planned.append(load)
         step = None if self.settings.load == "async" else self._step + 1
         self._loading[name] = Loading(step, frozenset(load.pages))
@@ -128,19 +157,19 @@ class SchedulerHalf:
         self._planned, self._finished = [], []
         if self._saves and output.kv_connector_block_state is not None:
             for name, tokens in output.num_scheduled_tokens.items():
-                request, saved = self._requests.get(name), self._saved.get(name)
-                if request is None or saved is None:
-                    continue
-                computed = request.num_computed_tokens + tokens
-                if computed // self.shape.chunk_tokens <= saved.chunks:
-                    continue
-                table = output.kv_connector_block_state.get_block_ids(name)
-                save = plan_save(self.shape, name, saved, request.block_hashes, computed, table[0]) if table else None
+                save = self._plan_save(name, tokens, output.kv_connector_block_state)
                 if save is not None:
                     plan.saves.append(save)
         return plan
 
     def update_output(self, output: "KVConnectorOutput") -> None:
+        if isinstance(output.kv_connector_worker_meta, SavesEnded) and self._held is not None:
+            self._held.ended(output.kv_connector_worker_meta.ranks)
+        # They are computed from the first token on.
+        for name in output.failed_recving or ():
+            self._unlucky.add(name)
+            if name in self._saved:
+                self._saved[name].chunks = 0
         if output.invalid_block_ids:
             self._recovered = self._step
             # What was planned from a failed load on was not saved: plan it anew. The node says what it has.
@@ -157,7 +186,7 @@ class SchedulerHalf:
 
     def params_for_decode(self, request: "Request") -> dict[str, Any] | None:
         """What the request's answer tells the engine that decodes it."""
-        attempt = attempt_of(request.kv_transfer_params)
+        attempt = self._attempt_of(request)
         if attempt is None or not self._saves:
             return None
         chunks = request.num_computed_tokens // self.shape.chunk_tokens
@@ -225,8 +254,46 @@ class SchedulerHalf:
         chunks = self.shape.usable_chunks(request.num_tokens)
         hashes = self.shape.chunk_hashes(request.block_hashes, chunks)
         preempted = request.num_preemptions > 0
-        writer = writer_of(request.kv_transfer_params)
+        writer = self._writer_of(request)
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
+
+    def _plan_save(self, name: str, tokens: int, state: "KVConnectorBlockState") -> Save | None:
+        """What a step completes of a request."""
+        request, saved = self._requests.get(name), self._saved.get(name)
+        if request is None or saved is None:
+            return None
+        computed = request.num_computed_tokens + tokens
+        if computed // self.shape.chunk_tokens <= saved.chunks:
+            return None
+        tables = state.get_block_ids(name)
+        if not tables:
+            return None
+        save = plan_save(self.shape, name, saved, request.block_hashes, computed, tables[self.shape.number])
+        if save is None or not self.shape.others:
+            return save
+        assert self._held is not None, "vLLM binds its blocks before the first request"
+        offered = state.boundary_state_offloads.get(name, ())
+        states = {(group, boundary): block for group, block, boundary in offered}
+        save = save_all_groups(self.shape, save, tables, self._held.null, states)
+        return replace(save, number=self._held.hold(blocks_of(save.others)))
+
+    def _attempt_of(self, request: "Request") -> int | None:
+        attempt = attempt_of(request.kv_transfer_params)
+        return None if self._may_not_hand_over(attempt is not None) else attempt
+
+    def _writer_of(self, request: "Request") -> Writer | None:
+        writer = writer_of(request.kv_transfer_params)
+        return None if self._may_not_hand_over(writer is not None) else writer
+
+    def _may_not_hand_over(self, is_asked: bool) -> bool:
+        """Whether the model's groups forbid a hand-over; says so once where one is asked for."""
+        if is_asked and self.shape.others and not self._warned:
+            self._warned = True
+            logger.warning(
+                "a hand-over from prefill to decode is not supported for models with several KV cache groups: prompts are "
+                "found when they are computed as a whole"
+            )
+        return bool(self.shape.others)
 
     def _release_loaded(self, received: Iterable[str]) -> None:
         """Gives back the leases of loads that have ended."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import larder_kv
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.groups import Run
 from larder_kv.vllm.handoff import follow_chunks, load_layer
+from larder_kv.vllm.memory import Memory
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Load, Shape, failed_pages, tail
 from larder_kv.vllm.settings import Settings
@@ -54,8 +56,8 @@ class Leased:
 
     load: Load
     lease: larder_kv.Lease
-    first_page: int
-    pages: list[int]
+    runs: list[Run]
+    """Its blocks that come, by group."""
 
 
 @dataclass
@@ -73,9 +75,7 @@ class Followed:
 class Loader:
     """Loads blocks: at once for asynchronous loads, layer by layer ahead of a step for the others."""
 
-    def __init__(
-        self, node: Node, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, settings: Settings
-    ) -> None:
+    def __init__(self, node: Node, memory: Memory, shape: Shape, counts: Counts, settings: Settings) -> None:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
         self._patience = settings.handoff_seconds
         # What another engine computes comes as slowly as that does: it has a thread of its own.
@@ -83,6 +83,7 @@ class Loader:
         self._lock = threading.Lock()
         self._done: set[str] = set()
         self._failed: set[int] = set()
+        self._failed_requests: set[str] = set()
         # Bounded by the engine's own running and waiting requests: each has one load at most.
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="larder-load", daemon=True)
@@ -122,6 +123,13 @@ class Loader:
         """Blocks that did not come, since the last call."""
         with self._lock:
             failed, self._failed = self._failed, set()
+        return failed
+
+    def take_failed_requests(self, done: set[str]) -> set[str]:
+        """Those of `done`, whose loads have ended, that have to be computed as a whole."""
+        with self._lock:
+            failed = self._failed_requests & done
+            self._failed_requests -= failed
         return failed
 
     def close(self) -> None:
@@ -172,13 +180,21 @@ class Loader:
         one.pages = one.pages[:left]
         lease = one.follow.lease
         if one.pages and lease is not None:
-            load_layer(self._memory, lease, one.pages, one.first_page, layer)
+            load_layer(self._memory.first, lease, one.pages, one.first_page, layer)
             lease.release()
-            self._counts.add("loaded_bytes", len(one.pages) * self._memory.page_bytes)
+            self._counts.add("loaded_bytes", len(one.pages) * self._memory.first.page_bytes)
             if layer + 1 == self._memory.layers:
                 self._counts.add("loaded_blocks", len(one.pages))
 
     def _fail(self, load: Load, pages: Sequence[int]) -> None:
+        """Says that blocks did not come. A hybrid model's request is computed as a whole then: no shorter prefix of it is known
+        to be one at whose end every group can be restored."""
+        if load.others and pages:
+            with self._lock:
+                is_new = load.request not in self._failed_requests
+                self._failed_requests.add(load.request)
+            self._counts.add("failed_blocks", load.blocks if is_new else 0)
+            return
         with self._lock:
             new = set(pages) - self._failed
             self._failed |= new
@@ -188,7 +204,7 @@ class Loader:
         leased = self._lease(load)
         if leased is not None:
             with self._failing([load]):
-                self._memory.load(leased.lease, leased.pages, first_page=leased.first_page)
+                self._memory.load(leased.lease, leased.runs)
             leased.lease.release()
         with self._lock:
             self._done.add(load.request)
@@ -200,7 +216,8 @@ class Loader:
                     if isinstance(one, Followed):
                         self._load_followed(one, layer)
                     else:
-                        self._memory.load(one.lease, one.pages, first_page=one.first_page, layer=layer)
+                        (run,) = one.runs
+                        self._memory.first.load(one.lease, run.blocks, first_page=run.first, layer=layer)
                 gate.open(layer)
         gate.open_all()
         for one in loads:
@@ -213,9 +230,8 @@ class Loader:
             yield
         except Exception:
             logger.exception("a load failed")
-            with self._lock:
-                for load in loads:
-                    self._failed.update(load.pages)
+            for load in loads:
+                self._fail(load, load.pages)
 
     def _lease(self, load: Load) -> Leased | None:
         """Leases a load's chunks; blocks that will not come are failed at once."""
@@ -223,11 +239,14 @@ class Loader:
         lease = lease_of(self._node, load.hashes, first_chunk)
         missing = failed_pages(load, self._shape, lease.chunks if lease else 0)
         self._fail(load, missing)
-        come = load.pages[: len(load.pages) - len(missing)]
         self._counts.add("loads")
-        self._counts.add("loaded_blocks", len(come))
-        self._counts.add("loaded_bytes", len(come) * self._memory.page_bytes * self._memory.layers)
-        return Leased(load, lease, first_page, come) if lease and come else None
+        come = load.pages[: len(load.pages) - len(missing)]
+        if lease is None or not come or (missing and load.others):
+            return None
+        runs = [Run(first_page, come), *load.others]
+        self._counts.add("loaded_blocks", sum(len(run.blocks) for run in runs))
+        self._counts.add("loaded_bytes", self._memory.bytes_of(runs))
+        return Leased(load, lease, runs)
 
 
 def lease_of(node: Node, hashes: list[bytes], first_chunk: int) -> larder_kv.Lease | None:

@@ -2,16 +2,18 @@
 
 import atexit
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 
-from larder_kv import PagedMemory
+from larder_kv import LayerPages, PagedMemory
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.layout import LayerTensor, layer_pages, page_bytes
-from larder_kv.vllm.messages import StepPlan
-from larder_kv.vllm.plan import Garbage
+from larder_kv.vllm.memory import Memory, PoolMemory
+from larder_kv.vllm.messages import SavesEnded, StepPlan
+from larder_kv.vllm.plan import Garbage, Save
 from larder_kv.vllm.saver import Saver
 from larder_kv.vllm.settings import UnsupportedError
 from larder_kv.vllm.transfer import LayerGate, Loader
@@ -37,19 +39,22 @@ class WorkerHalf:
         self._loaded: LayerGate | None = None
         self._computed: LayerGate | None = None
         self._finished: set[str] = set()
+        # Saves that nobody does here.
+        self._unsaved: list[int] = []
         self._garbage = Garbage()
         atexit.register(self.close)
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Takes the KV caches, and opens the way to the node."""
         engine = self.engine
-        names = [name for name in engine.layer_names if name in tensors]
-        if len(names) != engine.facts.layers or len(tensors) != len(names):
+        expected = [layer.name for pool in engine.pools for layer in pool.layers]
+        names = [name for name in expected if name in tensors]
+        if len(names) != len(expected) or len(tensors) != len(names):
             raise UnsupportedError(
-                f"this rank has KV caches of {len(tensors)} layers, {len(names)} of them of the {engine.facts.layers} "
+                f"this rank has KV caches of {len(tensors)} layers, {len(names)} of them of the {len(expected)} "
                 "whose blocks are transferred: drafts of speculative decoding and the like are not supported"
             )
-        memory = paged_memory(engine, [(name, tensors[name]) for name in names])
+        memory = memory_of(engine, tensors)
         self._layers = {name: number for number, name in enumerate(names)}
         slice_number = engine.slice_of_rank()
         self._node = engine.open_node([slice_number], engine.settings.window_bytes)
@@ -98,6 +103,8 @@ class WorkerHalf:
                     self._cancel(save.request)
         if plan.saves:
             self._begin_saves(plan)
+            if self._saver is None:
+                self._leave_unsaved(plan.saves)
         if self._computed is not None:
             self._computed.open_all()
             self._computed = None
@@ -117,6 +124,17 @@ class WorkerHalf:
         """Blocks that did not come, since the last call."""
         return self._loader.take_failed() if self._loader else set()
 
+    def failed_requests(self, received: set[str]) -> set[str]:
+        """Those of the requests whose loads have ended that are to be computed as a whole."""
+        return self._loader.take_failed_requests(received) if self._loader else set()
+
+    def ended_saves(self) -> SavesEnded | None:
+        """Saves whose blocks are read no more, since the last call."""
+        ended, self._unsaved = self._unsaved, []
+        if self._saver is not None:
+            ended += self._saver.take_ended()
+        return SavesEnded(Counter(ended)) if ended else None
+
     def close(self) -> None:
         """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
         atexit.unregister(self.close)
@@ -127,6 +145,9 @@ class WorkerHalf:
         if self._node is not None:
             self._node.close()
         self._loader = self._saver = self._node = None
+
+    def _leave_unsaved(self, saves: list[Save]) -> None:
+        self._unsaved += [save.number for save in saves if save.number is not None]
 
     def _cancel(self, request: str) -> None:
         if self._saver is not None:
@@ -139,32 +160,45 @@ class WorkerHalf:
         self._computed = LayerGate(len(self._layers))
         if not self._garbage.may_save(plan.recovered):
             self.counts.add("shed_chunks_gone", sum(len(save.hashes) - save.first_chunk for save in plan.saves))
+            self._leave_unsaved(plan.saves)
             return
         self._saver.save_soon(plan.saves, self._computed)
 
 
-def paged_memory(engine: Engine, tensors: list[tuple[str, torch.Tensor]]) -> PagedMemory:
+def memory_of(engine: Engine, tensors: dict[str, torch.Tensor]) -> Memory:
     """The engine's blocks by their addresses."""
     regions: dict[int, torch.Tensor] = {}
-    layers = []
-    for name, tensor in tensors:
+    for name, tensor in tensors.items():
         if tensor.device.type != "cpu":
-            raise UnsupportedError(f"the KV cache is on {tensor.device}: this connector copies from and to host memory")
+            raise UnsupportedError(
+                f"the KV cache of {name} is on {tensor.device}: this connector copies from and to host memory"
+            )
         storage = tensor.untyped_storage()
-        region = regions.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage))
+        regions.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage))
+    places = list(regions)
+    buffers = [region.numpy() for region in regions.values()]
+
+    def pages_of(name: str, rows: int) -> LayerPages:
+        tensor = tensors[name]
+        place = tensor.untyped_storage().data_ptr()
         layer = LayerTensor(
             name=name,
-            region=list(regions).index(storage.data_ptr()),
-            offset=tensor.data_ptr() - region.data_ptr(),
+            region=places.index(place),
+            offset=tensor.data_ptr() - place,
             shape=tuple(tensor.shape),
             strides=tensor.stride(),
             element_bytes=tensor.element_size(),
         )
-        layers.append(layer_pages(layer, engine.facts.layout, engine.blocks, engine.shape.block_tokens))
-    found = page_bytes(layers[0])
-    if found != engine.facts.page_bytes:
-        raise UnsupportedError(
-            f"a block has {found} bytes in each layer, where {engine.facts.page_bytes} were expected"
-        )
-    buffers = [region.numpy() for region in regions.values()]
-    return PagedMemory(buffers, layers, pages_per_chunk=engine.shape.pages_per_chunk)
+        return layer_pages(layer, engine.facts.layout, engine.blocks, rows)
+
+    pools = []
+    for pool in engine.pools:
+        layers = [pages_of(layer.name, pool.rows) for layer in pool.layers]
+        found = page_bytes(layers[0])
+        if found != pool.page_bytes:
+            raise UnsupportedError(
+                f"a block has {found} bytes in each layer of {pool.name}, where {pool.page_bytes} were expected"
+            )
+        paged = PagedMemory(buffers, layers, pages_per_chunk=pool.pages)
+        pools.append(PoolMemory(paged, tuple(layer.group for layer in pool.layers)))
+    return Memory(pools)

@@ -1,0 +1,157 @@
+"""vLLM's KV cache groups as pools: which blocks of a chunk are kept, which of them a prefix needs, and where they stand.
+
+A model whose layers differ (full attention, sliding windows, recurrent state) has several groups; a request has a list of
+blocks for each. A chunk keeps of a group what restoring a prefix that ends with it may need:
+
+- attention: all blocks of the chunk, and a prefix needs those of every chunk;
+- a sliding window of `w` tokens: what the token behind the prefix sees, `w - 1` tokens. Where they fit in a chunk, only its last
+  blocks are kept, and a prefix needs those of its last chunk; else whole chunks are, and it needs as many as have them;
+- recurrent state: the block with the state after the chunk, where the engine has kept that one, and a prefix needs its last.
+
+So a prefix ends where every group can be restored, and only there: the node works that out from the pools' `hit`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What of a prefix a layer reads."""
+
+    ATTENTION = "attention"
+    WINDOW = "window"
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers for which a request has one list of blocks."""
+
+    number: int
+    """Which of the request's lists."""
+    kind: Kind
+    block_tokens: int
+    window: int = 0
+    """Tokens that a token sees in a sliding window, itself included."""
+
+    def blocks_per_chunk(self, chunk_tokens: int) -> int:
+        """Blocks that the tokens of a chunk take."""
+        return chunk_tokens // self.block_tokens
+
+    def kept(self, chunk_tokens: int) -> int:
+        """How many of these are kept: the last ones."""
+        whole = self.blocks_per_chunk(chunk_tokens)
+        match self.kind:
+            case Kind.ATTENTION:
+                return whole
+            case Kind.WINDOW:
+                return min(self._window_blocks(), whole)
+            case Kind.STATE:
+                return 1
+
+    def hit(self, chunk_tokens: int) -> str | int:
+        """Which chunks of a prefix are needed, in a pool's words."""
+        if self.kind is Kind.ATTENTION:
+            return "all"
+        if self.kind is Kind.STATE or self._window_blocks() <= self.blocks_per_chunk(chunk_tokens):
+            return "last"
+        return -(-(self.window - 1) // chunk_tokens)
+
+    def first_needed(self, end: int) -> int:
+        """The first block of a prefix of `end` tokens, a whole number of blocks, that the token behind it reads."""
+        blocks = end // self.block_tokens
+        match self.kind:
+            case Kind.ATTENTION:
+                return 0
+            case Kind.WINDOW:
+                return max(blocks - self._window_blocks(), 0)
+            case Kind.STATE:
+                return blocks - 1
+
+    def _window_blocks(self) -> int:
+        return max(-(-(self.window - 1) // self.block_tokens), 1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive blocks that are loaded."""
+
+    first: int
+    """Number of the first one among those that are kept of a group, counted from the first chunk that is loaded from."""
+    blocks: list[int]
+    """Where they go: numbers in the engine's cache."""
+
+
+def blocks_to_load(
+    group: Group, chunk_tokens: int, computed: int, end: int, blocks: Sequence[int], null: int
+) -> Run:
+    """The blocks of one group that take a prompt from `computed` tokens to `end`, the end of a chunk. `blocks` is the request's
+    list; where it has none, it has the block `null`."""
+    whole, kept = group.blocks_per_chunk(chunk_tokens), group.kept(chunk_tokens)
+    first = max(computed // group.block_tokens, group.first_needed(end))
+    found = list(blocks[first : end // group.block_tokens])
+    # It would be read without having been written.
+    assert null not in found and len(found) == end // group.block_tokens - first, f"blocks of group {group.number} lack"
+    chunk, in_chunk = divmod(first, whole)
+    first_chunk = computed // chunk_tokens
+    return Run((chunk - first_chunk) * kept + in_chunk - (whole - kept), found)
+
+
+def blocks_to_save(
+    group: Group,
+    chunk_tokens: int,
+    chunk: int,
+    blocks: Sequence[int],
+    null: int,
+    states: Mapping[tuple[int, int], int],
+) -> list[int]:
+    """The blocks of one group that are kept of a chunk; none where the engine has not all of them (any more). States move from
+    block to block: `states` says, by group and tokens, which blocks have those that the engine keeps."""
+    end = (chunk + 1) * chunk_tokens
+    if group.kind is Kind.STATE:
+        block = states.get((group.number, end), null)
+        return [] if block == null else [block]
+    last = end // group.block_tokens
+    found = list(blocks[last - group.kept(chunk_tokens) : last])
+    is_whole = len(found) == group.kept(chunk_tokens) and null not in found
+    return found if is_whole else []
+
+
+@dataclass(frozen=True)
+class PoolLayer:
+    """A layer of a pool."""
+
+    name: str
+    group: int
+    """Whose blocks it has, by its place among the groups."""
+
+
+@dataclass(frozen=True)
+class GroupPool:
+    """Layers of which the same blocks of a chunk are kept, and needed by the same prefixes."""
+
+    name: str
+    hit: str | int
+    pages: int
+    """Blocks of one layer that are kept of a chunk."""
+    rows: int
+    """Tokens that stand in a block by themselves; 1 where it is a state."""
+    page_bytes: int
+    """Bytes of one block in one layer of one slice."""
+    layers: tuple[PoolLayer, ...]
+
+
+def pools_of(groups: Sequence[tuple[Group, int, Sequence[str]]], chunk_tokens: int) -> list[GroupPool]:
+    """The pools of these groups, each given with the bytes of its blocks and its layers. Groups that are alike share one: their
+    number depends on how the engine divides its memory."""
+    made: dict[tuple[str | int, int, int, int], list[PoolLayer]] = {}
+    kinds: list[Kind] = []
+    for place, (group, page_bytes, names) in enumerate(groups):
+        rows = 1 if group.kind is Kind.STATE else group.block_tokens
+        key = (group.hit(chunk_tokens), group.kept(chunk_tokens), rows, page_bytes)
+        if key not in made:
+            kinds.append(group.kind)
+        made.setdefault(key, []).extend(PoolLayer(name, place) for name in names)
+    names = ["kv", *(f"{kind.value}-{number}" for number, kind in enumerate(kinds[1:], start=1))]
+    return [GroupPool(name, *key, tuple(layers)) for name, (key, layers) in zip(names, made.items(), strict=True)]

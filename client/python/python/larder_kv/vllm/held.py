@@ -1,0 +1,48 @@
+"""Blocks of the engine that are kept from it while they are being saved: a window passes, or a state moves on, before that ends."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+class HeldBlocks:
+    """A reference to each block for each save, given back when all ranks have ended the save.
+
+    They are bounded: saves that find no place in the workers' queue end at once.
+    """
+
+    def __init__(self, pool: Any, ranks: int) -> None:
+        """`pool` is vLLM's BlockPool."""
+        self._pool, self._ranks = pool, ranks
+        self._held: dict[int, tuple[list[Any], int]] = {}
+        self._last = 0
+
+    @property
+    def null(self) -> int:
+        """The block that stands for none."""
+        return int(self._pool.null_block.block_id)
+
+    def hold(self, blocks: Iterable[int]) -> int:
+        """Keeps blocks for a save, and returns the save's number."""
+        kept = [self._pool.blocks[number] for number in dict.fromkeys(blocks)]
+        self._pool.touch(kept)
+        self._last += 1
+        self._held[self._last] = (kept, self._ranks)
+        return self._last
+
+    def ended(self, ranks: Mapping[int, int]) -> None:
+        """So many ranks have ended these saves."""
+        for number, count in ranks.items():
+            kept, left = self._held.pop(number)
+            if left > count:
+                self._held[number] = (kept, left - count)
+            else:
+                # A prompt's end is of use only with what stands before it: it goes first.
+                self._pool.free_blocks(reversed(kept))
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+
+def blocks_of(others: Sequence[Sequence[Sequence[int]]]) -> list[int]:
+    """All blocks of a save's other groups."""
+    return [block for chunk in others for blocks in chunk for block in blocks]

@@ -1,0 +1,196 @@
+"""Saves and loads of a hybrid model's groups against a real node, without vLLM."""
+
+import larder_kv
+import pytest
+from conftest import spec
+from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.groups import Group, Kind, pools_of
+from larder_kv.vllm.memory import Memory, PoolMemory
+from larder_kv.vllm.node import Node
+from larder_kv.vllm.plan import Save, Shape, load_all_groups, plan_load, save_all_groups
+from larder_kv.vllm.prefetch import Prefetcher
+from larder_kv.vllm.saver import Saver
+from larder_kv.vllm.settings import Settings
+from larder_kv.vllm.transfer import LayerGate, Loader
+from test_vllm_transfers import hashes, until
+
+PAGES, CHUNK, NULL = 64, 32, 0
+# Attention; a window within a chunk; one of two chunks, whose layers are in two groups; recurrent state.
+GROUPS = [
+    (Group(0, Kind.ATTENTION, 16), 512, ["a0", "a1"]),
+    (Group(1, Kind.WINDOW, 16, window=17), 512, ["w0"]),
+    (Group(2, Kind.WINDOW, 16, window=50), 512, ["x0", "x1"]),
+    (Group(3, Kind.WINDOW, 16, window=50), 512, ["x2"]),
+    (Group(4, Kind.STATE, 32), 320, ["s0", "s1"]),
+]
+SHAPE = Shape(CHUNK, 16, 16, 0, tuple(group for group, _, _ in GROUPS[1:]))
+POOLS = pools_of(GROUPS, CHUNK)
+
+
+class HybridRank:
+    """One rank of a hybrid model: its blocks, and the way to a node."""
+
+    def __init__(self, socket: str, model: str, queue_chunks: int = 64):
+        self.regions = {name: bytearray(PAGES * size) for _, size, names in GROUPS for name in names}
+        places = list(self.regions)
+        pools = []
+        for pool in POOLS:
+            size = pool.page_bytes
+            layers = [
+                larder_kv.LayerPages(
+                    region=places.index(layer.name), offset=0, page_stride=size, pages=PAGES, run_bytes=size
+                )
+                for layer in pool.layers
+            ]
+            pages = larder_kv.PagedMemory(list(self.regions.values()), layers, pages_per_chunk=pool.pages)
+            pools.append(PoolMemory(pages, tuple(layer.group for layer in pool.layers)))
+        self.memory, self.counts = Memory(pools), Counts()
+        told = [
+            larder_kv.Pool(name=one.name, layers=len(one.layers), layer_bytes=one.page_bytes * one.pages, hit=one.hit)
+            for one in POOLS
+        ]
+        namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=told)
+        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), namespace, [0], 0.01)
+        self.node.wait_for_first_try(10)
+        settings = Settings(socket=socket, prefetches=2)
+        self.loader = Loader(self.node, self.memory, SHAPE, self.counts, settings)
+        self.saver = Saver(self.node, self.memory, SHAPE, self.counts, queue_chunks)
+        self.prefetcher = Prefetcher(self.node, self.counts, settings)
+
+    def fill(self, tables: list[list[int]]) -> None:
+        """Gives every block a content of its own: that of its group and place in the prompt."""
+        for (_, size, names), blocks in zip(GROUPS, tables, strict=True):
+            for name in names:
+                for place, block in enumerate(blocks):
+                    if block != NULL:
+                        self.regions[name][block * size : (block + 1) * size] = content(name, place, size)
+
+    def save(self, chunks: int, tables: list[list[int]], states: dict[tuple[int, int], int], number: int = 7) -> None:
+        """Saves the first chunks of the prompt, and waits."""
+        gate = LayerGate(self.memory.layers)
+        gate.open_all()
+        plain = Save("a", hashes(chunks), 0, tables[0][: chunks * 2], number=number)
+        self.saver.save_soon([save_all_groups(SHAPE, plain, tables, NULL, states)], gate)
+        until(lambda: not self.saver.is_reading("a"))
+        assert self.saver.take_ended() == [number]
+
+    def prefetched(self, chunks: int) -> int:
+        """How many chunks of the prompt's first ones can be restored."""
+        prefetch = self.prefetcher.start("b", hashes(chunks), 10_000, False)
+        until(lambda: prefetch.chunks is not None)
+        self.prefetcher.drop("b")
+        return prefetch.chunks or 0
+
+    def close(self) -> None:
+        self.prefetcher.close()
+        self.loader.close()
+        self.saver.close(10)
+        self.node.close()
+
+
+def content(name: str, place: int, size: int) -> bytes:
+    return bytes((sum(name.encode()) * 3 + place * 11 + byte) % 251 for byte in range(size))
+
+
+def tables_at(first: int, chunks: int) -> list[list[int]]:
+    """Blocks of all groups, none of which is another's."""
+    sizes = [chunks * CHUNK // group.block_tokens for group, _, _ in GROUPS]
+    starts = [first + sum(sizes[:number]) for number in range(len(sizes))]
+    return [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+
+
+@pytest.fixture
+def rank(cluster, request):
+    made = HybridRank(cluster.sockets[0], request.node.name)
+    yield made
+    made.close()
+
+
+def test_a_prefix_ends_where_a_state_was_saved_and_its_blocks_come_back(rank):
+    tables = tables_at(1, 3)
+    rank.fill(tables)
+    # States after the first chunk and the second; the third has none.
+    rank.save(3, tables, {(4, CHUNK): tables[4][0], (4, 2 * CHUNK): tables[4][1]})
+    assert rank.prefetched(3) == 2
+    assert rank.prefetched(1) == 1
+    # What is loaded goes elsewhere; what a window does not reach has no block.
+    others = [[20, 21, 22, 23], [NULL, NULL, NULL, 24], [25, 26, 27, 28], [30, 31, 32, 33], [NULL, 29]]
+    load = load_all_groups(SHAPE, plan_load(SHAPE, "b", hashes(2), 0, 64, others[0]), 0, 64, others, NULL)
+    rank.loader.load_soon([load])
+    until(lambda: rank.loader.take_done() == {"b"})
+    assert rank.loader.take_failed() == set() and rank.loader.take_failed_requests({"b"}) == set()
+    for (_, size, names), blocks in zip(GROUPS, others, strict=True):
+        for name in names:
+            for place, block in enumerate(blocks):
+                if block != NULL:
+                    found = rank.regions[name][block * size : (block + 1) * size]
+                    assert found == content(name, place, size), f"{name}, block {place}"
+            assert not any(rank.regions[name][:size]), "the block that stands for none was written"
+    counts = rank.counts.take()
+    assert counts["loaded_blocks"] == 4 + 1 + 4 + 4 + 1
+    assert counts["loaded_bytes"] == 512 * (2 * 4 + 1 * 1 + 2 * 4 + 1 * 4) + 320 * 2 * 1
+
+
+def test_a_load_behind_what_the_engine_has_brings_the_rest_of_the_window(rank):
+    tables = tables_at(1, 3)
+    rank.fill(tables)
+    rank.save(3, tables, {(4, 3 * CHUNK): tables[4][2]})
+    others = [
+        list(range(20, 26)),
+        [NULL] * 5 + [26],
+        [NULL, NULL, 40, 41, 27, 28],
+        [NULL, NULL, 42, 43, 29, 30],
+        [NULL, NULL, 31],
+    ]
+    load = load_all_groups(SHAPE, plan_load(SHAPE, "b", hashes(3), 64, 32, others[0]), 64, 96, others, NULL)
+    rank.loader.load_soon([load])
+    until(lambda: rank.loader.take_done() == {"b"})
+    came = [("a1", 24, 4), ("w0", 26, 5), ("x0", 28, 5), ("x2", 29, 4), ("x2", 30, 5), ("s0", 31, 2)]
+    for name, block, place in came:
+        size = len(rank.regions[name]) // PAGES
+        assert rank.regions[name][block * size : (block + 1) * size] == content(name, place, size), name
+    for name, block in (("a0", 20), ("x0", 40), ("x2", 43)):
+        size = len(rank.regions[name]) // PAGES
+        assert not any(rank.regions[name][block * size : (block + 1) * size]), "what the engine had was written over"
+
+
+def test_states_and_windows_that_were_not_saved_at_first_are_added(rank):
+    tables = tables_at(1, 3)
+    rank.fill(tables)
+    passed = [tables[0], *([NULL] * 4 + table[4:] for table in tables[1:4]), tables[4]]
+    rank.save(3, passed, {})
+    assert rank.prefetched(3) == 0, "no state, no prefix"
+    rank.save(3, passed, {(4, 3 * CHUNK): tables[4][2]}, number=8)
+    assert rank.prefetched(3) == 0, "the window of two chunks begins in one that has it not"
+    rank.save(3, tables, {}, number=9)
+    assert rank.prefetched(3) == 3
+
+
+def test_a_request_of_which_a_chunk_does_not_come_is_computed_as_a_whole(rank):
+    tables = tables_at(1, 2)
+    rank.fill(tables)
+    rank.save(2, tables, {(4, 2 * CHUNK): tables[4][1]})
+    others = tables_at(20, 3)
+    load = load_all_groups(SHAPE, plan_load(SHAPE, "b", hashes(3), 0, 96, others[0]), 0, 96, others, NULL)
+    rank.loader.load_soon([load])
+    done: set[str] = set()
+    until(lambda: done.update(rank.loader.take_done()) or done == {"b"})
+    assert rank.loader.take_failed() == set(), "vLLM cannot tell whose these blocks are"
+    assert rank.loader.take_failed_requests({"a"}) == set()
+    assert rank.loader.take_failed_requests({"b"}) == {"b"} and rank.loader.take_failed_requests({"b"}) == set()
+    assert rank.counts.take()["failed_blocks"] == load.blocks
+    assert not any(rank.regions["a0"][20 * 512 :]), "a part of it was loaded"
+
+
+def test_saves_that_are_shed_or_cancelled_have_ended(cluster):
+    rank = HybridRank(cluster.sockets[0], "ended", queue_chunks=2)
+    gate = LayerGate(rank.memory.layers)
+    tables = tables_at(1, 2)
+    for number, request in enumerate(["a", "b"], start=1):
+        plain = Save(request, hashes(2), 0, tables[0], number=number)
+        rank.saver.save_soon([save_all_groups(SHAPE, plain, tables, NULL, {})], gate)
+    assert rank.saver.take_ended() == [2], "there is no place in the queue for the second one"
+    rank.saver.cancel("a")
+    gate.open_all()
+    until(lambda: rank.saver.take_ended() == [1])
+    rank.close()

@@ -1,0 +1,191 @@
+"""Scenarios: models whose layers differ in what they read of a prefix."""
+
+import subprocess
+import sys
+
+from answers import computed, counted, loaded, prompt, same
+from driver import BLOCK_TOKENS, HERE, Cluster, Engine
+from model import WINDOW
+from scenarios import row, until
+
+WINDOW_BLOCKS = -(-(WINDOW - 1) // BLOCK_TOKENS)
+"""Blocks that the token behind a prefix sees in a layer with a sliding window."""
+
+
+class Prompts:
+    """Prompts, and what they give without Larder."""
+
+    def __init__(self, engine: Engine, first_turn: int):
+        """The first of several turns has so many tokens."""
+        # The first prompt pays for what is compiled and allocated once.
+        engine.ask(prompt(99))
+        self.first, self.other, self.third = (self._of(engine, prompt(seed)) for seed in (1, 2, 3))
+        self.within_window = self._of(engine, prompt(4, WINDOW - 10))
+        self.long = self._of(engine, prompt(5, 1_000))
+        self.turns = []
+        tokens, starts = prompt(6, first_turn), []
+        for turn in range(3):
+            self.turns.append(self._of(engine, tokens, *starts))
+            starts.append(last_boundary(tokens))
+            tokens = tokens + self.turns[-1][1]["tokens"][0] + prompt(7 + turn, 60)
+
+    @staticmethod
+    def _of(engine: Engine, tokens: list[int], *starts: int) -> tuple[list[int], dict]:
+        """It is computed in pieces that begin at `starts`, from the engine's own cache: what recurrent models give depends on
+        that in vLLM on CPUs."""
+        engine.ask(prompt(98, 40), forget=True)
+        for start in starts:
+            engine.ask(tokens[: start + 1], max_tokens=1)
+        return tokens, engine.ask(tokens)
+
+
+def last_boundary(tokens: list[int]) -> int:
+    """Where the last block ends behind which a token is left."""
+    return (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def make_model(world, kind: str) -> dict:
+    folder = world.scratch / f"model-{kind}"
+    subprocess.run([sys.executable, HERE / "model.py", folder, kind], check=True)
+    return {"model": str(folder)}
+
+
+def windows(world) -> None:
+    """Full attention and sliding windows: what a window does not reach is not loaded."""
+    cluster, model = world.cluster("windows", 2), make_model(world, "windows")
+    with Engine(world.scratch, "windows-reference", **model) as alone:
+        prompts = Prompts(alone, 150)
+    # Several steps a prompt: windows pass while chunks are being saved.
+    with Engine(world.scratch, "windows-first", node(cluster, 0), max_num_batched_tokens=256, **model) as first:
+        for tokens, expected in (prompts.first, prompts.other, prompts.within_window, prompts.long):
+            answer = first.ask(tokens)
+            assert answer["tokens"] == expected["tokens"] and loaded(answer) == 0
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6 + 6 + 1 + 31, "chunks are saved")
+        with Engine(world.scratch, "windows-second", node(cluster, 1), **model) as second:
+            loaded_from_the_other_node(cluster, second, prompts)
+            several_turns(second, prompts)
+    unlucky(world, cluster, model, prompts)
+    ranks(world, model)
+
+
+def loaded_from_the_other_node(cluster: Cluster, engine: Engine, prompts: Prompts) -> None:
+    for what, (tokens, expected), window_blocks in (
+        ("200 tokens", prompts.first, WINDOW_BLOCKS),
+        ("a prompt within the window", prompts.within_window, 1),
+        ("1,000 tokens, computed in steps of 256", prompts.long, WINDOW_BLOCKS),
+    ):
+        before = cluster.metric(1, "larder_peer_received_bytes_total")
+        answer = engine.ask(tokens)
+        came = cluster.metric(1, "larder_peer_received_bytes_total") - before
+        hit = last_boundary(tokens)
+        assert (loaded(answer), computed(answer)) == (hit, len(tokens) - hit), f"{answer['counts']}"
+        same(answer, expected)
+        blocks = hit // BLOCK_TOKENS + window_blocks
+        assert counted(answer, "loaded_blocks") == blocks, f"{answer['counts']}"
+        assert came > 0, "the blocks did not come from the other node"
+        row(f"sliding windows, {what}", f"{hit} loaded over QUIC, {blocks} blocks, identical")
+
+
+def several_turns(engine: Engine, prompts: Prompts) -> None:
+    found = []
+    for number, (tokens, expected) in enumerate(prompts.turns):
+        answer = engine.ask(tokens, forget=True)
+        same(answer, expected)
+        found.append(loaded(answer))
+        if number:
+            # What was decoded was saved like what was prefilled.
+            before = len(prompts.turns[number - 1][0]) + len(expected["tokens"][0])
+            assert found[-1] == (before - 1) // BLOCK_TOKENS * BLOCK_TOKENS, f"{found}"
+    row("sliding windows, three turns", f"{' '.join(map(str, found))} tokens loaded, identical")
+
+
+def unlucky(world, cluster: Cluster, model: dict, prompts: Prompts) -> None:
+    """Chunks that do not come, altered bytes, a node that goes: computed, identical, counted."""
+    faults = {"lose_chunks_from": 3}
+    with Engine(world.scratch, "windows-unlucky", node(cluster, 1), faults=faults, **model) as engine:
+        tokens, expected = prompts.first
+        answer = engine.ask(tokens)
+        same(answer, expected)
+        failed = counted(answer, "failed_blocks")
+        assert (counted(answer, "loads"), failed) == (1, 6 + WINDOW_BLOCKS), f"{answer['counts']}"
+        row("sliding windows, 3 of 6 chunks do not come", f"{failed} blocks counted, computed as a whole, identical")
+        cluster.flip_a_bit_in_every_page(0)
+        tokens, expected = prompts.other
+        answer = engine.ask(tokens)
+        same(answer, expected)
+        assert (loaded(answer), computed(answer)) == (0, 200), f"{answer['counts']}"
+        assert cluster.metric(1, "larder_peer_fetches_total", outcome="checksum") > 0, "wrong bytes were not noticed"
+        row("sliding windows, altered bytes", "a miss, identical")
+        cluster.stop()
+        tokens, expected = prompts.third
+        same(engine.ask(tokens), expected)
+        answer = engine.ask(tokens, forget=True)
+        same(answer, expected)
+        assert counted(answer, "lookups_without_node") == 1, f"{answer['counts']}"
+        row("sliding windows, the node goes", "identical, the lookup without it counted")
+
+
+def ranks(world, model: dict) -> None:
+    """Two ranks, and chunks longer than the window: of those only the last blocks are kept."""
+    cluster = world.cluster("windows-ranks", 1)
+    tokens = prompt(1)
+    with Engine(
+        world.scratch, "windows-ranks", node(cluster, 0, chunk_tokens=128), tensor_parallel_size=2, **model
+    ) as engine:
+        expected = engine.ask(tokens)
+        assert loaded(expected) == 0
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 1, "the chunk is saved")
+        answer = engine.ask(tokens, forget=True)
+        same(answer, expected)
+        assert (loaded(answer), computed(answer)) == (128, 72), f"{answer['counts']}"
+        blocks = 128 // BLOCK_TOKENS + WINDOW_BLOCKS
+        assert counted(answer, "loaded_blocks") == 2 * blocks, f"{answer['counts']}"
+        row("sliding windows, two ranks, chunks of 128", f"128 loaded, {blocks} blocks by each rank, identical")
+    cluster.stop()
+
+
+def states(world) -> None:
+    """Full attention and recurrent state: a prefix ends where a state was saved."""
+    cluster, model = world.cluster("states", 2), make_model(world, "recurrent") | {"recurrent": True}
+    with Engine(world.scratch, "states-reference", **model) as alone:
+        # No block is filled by decoding: a turn that found it would go on from other pieces than the engine alone does.
+        prompts = Prompts(alone, 130)
+    with Engine(world.scratch, "states-first", node(cluster, 0), **model) as first:
+        for tokens, expected in (prompts.first, prompts.long):
+            same(first.ask(tokens), expected)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6 + 31, "chunks are saved")
+        with Engine(world.scratch, "states-second", node(cluster, 1), **model) as second:
+            for tokens, expected in (prompts.first, prompts.long):
+                answer = second.ask(tokens)
+                same(answer, expected)
+                hit = last_boundary(tokens)
+                assert (loaded(answer), computed(answer)) == (hit, len(tokens) - hit), f"{answer['counts']}"
+                blocks = hit // BLOCK_TOKENS + 1
+                assert counted(answer, "loaded_blocks") == blocks, f"{answer['counts']}"
+                row(f"recurrent state, {len(tokens)} tokens", f"{hit} loaded over QUIC, {blocks} blocks, identical")
+            between_states(second, prompts)
+            turns_with_states(second, prompts)
+    cluster.stop()
+
+
+def between_states(engine: Engine, prompts: Prompts) -> None:
+    """The attention of these tokens is cached, the state after them is not."""
+    tokens = prompts.first[0][:100]
+    answer = engine.ask(tokens, forget=True)
+    assert (loaded(answer), computed(answer)) == (0, 100), f"{answer['counts']}"
+    row("recurrent state, a prompt that ends before it", "nothing is loaded: no boundary is legal")
+
+
+def turns_with_states(engine: Engine, prompts: Prompts) -> None:
+    found = []
+    for number, (tokens, expected) in enumerate(prompts.turns):
+        answer = engine.ask(tokens, forget=True)
+        same(answer, expected)
+        found.append(loaded(answer))
+        # vLLM kept the state at the last block of the turn before.
+        assert found[-1] == (last_boundary(prompts.turns[number - 1][0]) if number else 0), f"{found}"
+    row("recurrent state, three turns", f"{' '.join(map(str, found))} tokens loaded, identical")
+
+
+def node(cluster: Cluster, number: int, **connector) -> dict:
+    return {"socket": cluster.sockets[number]} | connector
