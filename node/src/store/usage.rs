@@ -25,6 +25,8 @@ pub struct Usage {
     pub follows_lost: u64,
     /// Chunks that moved to other nodes so far.
     pub given_up: u64,
+    /// Copies by the device that it has not let go of; the actor knows.
+    pub device_copies: u64,
     /// Chunks that may be cached, where that is limited.
     pub capacity_chunks: Option<u64>,
     /// Pins in force.
@@ -66,6 +68,7 @@ impl Store {
             follows: self.follows.len(),
             follows_lost: self.follows.lost(),
             given_up: self.grants.given_up,
+            device_copies: 0,
             capacity_chunks: self.limits.capacity_chunks,
             pins: self.pins.len() as u64,
             pinned_bytes: self.pins.bytes(),
