@@ -39,6 +39,8 @@ pub struct Metrics {
     given_up: IntCounterVec,
     handed_over_layers: IntCounterVec,
     handed_over_bytes: IntCounterVec,
+    device_copies: IntCounterVec,
+    device_bytes: IntCounterVec,
     follows_lost: IntCounterVec,
     evictions: IntCounterVec,
     residence_seconds: CounterVec,
@@ -95,6 +97,10 @@ pub struct ActorMetrics {
     counted_given_up: u64,
     /// Pieces and bytes, by [`HandedOver`].
     handed_over: [(IntCounter, IntCounter); 3],
+    /// By [`LaneCopy`].
+    device_copies: [IntCounter; 4],
+    /// Loaded, and saved.
+    device_bytes: [IntCounter; 2],
     counted_lost: u64,
     counted_shed: u64,
     counted_unstored: u64,
@@ -146,6 +152,19 @@ pub enum HandedOver {
     Came,
 }
 
+/// How a copy by a device ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneCopy {
+    /// Pages were loaded.
+    Loaded,
+    /// Pages were saved.
+    Saved,
+    /// It failed, or was given up.
+    Failed,
+    /// It did not end in time.
+    Stalled,
+}
+
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -179,6 +198,8 @@ impl Metrics {
             given_up: families.counters("larder_given_up_chunks_total")?,
             handed_over_layers: families.counters("larder_handed_over_layers_total")?,
             handed_over_bytes: families.counters("larder_handed_over_bytes_total")?,
+            device_copies: families.counters("larder_device_copies_total")?,
+            device_bytes: families.counters("larder_device_copied_bytes_total")?,
             follows_lost: families.counters("larder_follows_lost_chunks_total")?,
             evictions: families.counters("larder_evicted_chunks_total")?,
             disk: DiskFamilies::new(&families)?,
@@ -304,6 +325,10 @@ impl Metrics {
                     self.handed_over_bytes.with_label_values(&[&*device, how]),
                 )
             }),
+            device_copies: table::DEVICE_COPIES
+                .map(|how| self.device_copies.with_label_values(&[&*device, how])),
+            device_bytes: table::DEVICE_DIRECTIONS
+                .map(|direction| self.device_bytes.with_label_values(&[&*device, direction])),
             counted_lost: 0,
             counted_shed: 0,
             counted_unstored: 0,
@@ -407,6 +432,14 @@ impl ActorMetrics {
         all_bytes.inc_by(bytes);
     }
 
+    /// Counts a copy by a device, and the bytes that it brought where it went well.
+    pub fn lane_copied(&self, how: LaneCopy, bytes: u64) {
+        self.device_copies[how as usize].inc();
+        if let Some(counter) = self.device_bytes.get(how as usize) {
+            counter.inc_by(bytes);
+        }
+    }
+
     /// Notes how many bytes of extents a tenant holds, and may hold.
     pub fn tenant_holds(&self, tenant: &str, held: u64, limit: u64) {
         for (state, bytes) in [("held", held), ("limit", limit)] {
@@ -435,6 +468,7 @@ impl ActorMetrics {
         set(&metrics.held, "fetches", usage.fetches);
         set(&metrics.held, "grants", usage.grants);
         set(&metrics.held, "follows", usage.follows);
+        set(&metrics.held, "device_copies", usage.device_copies);
         set(&metrics.held, "sessions", usage.sessions);
         set(&metrics.held, "leases", usage.leases);
         set(&metrics.held, "reservations", usage.reservations);

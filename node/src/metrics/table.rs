@@ -168,6 +168,18 @@ pub const TIERS: Section = Section {
             "Bytes of these; of those that came, once their chunk is whole",
         ),
         Metric::counter(
+            "larder_device_copies_total",
+            "copies",
+            &[DEVICE, Label::one_of("how", &DEVICE_COPIES)],
+            "Copies between engines' GPU memory and the arena that the node made, by how they ended; stalled: the GPU did not end them in time",
+        ),
+        Metric::counter(
+            "larder_device_copied_bytes_total",
+            "bytes",
+            &[DEVICE, Label::one_of("direction", &DEVICE_DIRECTIONS)],
+            "Bytes of those that went well",
+        ),
+        Metric::counter(
             "larder_follows_lost_chunks_total",
             "chunks",
             &[DEVICE],
@@ -247,15 +259,35 @@ const REQUEST: Label = Label::one_of(
         "hand_over",
         "follow",
         "ask_in_place",
+        "register_tensors",
+        "load_pages",
+        "save_pages",
+        "ask_copy",
+        "forget_copy",
     ],
 );
 
 /// What `larder_held` counts.
-const HELD: &[&str] =
-    &["sessions", "leases", "reservations", "pins", "fetches", "grants", "follows", "lingering_processes"];
+const HELD: &[&str] = &[
+    "sessions",
+    "leases",
+    "reservations",
+    "pins",
+    "fetches",
+    "grants",
+    "follows",
+    "device_copies",
+    "lingering_processes",
+];
 
 /// Where layers are handed over: see [`super::HandedOver`].
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
+
+/// How copies by a device end: see [`super::LaneCopy`].
+pub(super) const DEVICE_COPIES: [&str; 4] = ["loaded", "saved", "failed", "stalled"];
+
+/// Which way they go.
+pub(super) const DEVICE_DIRECTIONS: [&str; 2] = ["load", "save"];
 
 /// How sessions end.
 pub(super) const SESSION_ENDS: &[&str] =
