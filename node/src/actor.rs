@@ -328,6 +328,7 @@ impl GpuActor {
             spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * chunk_tokens
         };
         let hit = Hit {
+            on_device: in_tier(Tier::Device),
             in_memory: in_tier(Tier::Host),
             on_disk: in_tier(Tier::Disk),
             from_peers: in_tier(Tier::Peer),
@@ -496,7 +497,8 @@ impl Handler<AskReport> for GpuActor {
     type Result = Report;
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
-        let usage = Usage { device_copies: self.device_lane.under_way(), ..self.store.usage() };
+        let (device_copies, device_tier) = (self.device_lane.under_way(), self.device_lane.tier());
+        let usage = Usage { device_copies, device_tier, ..self.store.usage() };
         let tenants = self.metrics.observe(&usage, self.clock.now());
         for (tenant, (held, limit)) in self.tenants.iter().zip(self.store.tenant_bytes()) {
             self.metrics.tenant_holds(tenant, held, limit);

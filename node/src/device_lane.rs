@@ -7,6 +7,7 @@ mod account;
 mod devices;
 mod refused;
 mod regions;
+mod tier;
 mod words;
 
 use std::collections::HashMap;
@@ -21,6 +22,7 @@ pub use account::{Account, Ended};
 pub use devices::Devices;
 pub(crate) use refused::LaneRefused;
 pub(crate) use regions::Regions;
+pub use tier::{DeviceTier, TierUsage};
 pub(crate) use words::{WORD_BYTES, Words};
 
 use crate::host::{CpuSet, PciAddress};
@@ -248,7 +250,11 @@ impl DeviceLane {
         let open = move || {
             threads::pin_or_warn(&place.cpus);
             let device = place.devices.open(place.device, place.pci)?;
-            tracing::info!(device = place.device, name = device.name(), "a GPU is opened for the device lane");
+            tracing::info!(
+                device = place.device,
+                name = device.name(),
+                "a GPU is opened for the device lane"
+            );
             Ok(device)
         };
         let lost = Arc::clone(&self.lost);

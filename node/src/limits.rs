@@ -24,6 +24,7 @@ use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
 use crate::record::RecordLimits;
 use crate::store::StoreLimits;
+use crate::store::policy::PolicyName;
 
 /// All numbers of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -180,6 +181,10 @@ pub struct DeviceLimits {
     pub orders: usize,
     /// How long whoever asked for a copy waits for it.
     pub copy_deadline_ms: u64,
+    /// Bytes of the device tier; none where it is 0.
+    pub tier_bytes: u64,
+    /// Which of its blocks goes first.
+    pub tier_policy: PolicyName,
 }
 
 /// A tenant.

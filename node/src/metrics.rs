@@ -41,6 +41,7 @@ pub struct Metrics {
     handed_over_bytes: IntCounterVec,
     device_copies: IntCounterVec,
     device_bytes: IntCounterVec,
+    device_evictions: IntCounterVec,
     follows_lost: IntCounterVec,
     evictions: IntCounterVec,
     residence_seconds: CounterVec,
@@ -75,8 +76,8 @@ struct NamespaceMetrics {
     asked: IntCounter,
     asked_preempted: IntCounter,
     /// By [`HIT_TIERS`].
-    hit: [IntCounter; 4],
-    hit_preempted: [IntCounter; 4],
+    hit: [IntCounter; 5],
+    hit_preempted: [IntCounter; 5],
     skipped: IntCounter,
     avoided_seconds: Counter,
 }
@@ -98,9 +99,10 @@ pub struct ActorMetrics {
     /// Pieces and bytes, by [`HandedOver`].
     handed_over: [(IntCounter, IntCounter); 3],
     /// By [`LaneCopy`].
-    device_copies: [IntCounter; 4],
-    /// Loaded, and saved.
-    device_bytes: [IntCounter; 2],
+    device_copies: [IntCounter; 5],
+    /// Loaded, saved, promoted, and of the loaded those that the tier had.
+    device_bytes: [IntCounter; 4],
+    counted_device_evictions: u64,
     counted_lost: u64,
     counted_shed: u64,
     counted_unstored: u64,
@@ -109,6 +111,8 @@ pub struct ActorMetrics {
 /// Prompt tokens that a lookup found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hit {
+    /// In GPU memory that this node owns.
+    pub on_device: u64,
     /// In this node's memory.
     pub in_memory: u64,
     /// On this node's disk.
@@ -159,6 +163,8 @@ pub enum LaneCopy {
     Loaded,
     /// Pages were saved.
     Saved,
+    /// Blocks were copied into the device tier.
+    Promoted,
     /// It failed, or was given up.
     Failed,
     /// It did not end in time.
@@ -200,6 +206,7 @@ impl Metrics {
             handed_over_bytes: families.counters("larder_handed_over_bytes_total")?,
             device_copies: families.counters("larder_device_copies_total")?,
             device_bytes: families.counters("larder_device_copied_bytes_total")?,
+            device_evictions: families.counters("larder_device_evicted_blocks_total")?,
             follows_lost: families.counters("larder_follows_lost_chunks_total")?,
             evictions: families.counters("larder_evicted_chunks_total")?,
             disk: DiskFamilies::new(&families)?,
@@ -329,6 +336,7 @@ impl Metrics {
                 .map(|how| self.device_copies.with_label_values(&[&*device, how])),
             device_bytes: table::DEVICE_DIRECTIONS
                 .map(|direction| self.device_bytes.with_label_values(&[&*device, direction])),
+            counted_device_evictions: 0,
             counted_lost: 0,
             counted_shed: 0,
             counted_unstored: 0,
@@ -358,7 +366,8 @@ impl ActorMetrics {
     /// Counts a lookup.
     pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
         let Some(counters) = self.namespaces.get(&namespace) else { return };
-        let count = |[in_memory, on_disk, from_peers, stored]: &[IntCounter; 4]| {
+        let count = |[on_device, in_memory, on_disk, from_peers, stored]: &[IntCounter; 5]| {
+            on_device.inc_by(hit.on_device);
             in_memory.inc_by(hit.in_memory);
             on_disk.inc_by(hit.on_disk);
             from_peers.inc_by(hit.from_peers);
@@ -435,9 +444,17 @@ impl ActorMetrics {
     /// Counts a copy by a device, and the bytes that it brought where it went well.
     pub fn lane_copied(&self, how: LaneCopy, bytes: u64) {
         self.device_copies[how as usize].inc();
-        if let Some(counter) = self.device_bytes.get(how as usize) {
-            counter.inc_by(bytes);
+        match how {
+            LaneCopy::Loaded | LaneCopy::Saved | LaneCopy::Promoted => {
+                self.device_bytes[how as usize].inc_by(bytes);
+            }
+            LaneCopy::Failed | LaneCopy::Stalled => {}
         }
+    }
+
+    /// Counts bytes that a load takes from the device tier.
+    pub fn read_from_tier(&self, bytes: u64) {
+        self.device_bytes[3].inc_by(bytes);
     }
 
     /// Notes how many bytes of extents a tenant holds, and may hold.
@@ -474,6 +491,12 @@ impl ActorMetrics {
         set(&metrics.held, "reservations", usage.reservations);
         set(&metrics.held, "pins", usage.pins);
         set(&metrics.held, "lingering_processes", usage.lingering_processes);
+        let on_device = usage.device_tier;
+        set(&metrics.cached_chunks, tier_name(Tier::Device), on_device.blocks);
+        set(&metrics.cached_bytes, tier_name(Tier::Device), on_device.used_bytes);
+        let evicted = on_device.evicted - self.counted_device_evictions;
+        metrics.device_evictions.with_label_values(&[device]).inc_by(evicted);
+        self.counted_device_evictions = on_device.evicted;
         set(&metrics.cached_chunks, tier_name(Tier::Host), usage.cached_chunks);
         set(&metrics.cached_bytes, tier_name(Tier::Host), usage.cached_bytes);
         if let Some(disk) = usage.disk {
@@ -512,6 +535,7 @@ impl ActorMetrics {
 #[must_use]
 pub fn tier_name(tier: Tier) -> &'static str {
     match tier {
+        Tier::Device => "device",
         Tier::Host => "host",
         Tier::Disk => "disk",
         Tier::Peer => "peer",
@@ -523,7 +547,7 @@ pub fn tier_name(tier: Tier) -> &'static str {
 pub type SharedMetrics = Arc<Metrics>;
 
 /// Where lookups find tokens.
-const HIT_TIERS: [Tier; 4] = [Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
+const HIT_TIERS: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
 
 #[cfg(test)]
 mod tests {
@@ -534,7 +558,13 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0);
         actor.know(3, "team", "00ff");
-        actor.looked_up(3, 100, Hit { in_memory: 40, on_disk: 32, from_peers: 16, stored: 8 }, false, false);
+        actor.looked_up(
+            3,
+            100,
+            Hit { on_device: 24, in_memory: 40, on_disk: 32, from_peers: 16, stored: 8 },
+            false,
+            false,
+        );
         actor.looked_up(3, 100, Hit::default(), false, true);
         actor.avoided(3, 0.5);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
@@ -543,6 +573,7 @@ mod tests {
         let text = metrics.render().unwrap();
         let labels = r#"namespace="00ff",preempted="false",tenant="team""#;
         assert!(text.contains(&format!("larder_tokens_asked_total{{{labels}}} 100")), "{text}");
+        assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"device\"}} 24")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"host\"}} 40")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"disk\"}} 32")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"peer\"}} 16")), "{text}");

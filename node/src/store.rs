@@ -50,7 +50,7 @@ pub use follow::{FollowProgress, FollowRequest, FollowStarted, LayersInPlace, Ne
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
-pub use loads::{BlockFacts, LoadOrder};
+pub use loads::{BlockFacts, LoadBlock, LoadOrder};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
 pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
@@ -271,7 +271,9 @@ pub enum Refused {
         to: u64,
     },
     /// A save of a session with several slices.
-    #[error("a session of {slices} slices saves through its write window: open one session a slice to save from GPU memory")]
+    #[error(
+        "a session of {slices} slices saves through its write window: open one session a slice to save from GPU memory"
+    )]
     SeveralSlices {
         /// The slices.
         slices: usize,

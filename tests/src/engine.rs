@@ -112,36 +112,9 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
         "load by gpu" => {
             let window = Mapping::writable(window.context("it has a window")?.as_fd(), 1 << 20)?;
             put(&mut session, &registered, &window, &hashes[..2])?;
-            let lease = session.lease(&registered, &hashes[..2])?;
-            let tensors = register_gpu(&mut session, &registered)?;
-            let load = LoadPages {
-                lease: lease.lease,
-                tensors,
-                pages: vec![0, 1],
-                first_page: 0,
-                from_layer: 0,
-                to_layer: 1,
-                by_layer: false,
-                words: CopyWords::default(),
-            };
-            begin_copy(&mut session, &Request::LoadPages(load))?;
+            load_by_gpu(&mut session, &registered, &hashes[..2])?;
         }
-        "save by gpu" => {
-            let (Response::Reserved(reserved), _) = session.ask(&reserve(&registered, &hashes[..2]))? else {
-                anyhow::bail!("there is no room")
-            };
-            let tensors = register_gpu(&mut session, &registered)?;
-            let save = SavePages {
-                reservation: reserved.reservation,
-                chunks: vec![0, 1],
-                tensors,
-                pages: vec![0, 1],
-                from_layer: 0,
-                to_layer: 1,
-                words: CopyWords::default(),
-            };
-            begin_copy(&mut session, &Request::SavePages(save))?;
-        }
+        "save by gpu" => save_by_gpu(&mut session, &registered, &hashes[..2])?,
         "lease" => kept.push(Box::new(session.lease(&registered, &hashes)?)),
         "pin" => {
             let chain = Chain::from_root(registered.root, hashes);
@@ -164,6 +137,49 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
     }
     kept.push(Box::new(session));
     wait_for_the_end(&kept)
+}
+
+/// Begins to load two chunks.
+fn load_by_gpu(
+    session: &mut RawSession,
+    registered: &Registered,
+    hashes: &[ChunkHash],
+) -> anyhow::Result<()> {
+    let lease = session.lease(registered, hashes)?;
+    let tensors = register_gpu(session, registered)?;
+    let load = LoadPages {
+        lease: lease.lease,
+        tensors,
+        pages: vec![0, 1],
+        first_page: 0,
+        from_layer: 0,
+        to_layer: 1,
+        by_layer: false,
+        words: CopyWords::default(),
+    };
+    begin_copy(session, &Request::LoadPages(load))
+}
+
+/// Begins to save two chunks.
+fn save_by_gpu(
+    session: &mut RawSession,
+    registered: &Registered,
+    hashes: &[ChunkHash],
+) -> anyhow::Result<()> {
+    let (Response::Reserved(reserved), _) = session.ask(&reserve(registered, hashes))? else {
+        anyhow::bail!("there is no room")
+    };
+    let tensors = register_gpu(session, registered)?;
+    let save = SavePages {
+        reservation: reserved.reservation,
+        chunks: vec![0, 1],
+        tensors,
+        pages: vec![0, 1],
+        from_layer: 0,
+        to_layer: 1,
+        words: CopyWords::default(),
+    };
+    begin_copy(session, &Request::SavePages(save))
 }
 
 /// Makes two pages known, of a block each.

@@ -351,6 +351,9 @@ pub struct Span {
 /// A place class in one node.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
+    /// GPU memory that the node owns, for loads by the device lane. The host arena has it too, so it is found where both are
+    /// searched.
+    Device,
     /// The host arena.
     Host,
     /// The node's disk: a lease reads it into the arena first.

@@ -3,42 +3,46 @@
 //! The store says which blocks and keeps them in place, the lane's account says who hears what, the device's thread copies. What a
 //! save brought is summed here, from the node's own memory, before it counts as handed over.
 
+mod ends;
+mod tier;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use actix::prelude::*;
 use larder_client::device_lane::layout_of;
+use larder_device::slots::SlotId;
 use larder_device::thread::Report;
 use larder_device::{
-    CopyError, DeviceError, Direction, EngineMemory, Flag, Order, PageCopy, PagedLayout, Place, TensorsId,
-    Ticket, Work,
+    DeviceError, Direction, EngineMemory, Flag, Order, PageCopy, PagedLayout, Place, TensorsId, Ticket, Work,
 };
+use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::HandOver;
 use larder_protocol::lane::{
-    AskCopy, CopyEnd, CopyWords, IpcMemory, LoadPages, RegisterTensors, SavePages, TensorMemory,
-    TensorsRegistered,
+    AskCopy, CopyWords, IpcMemory, LoadPages, RegisterTensors, SavePages, TensorMemory, TensorsRegistered,
 };
-use larder_protocol::limits::{
-    MAX_COPY_PAGES, MAX_SESSION_COPIES, MAX_SESSION_TENSORS, MAX_TENSOR_REGIONS,
-};
+use larder_protocol::limits::{MAX_COPY_PAGES, MAX_SESSION_COPIES, MAX_SESSION_TENSORS, MAX_TENSOR_REGIONS};
 use larder_protocol::session::{Response, Scarce};
 
 use super::answer::Asked;
 use super::{Answer, GpuActor, Reply};
 use crate::arena::ExtentMemory;
-use crate::copy::{BlockChecksums, CopyOrder};
+use crate::copy::CopyOrder;
 use crate::device_lane::{
-    Account, DeviceLane, DevicePlace, Ended, LaneRefused, Regions, Tensors, WORD_BYTES, Words,
+    Account, DeviceLane, DevicePlace, DeviceTier, LaneRefused, Regions, Tensors, TierUsage, WORD_BYTES, Words,
 };
 use crate::limits::DeviceLimits;
-use crate::metrics::{HandedOver, LaneCopy};
+use crate::metrics::LaneCopy;
 use crate::store::ids::{OrderId, SessionId};
-use crate::store::{BlockMove, Checksums, Refused};
+use crate::store::policy::Facts;
+use crate::store::{BlockMove, LoadBlock, Refused};
 
 /// An actor's device lane.
 pub(super) struct Lane {
     lane: DeviceLane,
     account: Account<Held, Asked>,
+    /// The node's own memory on the GPU.
+    tier: DeviceTier,
     /// What was saved, and waits for the copy threads to sum it.
     unsummed: Vec<Saved>,
     /// What the device says; taken when the actor starts.
@@ -52,9 +56,27 @@ struct Held {
 }
 
 enum HeldBy {
-    /// The load of this number in the store.
-    Load(u64),
+    /// The load of this number in the store, and what of it the tier wants when it went well.
+    Load(u64, Vec<Wanted>),
+    /// The same load, whose blocks are being copied into the tier.
+    Promotion(u64, Vec<(SlotId, Facts)>),
     Save(OrderId, Vec<BlockMove>),
+}
+
+/// A block that the tier wants.
+struct Wanted {
+    key: BlockKey,
+    facts: Facts,
+    memory: Arc<ExtentMemory>,
+    offset: u64,
+    bytes: u64,
+}
+
+/// Where a block stands.
+enum BlockAt {
+    Host(Arc<ExtentMemory>, u64),
+    /// In the tier.
+    Pool(u64),
 }
 
 /// A save whose bytes are in place.
@@ -69,7 +91,9 @@ struct Saved {
 struct Pages {
     direction: Direction,
     /// The block of each chunk.
-    blocks: Vec<(Arc<ExtentMemory>, u64)>,
+    blocks: Vec<BlockAt>,
+    /// Slots of the tier among them.
+    slots: Vec<SlotId>,
     /// The first page's number, counted from the first of these chunks.
     first_page: u64,
     pages: Vec<u32>,
@@ -82,7 +106,13 @@ impl Lane {
     pub(super) fn new(place: DevicePlace, limits: &DeviceLimits) -> Self {
         let (lane, reports) = DeviceLane::new(place, limits);
         let account = Account::new(limits.orders, MAX_SESSION_COPIES, limits.copy_deadline_ms);
-        Self { lane, account, unsummed: Vec::new(), reports: Some(reports) }
+        let tier = DeviceTier::new(limits.tier_bytes, limits.tier_policy);
+        Self { lane, account, tier, unsummed: Vec::new(), reports: Some(reports) }
+    }
+
+    /// What the tier holds.
+    pub(super) fn tier(&self) -> TierUsage {
+        self.tier.usage()
     }
 
     /// Copies that the device has not let go of.
@@ -153,7 +183,9 @@ impl GpuActor {
                 return Answer::from(Refused::Internal);
             }
         };
-        let tensors = self.device_lane.lane.add(session, tensors);
+        let Lane { lane, account, tier, .. } = &mut self.device_lane;
+        account.add_slots(tier.size_slots(tensors.facts.bytes));
+        let tensors = lane.add(session, tensors);
         let known = TensorsRegistered { tensors, word_bytes: WORD_BYTES };
         Answer { response: Some(Response::TensorsRegistered(known)), descriptors: vec![descriptor] }
     }
@@ -174,17 +206,35 @@ impl GpuActor {
             (tensors.namespace, tensors.block),
             first as usize..end as usize,
         )?;
-        let place = |place: &crate::store::Place| (Arc::clone(self.arena.extent(place.extent)), place.offset);
+        let (mut blocks, mut slots, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+        let tier = &mut self.device_lane.tier;
+        for LoadBlock { place, key, reads, facts } in order.blocks {
+            if let Some(slot) = tier.find(&key) {
+                tier.touch(slot);
+                blocks.push(BlockAt::Pool(tier.offset(slot)));
+                slots.push(slot);
+                continue;
+            }
+            let memory = self.arena.extent(place.extent);
+            let bytes = tensors.facts.bytes;
+            if tier.wants(&key, bytes, reads) {
+                let memory = Arc::clone(memory);
+                wanted.push(Wanted { key, facts, memory, offset: place.offset, bytes });
+            }
+            blocks.push(BlockAt::Host(Arc::clone(memory), place.offset));
+        }
+        self.metrics.read_from_tier(slots.len() as u64 * tensors.facts.bytes);
         let copied = Pages {
             direction: Direction::Load,
-            blocks: order.places.iter().map(place).collect(),
+            blocks,
+            slots,
             first_page: first_page - first * per_chunk,
             pages,
             layers: from_layer..to_layer,
             by_layer,
             words,
         };
-        self.begin_copy(session, &tensors, copied, HeldBy::Load(order.load))
+        self.begin_copy(session, &tensors, copied, HeldBy::Load(order.load, wanted))
     }
 
     /// Begins to save pages as reserved chunks.
@@ -210,11 +260,12 @@ impl GpuActor {
         // Pages know where their layers stand in a whole block.
         let skipped = u64::from(from_layer) * tensors.facts.bytes / u64::from(tensors.facts.layers.max(1));
         let block = |block: &BlockMove| {
-            (Arc::clone(self.arena.extent(block.place.extent)), block.place.offset - skipped)
+            BlockAt::Host(Arc::clone(self.arena.extent(block.place.extent)), block.place.offset - skipped)
         };
         let copied = Pages {
             direction: Direction::Save,
             blocks: order.moves.iter().map(block).collect(),
+            slots: Vec::new(),
             first_page: 0,
             pages,
             layers: from_layer..to_layer,
@@ -264,8 +315,13 @@ impl GpuActor {
         let now = self.clock.now().0;
         for ticket in self.device_lane.account.overdue(now) {
             tracing::warn!(copy = ticket.0, "a GPU did not copy in time: what it touches is quarantined");
-            match self.device_lane.account.held(ticket).map(|held| &held.what) {
-                Some(&HeldBy::Load(load)) => self.store.quarantine_load(load),
+            let Lane { account, tier, .. } = &mut self.device_lane;
+            match account.held(ticket).map(|held| &held.what) {
+                Some(&HeldBy::Load(load, _)) => self.store.quarantine_load(load),
+                Some(HeldBy::Promotion(load, slots)) => {
+                    slots.iter().for_each(|&(slot, _)| tier.dropped(slot));
+                    self.store.quarantine_load(*load);
+                }
                 Some(&HeldBy::Save(order, _)) => self.store.quarantine_save(order),
                 None => {}
             }
@@ -282,14 +338,15 @@ impl GpuActor {
         &mut self,
         session: SessionId,
         tensors: &Tensors,
-        copied: Pages,
+        mut copied: Pages,
         what: HeldBy,
     ) -> Result<Answer, Refused> {
         let layers = copied.layers.len() as u32;
         let page_bytes = tensors.layout.page_bytes() * u64::from(tensors.layout.spec().planes_per_layer);
         let bytes = page_bytes * u64::from(layers) * copied.pages.len() as u64;
         let now = self.clock.now().0;
-        let ticket = match self.device_lane.account.begin(now, session, layers, Held { what, bytes }) {
+        let (reads, held) = (std::mem::take(&mut copied.slots), Held { what, bytes });
+        let ticket = match self.device_lane.account.begin(now, session, layers, reads, held) {
             Ok(ticket) => ticket,
             Err(held) => {
                 self.not_begun(held);
@@ -297,9 +354,13 @@ impl GpuActor {
             }
         };
         let (tensors, per_chunk) = (tensors.id, tensors.layout.spec().pages_per_chunk);
+        let pool_bytes = self.device_lane.tier.pool_bytes();
         let submitted = self.device_lane.lane.submit(ticket, move |device, regions| {
-            let find = |(memory, offset): &(Arc<ExtentMemory>, u64)| {
-                Ok::<_, DeviceError>(Place { region: regions.find(device, memory)?, offset: *offset })
+            let find = |block: &BlockAt| match *block {
+                BlockAt::Host(ref memory, offset) => {
+                    Ok::<_, DeviceError>(Place { region: regions.find(device, memory)?, offset })
+                }
+                BlockAt::Pool(offset) => Ok(Place { region: regions.pool(device, pool_bytes)?, offset }),
             };
             let places = copied.blocks.iter().map(find).collect::<Result<Vec<_>, DeviceError>>()?;
             let (after, then) =
@@ -346,94 +407,13 @@ impl GpuActor {
 
     fn not_begun(&mut self, held: Held) {
         match held.what {
-            HeldBy::Load(load) => self.store.end_load(load),
+            HeldBy::Load(load, _) => self.store.end_load(load),
+            HeldBy::Promotion(load, slots) => {
+                slots.iter().for_each(|&(slot, _)| self.device_lane.tier.dropped(slot));
+                self.store.end_load(load);
+            }
             HeldBy::Save(order, _) => self.store.postpone_commit(order),
         }
-    }
-
-    fn copy_ended(
-        &mut self,
-        ticket: Ticket,
-        result: Result<(), CopyError>,
-        ctx: &mut Context<Self>,
-    ) {
-        let Some(Ended { held: Held { what, bytes }, is_whole }) =
-            self.device_lane.account.ended(ticket, result)
-        else {
-            return;
-        };
-        match what {
-            HeldBy::Load(load) => {
-                self.store.end_load(load);
-                if is_whole {
-                    self.metrics.lane_copied(LaneCopy::Loaded, bytes);
-                    self.device_lane.account.finish(ticket, CopyEnd::Done);
-                }
-            }
-            HeldBy::Save(order, moves) if is_whole => self.sum(ticket, order, bytes, &moves, ctx),
-            HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
-        }
-        if !is_whole {
-            self.metrics.lane_copied(LaneCopy::Failed, 0);
-        }
-    }
-
-    /// Has the bytes of a save summed as they stand in the arena.
-    fn sum(
-        &mut self,
-        ticket: Ticket,
-        order: OrderId,
-        bytes: u64,
-        moves: &[BlockMove],
-        ctx: &mut Context<Self>,
-    ) {
-        match CopyOrder::new(None, moves.iter().map(|block| self.copy_move(block)).collect()) {
-            Ok(sums) => {
-                self.device_lane.unsummed.push(Saved { ticket, order, bytes, sums });
-                self.sum_saved(ctx);
-            }
-            Err(error) => {
-                tracing::error!(%error, ?order, "the store made an order that does not fit its memory");
-                self.saved(ticket, order, bytes, None);
-            }
-        }
-    }
-
-    /// Sums what was saved, as far as the copy threads have room for it; the rest waits for the next time.
-    fn sum_saved(&mut self, ctx: &mut Context<Self>) {
-        for Saved { ticket, order, bytes, sums } in std::mem::take(&mut self.device_lane.unsummed) {
-            if sums.is_small() {
-                let sums = sums.perform();
-                self.saved(ticket, order, bytes, Some(sums));
-                continue;
-            }
-            match self.lane.submit(sums) {
-                Ok(summed) => {
-                    let finish = summed.into_actor(self).map(move |sums, actor: &mut Self, ctx| {
-                        actor.saved(ticket, order, bytes, sums.ok());
-                        actor.tell_of_copies();
-                        actor.follow_up(ctx);
-                    });
-                    ctx.spawn(finish);
-                }
-                Err(sums) => self.device_lane.unsummed.push(Saved { ticket, order, bytes, sums }),
-            }
-        }
-    }
-
-    /// What was saved is summed: it can be committed, if the right to do that has not ended.
-    fn saved(&mut self, ticket: Ticket, order: OrderId, bytes: u64, sums: Option<Vec<BlockChecksums>>) {
-        let sums = sums.map(|sums| sums.into_iter().map(Checksums::from).collect::<Vec<_>>());
-        let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
-        let end = if self.store.finish_layers(order, sums) {
-            self.metrics.lane_copied(LaneCopy::Saved, bytes);
-            self.metrics.handed_over(HandedOver::Given, pieces, bytes);
-            CopyEnd::Done
-        } else {
-            self.metrics.lane_copied(LaneCopy::Failed, 0);
-            CopyEnd::Failed
-        };
-        self.device_lane.account.finish(ticket, end);
     }
 
     fn tell_of_copies(&mut self) {
@@ -461,34 +441,6 @@ impl Pages {
         let pages = (first_page..).zip(pages).map(copy).collect();
         Order { direction, work: Work::Pages { tensors, pages, layers, by_layer }, after, then }
     }
-}
-
-impl StreamHandler<Report> for GpuActor {
-    /// What the device's thread tells.
-    fn handle(&mut self, report: Report, ctx: &mut Self::Context) {
-        match report {
-            Report::Layers { ticket, done } => self.device_lane.account.layers(ticket, done),
-            Report::Done { ticket, result, place } => {
-                self.copy_ended(ticket, result, ctx);
-                drop(place);
-            }
-            Report::Lost(error) => self.device_lane.lane.lose(&error),
-            Report::Gone => {
-                self.device_lane.lane.gone();
-                for held in self.device_lane.account.gone() {
-                    match held.what {
-                        HeldBy::Load(load) => self.store.end_load(load),
-                        HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
-                    }
-                }
-            }
-        }
-        self.tell_of_copies();
-        self.follow_up(ctx);
-    }
-
-    /// The lane holds a sender itself: the stream ends only with the actor.
-    fn finished(&mut self, _: &mut Self::Context) {}
 }
 
 /// An engine's memory, each piece with its bytes.

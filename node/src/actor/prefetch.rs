@@ -215,7 +215,7 @@ impl GpuActor {
                             sources.len() - 1
                         })
                     }),
-                    Some(Tier::Host) | None => None,
+                    Some(Tier::Device | Tier::Host) | None => None,
                 };
                 Piece { source, bytes }
             })

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use larder_device::ledger::{Ledger, LedgerLimits};
-use larder_device::slots::{Context, Slots};
+use larder_device::slots::{Context, SlotId, Slots};
 use larder_device::{CopyError, Ticket};
 use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress};
 
@@ -63,23 +63,56 @@ impl<H, A> Account<H, A> {
         }
     }
 
-    /// Begins a copy of so many layers.
+    /// Begins a copy of so many layers, which reads these slots of the device's own.
     ///
     /// # Errors
     /// What it would have held, where the device or the session has as many copies as it may.
-    pub fn begin(&mut self, now_ms: u64, session: SessionId, layers: u32, held: H) -> Result<Ticket, H> {
+    pub fn begin(
+        &mut self,
+        now_ms: u64,
+        session: SessionId,
+        layers: u32,
+        reads: Vec<SlotId>,
+        held: H,
+    ) -> Result<Ticket, H> {
         // Whoever gives a copy up has it until the device let go of it.
         let under_way = self.held.values().filter(|(of, _)| *of == session).count();
-        let untold = self.callers.iter().filter(|(ticket, caller)| {
-            caller.session == session && !self.held.contains_key(ticket)
-        });
+        let untold = self
+            .callers
+            .iter()
+            .filter(|(ticket, caller)| caller.session == session && !self.held.contains_key(ticket));
         if under_way + untold.count() >= self.most_of_session {
             return Err(held);
         }
-        let Some(ticket) = self.ledger.begin(now_ms, DEVICE, Vec::new(), Vec::new()) else { return Err(held) };
+        let Some(ticket) = self.ledger.begin(now_ms, DEVICE, Vec::new(), reads) else { return Err(held) };
         self.held.insert(ticket, (session, held));
         self.callers.insert(ticket, Caller { session, of: layers, layers: 0, end: None, asks: None });
         Ok(ticket)
+    }
+
+    /// Begins a copy that nobody asked for and nobody hears of, which fills reserved slots.
+    ///
+    /// # Errors
+    /// What it would have held, where the device has as many copies as it may.
+    pub fn begin_own(&mut self, now_ms: u64, fills: Vec<SlotId>, held: H) -> Result<Ticket, H> {
+        let Some(ticket) = self.ledger.begin(now_ms, DEVICE, fills, Vec::new()) else { return Err(held) };
+        self.held.insert(ticket, (NOBODY, held));
+        Ok(ticket)
+    }
+
+    /// The device has so many slots of its own more.
+    pub fn add_slots(&mut self, slots: u32) {
+        self.ledger.add_slots(slots);
+    }
+
+    /// A slot of the device's own, to be filled; `None` where none is free.
+    pub fn reserve_slot(&mut self) -> Option<SlotId> {
+        self.ledger.reserve()
+    }
+
+    /// What is in a slot is wanted no more. It is free when no copy touches it.
+    pub fn give_up_slot(&mut self, slot: SlotId) {
+        self.ledger.give_up(slot);
     }
 
     /// A copy was not begun after all; what it would have held.
@@ -91,7 +124,9 @@ impl<H, A> Account<H, A> {
 
     /// The device has done so many layers of a copy.
     pub fn layers(&mut self, ticket: Ticket, done: u32) {
-        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else { return };
+        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else {
+            return;
+        };
         caller.layers = done;
         if caller.asks.as_ref().is_some_and(|asks| done >= asks.layers) {
             self.answer(ticket);
@@ -195,7 +230,9 @@ impl<H, A> Account<H, A> {
     }
 
     fn tell(&mut self, ticket: Ticket, end: CopyEnd) {
-        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else { return };
+        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else {
+            return;
+        };
         caller.end = Some(end);
         if end == CopyEnd::Done {
             caller.layers = caller.of;
@@ -225,6 +262,9 @@ fn end_of(error: CopyError) -> CopyEnd {
 
 /// All copies are made by the node's own context: an engine's process takes none of them along when it ends.
 const DEVICE: Context = Context(0);
+
+/// No session has this number.
+const NOBODY: SessionId = SessionId(0);
 
 #[cfg(test)]
 mod tests;

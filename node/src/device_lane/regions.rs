@@ -16,6 +16,8 @@ use crate::store::ids::SessionId;
 #[derive(Default)]
 pub(crate) struct Regions {
     extents: Vec<Pinned>,
+    /// The tier's memory, or why there is none.
+    pool: Option<Result<RegionId, DeviceError>>,
     sessions: HashMap<SessionId, OfSession>,
     /// What sessions had that ended, and copies may still use.
     retired: Vec<OfSession>,
@@ -49,6 +51,16 @@ impl Regions {
         let region = device.attach(memory.host_memory())?;
         self.extents.push(Pinned { memory: Arc::downgrade(memory), region });
         Ok(region)
+    }
+
+    /// The tier's memory, which is taken when it is first used. A GPU that has not so much is not asked again.
+    pub(crate) fn pool(&mut self, device: &mut dyn Device, bytes: u64) -> Result<RegionId, DeviceError> {
+        let pool = self.pool.get_or_insert_with(|| {
+            device.allocate(bytes).inspect_err(|error| {
+                tracing::warn!(%error, bytes, "a GPU has no memory for the device tier: lower [gpu] device_bytes");
+            })
+        });
+        pool.clone()
     }
 
     /// Makes a session's tensors known to the device, all of their regions or none.

@@ -135,7 +135,12 @@ pub const TIERS: Section = Section {
             &[Label::one_of("kind", &["unplaced_gpu", "no_cpus", "no_memory", "arenas_too_large"])],
             "What cannot be on the NUMA node where it would be best, by kind",
         ),
-        Metric::gauge("larder_cached_chunks", "chunks", &[DEVICE, LOCAL_TIER], "Chunks in a tier"),
+        Metric::gauge(
+            "larder_cached_chunks",
+            "chunks",
+            &[DEVICE, LOCAL_TIER],
+            "Chunks in a tier; of the device tier, blocks",
+        ),
         Metric::gauge("larder_cached_bytes", "bytes", &[DEVICE, LOCAL_TIER], "Bytes of chunks in a tier"),
         Metric::counter(
             "larder_evicted_chunks_total",
@@ -177,7 +182,13 @@ pub const TIERS: Section = Section {
             "larder_device_copied_bytes_total",
             "bytes",
             &[DEVICE, Label::one_of("direction", &DEVICE_DIRECTIONS)],
-            "Bytes of those that went well",
+            "Bytes of those that went well; tier: bytes that loads took from the device tier",
+        ),
+        Metric::counter(
+            "larder_device_evicted_blocks_total",
+            "blocks",
+            &[DEVICE],
+            "Blocks evicted from the device tier; the host may have them still",
         ),
         Metric::counter(
             "larder_follows_lost_chunks_total",
@@ -237,8 +248,8 @@ const NAMESPACE: Label =
     Label::each("namespace", "each namespace that the node knows; at most 1,024 an actor");
 const DEVICE: Label = Label::each("device", "each actor of the node, from 0");
 const PREEMPTED: Label = Label::one_of("preempted", &["false", "true"]);
-const TIER: Label = Label::one_of("tier", &["host", "disk", "peer", "object"]);
-const LOCAL_TIER: Label = Label::one_of("tier", &["host", "disk"]);
+const TIER: Label = Label::one_of("tier", &["device", "host", "disk", "peer", "object"]);
+const LOCAL_TIER: Label = Label::one_of("tier", &["device", "host", "disk"]);
 const WINDOW: Label = Label::one_of("window", &["10m", "1h"]);
 const REQUEST: Label = Label::one_of(
     "request",
@@ -284,10 +295,10 @@ const HELD: &[&str] = &[
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
 
 /// How copies by a device end: see [`super::LaneCopy`].
-pub(super) const DEVICE_COPIES: [&str; 4] = ["loaded", "saved", "failed", "stalled"];
+pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "failed", "stalled"];
 
 /// Which way they go.
-pub(super) const DEVICE_DIRECTIONS: [&str; 2] = ["load", "save"];
+pub(super) const DEVICE_DIRECTIONS: [&str; 4] = ["load", "save", "promotion", "tier"];
 
 /// How sessions end.
 pub(super) const SESSION_ENDS: &[&str] =

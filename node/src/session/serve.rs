@@ -158,12 +158,7 @@ impl Session {
         Ok(())
     }
 
-    async fn handle(
-        &mut self,
-        number: u64,
-        request: Request,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<(), End> {
+    async fn handle(&mut self, number: u64, request: Request, descriptors: Vec<OwnedFd>) -> Result<(), End> {
         if self.waiting >= MAX_OUTSTANDING_REQUESTS {
             let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
             return Err(End::Protocol { number, what });

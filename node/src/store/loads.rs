@@ -3,12 +3,16 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use larder_protocol::ChunkHash;
+use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::HandOver;
 
 use super::commit::CommitOrder;
 use super::ids::{ChunkId, NamespaceId, OrderId, SessionId, Slot};
 use super::index::Block;
 use super::lookup::Place;
+use super::policy::Facts;
+use super::room::facts;
 use super::{Refused, Store};
 
 /// Chunks that devices read.
@@ -30,8 +34,21 @@ struct Load {
 pub struct LoadOrder {
     /// Its number, for [`Store::end_load`].
     pub load: u64,
-    /// Where each block stands.
-    pub places: Vec<Place>,
+    /// Each block.
+    pub blocks: Vec<LoadBlock>,
+}
+
+/// A block that a device is to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadBlock {
+    /// Where it stands.
+    pub place: Place,
+    /// What it is called.
+    pub key: BlockKey,
+    /// How often its chunk was read, this time included.
+    pub reads: u8,
+    /// What a policy learns of its chunk.
+    pub facts: Facts,
 }
 
 /// What a chunk's block is like.
@@ -66,6 +83,23 @@ impl Store {
         Ok(BlockFacts { pool: pool as u8, bytes: spec.block_bytes(), layers: spec.layers })
     }
 
+    /// What the blocks of a chunk in this session are called; none where it did not register the namespace.
+    pub fn block_keys(
+        &self,
+        session: SessionId,
+        namespace: u32,
+        hash: ChunkHash,
+    ) -> impl Iterator<Item = BlockKey> {
+        let known = self.slices(session, namespace).ok();
+        known.into_iter().flat_map(move |(number, slices)| {
+            let known = self.namespaces.get(number);
+            let (fingerprint, pools) = (known.fingerprint, known.pools.len() as u8);
+            let of_slice =
+                move |&slice: &u16| (0..pools).map(move |pool| BlockKey { fingerprint, hash, slice, pool });
+            slices.iter().flat_map(of_slice)
+        })
+    }
+
     /// Keeps a block of each of these leased chunks as it is, until [`Store::end_load`], whatever becomes of the lease and its
     /// session. `block` counts the blocks of a chunk in this session, by slice, then pool.
     ///
@@ -87,21 +121,24 @@ impl Store {
         let slices = held.namespaces.get(&number).ok_or(refused.clone())?;
         let known = self.namespaces.get(number);
         let slice = *slices.get(block / known.pools.len()).ok_or(refused.clone())?;
-        let block = known.block(slice, block % known.pools.len());
-        let place = |&id: &ChunkId| {
+        let (fingerprint, pool) = (known.fingerprint, block % known.pools.len());
+        let block = known.block(slice, pool);
+        let found = |&id: &ChunkId| {
             let chunk = self.index.get(id);
             match chunk.blocks.get(block) {
                 Some(&Block::Ready(slot, _)) if chunk.namespace == number => {
-                    Ok(Place { extent: slot.extent, offset: self.slab.offset(slot) })
+                    let place = Place { extent: slot.extent, offset: self.slab.offset(slot) };
+                    let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool: pool as u8 };
+                    Ok(LoadBlock { place, key, reads: chunk.reads, facts: facts(chunk) })
                 }
                 _ => Err(refused.clone()),
             }
         };
-        let places = chunks.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        let blocks = chunks.iter().map(found).collect::<Result<Vec<_>, _>>()?;
         chunks.iter().rev().for_each(|&id| self.change(id, |chunk| chunk.claims += 1));
         let load = self.next_number();
         self.loads.open.insert(load, Load { session, chunks, is_quarantined: false });
-        Ok(LoadOrder { load, places })
+        Ok(LoadOrder { load, blocks })
     }
 
     /// A device reads these blocks no more.

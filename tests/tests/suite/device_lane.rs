@@ -1,9 +1,11 @@
 //! Engines whose GPU memory the node copies to and from, over devices of host memory and over CUDA's driver made of it.
 
+mod cuda;
+mod tier;
+
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -18,13 +20,16 @@ use larder_device::{Device, EngineMemory, HostMemory, PagedLayout};
 use larder_node::Config;
 use larder_node::device_lane::Devices;
 use larder_node::host::{HostFacts, PciDevice};
-use larder_protocol::lane::{CopyEnd, CopyProgress};
-use larder_protocol::session::{RefusalCode, Scarce};
+use larder_protocol::lane::{
+    CopyEnd, CopyProgress, IpcMemory, RegisterTensors, TensorLayout, TensorMemory, TensorPlane,
+};
+use larder_protocol::session::{RefusalCode, Request, Response, Scarce, Tier};
 use larder_protocol::{ChunkHash, NamespaceSpec};
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, namespace, prompt};
 use larder_tests::engine::EngineProcess;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
+use larder_tests::raw::RawSession;
 use larder_tests::{server, wait};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde_json::Value;
@@ -45,11 +50,20 @@ struct Node {
 
 impl Node {
     fn start() -> Self {
-        Self::patient(LONG)
+        Self::with(LONG, 0)
     }
 
     /// One whose copies may take so long.
     fn patient(deadline: Duration) -> Self {
+        Self::with(deadline, 0)
+    }
+
+    /// One with a device tier of so many blocks.
+    fn tiered(blocks: u64) -> Self {
+        Self::with(LONG, blocks)
+    }
+
+    fn with(deadline: Duration, blocks: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = format!(
             "name = \"a\"\n{SMALL_HOST}[[gpus]]\npci = \"0000:65:00.0\"\n[[gpus]]\npci = \"0000:66:00.0\"\n{ONE_TENANT}"
@@ -63,6 +77,7 @@ impl Node {
         let mut limits = Config::parse(&config).unwrap().resolve(&facts).unwrap();
         for actor in &mut limits.actors {
             actor.device.copy_deadline_ms = deadline.as_millis() as u64;
+            actor.device.tier_bytes = blocks * BLOCK_BYTES as u64;
         }
         let controls = [HostControl::default(), HostControl::default()];
         let (of_devices, seed) = (controls.clone(), fastrand::u64(..));
@@ -253,6 +268,31 @@ impl GpuEngine {
         self.session.load_pages(&self.tensors, &lease, &Self::load_pages(hashes.len() as u32), flags)
     }
 
+    /// In which tiers a lookup finds these chunks.
+    fn tiers(&self, hashes: &[ChunkHash]) -> Vec<(Tier, u32)> {
+        self.tiers_among(hashes, Vec::new())
+    }
+
+    /// The same, where only these are searched.
+    fn tiers_among(&self, hashes: &[ChunkHash], tiers: Vec<Tier>) -> Vec<(Tier, u32)> {
+        let options = LookupOptions { prompt_tokens: 1_000, tiers, ..LookupOptions::default() };
+        let chain = self.namespace.chain(hashes.to_vec());
+        let found = self.session.lookup(&self.namespace, &chain, options).unwrap();
+        found.spans.iter().map(|span| (span.tier, span.to - span.from)).collect()
+    }
+
+    /// Loads these chunks whole, into pages that held something else, and checks every byte.
+    fn load_and_check(&self, hashes: &[ChunkHash]) {
+        (0..hashes.len() as u32).for_each(|position| self.compute(position, &ChunkHash([0xEE; 32])));
+        assert_eq!(self.end(&self.load(hashes, NO_FLAGS).unwrap()), CopyEnd::Done);
+        for (position, hash) in (0..).zip(hashes) {
+            assert!(
+                self.has(position, hash, 0..SHAPE.layers),
+                "wrong bytes in the pages of chunk {position}"
+            );
+        }
+    }
+
     /// All pages of so many chunks.
     fn load_pages(chunks: u32) -> LoadPages {
         let pages = (0..chunks).flat_map(Self::pages).collect();
@@ -349,8 +389,7 @@ fn layers_are_saved_one_by_one_and_committed_when_none_is_missing() {
     let node = Node::start();
     let gpu = node.engine(0);
     let hashes = prompt(b'a', 2);
-    let reservation =
-        gpu.session.reserve(&gpu.namespace, &gpu.namespace.chain(hashes.clone()), 0).unwrap();
+    let reservation = gpu.session.reserve(&gpu.namespace, &gpu.namespace.chain(hashes.clone()), 0).unwrap();
     (0..).zip(&hashes).for_each(|(position, hash)| gpu.compute(position, hash));
     let pages: Vec<u32> = (0..2).flat_map(GpuEngine::pages).collect();
     for layers in [2..4, 0..1, 1..2] {
@@ -563,99 +602,37 @@ fn what_an_engine_says_of_its_memory_and_pages_is_checked() {
     assert_eq!(gpu.end(&load(all(2), NO_FLAGS).unwrap()), CopyEnd::Done);
 }
 
-/// A driver of host memory, and the `larder` command that finds it.
-fn larder_with_cuda(dir: &Path) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client/device/fake/libcuda.c");
-    let built = dir.join("libcuda.so");
-    let flags = ["-shared", "-fPIC", "-O1", "-o"];
-    assert!(Command::new("gcc").args(flags).args([&built, &source]).status().unwrap().success());
-    let program = dir.join("larder");
-    let hang = hang_file(dir);
-    let script = format!(
-        "#!/bin/sh\nLD_LIBRARY_PATH='{}' FAKE_CUDA_HANG='{}' exec '{LARDER}' \"$@\"\n",
-        dir.display(),
-        hang.display()
-    );
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    program.to_string_lossy().into_owned()
-}
-
 #[test]
-fn over_cudas_driver_an_engine_gets_its_bytes_back_from_a_node_that_was_killed_in_between() {
-    let dir = tempfile::tempdir().unwrap();
-    let program = larder_with_cuda(dir.path());
-    let disk = "[disk]\nfolder = \"{dir}/disk\"\ncapacity_bytes = \"8MiB\"\nsegment_bytes = \"512KiB\"\n";
-    let config = format!("{SMALL_HOST}{ONE_TENANT}{disk}");
-    let mut node = NodeProcess::start(&program, &config).unwrap();
-    let hashes = prompt(b'a', 6);
-    let gpu = GpuEngine::connect(&node.socket("default"), 0);
-    assert_eq!(gpu.put(&hashes), CopyEnd::Done, "{}", node.log());
-    assert_eq!(gpu.get_from_arena(&hashes), 6);
-    wait::until("all of it is on disk", || (node.metric("larder_disk_records") == 6.0).then_some(()));
-    node.restart(|_| ()).unwrap();
-    let gpu = GpuEngine::connect(&node.socket("default"), 0);
-    let copy = gpu.load(&hashes, NO_FLAGS).unwrap();
-    assert_eq!(gpu.end(&copy), CopyEnd::Done, "{}", node.log());
-    for (position, hash) in (0..).zip(&hashes) {
-        assert!(gpu.has(position, hash, 0..SHAPE.layers), "wrong bytes in the pages of chunk {position}");
+fn descriptors_that_are_not_those_of_the_regions_are_refused_and_the_session_goes_on() {
+    let node = Node::start();
+    let (mut session, registered, _) = RawSession::open(&node.socket).unwrap();
+    let plane = TensorPlane { region: 0, offset: 0, page_stride: BLOCK_BYTES as u64 };
+    let layout = TensorLayout {
+        planes: vec![plane],
+        planes_per_layer: 1,
+        pages: 1,
+        pages_per_chunk: 1,
+        dims: Vec::new(),
+        run_bytes: BLOCK_BYTES as u64,
+    };
+    let mut register = |memory: Vec<TensorMemory>, descriptors: usize| {
+        let (namespace, layout) = (registered.namespace, layout.clone());
+        let request = Request::RegisterTensors(RegisterTensors { namespace, block: 0, layout, memory });
+        let descriptors = (0..descriptors).map(|_| gpu_memory(BLOCK_BYTES as u64).0).collect();
+        match session.ask_with(&request, descriptors).unwrap().0 {
+            Response::Refused(refusal) => Some(refusal.code),
+            Response::TensorsRegistered(_) => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    let region = || TensorMemory::Descriptor(BLOCK_BYTES as u64);
+    assert_eq!(register(vec![region()], 0), Some(RefusalCode::Place));
+    assert_eq!(register(vec![region()], 2), Some(RefusalCode::Place));
+    let handle = IpcMemory { handle: [7; 64], offset: 0, bytes: BLOCK_BYTES as u64 };
+    assert_eq!(register(vec![TensorMemory::Ipc(handle)], 0), Some(RefusalCode::Device), "of no memory");
+    assert_eq!(register(Vec::new(), 0), Some(RefusalCode::Device), "no memory at all");
+    for _ in 0..64 {
+        assert_eq!(register(vec![region()], 1), None);
     }
-    assert!(node.log().contains("a GPU is opened for the device lane"));
-}
-
-/// While it is there, the driver hangs.
-fn hang_file(dir: &Path) -> PathBuf {
-    dir.join("hang")
-}
-
-#[test]
-fn a_driver_that_hangs_keeps_no_peer_from_the_chunks_that_it_copies() {
-    let dir = tempfile::tempdir().unwrap();
-    let cluster = Cluster::start(&larder_with_cuda(dir.path()), 2).unwrap();
-    let gpu = GpuEngine::connect(&cluster.socket(0), 0);
-    let hashes = prompt(b'a', 4);
-    assert_eq!(gpu.put(&hashes), CopyEnd::Done, "{}", cluster.node(0).log());
-    std::fs::write(hang_file(dir.path()), "").unwrap();
-    let copy = gpu.load(&hashes, NO_FLAGS).unwrap();
-    let reader = BlockingSession::connect(cluster.socket(1), SessionOptions::default()).unwrap();
-    let namespace = reader.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
-    let chain = namespace.chain(hashes.clone());
-    let options = LookupOptions { prompt_tokens: 1_000, ..LookupOptions::default() };
-    wait::until("the other node finds it", || {
-        let found = reader.lookup(&namespace, &chain, options.clone()).unwrap();
-        (found.tokens == 4 * u64::from(CHUNK_TOKENS)).then_some(())
-    });
-    let lease = reader.lease(&namespace, &chain).unwrap();
-    assert_eq!(lease.chunks(), 4, "{}", cluster.node(0).log());
-    for (position, hash) in hashes.iter().enumerate() {
-        let mut bytes = vec![0; BLOCK_BYTES];
-        lease.copy_block(position, 0, &mut bytes);
-        assert!(bytes == block(hash), "wrong bytes under {hash}");
-    }
-    assert_eq!(cluster.node(0).get("/healthz").unwrap(), "ok\n");
-    assert_eq!(cluster.members().len(), 2);
-    assert_eq!(gpu.progress(&copy, 1, Duration::ZERO).end, None);
-    std::fs::remove_file(hang_file(dir.path())).unwrap();
-    assert_eq!(gpu.end(&copy), CopyEnd::Done);
-    assert!(gpu.has(3, &hashes[3], 0..SHAPE.layers));
-}
-
-#[test]
-fn a_node_without_a_driver_says_what_is_missing_and_serves_on() {
-    if Path::new("/dev/nvidiactl").exists() {
-        return;
-    }
-    let node = NodeProcess::small(LARDER).unwrap();
-    let session = BlockingSession::connect(node.socket("default"), SessionOptions::default()).unwrap();
-    let namespace = session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
-    let (layout, bytes) = layout();
-    for _ in 0..2 {
-        let (descriptor, _) = gpu_memory(bytes);
-        let shared = vec![EngineMemory::Descriptor { descriptor, bytes }];
-        let refused = session.register_tensors(&namespace, 0, &layout, shared).unwrap_err();
-        let SessionError::Refused(refusal) = refused else { panic!("{refused:?}") };
-        assert_eq!(refusal.code, RefusalCode::Device);
-        assert!(refusal.message.contains("no CUDA driver is installed"), "{}", refusal.message);
-    }
-    assert_eq!(node.get("/healthz").unwrap(), "ok\n");
+    assert_eq!(register(vec![region()], 1), Some(RefusalCode::TooLarge), "more than a session may have");
 }

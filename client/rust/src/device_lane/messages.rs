@@ -6,8 +6,8 @@ use std::sync::Arc;
 use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::{EngineMemory, PagedLayout};
 use larder_protocol::lane::{
-    self, AskCopy, CopyProgress, CopyWords, IpcMemory, RegisterTensors, TensorDim, TensorLayout, TensorMemory,
-    TensorPlane, Word,
+    self, AskCopy, CopyProgress, CopyWords, IpcMemory, RegisterTensors, TensorDim, TensorLayout,
+    TensorMemory, TensorPlane, Word,
 };
 use larder_protocol::session::{Request, Response};
 

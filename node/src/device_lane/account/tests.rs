@@ -26,7 +26,7 @@ fn told(layers: u32, end: Option<CopyEnd>) -> CopyProgress {
 #[test]
 fn an_asker_hears_when_as_many_layers_are_done_as_it_wants_and_once_of_the_end() {
     let mut account = account();
-    let copy = account.begin(0, ENGINE, 4, 7).unwrap();
+    let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
     account.ask(0, ENGINE, ask(copy, 2, 50), 100).unwrap();
     account.layers(copy, 1);
     assert_eq!(account.take_news(), []);
@@ -43,7 +43,7 @@ fn an_asker_hears_when_as_many_layers_are_done_as_it_wants_and_once_of_the_end()
 #[test]
 fn an_asker_waits_no_longer_than_it_wants_and_gives_way_to_the_next() {
     let mut account = account();
-    let copy = account.begin(0, ENGINE, 4, 7).unwrap();
+    let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
     account.ask(5, ENGINE, ask(copy, 2, 10), 100).unwrap();
     account.answer_late(14);
     assert_eq!(account.take_news(), []);
@@ -58,7 +58,7 @@ fn an_asker_waits_no_longer_than_it_wants_and_gives_way_to_the_next() {
 #[test]
 fn what_comes_after_the_deadline_is_no_hit_and_is_held_until_then() {
     let mut account = account();
-    let copy = account.begin(0, ENGINE, 4, 7).unwrap();
+    let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
     assert_eq!(account.overdue(99), []);
     assert_eq!(account.overdue(100), [copy]);
     account.ask(100, ENGINE, ask(copy, u32::MAX, 50), 100).unwrap();
@@ -71,7 +71,7 @@ fn what_comes_after_the_deadline_is_no_hit_and_is_held_until_then() {
 #[test]
 fn what_a_lost_device_may_touch_comes_back_when_it_is_gone() {
     let mut account = account();
-    let copy = account.begin(0, ENGINE, 4, 7).unwrap();
+    let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
     account.ask(0, ENGINE, ask(copy, 1, 50), 100).unwrap();
     assert_eq!(account.ended(copy, Err(CopyError::Lost)), None);
     assert_eq!(account.take_news(), [(100, told(0, Some(CopyEnd::Lost)))]);
@@ -81,14 +81,14 @@ fn what_a_lost_device_may_touch_comes_back_when_it_is_gone() {
 #[test]
 fn a_session_has_no_more_copies_than_it_may_though_it_forgets_them() {
     let mut account = account();
-    let copies: Vec<Ticket> = (0..3).map(|held| account.begin(0, ENGINE, 1, held).unwrap()).collect();
-    assert_eq!(account.begin(0, ENGINE, 1, 9), Err(9));
+    let copies: Vec<Ticket> = (0..3).map(|held| account.begin(0, ENGINE, 1, vec![], held).unwrap()).collect();
+    assert_eq!(account.begin(0, ENGINE, 1, vec![], 9), Err(9));
     copies.iter().for_each(|&copy| assert!(account.forget(ENGINE, copy)));
-    assert_eq!(account.begin(0, ENGINE, 1, 9), Err(9), "the device has them still");
-    assert!(account.begin(0, OTHER, 1, 4).is_ok());
-    assert_eq!(account.begin(0, OTHER, 1, 5), Err(5), "all that the device may have");
+    assert_eq!(account.begin(0, ENGINE, 1, vec![], 9), Err(9), "the device has them still");
+    assert!(account.begin(0, OTHER, 1, vec![], 4).is_ok());
+    assert_eq!(account.begin(0, OTHER, 1, vec![], 5), Err(5), "all that the device may have");
     assert!(account.ended(copies[0], Ok(())).is_some());
-    assert!(account.begin(0, ENGINE, 1, 9).is_ok());
+    assert!(account.begin(0, ENGINE, 1, vec![], 9).is_ok());
 }
 
 #[derive(Debug, Clone)]
@@ -136,7 +136,7 @@ proptest! {
             match step {
                 Step::Begin(session) => {
                     next += 1;
-                    if let Ok(ticket) = account.begin(now, SessionId(session), 4, next) {
+                    if let Ok(ticket) = account.begin(now, SessionId(session), 4, vec![], next) {
                         at.insert(ticket, next);
                         all.push((ticket, SessionId(session)));
                     }

@@ -107,8 +107,7 @@ impl Store {
         let spec = namespace.pools.get(usize::from(pool)).map(|pool| &pool.spec);
         let is_in_place = sources.is_none();
         let sources = sources.unwrap_or_default();
-        let expected =
-            if self.limits.trust_engines || is_in_place { 0 } else { ids.len() * slices.len() };
+        let expected = if self.limits.trust_engines || is_in_place { 0 } else { ids.len() * slices.len() };
         if sources.len() != expected {
             return Err(Refused::Sources { found: sources.len(), blocks: expected });
         }

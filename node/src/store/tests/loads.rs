@@ -52,7 +52,8 @@ fn a_chunk_that_a_device_reads_outlives_its_lease_its_session_and_its_process() 
     let chain = f.chain("abcd");
     let leased = f.store.lease(engine, f.namespace, &chain).unwrap();
     let load = f.store.begin_load(engine, leased.lease, (f.namespace, 0), 0..4).unwrap();
-    assert_eq!(load.places, leased.places);
+    let places: Vec<Place> = load.blocks.iter().map(|block| block.place).collect();
+    assert_eq!(places, leased.places);
     f.store.release(engine, leased.lease).unwrap();
     f.store.close_session(engine);
     assert_eq!(f.store.usage().bytes.quarantined, 4 * BLOCK);
@@ -82,7 +83,7 @@ fn a_load_of_what_is_not_leased_is_refused() {
 }
 
 /// What devices are at, as somebody would know who sees into them.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 enum Copy {
     Load(u64),
     Save(OrderId, usize),
@@ -94,92 +95,127 @@ fn in_random_histories_no_slot_is_given_out_that_a_device_may_touch() {
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..200 {
-        history(&mut random);
+        let mut world = World::new();
+        for number in 0..120 {
+            world.step(number, &mut random);
+            world.f.store.assert_consistent();
+        }
+        world.end();
     }
 }
 
-fn history(random: &mut fastrand::Rng) {
-    let mut f = Fixture::new(limits(8, 6));
-    let mut engine = f.join(0, 1);
-    let mut process = 1;
-    let mut now = 0;
-    let mut reserved: Vec<Reserved> = Vec::new();
-    let mut touched: BTreeMap<u64, (Copy, Vec<Place>)> = BTreeMap::new();
-    for number in 0..120 {
+/// A store, and what devices are at.
+struct World {
+    f: Fixture,
+    engine: SessionId,
+    process: u32,
+    now: u64,
+    reserved: Vec<Reserved>,
+    touched: BTreeMap<u64, (Copy, Vec<Place>)>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut f = Fixture::new(limits(8, 6));
+        let engine = f.join(0, 1);
+        Self { f, engine, process: 1, now: 0, reserved: Vec::new(), touched: BTreeMap::new() }
+    }
+
+    fn step(&mut self, number: u64, random: &mut fastrand::Rng) {
         let word: String = (0..random.usize(1..4)).map(|_| random.char('a'..'d')).collect();
-        let chain = f.chain(&word);
+        let chain = self.f.chain(&word);
         match random.u32(0..9) {
-            0 | 1 => {
-                if let Ok(room) = f.store.reserve(engine, f.namespace, &chain, 0, Millis(now)) {
-                    let is_touched = |place: &Place| touched.values().any(|(_, places)| places.contains(place));
-                    assert!(!room.places.iter().any(is_touched), "a place is given out that is touched");
-                    reserved.push(room);
-                }
-            }
-            2 | 3 => {
-                let Some(room) = reserved.pop() else { continue };
-                if let Ok(order) = f.store.begin_save(engine, &save_of(&room)) {
-                    let copy = Copy::Save(order.order, order.moves.len());
-                    touched.insert(number, (copy, room.places.clone()));
-                    reserved.push(room);
-                }
-            }
-            4 => {
-                let Ok(leased) = f.store.lease(engine, f.namespace, &chain) else { continue };
-                let range = 0..leased.chunks as usize;
-                if leased.chunks > 0 {
-                    let load = f.store.begin_load(engine, leased.lease, (f.namespace, 0), range).unwrap();
-                    touched.insert(number, (Copy::Load(load.load), load.places));
-                    f.store.release(engine, leased.lease).unwrap();
-                }
-            }
+            0 | 1 => self.reserve(&chain),
+            2 | 3 => self.save(number),
+            4 => self.load(number, &chain),
             5 | 6 => {
-                let Some(&ended) = touched.keys().nth(random.usize(0..=touched.len())) else { continue };
-                match touched.remove(&ended).unwrap().0 {
-                    Copy::Load(load) => f.store.end_load(load),
-                    Copy::Save(order, moves) => {
-                        let sums = random.bool().then(|| vec![Checksums::default(); moves]);
-                        f.store.finish_layers(order, sums);
-                    }
+                let nth = random.usize(0..=self.touched.len());
+                if let Some(&ended) = self.touched.keys().nth(nth) {
+                    self.copy_ends(ended, random.bool());
                 }
             }
-            7 => {
-                let Some(room) = reserved.pop() else { continue };
-                if let Ok(order) = f.store.begin_commit(engine, room.reservation, &room.chunks, &[]) {
-                    f.store.finish_commit(order.order, Some(sums(&order)));
-                }
+            7 => self.commit(),
+            _ => self.something_else(random),
+        }
+    }
+
+    fn reserve(&mut self, chain: &Chain) {
+        let now = Millis(self.now);
+        let Ok(room) = self.f.store.reserve(self.engine, self.f.namespace, chain, 0, now) else { return };
+        let is_touched = |place: &Place| self.touched.values().any(|(_, places)| places.contains(place));
+        assert!(!room.places.iter().any(is_touched), "a place is given out that is touched");
+        self.reserved.push(room);
+    }
+
+    fn save(&mut self, number: u64) {
+        let Some(room) = self.reserved.pop() else { return };
+        if let Ok(order) = self.f.store.begin_save(self.engine, &save_of(&room)) {
+            let copy = Copy::Save(order.order, order.moves.len());
+            self.touched.insert(number, (copy, room.places.clone()));
+            self.reserved.push(room);
+        }
+    }
+
+    fn load(&mut self, number: u64, chain: &Chain) {
+        let (store, namespace) = (&mut self.f.store, self.f.namespace);
+        let Ok(leased) = store.lease(self.engine, namespace, chain) else { return };
+        if leased.chunks > 0 {
+            let range = 0..leased.chunks as usize;
+            let load = store.begin_load(self.engine, leased.lease, (namespace, 0), range).unwrap();
+            let places = load.blocks.iter().map(|block| block.place).collect();
+            self.touched.insert(number, (Copy::Load(load.load), places));
+            store.release(self.engine, leased.lease).unwrap();
+        }
+    }
+
+    fn copy_ends(&mut self, number: u64, is_well: bool) {
+        match self.touched.remove(&number).unwrap().0 {
+            Copy::Load(load) => self.f.store.end_load(load),
+            Copy::Save(order, moves) => {
+                let sums = is_well.then(|| vec![Checksums::default(); moves]);
+                self.f.store.finish_layers(order, sums);
             }
-            _ => match random.u32(0..4) {
-                0 => {
-                    f.store.close_session(engine);
-                    if random.bool() {
-                        f.store.process_gone(ProcessId(process));
-                    }
-                    process += 1;
-                    engine = f.join(0, process);
-                    reserved.clear();
+        }
+    }
+
+    fn commit(&mut self) {
+        let Some(room) = self.reserved.pop() else { return };
+        let store = &mut self.f.store;
+        if let Ok(order) = store.begin_commit(self.engine, room.reservation, &room.chunks, &[]) {
+            store.finish_commit(order.order, Some(sums(&order)));
+        }
+    }
+
+    /// A session ends, time passes, or somebody waits no more.
+    fn something_else(&mut self, random: &mut fastrand::Rng) {
+        match random.u32(0..4) {
+            0 => {
+                self.f.store.close_session(self.engine);
+                if random.bool() {
+                    self.f.store.process_gone(ProcessId(self.process));
                 }
-                1 => {
-                    now += 600;
-                    f.store.tick(Millis(now));
-                }
-                _ => match touched.values().next().map(|(copy, _)| copy.clone()) {
-                    Some(Copy::Load(load)) => f.store.quarantine_load(load),
-                    Some(Copy::Save(order, _)) => f.store.quarantine_save(order),
-                    None => {}
-                },
+                self.process += 1;
+                self.engine = self.f.join(0, self.process);
+                self.reserved.clear();
+            }
+            1 => {
+                self.now += 600;
+                self.f.store.tick(Millis(self.now));
+            }
+            _ => match self.touched.values().next().map(|(copy, _)| copy) {
+                Some(&Copy::Load(load)) => self.f.store.quarantine_load(load),
+                Some(&Copy::Save(order, _)) => self.f.store.quarantine_save(order),
+                None => {}
             },
         }
-        f.store.assert_consistent();
     }
-    f.store.close_session(engine);
-    for (copy, _) in touched.into_values() {
-        match copy {
-            Copy::Load(load) => f.store.end_load(load),
-            Copy::Save(order, _) => _ = f.store.finish_layers(order, None),
-        }
+
+    fn end(mut self) {
+        self.f.store.close_session(self.engine);
+        let numbers: Vec<u64> = self.touched.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.copy_ends(number, false));
+        (0..=self.process).for_each(|process| self.f.store.process_gone(ProcessId(process)));
+        assert_eq!(self.f.store.usage().bytes.quarantined, 0, "in the end nothing is held");
+        self.f.store.assert_consistent();
     }
-    (0..=process).for_each(|process| f.store.process_gone(ProcessId(process)));
-    assert_eq!(f.store.usage().bytes.quarantined, 0, "in the end nothing is held");
-    f.store.assert_consistent();
 }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 SOURCES = {
+    # A copy in GPU memory of what the host has; the connector reads the latter.
+    "device": CacheHitSource.HOST,
     "host": CacheHitSource.HOST,
     "disk": CacheHitSource.DISK,
     "peer": CacheHitSource.P2P,
