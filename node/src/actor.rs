@@ -3,10 +3,12 @@
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
 //! store; `answer` says what a session reads, `copies` what a commit has copied, `locate` where chunks are
 //! that are not here, `gather` what a lookup or lease gets from there, `handoff` what is read while it is being written, `fetch` what comes from other actors, `disk` and
-//! `object` what goes to disk and the object store and comes from there, `peers` what other nodes get.
+//! `object` what goes to disk and the object store and comes from there, `peers` what other nodes get, `device_lane` what a GPU
+//! copies.
 
 mod answer;
 mod copies;
+mod device_lane;
 mod disk;
 mod fetch;
 mod gather;
@@ -31,6 +33,7 @@ use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved
 use tokio::sync::mpsc;
 
 use self::answer::Asked;
+use self::device_lane::Lane;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::fetch::{Fetch, OrderNumber, PeerOrder};
@@ -44,8 +47,10 @@ use self::prefetch::{Meters, Waiting};
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
+use crate::device_lane::DevicePlace;
 use crate::events::Feed;
 use crate::exchange::SetPolicy;
+use crate::limits::DeviceLimits;
 use crate::metrics::{ActorMetrics, Hit, Movement, TenantRates};
 use crate::record::Recorder;
 use crate::reuse;
@@ -60,6 +65,8 @@ pub struct GpuActor {
     store: Store,
     arena: Arena,
     lane: CopyLane,
+    /// Its device, where engines let it copy.
+    device_lane: Lane,
     metrics: ActorMetrics,
     clock: Clock,
     tenants: Arc<[String]>,
@@ -102,6 +109,8 @@ pub struct Parts {
     pub arena: Arena,
     /// Its copy threads.
     pub lane: CopyLane,
+    /// Its device.
+    pub device: (DevicePlace, DeviceLimits),
     /// What it counts.
     pub metrics: ActorMetrics,
     /// Its clock.
@@ -142,6 +151,8 @@ pub struct Ask {
     pub session: SessionId,
     /// What.
     pub request: Request,
+    /// The memory that comes along.
+    pub descriptors: Vec<OwnedFd>,
     /// Where the answer goes.
     pub reply_to: ReplyTo,
     /// What it belongs to.
@@ -221,6 +232,7 @@ impl GpuActor {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, feed, .. } = parts;
+        let (place, device_limits) = parts.device;
         let (siblings, peers, disk, object) = (parts.siblings, parts.peers, parts.disk, parts.object);
         store.keep_journal();
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -228,6 +240,7 @@ impl GpuActor {
             store,
             arena,
             lane,
+            device_lane: Lane::new(place, &device_limits),
             metrics,
             clock,
             tenants,
@@ -265,7 +278,7 @@ impl GpuActor {
             }
             Request::Release(lease) => {
                 self.store.release(session, lease)?;
-                return Ok(Answer { response: None, descriptors: Vec::new() });
+                return Ok(NO_ANSWER);
             }
             Request::Reserve(ask) => return self.reserve(session, &ask),
             Request::Abort(reservation) => {
@@ -280,6 +293,8 @@ impl GpuActor {
                 Response::Unpinned
             }
             Request::Progress(ticket) => return self.progress(session, ticket),
+            Request::LoadPages(ask) => return self.load_pages(session, ask),
+            Request::SavePages(ask) => return self.save_pages(session, ask),
             Request::Hello(_)
             | Request::Trace(_)
             | Request::Commit(_)
@@ -290,7 +305,10 @@ impl GpuActor {
             | Request::Lease(_)
             | Request::Prefetch(_)
             | Request::Collect(_)
-            | Request::Cancel(_) => {
+            | Request::Cancel(_)
+            | Request::RegisterTensors(_)
+            | Request::AskCopy(_)
+            | Request::ForgetCopy(_) => {
                 return Err(Refused::OutOfOrder);
             }
         };
@@ -310,6 +328,7 @@ impl GpuActor {
             spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * chunk_tokens
         };
         let hit = Hit {
+            on_device: in_tier(Tier::Device),
             in_memory: in_tier(Tier::Host),
             on_disk: in_tier(Tier::Disk),
             from_peers: in_tier(Tier::Peer),
@@ -366,6 +385,9 @@ impl Actor for GpuActor {
         if let Some(mut ended) = self.ended_grants.receiver.take() {
             ctx.add_stream(stream::poll_fn(move |cx| ended.poll_recv(cx)));
         }
+        if let Some(mut reports) = self.device_lane.reports.take() {
+            ctx.add_stream(stream::poll_fn(move |cx| reports.poll_recv(cx)));
+        }
         ctx.run_interval(TICK, |actor, ctx| {
             let now = actor.clock.now();
             actor.store.tick(now);
@@ -373,6 +395,7 @@ impl Actor for GpuActor {
             actor.finish_late_gathers(ctx);
             actor.stop_abandoned(ctx);
             actor.answer_late_followers();
+            actor.look_after_copies(ctx);
             actor.follow_up(ctx);
         });
         self.start_disk(ctx);
@@ -397,7 +420,7 @@ impl Handler<Ask> for GpuActor {
 
     fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) {
         let started = self.clock.elapsed();
-        let Ask { session, request, reply_to, trace } = ask;
+        let Ask { session, request, descriptors, reply_to, trace } = ask;
         if trace.is_recorded() {
             self.describe_request(&trace, &request);
         }
@@ -413,7 +436,15 @@ impl Handler<Ask> for GpuActor {
             Request::Collect(collect) => self.collect(session, collect, asked.clone(), ctx),
             Request::Cancel(ticket) => {
                 self.cancel(session, ticket, ctx);
-                Ok(Reply::Now(Answer { response: None, descriptors: Vec::new() }))
+                Ok(Reply::Now(NO_ANSWER))
+            }
+            Request::RegisterTensors(ask) => {
+                self.register_tensors(session, ask, descriptors, asked.clone(), ctx)
+            }
+            Request::AskCopy(ask) => Ok(self.ask_copy(session, ask, asked.clone())),
+            Request::ForgetCopy(copy) => {
+                self.forget_copy(session, copy);
+                Ok(Reply::Now(NO_ANSWER))
             }
             request => self
                 .store
@@ -438,6 +469,7 @@ impl Handler<Close> for GpuActor {
         self.windows.remove(&close.session);
         self.waiting.retain(|_, waiting| waiting.session != close.session);
         self.forget_followers_of(close.session);
+        self.end_copies_of(close.session);
         self.store.close_session(close.session);
         self.stop_abandoned(ctx);
         self.follow_up(ctx);
@@ -465,7 +497,8 @@ impl Handler<AskReport> for GpuActor {
     type Result = Report;
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
-        let usage = self.store.usage();
+        let (device_copies, device_tier) = (self.device_lane.under_way(), self.device_lane.tier());
+        let usage = Usage { device_copies, device_tier, ..self.store.usage() };
         let tenants = self.metrics.observe(&usage, self.clock.now());
         for (tenant, (held, limit)) in self.tenants.iter().zip(self.store.tenant_bytes()) {
             self.metrics.tenant_holds(tenant, held, limit);
@@ -482,6 +515,9 @@ impl Handler<AskNamespaces> for GpuActor {
         self.store.namespaces().collect()
     }
 }
+
+/// Of a request that has none.
+const NO_ANSWER: Answer = Answer { response: None, descriptors: Vec::new() };
 
 /// Tokens of a prompt that are counted: far more than any model takes.
 const MOST_PROMPT_TOKENS: u64 = 1 << 32;

@@ -36,6 +36,8 @@ pub struct Config {
     pub host: HostConfig,
     /// The GPUs to serve: an actor each. One actor without a GPU where there is none.
     pub gpus: Vec<GpuConfig>,
+    /// The device tier.
+    pub gpu: GpuTierConfig,
     /// Who may use the node, each through a socket of its own.
     pub tenants: Vec<TenantConfig>,
     /// The disk below the host tier; where it is not given, what leaves memory is gone.
@@ -154,6 +156,16 @@ pub struct DiskConfig {
 pub struct GpuConfig {
     /// Its address on the PCI bus, as `0000:65:00.0`.
     pub pci: PciAddress,
+}
+
+/// The device tier: what the node takes of each GPU for blocks that loads by the device lane want again and again.
+#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct GpuTierConfig {
+    /// Memory of each GPU; none where it is 0. It is taken when it is first used.
+    pub device_bytes: ByteSize,
+    /// Which block goes first: one of [`PolicyName::ALL`].
+    pub policy: String,
 }
 
 /// Who may use the node.
@@ -309,6 +321,7 @@ impl Default for Config {
             http: HttpConfig::default(),
             host: HostConfig::default(),
             gpus: Vec::new(),
+            gpu: GpuTierConfig::default(),
             tenants: vec![TenantConfig {
                 name: "default".into(),
                 socket: "/run/larder/default.sock".into(),
@@ -351,6 +364,12 @@ impl Default for HostConfig {
             recompute_doubles_at: None,
             huge_pages: HugePages::Auto,
         }
+    }
+}
+
+impl Default for GpuTierConfig {
+    fn default() -> Self {
+        Self { device_bytes: ByteSize(0), policy: PolicyName::default().to_string() }
     }
 }
 

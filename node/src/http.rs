@@ -86,6 +86,12 @@ pub struct ActorStatus {
     pub reservations: u64,
     /// Processes that have closed their sessions and may still run.
     pub lingering_processes: u64,
+    /// Copies between engines' GPU memory and the arena that are under way.
+    pub device_copies: u64,
+    /// Blocks in the device tier.
+    pub device_tier_blocks: u64,
+    /// Bytes of their slots.
+    pub device_tier_bytes: u64,
     /// Prompt tokens of all lookups.
     pub tokens_asked: u64,
     /// Prompt tokens found.
@@ -319,6 +325,9 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
         pins: usage.pins,
         reservations: usage.reservations,
         lingering_processes: usage.lingering_processes,
+        device_copies: usage.device_copies,
+        device_tier_blocks: usage.device_tier.blocks,
+        device_tier_bytes: usage.device_tier.used_bytes,
         tokens_asked: report.tokens_asked,
         tokens_hit: report.tokens_hit,
         disk: usage.disk.map(|disk| DiskStatus {

@@ -24,6 +24,7 @@ use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
 use crate::record::RecordLimits;
 use crate::store::StoreLimits;
+use crate::store::policy::PolicyName;
 
 /// All numbers of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,6 +93,8 @@ pub struct ActorLimits {
     pub arena: ArenaLimits,
     /// Its copy lane.
     pub copy: CopyLimits,
+    /// Its device lane.
+    pub device: DeviceLimits,
     /// Its store.
     pub store: StoreLimits,
     /// Its disk.
@@ -171,6 +174,19 @@ pub struct CopyLimits {
     pub queue_orders: usize,
 }
 
+/// The numbers of one device lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Copies under way at a time.
+    pub orders: usize,
+    /// How long whoever asked for a copy waits for it.
+    pub copy_deadline_ms: u64,
+    /// Bytes of the device tier; none where it is 0.
+    pub tier_bytes: u64,
+    /// Which of its blocks goes first.
+    pub tier_policy: PolicyName,
+}
+
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantLimits {
@@ -237,6 +253,12 @@ pub const RESERVED_SHARE: u64 = 4;
 
 /// Orders that may wait for one copy lane: at 4 MiB an order and 8 GB/s, 32 ms of work.
 pub const COPY_QUEUE_ORDERS: usize = 64;
+
+/// Copies that one device has under way at a time: four sessions' worth.
+pub const DEVICE_ORDERS: usize = 64;
+
+/// How long a copy by a device may take, the wait for the engine's stream included: far longer than any takes that ends.
+pub const DEVICE_COPY_DEADLINE_MS: u64 = 10_000;
 
 /// The part of an arena that blocks of other nodes may take while they pass through, as a divisor.
 pub const PASSING_SHARE: u64 = 4;

@@ -39,6 +39,9 @@ pub struct Metrics {
     given_up: IntCounterVec,
     handed_over_layers: IntCounterVec,
     handed_over_bytes: IntCounterVec,
+    device_copies: IntCounterVec,
+    device_bytes: IntCounterVec,
+    device_evictions: IntCounterVec,
     follows_lost: IntCounterVec,
     evictions: IntCounterVec,
     residence_seconds: CounterVec,
@@ -73,8 +76,8 @@ struct NamespaceMetrics {
     asked: IntCounter,
     asked_preempted: IntCounter,
     /// By [`HIT_TIERS`].
-    hit: [IntCounter; 4],
-    hit_preempted: [IntCounter; 4],
+    hit: [IntCounter; 5],
+    hit_preempted: [IntCounter; 5],
     skipped: IntCounter,
     avoided_seconds: Counter,
 }
@@ -95,6 +98,11 @@ pub struct ActorMetrics {
     counted_given_up: u64,
     /// Pieces and bytes, by [`HandedOver`].
     handed_over: [(IntCounter, IntCounter); 3],
+    /// By [`LaneCopy`].
+    device_copies: [IntCounter; 5],
+    /// Loaded, saved, promoted, and of the loaded those that the tier had.
+    device_bytes: [IntCounter; 4],
+    counted_device_evictions: u64,
     counted_lost: u64,
     counted_shed: u64,
     counted_unstored: u64,
@@ -103,6 +111,8 @@ pub struct ActorMetrics {
 /// Prompt tokens that a lookup found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hit {
+    /// In GPU memory that this node owns.
+    pub on_device: u64,
     /// In this node's memory.
     pub in_memory: u64,
     /// On this node's disk.
@@ -146,6 +156,21 @@ pub enum HandedOver {
     Came,
 }
 
+/// How a copy by a device ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneCopy {
+    /// Pages were loaded.
+    Loaded,
+    /// Pages were saved.
+    Saved,
+    /// Blocks were copied into the device tier.
+    Promoted,
+    /// It failed, or was given up.
+    Failed,
+    /// It did not end in time.
+    Stalled,
+}
+
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -179,6 +204,9 @@ impl Metrics {
             given_up: families.counters("larder_given_up_chunks_total")?,
             handed_over_layers: families.counters("larder_handed_over_layers_total")?,
             handed_over_bytes: families.counters("larder_handed_over_bytes_total")?,
+            device_copies: families.counters("larder_device_copies_total")?,
+            device_bytes: families.counters("larder_device_copied_bytes_total")?,
+            device_evictions: families.counters("larder_device_evicted_blocks_total")?,
             follows_lost: families.counters("larder_follows_lost_chunks_total")?,
             evictions: families.counters("larder_evicted_chunks_total")?,
             disk: DiskFamilies::new(&families)?,
@@ -304,6 +332,11 @@ impl Metrics {
                     self.handed_over_bytes.with_label_values(&[&*device, how]),
                 )
             }),
+            device_copies: table::DEVICE_COPIES
+                .map(|how| self.device_copies.with_label_values(&[&*device, how])),
+            device_bytes: table::DEVICE_DIRECTIONS
+                .map(|direction| self.device_bytes.with_label_values(&[&*device, direction])),
+            counted_device_evictions: 0,
             counted_lost: 0,
             counted_shed: 0,
             counted_unstored: 0,
@@ -333,7 +366,8 @@ impl ActorMetrics {
     /// Counts a lookup.
     pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
         let Some(counters) = self.namespaces.get(&namespace) else { return };
-        let count = |[in_memory, on_disk, from_peers, stored]: &[IntCounter; 4]| {
+        let count = |[on_device, in_memory, on_disk, from_peers, stored]: &[IntCounter; 5]| {
+            on_device.inc_by(hit.on_device);
             in_memory.inc_by(hit.in_memory);
             on_disk.inc_by(hit.on_disk);
             from_peers.inc_by(hit.from_peers);
@@ -407,6 +441,22 @@ impl ActorMetrics {
         all_bytes.inc_by(bytes);
     }
 
+    /// Counts a copy by a device, and the bytes that it brought where it went well.
+    pub fn lane_copied(&self, how: LaneCopy, bytes: u64) {
+        self.device_copies[how as usize].inc();
+        match how {
+            LaneCopy::Loaded | LaneCopy::Saved | LaneCopy::Promoted => {
+                self.device_bytes[how as usize].inc_by(bytes);
+            }
+            LaneCopy::Failed | LaneCopy::Stalled => {}
+        }
+    }
+
+    /// Counts bytes that a load takes from the device tier.
+    pub fn read_from_tier(&self, bytes: u64) {
+        self.device_bytes[3].inc_by(bytes);
+    }
+
     /// Notes how many bytes of extents a tenant holds, and may hold.
     pub fn tenant_holds(&self, tenant: &str, held: u64, limit: u64) {
         for (state, bytes) in [("held", held), ("limit", limit)] {
@@ -435,11 +485,18 @@ impl ActorMetrics {
         set(&metrics.held, "fetches", usage.fetches);
         set(&metrics.held, "grants", usage.grants);
         set(&metrics.held, "follows", usage.follows);
+        set(&metrics.held, "device_copies", usage.device_copies);
         set(&metrics.held, "sessions", usage.sessions);
         set(&metrics.held, "leases", usage.leases);
         set(&metrics.held, "reservations", usage.reservations);
         set(&metrics.held, "pins", usage.pins);
         set(&metrics.held, "lingering_processes", usage.lingering_processes);
+        let on_device = usage.device_tier;
+        set(&metrics.cached_chunks, tier_name(Tier::Device), on_device.blocks);
+        set(&metrics.cached_bytes, tier_name(Tier::Device), on_device.used_bytes);
+        let evicted = on_device.evicted - self.counted_device_evictions;
+        metrics.device_evictions.with_label_values(&[device]).inc_by(evicted);
+        self.counted_device_evictions = on_device.evicted;
         set(&metrics.cached_chunks, tier_name(Tier::Host), usage.cached_chunks);
         set(&metrics.cached_bytes, tier_name(Tier::Host), usage.cached_bytes);
         if let Some(disk) = usage.disk {
@@ -478,6 +535,7 @@ impl ActorMetrics {
 #[must_use]
 pub fn tier_name(tier: Tier) -> &'static str {
     match tier {
+        Tier::Device => "device",
         Tier::Host => "host",
         Tier::Disk => "disk",
         Tier::Peer => "peer",
@@ -489,7 +547,7 @@ pub fn tier_name(tier: Tier) -> &'static str {
 pub type SharedMetrics = Arc<Metrics>;
 
 /// Where lookups find tokens.
-const HIT_TIERS: [Tier; 4] = [Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
+const HIT_TIERS: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
 
 #[cfg(test)]
 mod tests {
@@ -500,7 +558,13 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0);
         actor.know(3, "team", "00ff");
-        actor.looked_up(3, 100, Hit { in_memory: 40, on_disk: 32, from_peers: 16, stored: 8 }, false, false);
+        actor.looked_up(
+            3,
+            100,
+            Hit { on_device: 24, in_memory: 40, on_disk: 32, from_peers: 16, stored: 8 },
+            false,
+            false,
+        );
         actor.looked_up(3, 100, Hit::default(), false, true);
         actor.avoided(3, 0.5);
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
@@ -509,6 +573,7 @@ mod tests {
         let text = metrics.render().unwrap();
         let labels = r#"namespace="00ff",preempted="false",tenant="team""#;
         assert!(text.contains(&format!("larder_tokens_asked_total{{{labels}}} 100")), "{text}");
+        assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"device\"}} 24")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"host\"}} 40")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"disk\"}} 32")), "{text}");
         assert!(text.contains(&format!("larder_tokens_hit_total{{{labels},tier=\"peer\"}} 16")), "{text}");

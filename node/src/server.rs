@@ -25,6 +25,7 @@ use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
 use crate::copy::CopyLane;
+use crate::device_lane::{DevicePlace, Devices};
 use crate::events::Feed;
 use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, routes};
@@ -137,6 +138,22 @@ pub async fn run(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    run_on(Devices::cuda(), limits, on_ready, stop).await
+}
+
+/// The same, on other devices than the machine's GPUs.
+///
+/// # Errors
+/// As [`run`].
+///
+/// # Cancel safety
+/// As [`run`].
+pub async fn run_on(
+    devices: Devices,
+    limits: Limits,
+    on_ready: impl FnOnce(Ready),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
     let clock = Clock::start();
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
@@ -158,7 +175,7 @@ pub async fn run(
         None => None,
     };
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
-    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder, objects };
+    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder, objects, devices };
     let mut hardware = HardwareStatus::new(&limits, &metrics);
     let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
@@ -302,6 +319,7 @@ struct Shared {
     tenants: Arc<[String]>,
     recorder: Option<Recorder>,
     objects: Option<Objects>,
+    devices: Devices,
 }
 
 fn start_recorder(
@@ -347,7 +365,7 @@ async fn start_actors(
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    Shared { metrics, clock, tenants, recorder, objects }: &Shared,
+    Shared { metrics, clock, tenants, recorder, objects, devices }: &Shared,
     feed: Feed,
     siblings: Option<Siblings>,
     peers: Option<Peers>,
@@ -369,10 +387,13 @@ async fn start_actor(
     store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
     let object = objects.as_ref().and_then(|objects| objects.parts());
     store_limits.object = store_limits.object.filter(|_| object.is_some());
+    let (devices, pci, cpus) = (devices.clone(), limits.pci, limits.cpus.clone());
+    let place = DevicePlace { devices, device, pci, cpus };
     let actor = GpuActor::new(Parts {
         store: Store::new(store_limits),
         arena,
         lane,
+        device: (place, limits.device),
         metrics: metrics.of_actor(device),
         clock: *clock,
         tenants: Arc::clone(tenants),

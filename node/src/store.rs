@@ -3,7 +3,7 @@
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
 //! `reserve` and `commit`, get in `lookup`, a get that needs more than memory in `gather`, what they get in
 //! `grants`, what is read while it is being written in `follow`, eviction in `room`, what goes to disk and leaves it in `disk`,
-//! what goes to the object store in `object`, the end of a session in `sessions`.
+//! what goes to the object store in `object`, what devices copy in `loads`, the end of a session in `sessions`.
 
 mod commit;
 mod disk;
@@ -13,6 +13,7 @@ mod grants;
 pub mod ids;
 mod index;
 mod journal;
+mod loads;
 mod lookup;
 mod namespaces;
 mod object;
@@ -49,6 +50,7 @@ pub use follow::{FollowProgress, FollowRequest, FollowStarted, LayersInPlace, Ne
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
+pub use loads::{BlockFacts, LoadBlock, LoadOrder};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
 pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
@@ -72,6 +74,7 @@ pub struct Store {
     gathers: gather::Gathers,
     grants: grants::Grants,
     follows: follow::Follows,
+    loads: loads::Loads,
     journal: journal::Journal,
     disk: Option<disk::Disk>,
     object: Option<object::Objects>,
@@ -259,6 +262,22 @@ pub enum Refused {
         /// The position.
         position: u32,
     },
+    /// Chunks that a lease does not cover, or a block that it does not have of them.
+    #[error("chunks {from} to {to} are not all covered by the lease, in the block that the tensors hold")]
+    NotLeased {
+        /// The first.
+        from: u64,
+        /// The one behind the last.
+        to: u64,
+    },
+    /// A save of a session with several slices.
+    #[error(
+        "a session of {slices} slices saves through its write window: open one session a slice to save from GPU memory"
+    )]
+    SeveralSlices {
+        /// The slices.
+        slices: usize,
+    },
     /// A namespace whose chunks cannot be followed.
     #[error("only namespaces can be followed of which every chunk of a prefix needs all pools")]
     NotFollowed,
@@ -314,6 +333,7 @@ impl Store {
             gathers: gather::Gathers::default(),
             grants: grants::Grants::default(),
             follows: follow::Follows::default(),
+            loads: loads::Loads::default(),
             disk: limits.disk.clone().map(disk::Disk::new),
             object: limits.object.clone().map(object::Objects::new),
             limits,
@@ -391,6 +411,7 @@ impl Store {
         {
             self.lapse(id, number);
         }
+        self.quarantine_copies_of(id);
         let Some(session) = self.sessions.close(id) else { return };
         session.namespaces.keys().for_each(|&number| self.namespaces.get_mut(number).sessions -= 1);
         for Lease { chunks, .. } in session.leases.into_values() {

@@ -8,8 +8,12 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::Context as _;
 use larder_client::Mapping;
+use larder_protocol::lane::{
+    CopyWords, LoadPages, RegisterTensors, SavePages, TensorLayout, TensorMemory, TensorPlane,
+};
 use larder_protocol::session::{Pin, Registered, Request, Response};
 use larder_protocol::{Chain, ChunkHash};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::content::{BLOCK_BYTES, block, prompt};
 use crate::raw::{RawSession, commit, hello, reserve};
@@ -104,6 +108,13 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
             std::fs::write(heir_file(socket), heir.id().to_string())?;
             kept.push(Box::new(lease));
         }
+        // Has the node copy chunks between the arena and memory that stands for a GPU's.
+        "load by gpu" => {
+            let window = Mapping::writable(window.context("it has a window")?.as_fd(), 1 << 20)?;
+            put(&mut session, &registered, &window, &hashes[..2])?;
+            load_by_gpu(&mut session, &registered, &hashes[..2])?;
+        }
+        "save by gpu" => save_by_gpu(&mut session, &registered, &hashes[..2])?,
         "lease" => kept.push(Box::new(session.lease(&registered, &hashes)?)),
         "pin" => {
             let chain = Chain::from_root(registered.root, hashes);
@@ -126,6 +137,81 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
     }
     kept.push(Box::new(session));
     wait_for_the_end(&kept)
+}
+
+/// Begins to load two chunks.
+fn load_by_gpu(
+    session: &mut RawSession,
+    registered: &Registered,
+    hashes: &[ChunkHash],
+) -> anyhow::Result<()> {
+    let lease = session.lease(registered, hashes)?;
+    let tensors = register_gpu(session, registered)?;
+    let load = LoadPages {
+        lease: lease.lease,
+        tensors,
+        pages: vec![0, 1],
+        first_page: 0,
+        from_layer: 0,
+        to_layer: 1,
+        by_layer: false,
+        words: CopyWords::default(),
+    };
+    begin_copy(session, &Request::LoadPages(load))
+}
+
+/// Begins to save two chunks.
+fn save_by_gpu(
+    session: &mut RawSession,
+    registered: &Registered,
+    hashes: &[ChunkHash],
+) -> anyhow::Result<()> {
+    let (Response::Reserved(reserved), _) = session.ask(&reserve(registered, hashes))? else {
+        anyhow::bail!("there is no room")
+    };
+    let tensors = register_gpu(session, registered)?;
+    let save = SavePages {
+        reservation: reserved.reservation,
+        chunks: vec![0, 1],
+        tensors,
+        pages: vec![0, 1],
+        from_layer: 0,
+        to_layer: 1,
+        words: CopyWords::default(),
+    };
+    begin_copy(session, &Request::SavePages(save))
+}
+
+/// Makes two pages known, of a block each.
+fn register_gpu(session: &mut RawSession, registered: &Registered) -> anyhow::Result<u32> {
+    let bytes = 2 * BLOCK_BYTES as u64;
+    let memory = memfd_create("gpu", MemfdFlags::CLOEXEC)?;
+    ftruncate(&memory, bytes)?;
+    let plane = TensorPlane { region: 0, offset: 0, page_stride: BLOCK_BYTES as u64 };
+    let request = Request::RegisterTensors(RegisterTensors {
+        namespace: registered.namespace,
+        block: 0,
+        layout: TensorLayout {
+            planes: vec![plane],
+            planes_per_layer: 1,
+            pages: 2,
+            pages_per_chunk: 1,
+            dims: Vec::new(),
+            run_bytes: BLOCK_BYTES as u64,
+        },
+        memory: vec![TensorMemory::Descriptor(bytes)],
+    });
+    match session.ask_with(&request, vec![memory])?.0 {
+        Response::TensorsRegistered(known) => Ok(known.tensors),
+        other => anyhow::bail!("the node does not know the tensors: {other:?}"),
+    }
+}
+
+fn begin_copy(session: &mut RawSession, request: &Request) -> anyhow::Result<()> {
+    match session.ask(request)?.0 {
+        Response::Copying(_) => Ok(()),
+        other => anyhow::bail!("no copy begins: {other:?}"),
+    }
 }
 
 /// Stores chunks with their right bytes.

@@ -70,6 +70,17 @@ impl RawSession {
         self.read()?.context("the node closed the connection")
     }
 
+    /// The same, of a request that brings descriptors.
+    ///
+    /// # Errors
+    /// Where the node closes the connection.
+    pub fn ask_with(&mut self, request: &Request, descriptors: Vec<OwnedFd>) -> anyhow::Result<Answered> {
+        self.asked += 1;
+        self.writer.push_request_with(self.asked, request, descriptors)?;
+        self.writer.flush(self.socket.as_fd())?;
+        self.read()?.context("the node closed the connection")
+    }
+
     /// Sends a request.
     ///
     /// # Errors

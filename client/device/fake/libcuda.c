@@ -78,6 +78,12 @@ static int call(const char *name) {
 }
 #define CALL() do { int failed = call(__func__); if (failed) return failed; } while (0)
 
+// As of a driver that hangs: for as long as there is the file that FAKE_CUDA_HANG names.
+static void hang(void) {
+    const char *file = getenv("FAKE_CUDA_HANG");
+    while (file && !access(file, F_OK)) usleep(1000);
+}
+
 static uint64_t chance(uint64_t below) {
     now.random ^= now.random << 13;
     now.random ^= now.random >> 7;
@@ -304,6 +310,7 @@ int cuEventRecord(event_t *event, stream_t *stream) {
 }
 int cuEventQuery(event_t *event) {
     CALL();
+    hang();
     pump((int)chance(4));
     if (now.broken) return now.broken;
     return event->done >= event->recorded ? 0 : 600;

@@ -10,6 +10,7 @@ mod tables;
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
+use std::fmt;
 
 use crate::device::{CopyError, Device, DeviceError, EngineMemory, Event};
 use crate::layout::PagedLayout;
@@ -30,6 +31,8 @@ pub struct CudaDevice {
     registry: Registry<CudaRegion, DeviceMemory>,
     /// Orders whose flag is not reached.
     waiting: VecDeque<(Ticket, Order)>,
+    /// Orders that were given up while they waited, and are to be told of.
+    cancelled: Vec<Ticket>,
     running: Vec<Running>,
     /// What orders had whose end could not even be marked: it stays until the device is closed.
     limbo: Vec<Begun>,
@@ -57,6 +60,17 @@ pub struct CudaOptions {
     pub bus_blocks: u32,
     /// Always this form, where it can be; by measurement where it is `None`.
     pub form: Option<Form>,
+}
+
+/// A place on the PCI bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PciPlace {
+    /// Its domain.
+    pub domain: u32,
+    /// The bus.
+    pub bus: u32,
+    /// The device there.
+    pub device: u32,
 }
 
 enum CudaRegion {
@@ -93,6 +107,20 @@ pub fn find_driver() -> Result<(), DeviceError> {
     driver::check_library().map_err(|error| DeviceError::Absent(error.to_string()))
 }
 
+/// The number of the GPU at a place on the bus.
+///
+/// # Errors
+/// [`DeviceError::Absent`] where there is none, or no driver.
+pub fn ordinal_at(place: PciPlace) -> Result<u32, DeviceError> {
+    driver::ordinal_at(place).map_err(|error| DeviceError::Absent(error.to_string()))
+}
+
+impl fmt::Display for PciPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}", self.domain, self.bus, self.device)
+    }
+}
+
 impl Default for CudaOptions {
     fn default() -> Self {
         Self { ordinal: 0, half_bytes: 16 << 20, bus_blocks: 32, form: None }
@@ -115,6 +143,7 @@ impl CudaDevice {
         Ok(Self {
             registry: Registry::new(),
             waiting: VecDeque::new(),
+            cancelled: Vec::new(),
             running: Vec::new(),
             limbo: Vec::new(),
             loads: Lane::new(&context, options.half_bytes)?,
@@ -331,8 +360,18 @@ impl Device for CudaDevice {
         Ok(())
     }
 
+    fn cancel(&mut self, ticket: Ticket) {
+        let Some(number) = self.waiting.iter().position(|waiting| waiting.0 == ticket) else { return };
+        let Some((_, order)) = self.waiting.remove(number) else { return };
+        self.release_waiters(&order);
+        self.registry.end(&order);
+        self.cancelled.push(ticket);
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         self.alive()?;
+        let refused = |ticket| Event::Done { ticket, result: Err(CopyError::Refused) };
+        events.extend(self.cancelled.drain(..).map(refused));
         self.poll_orders(events)
     }
 

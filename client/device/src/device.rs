@@ -57,6 +57,10 @@ pub trait Device {
     /// is unknown until it was closed.
     fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError>;
 
+    /// Gives up an order whose flag is not reached: it ends as refused, and raises its own flag as one that failed. One that has
+    /// begun goes on, and one that is not known is ignored.
+    fn cancel(&mut self, ticket: Ticket);
+
     /// Tells what happened since the last call. Never waits.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! A device made of host memory, for tests: it finishes out of order, and fails, stalls and is late when it is told to.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{CopyError, Device, DeviceError, EngineMemory, Event};
@@ -222,12 +223,19 @@ impl Device for HostDevice {
         Ok(self.registry.add_region(HostRegion { memory, is_host: false }))
     }
 
-    /// Takes the memory that was shared last ([`HostControl::share`]).
-    fn import(&mut self, _: EngineMemory) -> Result<RegionId, DeviceError> {
+    /// Maps what comes as a descriptor; else takes the memory that was shared last ([`HostControl::share`]).
+    fn import(&mut self, memory: EngineMemory) -> Result<RegionId, DeviceError> {
         self.call()?;
-        let refused =
-            || DeviceError::Refused { what: "an engine's memory", reason: "none was shared".into() };
-        let memory = self.control.script().engine_memory.pop().ok_or_else(refused)?;
+        let refused = |reason: String| DeviceError::Refused { what: "an engine's memory", reason };
+        let memory = match memory {
+            EngineMemory::Descriptor { descriptor, bytes } => {
+                HostMemory::map(descriptor.as_fd(), bytes).map_err(|error| refused(error.to_string()))?
+            }
+            EngineMemory::Ipc { .. } | EngineMemory::Own { .. } => {
+                let shared = self.control.script().engine_memory.pop();
+                shared.ok_or_else(|| refused("none was shared".into()))?
+            }
+        };
         Ok(self.registry.add_region(HostRegion { memory, is_host: false }))
     }
 
@@ -258,6 +266,16 @@ impl Device for HostDevice {
         let pieces = self.pieces(&order);
         self.running.push(Running { ticket, order, pieces, copied: 0, told_layers: 0, fault, ended: None });
         Ok(())
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        let waits = |running: &Running| {
+            let has_begun = running.copied > 0 || running.ended.is_some() || self.may_begin(running);
+            running.ticket == ticket && !has_begun
+        };
+        if let Some(number) = self.running.iter().position(waits) {
+            self.end(number, Err(CopyError::Refused));
+        }
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError> {

@@ -70,6 +70,11 @@ impl Ledger {
         &self.slots
     }
 
+    /// So many free slots more.
+    pub fn add_slots(&mut self, slots: u32) {
+        self.slots.add(slots);
+    }
+
     /// A slot to fill; `None` where none is free.
     pub fn reserve(&mut self) -> Option<SlotId> {
         self.slots.reserve()

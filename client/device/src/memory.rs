@@ -3,11 +3,13 @@
 
 use std::any::Any;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::fs::fstat;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// A piece of host memory, alive as long as any clone.
 ///
@@ -22,7 +24,7 @@ pub struct HostMemory {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// Pages of this process's own.
+/// Pages that were mapped for one piece of memory.
 struct Pages {
     start: NonNull<u8>,
     bytes: usize,
@@ -38,6 +40,25 @@ impl HostMemory {
         // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
         let start = unsafe {
             mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let owner = Arc::new(Pages { start, bytes: length });
+        Ok(Self { start, bytes, is_writable: true, _owner: owner })
+    }
+
+    /// The first `bytes` bytes of a memory file, shared with whoever else has it. Whoever shrinks the file ends this process when
+    /// it touches what is gone: for files that are sealed, or of one's own.
+    ///
+    /// # Errors
+    /// Where the file is shorter, cannot be mapped, or `bytes` is 0.
+    pub fn map(file: BorrowedFd<'_>, bytes: u64) -> io::Result<Self> {
+        let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        if u64::try_from(fstat(file)?.st_size).unwrap_or(0) < bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
+        let start = unsafe {
+            mmap(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let owner = Arc::new(Pages { start, bytes: length });

@@ -67,6 +67,13 @@ impl Slots {
         Self { slots: vec![slot; slots as usize], free: (0..slots).rev().map(SlotId).collect() }
     }
 
+    /// So many free slots more, numbered behind those that there are.
+    pub fn add(&mut self, slots: u32) {
+        let first = self.slots.len() as u32;
+        self.slots.extend((0..slots).map(|_| Slot { life: Life::Free, copies: Vec::new() }));
+        self.free.splice(0..0, (first..first + slots).rev().map(SlotId));
+    }
+
     /// A free slot, which is then reserved; `None` where there is none.
     ///
     /// # Panics

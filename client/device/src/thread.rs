@@ -145,6 +145,14 @@ impl DeviceThread {
         self.send(Request::Call(Box::new(call)))
     }
 
+    /// Gives up an order that waits for its flag; see [`Device::cancel`].
+    ///
+    /// # Errors
+    /// [`Busy`], with nothing done, where too much waits.
+    pub fn cancel(&self, ticket: Ticket) -> Result<(), Busy> {
+        self.call(move |device| device.cancel(ticket))
+    }
+
     /// Orders that were taken and whose end nobody heard of, or whose place is still held.
     #[must_use]
     pub fn outstanding(&self) -> usize {

@@ -9,6 +9,7 @@ pub mod geometry;
 pub mod handoff;
 pub mod hashing;
 pub mod identity;
+pub mod lane;
 pub mod limits;
 pub mod membership;
 pub mod namespace;

@@ -1,7 +1,7 @@
 //! Every bound of the protocols, in one place.
 
 /// Version of the session protocol. A node refuses any other.
-pub const SESSION_VERSION: u16 = 3;
+pub const SESSION_VERSION: u16 = 4;
 
 /// Bytes of one frame's payload.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
@@ -56,3 +56,15 @@ pub const MAX_FETCH_CHUNKS: usize = 256;
 
 /// Nodes of one cluster.
 pub const MAX_MEMBERS: usize = 4_096;
+
+/// Tensors that one session makes known.
+pub const MAX_SESSION_TENSORS: usize = 64;
+
+/// Regions of memory of one session's tensors: keys and values of each layer apart take two a layer.
+pub const MAX_TENSOR_REGIONS: usize = 1_024;
+
+/// Copies of one session that are under way, or whose end it has not asked for.
+pub const MAX_SESSION_COPIES: usize = 16;
+
+/// Pages of one copy.
+pub const MAX_COPY_PAGES: usize = 65_536;

@@ -9,6 +9,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 use crate::chain::Chain;
 use crate::chunk::ChunkHash;
 use crate::handoff::{AskInPlace, Follow, HandOver, InPlace};
+use crate::lane::{AskCopy, CopyProgress, LoadPages, RegisterTensors, SavePages, TensorsRegistered};
 use crate::namespace::{Fingerprint, NamespaceSpec};
 use crate::pools::PoolSet;
 use crate::trace::TraceContext;
@@ -68,6 +69,18 @@ pub enum Request {
     /// Says to which trace the next request belongs, whose number its frame bears. No answer. Without it, a request is
     /// traced only where the node chooses to.
     Trace(TraceContext),
+    /// Makes GPU memory known that the node is to copy to and from; answered [`Response::TensorsRegistered`].
+    RegisterTensors(RegisterTensors),
+    /// Loads leased chunks into pages; answered [`Response::Copying`] or [`Response::Busy`].
+    LoadPages(LoadPages),
+    /// Saves pages as reserved chunks; answered [`Response::Copying`] or [`Response::Busy`].
+    SavePages(SavePages),
+    /// Asks how far a copy is; answered [`Response::CopyProgress`].
+    AskCopy(AskCopy),
+    /// Nobody asks for a copy any more; one that has not begun is given up. No answer.
+    ///
+    /// Names the copy.
+    ForgetCopy(u64),
 }
 
 impl Request {
@@ -93,6 +106,11 @@ impl Request {
             Self::Follow(_) => "follow",
             Self::AskInPlace(_) => "ask_in_place",
             Self::Trace(_) => "trace",
+            Self::RegisterTensors(_) => "register_tensors",
+            Self::LoadPages(_) => "load_pages",
+            Self::SavePages(_) => "save_pages",
+            Self::AskCopy(_) => "ask_copy",
+            Self::ForgetCopy(_) => "forget_copy",
         }
     }
 }
@@ -247,6 +265,12 @@ pub enum Response {
     Busy(Busy),
     /// The request was refused; nothing was done.
     Refused(Refusal),
+    /// The tensors are known.
+    TensorsRegistered(TensorsRegistered),
+    /// A copy has begun, under this number: ask how far it is until it has ended, or forget it.
+    Copying(u64),
+    /// How far a copy is.
+    CopyProgress(CopyProgress),
 }
 
 /// The session is open. One descriptor comes along where there is a window: the window's memory.
@@ -327,6 +351,9 @@ pub struct Span {
 /// A place class in one node.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
+    /// GPU memory that the node owns, for loads by the device lane. The host arena has it too, so it is found where both are
+    /// searched.
+    Device,
     /// The host arena.
     Host,
     /// The node's disk: a lease reads it into the arena first.
@@ -415,6 +442,8 @@ pub enum Scarce {
     Claims,
     /// The tenant has as many sessions as it may.
     Sessions,
+    /// The GPU, or this session at it, has as many copies under way as it may.
+    Copies,
 }
 
 /// Why a request was refused.
@@ -447,6 +476,8 @@ pub enum RefusalCode {
     Stopping,
     /// The node failed in a way that is its own fault; its log says more.
     Internal,
+    /// The GPU's memory cannot be shared with the node, or there is no GPU that the node could use.
+    Device,
 }
 
 /// A message that came as bytes and is not one.

@@ -132,6 +132,7 @@ impl Stats {
 
 fn tier(tier: Tier) -> &'static str {
     match tier {
+        Tier::Device => "device",
         Tier::Host => "host",
         Tier::Disk => "disk",
         Tier::Peer => "peer",

@@ -59,6 +59,7 @@ fn scarce(what: Scarce) -> &'static str {
         Scarce::Memory => "memory",
         Scarce::Claims => "claims",
         Scarce::Sessions => "sessions",
+        Scarce::Copies => "copies",
     }
 }
 
@@ -73,5 +74,6 @@ fn code(code: RefusalCode) -> &'static str {
         RefusalCode::TooLarge => "too_large",
         RefusalCode::Stopping => "stopping",
         RefusalCode::Internal => "internal",
+        RefusalCode::Device => "device",
     }
 }

@@ -285,6 +285,7 @@ impl Asking {
         // Without a prompt's length, all chunks of the chain may be found.
         let all = chain.inner.len() as u64 * u64::from(namespace.inner.chunk_tokens()) + 1;
         let tiers = self.tiers.iter().map(|tier| match tier.as_str() {
+            "device" => Ok(Tier::Device),
             "host" => Ok(Tier::Host),
             "disk" => Ok(Tier::Disk),
             "peer" => Ok(Tier::Peer),

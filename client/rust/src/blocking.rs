@@ -221,6 +221,19 @@ impl BlockingSession {
         parts.map(|part| self.exchange(exchange::commit(part))).sum()
     }
 
+    /// Commits chunks of which all layers were handed over or saved, and returns how many the node keeps.
+    ///
+    /// # Errors
+    /// `Refused` where layers are missing, or the reservation ended; the general ones of [`SessionError`].
+    pub fn commit_handed_over(
+        &self,
+        reservation: &Reservation,
+        positions: &[u32],
+    ) -> Result<u32, SessionError> {
+        let parts = reservation.handed_over_parts(positions).into_iter();
+        parts.map(|part| self.exchange(exchange::commit(part))).sum()
+    }
+
     /// Keeps the longest prefix of `chain` that is here from eviction, for `duration` or what the node grants. The pin is
     /// the caller's to end; its number is 0 where nothing is pinned.
     ///
@@ -273,7 +286,11 @@ impl BlockingSession {
         self.link.traffic.counters()
     }
 
-    fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
+    pub(crate) fn timeout(&self) -> Duration {
+        self.link.timeout
+    }
+
+    pub(crate) fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
         let trace = exchange.trace(self.trace);
         let result = self.exchange_within(exchange, trace.context());
         trace.set("larder.outcome", outcome(&result));
@@ -363,6 +380,6 @@ fn receive_soon(reader: &mut FrameReader, socket: BorrowedFd<'_>) -> io::Result<
 const SPIN: Duration = Duration::from_micros(50);
 
 #[expect(clippy::disallowed_methods, reason = "requests of threads have deadlines in real time")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }

@@ -49,6 +49,9 @@ pub enum SessionError {
         /// Bytes of the whole window; 0 where the session has none.
         window_bytes: u64,
     },
+    /// GPU memory that is given by its address is this process's own: give its IPC handle or descriptor.
+    #[error("memory that is known by its address cannot be shared: give its IPC handle or descriptor")]
+    NotShared,
     /// The node does not keep to the protocol. The session is over.
     #[error("the node does not speak this client's protocol: {0}")]
     Protocol(#[from] ProtocolError),

@@ -25,9 +25,15 @@ use crate::trace::Trace;
 pub(crate) struct Exchange<T> {
     pub(crate) request: Request,
     pub(crate) accept: Accept<T>,
+    /// What goes along with the request.
+    pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 impl<T> Exchange<T> {
+    pub(crate) fn new(request: Request, accept: Accept<T>) -> Self {
+        Self { request, accept, descriptors: Vec::new() }
+    }
+
     /// The span of this request in the caller's trace, if it has one.
     pub(crate) fn trace(&self, caller: Option<TraceContext>) -> Trace {
         caller.map_or_else(Trace::default, |context| Trace::call(self.request.name(), context))
@@ -65,6 +71,7 @@ pub(crate) fn granted(response: Response) -> Result<Response, SessionError> {
 pub(crate) fn register(spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]) -> Exchange<Namespace> {
     let asked = Register { spec: spec.clone(), slices: slices.to_vec(), block_bytes: block_bytes.to_vec() };
     Exchange {
+        descriptors: Vec::new(),
         request: Request::Register(asked.clone()),
         accept: Box::new(move |_, response, _| match response {
             Response::Registered(_) if asked.slices.is_empty() || asked.block_bytes.is_empty() => {
@@ -93,7 +100,7 @@ pub(crate) fn lookup(
         Response::Found(found) => Ok(Pinning::new(link, found.pin.unwrap_or(0), found)),
         _ => Err(SessionError::wrong_answer("a lookup finds")),
     });
-    Ok(Exchange { request, accept })
+    Ok(Exchange::new(request, accept))
 }
 
 fn lookup_message(
@@ -130,11 +137,12 @@ pub(crate) fn prefetch(
         }
         _ => Err(SessionError::wrong_answer("a prefetch begins")),
     });
-    Ok(Exchange { request, accept })
+    Ok(Exchange::new(request, accept))
 }
 
 pub(crate) fn progress(ticket: &Ticket) -> Exchange<Progress> {
     Exchange {
+        descriptors: Vec::new(),
         request: Request::Progress(ticket.number()),
         accept: Box::new(|_, response, _| match response {
             Response::Progress(progress) => Ok(progress),
@@ -146,6 +154,7 @@ pub(crate) fn progress(ticket: &Ticket) -> Exchange<Progress> {
 pub(crate) fn collect(ticket: &Ticket, wait: Wait) -> Exchange<LeaseGuard> {
     let (namespace, asked) = (ticket.namespace().clone(), ticket.chunks());
     Exchange {
+        descriptors: Vec::new(),
         request: Request::Collect(Collect { ticket: ticket.number(), wait }),
         accept: Box::new(move |link, response, descriptors| match response {
             Response::Leased(leased) => LeaseGuard::accept(link, namespace, asked, leased, &descriptors),
@@ -162,7 +171,7 @@ pub(crate) fn lease(namespace: &Namespace, chain: &Chain) -> Result<Exchange<Lea
         Response::Leased(leased) => LeaseGuard::accept(link, namespace, asked, leased, &descriptors),
         _ => Err(SessionError::wrong_answer("a lease leases")),
     });
-    Ok(Exchange { request, accept })
+    Ok(Exchange::new(request, accept))
 }
 
 pub(crate) fn reserve(
@@ -186,13 +195,14 @@ pub(crate) fn reserve(
         Response::Reserved(reserved) => Reservation::accept(link, namespace, asked, reserved, &descriptors),
         _ => Err(SessionError::wrong_answer("a reservation reserves")),
     });
-    Ok(Exchange { request, accept })
+    Ok(Exchange::new(request, accept))
 }
 
 pub(crate) fn commit(part: CommitPart) -> Exchange<u32> {
     let CommitPart { reservation, chunks, ranges, sources, remaining } = part;
     let committed = chunks.len();
     Exchange {
+        descriptors: Vec::new(),
         request: Request::Commit(Commit { reservation, chunks, sources }),
         accept: Box::new(move |_, response, _| {
             // The node copies from the window until it answers.
@@ -211,6 +221,7 @@ pub(crate) fn commit(part: CommitPart) -> Exchange<u32> {
 pub(crate) fn hand_over(part: LayersPart) -> Exchange<()> {
     let LayersPart { request, range } = part;
     Exchange {
+        descriptors: Vec::new(),
         request: Request::HandOver(request),
         accept: Box::new(move |_, response, _| {
             // The node copies from the window until it answers.
@@ -243,7 +254,7 @@ pub(crate) fn follow(
         Response::Following(number) if number != 0 => Ok(Follow::new(link, namespace, asked, number)),
         _ => Err(SessionError::wrong_answer("a follow follows")),
     });
-    Ok(Exchange { request, accept })
+    Ok(Exchange::new(request, accept))
 }
 
 /// Asks for news of a follow; its lease comes along when there is one.
@@ -260,6 +271,7 @@ pub(crate) fn in_place(
         wait_ms: millis(wait),
     };
     Exchange {
+        descriptors: Vec::new(),
         request: Request::AskInPlace(request),
         accept: Box::new(move |link, response, descriptors| {
             let Response::InPlace(news) = response else {
@@ -293,11 +305,12 @@ pub(crate) fn pin(
         }
         _ => Err(SessionError::wrong_answer("a pin pins chunks that were asked for")),
     });
-    Ok(Exchange { request, accept })
+    Ok(Exchange::new(request, accept))
 }
 
 pub(crate) fn unpin(pin: u64) -> Exchange<()> {
     Exchange {
+        descriptors: Vec::new(),
         request: Request::Unpin(pin),
         accept: Box::new(|_, response, _| match response {
             Response::Unpinned => Ok(()),

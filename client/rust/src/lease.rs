@@ -122,6 +122,11 @@ impl LeaseGuard {
         (mapping.as_ptr().wrapping_add(offset as usize).cast_const(), bytes as usize)
     }
 
+    /// Its number at the node; 0 where nothing is leased.
+    pub(crate) fn number(&self) -> u64 {
+        self.lease
+    }
+
     /// Gives the lease back. The same as dropping it.
     pub fn release(self) {}
 

@@ -9,8 +9,10 @@
 //!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
 //! - **hand over**: [`Session::stage_layers`] and [`Session::hand_over`] give others some layers ahead of the commit;
 //!   [`Session::follow`] reads chunks while somebody writes them.
+//! - **GPU memory**: [`EngineLane`] copies it in the engine's process, the [`device_lane`] has the node copy it.
 
 mod blocking;
+pub mod device_lane;
 pub mod engine_lane;
 mod error;
 mod exchange;
@@ -35,6 +37,7 @@ mod traffic;
 mod window;
 
 pub use blocking::BlockingSession;
+pub use device_lane::{NodeCopy, NodeTensors};
 pub use engine_lane::EngineLane;
 pub use error::{ProtocolError, SessionError};
 pub use follow::{Follow, FollowOptions, InPlace};

@@ -19,6 +19,7 @@ use crate::exchange::{Exchange, granted};
 use crate::extents::Extents;
 use crate::handshake::HELLO_NUMBER;
 use crate::lock;
+use crate::mapping::Mapping;
 use crate::socket::{Frame, FrameReader, FrameWriter};
 use crate::traffic::Traffic;
 use crate::window::Window;
@@ -35,6 +36,8 @@ pub(crate) struct Link {
     callers: Arc<Semaphore>,
     pub(crate) extents: Mutex<Extents>,
     pub(crate) window: Option<Arc<Window>>,
+    /// The page of words of the device lane, once the node gave it.
+    pub(crate) words: Mutex<Option<Arc<Mapping>>>,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) welcome: Welcome,
     pub(crate) timeout: Duration,
@@ -85,6 +88,7 @@ impl Link {
             callers: Arc::new(Semaphore::new(MAX_OUTSTANDING_REQUESTS - CHORES_IN_FLIGHT)),
             extents: Mutex::new(Extents::new(welcome.trusted)),
             window,
+            words: Mutex::default(),
             traffic: Arc::default(),
             welcome,
             timeout,
@@ -110,7 +114,7 @@ impl Link {
         trace: Option<TraceContext>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Answer<T>, SessionError> {
-        let Exchange { request, accept } = exchange;
+        let Exchange { request, accept, descriptors } = exchange;
         let (reply, answer) = oneshot::channel();
         let deliver: Deliver = Box::new(move |link, response, descriptors| {
             let result = granted(response).and_then(|response| accept(link, response, descriptors));
@@ -131,7 +135,7 @@ impl Link {
         if let Some(context) = trace {
             state.writer.push_request(number, &Request::Trace(context)).map_err(ProtocolError::from)?;
         }
-        state.writer.push_request(number, &request).map_err(ProtocolError::from)?;
+        state.writer.push_request_with(number, &request, descriptors).map_err(ProtocolError::from)?;
         state.next_number += 1;
         state.pending.insert(number, Pending { deliver, _permit: permit });
         self.flush(&mut state);

@@ -130,6 +130,11 @@ impl Reservation {
         &self.claim.namespace
     }
 
+    /// Its number at the node.
+    pub(crate) fn number(&self) -> u64 {
+        self.claim.number
+    }
+
     /// Gives back what is not committed. The same as dropping it.
     pub fn abort(self) {}
 

@@ -86,6 +86,8 @@ impl From<Refused> for Answer {
             Refused::Unknown { .. } => RefusalCode::Unknown,
             Refused::OutsideWindow { .. }
             | Refused::Sources { .. }
+            | Refused::NotLeased { .. }
+            | Refused::SeveralSlices { .. }
             | Refused::NotOpen { .. }
             | Refused::Layers { .. }
             | Refused::LayersMissing { .. } => RefusalCode::Place,

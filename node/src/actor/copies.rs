@@ -104,6 +104,7 @@ impl GpuActor {
         match renewed {
             Ok(Ok(memory)) => {
                 self.arena.occupy(extent, memory);
+                self.extent_changed();
                 self.store.extent_renewed(extent);
             }
             Ok(Err(error)) => {
@@ -135,7 +136,7 @@ impl GpuActor {
         Answer::from(Response::HandedOver)
     }
 
-    fn copy_move(&self, block: &BlockMove) -> Move {
+    pub(super) fn copy_move(&self, block: &BlockMove) -> Move {
         Move {
             source: block.source.unwrap_or_default(),
             is_in_place: block.is_in_place,

@@ -120,7 +120,8 @@ impl GpuActor {
         let &Lookup { prompt_tokens, skip_read, pin_ms, ref tiers, .. } = ask;
         let options = LookupOptions { elsewhere, prompt_tokens, skip_read, tiers, pin_ms };
         let now = self.clock.now();
-        let found = self.store.lookup_found(session, &ask.chain, walk, options, now)?;
+        let mut found = self.store.lookup_found(session, &ask.chain, walk, options, now)?;
+        self.find_on_device(session, ask, &mut found);
         self.looked_up(ask, &found);
         Ok(found)
     }

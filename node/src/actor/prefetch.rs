@@ -222,7 +222,7 @@ impl GpuActor {
                 let source = match span.map(|span| span.tier) {
                     Some(Tier::Disk) => Some(0),
                     Some(Tier::Object) => Some(1),
-                    Some(Tier::Host) => None,
+                    Some(Tier::Device | Tier::Host) => None,
                     // What is only hoped for has no span.
                     Some(Tier::Peer) | None => located.first_holder(position).map(|holder| {
                         let known = sources.iter().position(|&other| other == holder);

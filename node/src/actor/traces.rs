@@ -114,6 +114,7 @@ pub(super) fn describe_answer(trace: &Trace, answer: &Answer) {
 
 fn tier_name(tier: Tier) -> &'static str {
     match tier {
+        Tier::Device => "device",
         Tier::Host => "host",
         Tier::Disk => "disk",
         Tier::Peer => "peer",

@@ -1,11 +1,13 @@
 //! One extent of an arena: a sealed memory file, mapped by the node.
 #![expect(unsafe_code, reason = "reads blocks in place where no engine can write")]
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use larder_device::HostMemory;
 use larder_protocol::checksum::RangeChecksum;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -259,6 +261,14 @@ impl ExtentMemory {
     /// Where the place is not within the extent.
     pub(crate) fn address_of(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
         self.mapping.address_of(offset, bytes)
+    }
+
+    /// The same memory, for copies by a device, which has a place as its only writer or a reader; it stays mapped as long as that
+    /// lives.
+    pub(crate) fn host_memory(self: &Arc<Self>) -> HostMemory {
+        // SAFETY: the extent keeps its mapping. References to a place are made only by readers of a block that is whole, and a
+        // device writes only to places whose blocks are not.
+        unsafe { self.mapping.owned_by(Arc::clone(self) as Arc<dyn Any + Send + Sync>) }
     }
 
     pub(super) fn mapping(&self) -> &Mapping {

@@ -1,10 +1,13 @@
 //! Memory files mapped into this process: the node's only raw pointers.
 #![expect(unsafe_code, reason = "mmap, and copies between memory that other processes see")]
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
+use larder_device::HostMemory;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
@@ -55,6 +58,22 @@ impl Mapping {
             tracing::debug!(%error, "core files will contain cached blocks");
         }
         Ok(mapping)
+    }
+
+    /// The same memory, for copies by a device; it stays mapped as long as that lives.
+    pub(crate) fn host_memory(self: &Arc<Self>) -> HostMemory {
+        // SAFETY: the owner is the mapping itself.
+        unsafe { self.owned_by(Arc::<Self>::clone(self)) }
+    }
+
+    /// The memory, for copies by a device, kept by `owner`.
+    ///
+    /// # Safety
+    /// `owner` keeps this mapping, and nobody makes references to what a device may write.
+    pub(crate) unsafe fn owned_by(&self, owner: Arc<dyn Any + Send + Sync>) -> HostMemory {
+        let is_writable = self.access == Access::Write;
+        // SAFETY: the mapping stays as it is for as long as it lives, which `owner` sees to; the rest is the caller's promise.
+        unsafe { HostMemory::from_raw(self.address, self.bytes as u64, is_writable, owner) }
     }
 
     /// Makes every page be there, so that no copy waits for the kernel later.

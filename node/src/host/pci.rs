@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use larder_device::cuda::PciPlace;
 use serde::Deserialize;
 
 /// The place of a device on the PCI bus.
@@ -34,6 +35,14 @@ pub struct PciDevice {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no PCI address; it looks like `0000:65:00.0` (domain:bus:device.function, see `lspci -D`)")]
 pub struct ParsePciError(String);
+
+impl PciAddress {
+    /// Where a driver looks for a GPU: a GPU is one device on its bus, whatever its functions.
+    #[must_use]
+    pub fn place(self) -> PciPlace {
+        PciPlace { domain: self.domain, bus: self.bus.into(), device: self.device.into() }
+    }
+}
 
 impl FromStr for PciAddress {
     type Err = ParsePciError;

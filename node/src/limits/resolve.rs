@@ -13,11 +13,12 @@ use super::error::MemoryOf;
 use super::near::{ActorPlace, expected_huge_bytes, loosen_what_does_not_fit};
 use super::{
     ActorLimits, ArenaLimits, Binding, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits,
-    DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS,
-    MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
-    MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch, OBJECT_BYTES_IN_FLIGHT, OBJECT_KNOWN_BLOCKS,
-    OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits, PAGE_BYTES, PASSING_SHARE,
-    PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
+    DEVICE_COPY_DEADLINE_MS, DEVICE_ORDERS, DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE,
+    DeviceLimits, DiskLimits, Limits, MAX_ACTORS, MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES,
+    MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch,
+    OBJECT_BYTES_IN_FLIGHT, OBJECT_KNOWN_BLOCKS, OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE,
+    OBJECT_WAITING_SHARE, ObjectLimits, PAGE_BYTES, PASSING_SHARE, PeerPlace, RESERVED_SHARE,
+    SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
 };
 use crate::config::{
     ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
@@ -145,7 +146,13 @@ impl Config {
             let capacity_chunks = self.host.capacity_chunks.map(|chunks| share(chunks, i, actors));
             let store = self.store_limits(&arena, capacity_chunks, actors)?;
             let disk = self.disk.as_ref().map(|disk| disk_limits(disk, i, actors, &cpus)).transpose()?;
-            Ok(ActorLimits { pci, numa_node, cpus, interface, arena, copy, store, disk })
+            let device = DeviceLimits {
+                orders: DEVICE_ORDERS,
+                copy_deadline_ms: DEVICE_COPY_DEADLINE_MS,
+                tier_bytes: self.gpu.device_bytes.0,
+                tier_policy: self.gpu.policy.parse()?,
+            };
+            Ok(ActorLimits { pci, numa_node, cpus, interface, arena, copy, device, store, disk })
         };
         (0..).zip(gpus).map(actor).collect()
     }

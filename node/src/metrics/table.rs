@@ -135,7 +135,12 @@ pub const TIERS: Section = Section {
             &[Label::one_of("kind", &["unplaced_gpu", "no_cpus", "no_memory", "arenas_too_large"])],
             "What cannot be on the NUMA node where it would be best, by kind",
         ),
-        Metric::gauge("larder_cached_chunks", "chunks", &[DEVICE, LOCAL_TIER], "Chunks in a tier"),
+        Metric::gauge(
+            "larder_cached_chunks",
+            "chunks",
+            &[DEVICE, LOCAL_TIER],
+            "Chunks in a tier; of the device tier, blocks",
+        ),
         Metric::gauge("larder_cached_bytes", "bytes", &[DEVICE, LOCAL_TIER], "Bytes of chunks in a tier"),
         Metric::counter(
             "larder_evicted_chunks_total",
@@ -166,6 +171,24 @@ pub const TIERS: Section = Section {
             "bytes",
             &[DEVICE, Label::one_of("how", &HANDED_OVER)],
             "Bytes of these; of those that came, once their chunk is whole",
+        ),
+        Metric::counter(
+            "larder_device_copies_total",
+            "copies",
+            &[DEVICE, Label::one_of("how", &DEVICE_COPIES)],
+            "Copies between engines' GPU memory and the arena that the node made, by how they ended; stalled: the GPU did not end them in time",
+        ),
+        Metric::counter(
+            "larder_device_copied_bytes_total",
+            "bytes",
+            &[DEVICE, Label::one_of("direction", &DEVICE_DIRECTIONS)],
+            "Bytes of those that went well; tier: bytes that loads took from the device tier",
+        ),
+        Metric::counter(
+            "larder_device_evicted_blocks_total",
+            "blocks",
+            &[DEVICE],
+            "Blocks evicted from the device tier; the host may have them still",
         ),
         Metric::counter(
             "larder_follows_lost_chunks_total",
@@ -225,8 +248,8 @@ const NAMESPACE: Label =
     Label::each("namespace", "each namespace that the node knows; at most 1,024 an actor");
 const DEVICE: Label = Label::each("device", "each actor of the node, from 0");
 const PREEMPTED: Label = Label::one_of("preempted", &["false", "true"]);
-const TIER: Label = Label::one_of("tier", &["host", "disk", "peer", "object"]);
-const LOCAL_TIER: Label = Label::one_of("tier", &["host", "disk"]);
+const TIER: Label = Label::one_of("tier", &["device", "host", "disk", "peer", "object"]);
+const LOCAL_TIER: Label = Label::one_of("tier", &["device", "host", "disk"]);
 const WINDOW: Label = Label::one_of("window", &["10m", "1h"]);
 const REQUEST: Label = Label::one_of(
     "request",
@@ -247,15 +270,35 @@ const REQUEST: Label = Label::one_of(
         "hand_over",
         "follow",
         "ask_in_place",
+        "register_tensors",
+        "load_pages",
+        "save_pages",
+        "ask_copy",
+        "forget_copy",
     ],
 );
 
 /// What `larder_held` counts.
-const HELD: &[&str] =
-    &["sessions", "leases", "reservations", "pins", "fetches", "grants", "follows", "lingering_processes"];
+const HELD: &[&str] = &[
+    "sessions",
+    "leases",
+    "reservations",
+    "pins",
+    "fetches",
+    "grants",
+    "follows",
+    "device_copies",
+    "lingering_processes",
+];
 
 /// Where layers are handed over: see [`super::HandedOver`].
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
+
+/// How copies by a device end: see [`super::LaneCopy`].
+pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "failed", "stalled"];
+
+/// Which way they go.
+pub(super) const DEVICE_DIRECTIONS: [&str; 4] = ["load", "save", "promotion", "tier"];
 
 /// How sessions end.
 pub(super) const SESSION_ENDS: &[&str] =

@@ -1,7 +1,7 @@
 //! One open session: requests to its actor, answers back.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -140,10 +140,12 @@ impl Session {
             let frame = self.reader.next_frame().map_err(|error| protocol(0, &error))?;
             let Some(frame) = frame else { return Ok(()) };
             let number = frame.header.request;
-            if !frame.descriptors.is_empty() {
-                return Err(protocol(number, &"this node takes no descriptors"));
+            let descriptors = frame.descriptors;
+            let request = decode_request(frame.payload);
+            if !descriptors.is_empty() && !matches!(request, Ok(Request::RegisterTensors(_))) {
+                return Err(protocol(number, &"only tensors come with descriptors"));
             }
-            let request = decode_request(frame.payload).map_err(|error| protocol(number, &error))?;
+            let request = request.map_err(|error| protocol(number, &error))?;
             if matches!(request, Request::Hello(_)) {
                 return Err(protocol(number, &"a session says hello once"));
             }
@@ -151,12 +153,12 @@ impl Session {
                 self.traced = Some((number, context));
                 continue;
             }
-            self.handle(number, request).await?;
+            self.handle(number, request, descriptors).await?;
         }
         Ok(())
     }
 
-    async fn handle(&mut self, number: u64, request: Request) -> Result<(), End> {
+    async fn handle(&mut self, number: u64, request: Request, descriptors: Vec<OwnedFd>) -> Result<(), End> {
         if self.waiting >= MAX_OUTSTANDING_REQUESTS {
             let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
             return Err(End::Protocol { number, what });
@@ -164,7 +166,7 @@ impl Session {
         let reply_to = ReplyTo { number, answers: self.answers_here.clone() };
         let parent = self.traced.take().filter(|(of, _)| *of == number).map(|(_, context)| context);
         let trace = self.sampler.request(request.name(), parent);
-        let taken = self.address.send(Ask { session: self.id, request, reply_to, trace });
+        let taken = self.address.send(Ask { session: self.id, request, descriptors, reply_to, trace });
         self.waiting += 1;
         taken.await.map_err(|_| End::Stopping)?;
         while let Ok((number, answer)) = self.answers.try_recv() {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::Place;
 
-use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId};
+use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
 use super::index::{Block, Checksums, OnDisk, Stored};
 use super::journal::is_held;
 use super::room::facts;
@@ -59,6 +59,10 @@ pub(super) struct Order {
     pub(super) chunks: Vec<ChunkId>,
     /// The pool and its layers, where no more than they are handed over.
     pub(super) layers: Option<(usize, Range<u32>)>,
+    /// Whether a device copies them.
+    pub(super) is_by_device: bool,
+    /// Slots that a device may still write to though nobody waits for it.
+    pub(super) quarantined: Vec<Slot>,
 }
 
 impl Orders {
@@ -125,7 +129,17 @@ impl Store {
         let (reservation, layers) = (Some(reservation), None);
         self.orders.open.insert(
             order,
-            Order { session, process, reservation, namespace: number, slices, chunks, layers },
+            Order {
+                session,
+                process,
+                reservation,
+                namespace: number,
+                slices,
+                chunks,
+                layers,
+                is_by_device: false,
+                quarantined: Vec::new(),
+            },
         );
         Ok(CommitOrder { order, moves })
     }
@@ -155,7 +169,8 @@ impl Store {
     /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
-        let Order { session, process, reservation, namespace, slices, chunks, .. } = order_open;
+        let Order { session, process, reservation, namespace, slices, chunks, quarantined, .. } = order_open;
+        quarantined.into_iter().for_each(|slot| self.slab.restore(slot));
         let kept = match (reservation, checksums) {
             (Some(_), Some(checksums)) => {
                 self.make_room_for(namespace, &slices, &chunks);

@@ -6,6 +6,7 @@ mod follow_histories;
 mod follows;
 mod gathers;
 mod histories;
+mod loads;
 mod model;
 mod object;
 mod policies;

@@ -3,6 +3,7 @@
 use super::disk::Disk;
 use super::object::Objects;
 use super::{Bytes, DiskUsage, Evictions, ObjectUsage, Store};
+use crate::device_lane::TierUsage;
 
 /// What a store holds at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,6 +26,10 @@ pub struct Usage {
     pub follows_lost: u64,
     /// Chunks that moved to other nodes so far.
     pub given_up: u64,
+    /// Copies by the device that it has not let go of; the actor knows.
+    pub device_copies: u64,
+    /// What the device tier holds; the actor knows.
+    pub device_tier: TierUsage,
     /// Chunks that may be cached, where that is limited.
     pub capacity_chunks: Option<u64>,
     /// Pins in force.
@@ -66,6 +71,8 @@ impl Store {
             follows: self.follows.len(),
             follows_lost: self.follows.lost(),
             given_up: self.grants.given_up,
+            device_copies: 0,
+            device_tier: TierUsage::default(),
             capacity_chunks: self.limits.capacity_chunks,
             pins: self.pins.len() as u64,
             pinned_bytes: self.pins.bytes(),

@@ -158,7 +158,7 @@ fn foreign_descriptors_are_closed_and_refused() {
     writer.push_response(9, &Response::Unpinned, memory).unwrap();
     writer.flush(session.socket().as_fd()).unwrap();
     let (code, text) = last_words(&mut session).expect("the node says why");
-    assert_eq!((code, text.as_str()), (RefusalCode::Protocol, "this node takes no descriptors"));
+    assert_eq!((code, text.as_str()), (RefusalCode::Protocol, "only tensors come with descriptors"));
     drop(session);
     node.wait_for("sessions", 1);
     wait::until("the descriptors to be closed", || (descriptors(&node) <= before).then_some(()));

@@ -3,6 +3,7 @@
 
 mod architecture;
 mod cluster;
+mod device_lane;
 mod devices;
 mod disk;
 mod engine_lane;

@@ -189,7 +189,7 @@ mod tests {
         }
         assert_eq!(
             json["tokens_hit_by_tier"],
-            serde_json::json!({"disk": 0, "host": 0, "object": 0, "peer": 0})
+            serde_json::json!({"device": 0, "disk": 0, "host": 0, "object": 0, "peer": 0})
         );
     }
 

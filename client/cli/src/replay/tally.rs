@@ -52,7 +52,7 @@ impl Tally {
             failed_requests: 0,
             first_failure: None,
             tokens_asked: 0,
-            tokens_hit: [Tier::Host, Tier::Disk, Tier::Peer, Tier::Object]
+            tokens_hit: [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object]
                 .into_iter()
                 .map(|tier| (tier_name(tier), 0))
                 .collect(),

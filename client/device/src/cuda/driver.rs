@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 
+use super::PciPlace;
 use crate::memory::HostMemory;
 
 /// A device with its primary context, current on the thread that made it.
@@ -39,6 +40,8 @@ pub(super) enum NoCuda {
     TooOld(&'static str),
     #[error("there is no GPU {wanted}: the driver knows {found}")]
     NoDevice { wanted: u32, found: u32 },
+    #[error("the driver knows no GPU at {0}")]
+    NotThere(PciPlace),
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
@@ -157,11 +160,7 @@ impl Context {
     }
 
     fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<u32, CudaError> {
-        let mut value = 0;
-        // SAFETY: the pointer is to a live value of the right type.
-        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.0.device) };
-        check("cuDeviceGetAttribute", result)?;
-        Ok(value.cast_unsigned())
+        attribute_of(self.0.device, attribute)
     }
 }
 
@@ -491,6 +490,39 @@ fn log(call: &'static str, result: CUresult) {
     if let Err(error) = check(call, result) {
         tracing::warn!(%error, "the CUDA driver refused to end something");
     }
+}
+
+/// The number of the GPU at a place on the bus.
+pub(super) fn ordinal_at(place: PciPlace) -> Result<u32, NoCuda> {
+    check_library()?;
+    let mut count = 0;
+    // SAFETY: `check_library` found the functions; the pointers are to live values of the right types.
+    unsafe {
+        check("cuInit", sys::cuInit(0))?;
+        check("cuDeviceGetCount", sys::cuDeviceGetCount(&raw mut count))?;
+    }
+    for ordinal in 0..count {
+        let mut device = 0;
+        // SAFETY: as above.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, ordinal) })?;
+        let found = PciPlace {
+            domain: attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            bus: attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            device: attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+        };
+        if found == place {
+            return Ok(ordinal.cast_unsigned());
+        }
+    }
+    Err(NoCuda::NotThere(place))
+}
+
+fn attribute_of(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Result<u32, CudaError> {
+    let mut value = 0;
+    // SAFETY: the pointer is to a live value of the right type.
+    let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+    check("cuDeviceGetAttribute", result)?;
+    Ok(value.cast_unsigned())
 }
 
 /// Looks for every function, as calling one that is missing would panic.

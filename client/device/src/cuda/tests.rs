@@ -265,6 +265,35 @@ fn a_device_that_stands_still_tells_nothing() {
 }
 
 #[test]
+fn a_copy_that_is_given_up_while_it_waits_moves_nothing_and_raises_its_flag() {
+    let mut random = fastrand::Rng::with_seed(29);
+    let mut device = open(None, 1 << 20);
+    let paged = paged(&mut device, 4, &mut random);
+    let mut waiting = paged.order(Direction::Load, true, &paged.pages(&mut random));
+    waiting.after = Some(Flag { word: paged.word(), value: 3 });
+    let word = Place { offset: paged.word().offset + 4, ..paged.word() };
+    waiting.then = Some(Flag { word, value: 7 });
+    paged.arena.set_word(paged.word().offset, 2);
+    let before = paged.image().engine;
+    device.start(Ticket(1), waiting).unwrap();
+    device.cancel(Ticket(1));
+    device.cancel(Ticket(2));
+    assert_eq!(until_done(&mut device, Ticket(1)).unwrap(), (vec![], Err(CopyError::Refused)));
+    assert_eq!(paged.arena.word(word.offset), 7 + paged.layout.layers());
+    assert!(paged.image().engine == before);
+    device.unregister(paged.tensors).unwrap();
+    close(device);
+}
+
+#[test]
+fn a_gpu_is_found_by_its_place_on_the_bus() {
+    fake::library();
+    assert_eq!(ordinal_at(PciPlace { domain: 1, bus: 1, device: 1 }), Ok(0));
+    let missing = ordinal_at(PciPlace { domain: 0, bus: 0x65, device: 0 });
+    assert!(matches!(&missing, Err(DeviceError::Absent(why)) if why.contains("0000:65:00")), "{missing:?}");
+}
+
+#[test]
 fn an_engines_memory_is_mapped_no_further_than_it_reaches() {
     let mut device = open(None, 1 << 20);
     let engine = device.allocate(4_096).unwrap();

@@ -105,6 +105,42 @@ fn a_copy_begins_when_its_flag_is_reached_and_keeps_no_other_from_going() {
 }
 
 #[test]
+fn a_copy_that_is_given_up_while_it_waits_moves_nothing_and_raises_its_flag() {
+    let (mut device, _, paged, mut random) = one(12);
+    let pages = paged.pages(&mut random);
+    let mut waiting = paged.order(Direction::Load, true, &pages);
+    waiting.after = Some(Flag { word: paged.word(), value: 3 });
+    let word = Place { offset: paged.word().offset + 4, ..paged.word() };
+    waiting.then = Some(Flag { word, value: 7 });
+    paged.arena.set_word(paged.word().offset, 2);
+    device.start(Ticket(1), waiting).unwrap();
+    device.start(Ticket(2), paged.order(Direction::Load, false, &pages)).unwrap();
+    let before = paged.image().engine;
+    device.cancel(Ticket(1));
+    device.cancel(Ticket(2));
+    device.cancel(Ticket(3));
+    assert_eq!(until_done(&mut device, Ticket(1)).1, Err(CopyError::Refused));
+    assert_eq!(paged.arena.word(word.offset), 7 + paged.layout.layers());
+    assert_eq!(until_done(&mut device, Ticket(2)).1, Ok(()), "one that may begin goes on");
+    assert!(paged.image().engine != before);
+    device.unregister(paged.tensors).unwrap();
+}
+
+#[test]
+fn an_engines_memory_is_mapped_by_its_descriptor_no_further_than_it_reaches() {
+    let (mut device, ..) = one(13);
+    let file = rustix::fs::memfd_create("engine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 8_192).unwrap();
+    let memory = |bytes| EngineMemory::Descriptor { descriptor: file.try_clone().unwrap(), bytes };
+    let region = device.import(memory(8_192)).unwrap();
+    device.registry.region_of(region).memory.write(4_096, b"seen by both");
+    let mut seen = [0; 12];
+    rustix::io::pread(&file, &mut seen, 4_096).unwrap();
+    assert_eq!(&seen, b"seen by both");
+    assert!(matches!(device.import(memory(12_288)), Err(DeviceError::Refused { .. })));
+}
+
+#[test]
 fn orders_end_in_another_order_than_they_began_in() {
     let (mut device, _, paged, _) = one(9);
     let single = |page| paged.order(Direction::Save, false, &[page, page + 1]);

@@ -80,6 +80,17 @@ fn a_process_that_dies_under_its_copies_leaves_what_others_use_alone() {
 }
 
 #[test]
+fn slots_that_come_later_are_given_out_when_the_first_ones_are_taken() {
+    let mut ledger = ledger(1);
+    let first = filled(&mut ledger);
+    assert_eq!(ledger.reserve(), None);
+    ledger.add_slots(2);
+    let added: BTreeSet<SlotId> = (0..2).map(|_| ledger.reserve().unwrap()).collect();
+    assert_eq!(added, BTreeSet::from([SlotId(1), SlotId(2)]));
+    assert_eq!((ledger.reserve(), ledger.slots().life(first)), (None, Life::Filled));
+}
+
+#[test]
 fn orders_under_way_are_bounded() {
     let mut ledger = ledger(5);
     let slot = filled(&mut ledger);

@@ -9,7 +9,7 @@ from typing_extensions import Buffer
 
 from larder_kv.namespace import LayerPages, NamespaceSpec
 
-_Tier: TypeAlias = Literal["host", "disk", "peer", "object"]
+_Tier: TypeAlias = Literal["device", "host", "disk", "peer", "object"]
 _Wait: TypeAlias = Literal["complete", "best_effort"] | float
 
 @final

@@ -43,7 +43,20 @@ impl FrameWriter {
     /// # Errors
     /// [`FrameError`] where it is longer than a frame may be; nothing is appended then.
     pub fn push_request(&mut self, number: u64, request: &Request) -> Result<(), FrameError> {
-        self.push(number, Vec::new(), |out| encode_request(request, out))
+        self.push_request_with(number, request, Vec::new())
+    }
+
+    /// The same, with the descriptors that belong to it; they are closed once sent.
+    ///
+    /// # Errors
+    /// [`FrameError`] where it is longer than a frame may be or has too many descriptors; nothing is appended then.
+    pub fn push_request_with(
+        &mut self,
+        number: u64,
+        request: &Request,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), FrameError> {
+        self.push(number, descriptors, |out| encode_request(request, out))
     }
 
     /// Appends the answer to request `number`, with the descriptors that belong to it; they are closed once sent.

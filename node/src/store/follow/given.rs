@@ -18,6 +18,16 @@ impl Store {
     /// # Errors
     /// As [`Store::begin_commit`]; [`Refused::Layers`] for layers that there are not, or that are in place.
     pub fn begin_layers(&mut self, session: SessionId, ask: &HandOver) -> Result<CommitOrder, Refused> {
+        self.take_layers(session, ask, false)
+    }
+
+    /// Takes over layers, which stand in the session's window, or which a device writes into their places.
+    pub(in crate::store) fn take_layers(
+        &mut self,
+        session: SessionId,
+        ask: &HandOver,
+        is_by_device: bool,
+    ) -> Result<CommitOrder, Refused> {
         let &HandOver { reservation, ref chunks, pool, from_layer, to_layer, ref sources } = ask;
         let order = OrderId(self.next_number());
         let held = self.session(session)?;
@@ -30,6 +40,7 @@ impl Store {
             .ok_or(unknown)?;
         let ids = self.start_copying(session, reservation, chunks, order)?;
         let layers = from_layer..to_layer;
+        let sources = (!is_by_device).then_some(sources.as_slice());
         let checked = self.layer_moves(number, &slices, (&ids, chunks), (pool, &layers), sources);
         let moves = checked.and_then(|moves| self.check_sources(session, &moves).map(|()| moves));
         let moves = match moves {
@@ -40,7 +51,17 @@ impl Store {
             }
         };
         let (reservation, layers) = (Some(reservation), Some((usize::from(pool), layers)));
-        let opened = Order { session, process, reservation, namespace: number, slices, chunks: ids, layers };
+        let opened = Order {
+            session,
+            process,
+            reservation,
+            namespace: number,
+            slices,
+            chunks: ids,
+            layers,
+            is_by_device,
+            quarantined: Vec::new(),
+        };
         self.orders.open.insert(order, opened);
         Ok(CommitOrder { order, moves })
     }
@@ -62,7 +83,8 @@ impl Store {
             .flat_map(|&id| open.slices.iter().map(move |&slice| (id, namespace.block(slice, pool))));
         let blocks: Vec<(ChunkId, usize)> = blocks.collect();
         self.stop_copying(session, reservation, order);
-        self.orders.open.remove(&order);
+        let quarantined = self.orders.open.remove(&order).map(|open| open.quarantined).unwrap_or_default();
+        quarantined.into_iter().for_each(|slot| self.slab.restore(slot));
         for ((id, block), sums) in blocks.into_iter().zip(checksums) {
             // All of these layers share one checksum.
             let checksum = sums.ranges.as_slice().first().copied().unwrap_or_default();
@@ -71,19 +93,21 @@ impl Store {
         true
     }
 
-    /// What to copy of some layers: of each chunk in each slice.
+    /// What to copy of some layers: of each chunk in each slice. Without sources a device does.
     fn layer_moves(
         &self,
         number: NamespaceId,
         slices: &[u16],
         (ids, positions): (&[ChunkId], &[u32]),
         (pool, layers): (u8, &Range<u32>),
-        sources: &[u64],
+        sources: Option<&[u64]>,
     ) -> Result<Vec<BlockMove>, Refused> {
         let namespace = self.namespaces.get(number);
         let (from_layer, to_layer) = (layers.start, layers.end);
         let spec = namespace.pools.get(usize::from(pool)).map(|pool| &pool.spec);
-        let expected = if self.limits.trust_engines { 0 } else { ids.len() * slices.len() };
+        let is_in_place = sources.is_none();
+        let sources = sources.unwrap_or_default();
+        let expected = if self.limits.trust_engines || is_in_place { 0 } else { ids.len() * slices.len() };
         if sources.len() != expected {
             return Err(Refused::Sources { found: sources.len(), blocks: expected });
         }
@@ -108,7 +132,7 @@ impl Store {
                 let place = Place { extent: slot.extent, offset: self.slab.offset(slot) + offset };
                 let key = BlockKey { fingerprint: namespace.fingerprint, hash: chunk.hash, slice, pool };
                 let source = next_source.next();
-                moves.push(BlockMove { source, is_in_place: false, place, bytes, range_bytes: bytes, key });
+                moves.push(BlockMove { source, is_in_place, place, bytes, range_bytes: bytes, key });
             }
         }
         Ok(moves)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 SOURCES = {
+    # A copy in GPU memory of what the host has; the connector reads the latter.
+    "device": CacheHitSource.HOST,
     "host": CacheHitSource.HOST,
     "disk": CacheHitSource.DISK,
     "peer": CacheHitSource.P2P,

@@ -1,0 +1,202 @@
+//! The messages of the device lane: the node copies between an engine's GPU memory and blocks, as the engine asks.
+//!
+//! The engine says once where its tensors are ([`RegisterTensors`]). From then on its requests carry page numbers: load these
+//! leased chunks into these pages ([`LoadPages`]), save these pages as these reserved chunks ([`SavePages`]). Each begins a copy,
+//! of which the engine hears how far it is and how it ended ([`AskCopy`]). What is saved was handed over, as with
+//! [`HandOver`](crate::handoff::HandOver): the node has summed its own bytes, and the chunk's commit names no source.
+//!
+//! **Words.** A session has one page of 32-bit words that both sides map. A copy can wait for one of them, which the engine's
+//! stream raises when the pages are as they should be, and can raise one by each layer that is done, for which the engine's
+//! stream waits. A word counts as reached up to 2^31 behind what it says, so numbers may wrap. A copy that fails raises its word
+//! to the end: streams go on, and the answer says that nothing came.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+/// Makes an engine's tensors known.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct RegisterTensors {
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// Of a chunk's blocks in this session, by slice, then pool, the one that these tensors hold.
+    pub block: u16,
+    /// Where in them the pages stand.
+    pub layout: TensorLayout,
+    /// Their memory: the regions that the layout names, in order.
+    pub memory: Vec<TensorMemory>,
+}
+
+/// Where the pages of all layers stand. All distances are in bytes and multiples of 16.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct TensorLayout {
+    /// What one layer has of one kind (keys, values, or both together), layer by layer.
+    pub planes: Vec<TensorPlane>,
+    /// Planes that belong to one layer.
+    pub planes_per_layer: u32,
+    /// Pages of each plane.
+    pub pages: u32,
+    /// Pages of a chunk.
+    pub pages_per_chunk: u32,
+    /// How often, and how far apart, runs come in a page; outermost first.
+    pub dims: Vec<TensorDim>,
+    /// Bytes of one run, which is contiguous.
+    pub run_bytes: u64,
+}
+
+/// Where one plane's pages stand.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorPlane {
+    /// Number of the region in which it lies.
+    pub region: u32,
+    /// Where its page 0 begins there.
+    pub offset: u64,
+    /// From one page to the next.
+    pub page_stride: u64,
+}
+
+/// A dimension of a page.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorDim {
+    /// How often.
+    pub count: u32,
+    /// How much further each time.
+    pub stride: u64,
+}
+
+/// One region of an engine's GPU memory.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorMemory {
+    /// Of `cudaMalloc`, by its IPC handle.
+    Ipc(IpcMemory),
+    /// Of the virtual memory interface, so many bytes, which are the whole allocation. Its descriptor comes along, in the order
+    /// of the regions.
+    Descriptor(u64),
+}
+
+/// A part of an allocation of `cudaMalloc`.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpcMemory {
+    /// What `cudaIpcGetMemHandle` gave.
+    pub handle: [u8; 64],
+    /// Where the region begins in the allocation.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// The tensors are known. One descriptor comes along: the session's page of words, always the same.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorsRegistered {
+    /// Their number in this session.
+    pub tensors: u32,
+    /// Bytes of the page of words.
+    pub word_bytes: u64,
+}
+
+/// A word of the session's page.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// Its number: it stands at four times that.
+    pub word: u32,
+    /// What it must have reached, or is raised from.
+    pub value: u32,
+}
+
+/// By which words a copy and the engine's streams wait for each other.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyWords {
+    /// The copy begins when this is reached.
+    pub after: Option<Word>,
+    /// Raised by one for each layer that is done.
+    pub then: Option<Word>,
+}
+
+/// Loads leased chunks into pages.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct LoadPages {
+    /// The lease. It may be released while the copy is under way.
+    pub lease: u64,
+    /// The tensors.
+    pub tensors: u32,
+    /// Consecutive pages of the prompt: where each goes.
+    pub pages: Vec<u32>,
+    /// The number of the first, counted from the lease's first chunk.
+    pub first_page: u64,
+    /// The first layer.
+    pub from_layer: u32,
+    /// The layer behind the last one.
+    pub to_layer: u32,
+    /// Whether layers are to be told one by one.
+    pub by_layer: bool,
+    /// What it waits for and raises.
+    pub words: CopyWords,
+}
+
+/// Saves pages as reserved chunks.
+///
+/// As of a hand-over: while it is under way its chunks take no other, and one that fails gives its chunks up.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct SavePages {
+    /// The reservation, of a session with one slice.
+    pub reservation: u64,
+    /// Positions (in the reserved chain) of the chunks.
+    pub chunks: Vec<u32>,
+    /// The tensors.
+    pub tensors: u32,
+    /// The pages of each chunk, chunk by chunk.
+    pub pages: Vec<u32>,
+    /// The first layer.
+    pub from_layer: u32,
+    /// The layer behind the last one.
+    pub to_layer: u32,
+    /// What it waits for and raises.
+    pub words: CopyWords,
+}
+
+/// Asks how far a copy is.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskCopy {
+    /// The copy.
+    pub copy: u64,
+    /// Layers that are wanted: the answer comes when so many are done, or the copy has ended, or `wait_ms` have passed.
+    pub layers: u32,
+    /// How long the answer may wait.
+    pub wait_ms: u64,
+}
+
+/// How far a copy is.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyProgress {
+    /// Layers that are done, from its first on.
+    pub layers: u32,
+    /// How it ended, once it has; told once, and its number means nothing afterwards.
+    pub end: Option<CopyEnd>,
+}
+
+/// How a copy ended.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CopyEnd {
+    /// All bytes are where they should be; what was saved is summed, and can be committed.
+    Done,
+    /// It was refused, or given up before it began: nothing was moved.
+    Refused,
+    /// It failed: what is in the pages is unknown, and the chunks to save are given up.
+    Failed,
+    /// The device did not do it in time, and may still be at it: as failed, and the pages may change at any time.
+    Stalled,
+    /// The device was lost: the same. Its tensors are to be registered again.
+    Lost,
+}
+
+impl CopyEnd {
+    /// What it is called in metrics, traces and messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Stalled => "stalled",
+            Self::Lost => "lost",
+        }
+    }
+}

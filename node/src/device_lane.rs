@@ -1,0 +1,275 @@
+//! The device lane of an actor: copies between engines' GPU memory and the arena, on the device's own thread.
+//!
+//! What may be reused, and who hears what, is in [`Account`], which is pure. The thread, which alone calls the device, starts when
+//! an engine first makes GPU memory known: a node whose engines never do needs no driver and takes nothing of a GPU.
+
+mod account;
+mod devices;
+mod refused;
+mod regions;
+mod tier;
+mod words;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use larder_device::thread::{Busy, Report};
+use larder_device::{Device, DeviceError, DeviceThread, Order, PagedLayout, TensorsId, Ticket};
+use tokio::sync::{mpsc, oneshot};
+
+pub use account::{Account, Ended};
+pub use devices::Devices;
+pub(crate) use refused::LaneRefused;
+pub(crate) use regions::Regions;
+pub use tier::{DeviceTier, TierUsage};
+pub(crate) use words::{WORD_BYTES, Words};
+
+use crate::host::{CpuSet, PciAddress};
+use crate::limits::DeviceLimits;
+use crate::store::BlockFacts;
+use crate::store::ids::SessionId;
+use crate::threads;
+
+/// An actor's device, as its thread is asked.
+pub struct DeviceLane {
+    place: DevicePlace,
+    orders: usize,
+    thread: Option<DeviceThread>,
+    /// What the device has; used on its thread alone.
+    regions: Arc<Mutex<Regions>>,
+    tensors: HashMap<(SessionId, u32), Tensors>,
+    last_tensors: u32,
+    words: HashMap<SessionId, Arc<Words>>,
+    /// Sessions that ended, of which the thread has not heard.
+    closing: Vec<SessionId>,
+    /// Orders to give up, of which it has not heard.
+    cancelling: Vec<Ticket>,
+    /// Why the device cannot be used; set before anybody hears that it cannot.
+    lost: Arc<Mutex<Option<DeviceError>>>,
+    sweeps: Arc<Sweeps>,
+    reports: mpsc::UnboundedSender<Report>,
+}
+
+/// Whether the device has something to give up that nobody uses any more.
+#[derive(Default)]
+struct Sweeps {
+    /// It may have.
+    wanted: AtomicBool,
+    /// Its thread was asked to, and has not done it yet.
+    waits: AtomicBool,
+}
+
+/// Which device is meant, and where its thread runs.
+#[derive(Clone)]
+pub struct DevicePlace {
+    /// Who opens it.
+    pub devices: Devices,
+    /// The actor's number.
+    pub device: u16,
+    /// Where its GPU is, if it has one.
+    pub pci: Option<PciAddress>,
+    /// The CPUs of its thread.
+    pub cpus: CpuSet,
+}
+
+/// An engine's tensors.
+#[derive(Debug, Clone)]
+pub(crate) struct Tensors {
+    pub(crate) id: TensorsId,
+    pub(crate) layout: PagedLayout,
+    pub(crate) namespace: u32,
+    pub(crate) block: usize,
+    pub(crate) facts: BlockFacts,
+}
+
+impl DeviceLane {
+    /// A lane whose thread is not started yet, and what its device reports: at a time at most a word for each layer of each order
+    /// that it may have.
+    #[must_use]
+    pub fn new(place: DevicePlace, limits: &DeviceLimits) -> (Self, mpsc::UnboundedReceiver<Report>) {
+        let (reports, receiver) = mpsc::unbounded_channel();
+        let lane = Self {
+            place,
+            orders: limits.orders,
+            thread: None,
+            regions: Arc::default(),
+            tensors: HashMap::new(),
+            last_tensors: 0,
+            words: HashMap::new(),
+            closing: Vec::new(),
+            cancelling: Vec::new(),
+            lost: Arc::default(),
+            sweeps: Arc::default(),
+            reports,
+        };
+        (lane, receiver)
+    }
+
+    /// Why the device cannot be used.
+    pub(crate) fn why_lost(&self) -> DeviceError {
+        let absent = || DeviceError::Absent("the node has opened no GPU".into());
+        lock(&self.lost).clone().unwrap_or_else(absent)
+    }
+
+    /// Has the device do something, starting its thread where it does not run. The answer never comes where there is no device.
+    pub(crate) fn call<T: Send + 'static>(
+        &mut self,
+        what: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<T, LaneRefused> + Send + 'static,
+    ) -> Result<oneshot::Receiver<Result<T, LaneRefused>>, Busy> {
+        let (answer, answered) = oneshot::channel();
+        let regions = Arc::clone(&self.regions);
+        self.thread()?.call(move |device| {
+            let result = what(device, &mut lock(&regions));
+            // Where nobody waits any more there is nobody to tell.
+            drop(answer.send(result));
+        })?;
+        Ok(answered)
+    }
+
+    /// Hands an order to the device that is made on its thread.
+    pub(crate) fn submit(
+        &self,
+        ticket: Ticket,
+        make: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<Order, DeviceError> + Send + 'static,
+    ) -> Result<(), Busy> {
+        let regions = Arc::clone(&self.regions);
+        let thread = self.thread.as_ref().ok_or(Busy)?;
+        thread.submit_made(ticket, move |device| make(device, &mut lock(&regions)))
+    }
+
+    /// Gives up an order that waits for its word.
+    pub(crate) fn cancel(&mut self, ticket: Ticket) {
+        self.cancelling.push(ticket);
+        self.catch_up();
+    }
+
+    /// Tells the thread what it had no room for, and has it give up what nobody uses any more.
+    pub(crate) fn catch_up(&mut self) {
+        let Some(thread) = &self.thread else {
+            self.closing.clear();
+            return self.cancelling.clear();
+        };
+        self.cancelling.retain(|&ticket| thread.cancel(ticket).is_err());
+        let regions = &self.regions;
+        self.closing.retain(|&session| {
+            let regions = Arc::clone(regions);
+            thread.call(move |device| lock(&regions).close(device, session)).is_err()
+        });
+    }
+
+    /// The device may have something that nobody uses any more.
+    pub(crate) fn want_sweep(&self) {
+        self.sweeps.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// Has the device give up what nobody uses any more, where there is such.
+    pub(crate) fn sweep(&mut self) {
+        self.catch_up();
+        let Some(thread) = &self.thread else { return };
+        let is_wanted = self.sweeps.wanted.load(Ordering::Relaxed);
+        if !is_wanted || self.sweeps.waits.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (regions, sweeps) = (Arc::clone(&self.regions), Arc::clone(&self.sweeps));
+        let asked = thread.call(move |device| {
+            sweeps.wanted.store(lock(&regions).sweep(device), Ordering::Relaxed);
+            sweeps.waits.store(false, Ordering::Relaxed);
+        });
+        if asked.is_err() {
+            self.sweeps.waits.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The page of words of a session, made where it has none.
+    pub(crate) fn words(&mut self, session: SessionId) -> Result<Arc<Words>, LaneRefused> {
+        if let Some(words) = self.words.get(&session) {
+            return Ok(Arc::clone(words));
+        }
+        let words = Arc::new(Words::create().map_err(LaneRefused::Words)?);
+        self.words.insert(session, Arc::clone(&words));
+        Ok(words)
+    }
+
+    /// How many tensors a session has.
+    pub(crate) fn tensors_of(&self, session: SessionId) -> usize {
+        self.tensors.keys().filter(|(of, _)| *of == session).count()
+    }
+
+    /// Notes tensors that the device knows; their number in the session.
+    pub(crate) fn add(&mut self, session: SessionId, tensors: Tensors) -> u32 {
+        self.last_tensors = self.last_tensors.wrapping_add(1);
+        self.tensors.insert((session, self.last_tensors), tensors);
+        self.last_tensors
+    }
+
+    /// The tensors of this number.
+    pub(crate) fn find(&self, session: SessionId, number: u32) -> Result<Tensors, LaneRefused> {
+        self.tensors.get(&(session, number)).cloned().ok_or(LaneRefused::NoTensors { number })
+    }
+
+    /// A session ended: the device gives its memory up as soon as nothing copies there.
+    pub(crate) fn close_session(&mut self, session: SessionId) {
+        self.tensors.retain(|(of, _), _| *of != session);
+        if self.words.remove(&session).is_some() {
+            self.closing.push(session);
+            self.want_sweep();
+            self.catch_up();
+        }
+    }
+
+    /// The device failed, or there is none, which the next registration tries again.
+    pub(crate) fn lose(&mut self, error: &DeviceError) {
+        self.tensors.clear();
+        if matches!(error, DeviceError::Absent(_)) {
+            self.gone();
+        }
+    }
+
+    /// Nothing of the device is left: the next registration opens it anew.
+    pub(crate) fn gone(&mut self) {
+        self.thread = None;
+        self.regions = Arc::default();
+        self.sweeps = Arc::default();
+        self.tensors.clear();
+    }
+
+    fn thread(&mut self) -> Result<&DeviceThread, Busy> {
+        if self.thread.is_none() {
+            *lock(&self.lost) = None;
+            self.thread = Some(self.start().map_err(|error| {
+                tracing::error!(%error, "no thread for a device");
+                Busy
+            })?);
+        }
+        self.thread.as_ref().ok_or(Busy)
+    }
+
+    fn start(&self) -> std::io::Result<DeviceThread> {
+        let (place, reports) = (self.place.clone(), self.reports.clone());
+        let open = move || {
+            threads::pin_or_warn(&place.cpus);
+            let device = place.devices.open(place.device, place.pci)?;
+            tracing::info!(
+                device = place.device,
+                name = device.name(),
+                "a GPU is opened for the device lane"
+            );
+            Ok(device)
+        };
+        let lost = Arc::clone(&self.lost);
+        let hear = move |report| {
+            if let Report::Lost(error) = &report {
+                *lock(&lost) = Some(error.clone());
+            }
+            // The actor that hears it may have stopped.
+            drop(reports.send(report));
+        };
+        DeviceThread::start(&format!("larder-device-{}", self.place.device), self.orders, open, hear)
+    }
+}
+
+/// Nothing is left half done by a holder that panics: the device is lost then.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,83 @@
+//! Why the device lane does nothing of what an engine asks.
+
+use larder_device::DeviceError;
+use larder_protocol::session::{Refusal, RefusalCode, Response};
+
+use crate::arena::MemoryError;
+
+/// Nothing was done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaneRefused {
+    /// There is no device, or it does not do that.
+    #[error("{0}; the engine can copy by itself, through the node's host memory")]
+    Device(#[from] DeviceError),
+    /// No memory for words.
+    #[error("no memory for the session's words: {0}")]
+    Words(MemoryError),
+    /// The pages of a chunk have other bytes than its block.
+    #[error(
+        "a chunk's pages have {pages_bytes} bytes in {layers} layers, its block {block_bytes} in {block_layers}"
+    )]
+    Block {
+        /// Bytes of its pages.
+        pages_bytes: u64,
+        /// Layers of the tensors.
+        layers: u32,
+        /// Bytes of its block.
+        block_bytes: u64,
+        /// Layers of the pool.
+        block_layers: u32,
+    },
+    /// More than a session may have.
+    #[error("too many {what}: at most {most} a session")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        most: usize,
+    },
+    /// Not one descriptor for each region that is shared by one.
+    #[error("{found} descriptors came for {regions} regions that are shared by descriptor")]
+    Descriptors {
+        /// How many came.
+        found: usize,
+        /// How many should have.
+        regions: usize,
+    },
+    /// A number that names no tensors of the session, or no longer.
+    #[error("there are no tensors {number} in this session, or the GPU was lost: register them again")]
+    NoTensors {
+        /// The number.
+        number: u32,
+    },
+    /// A number that names no copy of the session, or one whose end was told.
+    #[error("there is no copy {number} in this session, or its end was told")]
+    NoCopy {
+        /// The number.
+        number: u64,
+    },
+    /// Pages, layers or words that there are not.
+    #[error("{what} {found} of a copy are not among the {of} that there are")]
+    Beyond {
+        /// Of what.
+        what: &'static str,
+        /// What was asked for.
+        found: u64,
+        /// What there is.
+        of: u64,
+    },
+}
+
+impl From<LaneRefused> for Response {
+    fn from(refused: LaneRefused) -> Self {
+        let code = match &refused {
+            LaneRefused::Device(_) => RefusalCode::Device,
+            LaneRefused::Words(_) => RefusalCode::Internal,
+            LaneRefused::Block { .. } => RefusalCode::Namespace,
+            LaneRefused::TooMany { .. } => RefusalCode::TooLarge,
+            LaneRefused::NoTensors { .. } | LaneRefused::NoCopy { .. } => RefusalCode::Unknown,
+            LaneRefused::Descriptors { .. } | LaneRefused::Beyond { .. } => RefusalCode::Place,
+        };
+        Self::Refused(Refusal { code, message: refused.to_string() })
+    }
+}

@@ -1,0 +1,150 @@
+//! What a device has of memory: extents that it pinned, and what sessions made known. Only its thread uses it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use larder_device::{
+    Device, DeviceError, EngineMemory, Flag, HostMemory, OrderError, PagedLayout, Place, RegionId, TensorsId,
+};
+use larder_protocol::lane::Word;
+
+use super::WORD_BYTES;
+use crate::arena::ExtentMemory;
+use crate::store::ids::SessionId;
+
+/// A device's memory.
+#[derive(Default)]
+pub(crate) struct Regions {
+    extents: Vec<Pinned>,
+    /// The tier's memory, or why there is none.
+    pool: Option<Result<RegionId, DeviceError>>,
+    sessions: HashMap<SessionId, OfSession>,
+    /// What sessions had that ended, and copies may still use.
+    retired: Vec<OfSession>,
+}
+
+struct Pinned {
+    memory: Weak<ExtentMemory>,
+    region: RegionId,
+}
+
+#[derive(Default)]
+struct OfSession {
+    words: Option<RegionId>,
+    tensors: Vec<TensorsId>,
+    /// Regions of these tensors.
+    regions: Vec<RegionId>,
+}
+
+impl Regions {
+    /// The region of an extent, which is pinned if it is not yet.
+    pub(crate) fn find(
+        &mut self,
+        device: &mut dyn Device,
+        memory: &Arc<ExtentMemory>,
+    ) -> Result<RegionId, DeviceError> {
+        let known = self.extents.iter().find(|pinned| pinned.memory.as_ptr() == Arc::as_ptr(memory));
+        if let Some(pinned) = known {
+            return Ok(pinned.region);
+        }
+        self.sweep(device);
+        let region = device.attach(memory.host_memory())?;
+        self.extents.push(Pinned { memory: Arc::downgrade(memory), region });
+        Ok(region)
+    }
+
+    /// The tier's memory, which is taken when it is first used. A GPU that has not so much is not asked again.
+    pub(crate) fn pool(&mut self, device: &mut dyn Device, bytes: u64) -> Result<RegionId, DeviceError> {
+        let pool = self.pool.get_or_insert_with(|| {
+            device.allocate(bytes).inspect_err(|error| {
+                tracing::warn!(%error, bytes, "a GPU has no memory for the device tier: lower [gpu] device_bytes");
+            })
+        });
+        pool.clone()
+    }
+
+    /// Makes a session's tensors known to the device, all of their regions or none.
+    pub(crate) fn register(
+        &mut self,
+        device: &mut dyn Device,
+        session: SessionId,
+        words: HostMemory,
+        layout: impl FnOnce(&[u64]) -> Result<PagedLayout, super::LaneRefused>,
+        memory: Vec<(EngineMemory, u64)>,
+    ) -> Result<(TensorsId, PagedLayout), super::LaneRefused> {
+        self.sweep(device);
+        let bytes: Vec<u64> = memory.iter().map(|&(_, bytes)| bytes).collect();
+        let layout = layout(&bytes)?;
+        let of_session = self.sessions.entry(session).or_default();
+        if of_session.words.is_none() {
+            of_session.words = Some(device.attach(words)?);
+        }
+        let mut regions = Vec::with_capacity(memory.len());
+        match import(device, memory, &layout, &mut regions) {
+            Ok(tensors) => {
+                of_session.tensors.push(tensors);
+                of_session.regions.append(&mut regions);
+                Ok((tensors, layout))
+            }
+            Err(error) => {
+                self.retired.push(OfSession { regions, ..OfSession::default() });
+                self.sweep(device);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// A word of a session's page.
+    pub(crate) fn flag(&self, session: SessionId, word: Option<Word>) -> Result<Option<Flag>, DeviceError> {
+        let flag = |Word { word, value }| {
+            let words = self.sessions.get(&session).and_then(|of| of.words);
+            let place = Place { region: words.ok_or(DeviceError::Unknown)?, offset: u64::from(word) * 4 };
+            if place.offset >= WORD_BYTES {
+                return Err(DeviceError::Order(OrderError::NoPlace { place, bytes: 4 }));
+            }
+            Ok(Flag { word: place, value })
+        };
+        word.map(flag).transpose()
+    }
+
+    /// A session ended: what it made known is given up as soon as nothing uses it.
+    pub(crate) fn close(&mut self, device: &mut dyn Device, session: SessionId) {
+        self.retired.extend(self.sessions.remove(&session));
+        self.sweep(device);
+    }
+
+    /// Gives up what nobody uses any more: what ended sessions had, and extents that got new memory. Whether copies still use some
+    /// of it.
+    pub(crate) fn sweep(&mut self, device: &mut dyn Device) -> bool {
+        self.retired.retain_mut(|retired| !retired.give_up(device));
+        // The device's own share is the last.
+        self.extents.retain(|Pinned { memory, region }| {
+            memory.strong_count() > 1 || matches!(device.detach(*region), Err(DeviceError::InUse))
+        });
+        !self.retired.is_empty()
+    }
+}
+
+impl OfSession {
+    /// Gives up what can be; whether nothing is left.
+    fn give_up(&mut self, device: &mut dyn Device) -> bool {
+        let is_used = |result: Result<(), DeviceError>| matches!(result, Err(DeviceError::InUse));
+        self.tensors.retain(|&tensors| is_used(device.unregister(tensors)));
+        self.regions.retain(|&region| is_used(device.detach(region)));
+        self.words = self.words.filter(|&words| is_used(device.detach(words)));
+        self.tensors.is_empty() && self.regions.is_empty() && self.words.is_none()
+    }
+}
+
+/// Maps an engine's memory, and makes tensors of it; `regions` has what was mapped, also where it fails.
+fn import(
+    device: &mut dyn Device,
+    memory: Vec<(EngineMemory, u64)>,
+    layout: &PagedLayout,
+    regions: &mut Vec<RegionId>,
+) -> Result<TensorsId, DeviceError> {
+    for (memory, _) in memory {
+        regions.push(device.import(memory)?);
+    }
+    device.register(layout.clone(), regions.clone())
+}

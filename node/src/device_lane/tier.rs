@@ -1,0 +1,228 @@
+//! The device tier: which blocks have a copy in the GPU memory that the node owns.
+//!
+//! Pure. It is a cache above host memory: a block comes here when its chunk is read from GPU memory's side for the second time, and
+//! the host keeps its own. So what leaves is dropped, and nothing has to be brought back. A block's name stands for its bytes, so that a
+//! copy is right for as long as it is here, whatever becomes of the chunk on the host.
+
+use std::collections::HashMap;
+
+use larder_device::slots::SlotId;
+use larder_protocol::checksum::BlockKey;
+
+use crate::store::ids::ChunkId;
+use crate::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
+
+/// The blocks that are there. All slots have one size, that of the first engine's blocks.
+#[derive(Debug)]
+pub struct DeviceTier {
+    bytes: u64,
+    slot_bytes: u64,
+    found: HashMap<BlockKey, SlotId>,
+    slots: HashMap<SlotId, Entry>,
+    policy: Box<dyn Policy>,
+    filled: u64,
+    evicted: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: BlockKey,
+    is_filled: bool,
+}
+
+/// What the tier holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TierUsage {
+    /// Bytes that it may take of the GPU.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of their slots.
+    pub used_bytes: u64,
+    /// Blocks evicted so far.
+    pub evicted: u64,
+}
+
+impl DeviceTier {
+    /// An empty tier of so many bytes; of none where that is 0.
+    #[must_use]
+    pub fn new(bytes: u64, policy: PolicyName) -> Self {
+        Self {
+            bytes,
+            slot_bytes: 0,
+            found: HashMap::new(),
+            slots: HashMap::new(),
+            policy: policy.build(None),
+            filled: 0,
+            evicted: 0,
+        }
+    }
+
+    /// An engine has blocks of this size: the first decides how large slots are. How many there are from now on more.
+    pub fn size_slots(&mut self, block_bytes: u64) -> u32 {
+        if self.slot_bytes > 0 || block_bytes == 0 {
+            return 0;
+        }
+        self.slot_bytes = block_bytes.next_multiple_of(SLOT_ALIGNMENT);
+        u32::try_from(self.bytes / self.slot_bytes).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of the GPU that it needs: whole slots.
+    #[must_use]
+    pub fn pool_bytes(&self) -> u64 {
+        self.bytes - self.bytes.checked_rem(self.slot_bytes).unwrap_or(self.bytes)
+    }
+
+    /// Where in the pool a slot begins.
+    #[must_use]
+    pub fn offset(&self, slot: SlotId) -> u64 {
+        u64::from(slot.0) * self.slot_bytes
+    }
+
+    /// The slot of a block that can be read.
+    #[must_use]
+    pub fn find(&self, key: &BlockKey) -> Option<SlotId> {
+        self.found.get(key).copied().filter(|slot| self.slots.get(slot).is_some_and(|entry| entry.is_filled))
+    }
+
+    /// Whether a block of a chunk that was read so often should be here and is not, nor on its way.
+    #[must_use]
+    pub fn wants(&self, key: &BlockKey, block_bytes: u64, reads: u8) -> bool {
+        reads >= READS_TO_ADMIT
+            && block_bytes <= self.slot_bytes
+            && self.pool_bytes() > 0
+            && !self.found.contains_key(key)
+    }
+
+    /// A block is read.
+    pub fn touch(&mut self, slot: SlotId) {
+        self.policy.touch(chunk_of(slot));
+    }
+
+    /// A block is being copied into a slot.
+    pub fn fill(&mut self, slot: SlotId, key: BlockKey) {
+        self.found.insert(key, slot);
+        self.slots.insert(slot, Entry { key, is_filled: false });
+    }
+
+    /// A block is here.
+    pub fn filled(&mut self, slot: SlotId, facts: Facts) {
+        let Some(entry) = self.slots.get_mut(&slot) else { return };
+        entry.is_filled = true;
+        self.filled += 1;
+        self.policy.insert(chunk_of(slot), facts);
+    }
+
+    /// A block did not come, or its slot is lost.
+    pub fn dropped(&mut self, slot: SlotId) {
+        self.take_out(slot, Removal::Dropped);
+    }
+
+    /// The slot of the block that should go next, which is here no more.
+    pub fn evict(&mut self) -> Option<SlotId> {
+        let victim = self.policy.victim(&mut |_| Verdict::Take)?;
+        let slot = SlotId(victim.position() as u32);
+        self.take_out(slot, Removal::Evicted);
+        self.evicted += 1;
+        Some(slot)
+    }
+
+    /// The GPU is lost: the slots of all blocks that were here.
+    pub fn clear(&mut self) -> Vec<SlotId> {
+        let mut slots: Vec<SlotId> =
+            self.slots.iter().filter(|(_, entry)| entry.is_filled).map(|(&slot, _)| slot).collect();
+        slots.sort_unstable();
+        slots.iter().for_each(|&slot| self.take_out(slot, Removal::Dropped));
+        slots
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn usage(&self) -> TierUsage {
+        let (blocks, evicted) = (self.filled, self.evicted);
+        TierUsage { bytes: self.bytes, blocks, used_bytes: blocks * self.slot_bytes, evicted }
+    }
+
+    fn take_out(&mut self, slot: SlotId, why: Removal) {
+        let Some(Entry { key, is_filled }) = self.slots.remove(&slot) else { return };
+        self.found.remove(&key);
+        if is_filled {
+            self.filled -= 1;
+            self.policy.remove(chunk_of(slot), why);
+        }
+    }
+}
+
+/// Policies know numbers alone.
+fn chunk_of(slot: SlotId) -> ChunkId {
+    ChunkId::at(slot.0 as usize)
+}
+
+/// A chunk that is read once is not worth the copy.
+const READS_TO_ADMIT: u8 = 2;
+
+/// Kernels move 16 bytes at a time, and the copy engine likes whole lines.
+const SLOT_ALIGNMENT: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::{ChunkHash, Fingerprint};
+
+    use super::*;
+
+    const FACTS: Facts = Facts { short_hash: 0, index: 0, priority: 0 };
+
+    fn key(number: u8) -> BlockKey {
+        BlockKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([number; 32]), slice: 0, pool: 0 }
+    }
+
+    fn tier(slots: u64) -> DeviceTier {
+        let mut tier = DeviceTier::new(slots * 4_096, PolicyName::Lru);
+        assert_eq!(u64::from(tier.size_slots(4_096)), slots);
+        tier
+    }
+
+    #[test]
+    fn a_block_is_wanted_when_its_chunk_is_read_again_and_found_when_it_is_whole() {
+        let mut tier = tier(2);
+        assert!(!tier.wants(&key(1), 4_096, 1) && tier.wants(&key(1), 4_096, 2));
+        assert!(!tier.wants(&key(1), 4_097, 2), "it fits no slot");
+        tier.fill(SlotId(0), key(1));
+        assert!(!tier.wants(&key(1), 4_096, 3) && tier.find(&key(1)).is_none(), "it is on its way");
+        tier.filled(SlotId(0), FACTS);
+        assert_eq!((tier.find(&key(1)), tier.offset(SlotId(1))), (Some(SlotId(0)), 4_096));
+        tier.dropped(SlotId(0));
+        assert!(tier.wants(&key(1), 4_096, 2) && tier.find(&key(1)).is_none());
+    }
+
+    #[test]
+    fn what_goes_is_what_the_policy_says_and_never_what_is_on_its_way() {
+        let mut tier = tier(3);
+        for slot in 0..2 {
+            tier.fill(SlotId(slot), key(slot as u8));
+            tier.filled(SlotId(slot), FACTS);
+        }
+        tier.fill(SlotId(2), key(2));
+        tier.touch(SlotId(0));
+        assert_eq!((tier.evict(), tier.evict(), tier.evict()), (Some(SlotId(1)), Some(SlotId(0)), None));
+        assert_eq!(tier.usage(), TierUsage { bytes: 3 * 4_096, blocks: 0, used_bytes: 0, evicted: 2 });
+    }
+
+    #[test]
+    fn nothing_is_wanted_where_there_is_no_tier_or_nobody_said_how_large_blocks_are() {
+        assert!(!DeviceTier::new(1 << 20, PolicyName::Lru).wants(&key(1), 4_096, 9));
+        let mut none = DeviceTier::new(0, PolicyName::Lru);
+        assert_eq!((none.size_slots(4_096), none.pool_bytes()), (0, 0));
+        assert!(!none.wants(&key(1), 4_096, 9));
+    }
+
+    #[test]
+    fn a_lost_gpu_leaves_nothing_here_and_names_the_slots_that_had_blocks() {
+        let mut tier = tier(3);
+        tier.fill(SlotId(1), key(1));
+        tier.filled(SlotId(1), FACTS);
+        tier.fill(SlotId(2), key(2));
+        assert_eq!(tier.clear(), [SlotId(1)]);
+        assert_eq!(tier.find(&key(1)), None);
+    }
+}

@@ -1,0 +1,47 @@
+//! The page of words by which copies and an engine's streams wait for each other.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use larder_device::HostMemory;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use crate::arena::MemoryError;
+use crate::arena::mapping::{Access, Mapping};
+
+/// Memory that one engine, the node and its device write. It holds nothing but words, by which only this engine's copies wait.
+pub(crate) struct Words {
+    mapping: Arc<Mapping>,
+    file: OwnedFd,
+}
+
+impl Words {
+    /// A page of zeros. Nobody can change its size.
+    ///
+    /// # Errors
+    /// Where the system does not give it.
+    pub(crate) fn create() -> Result<Self, MemoryError> {
+        let bytes = WORD_BYTES;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("larder-words", flags).map_err(MemoryError::create)?;
+        ftruncate(&file, bytes).map_err(|source| MemoryError::Size { bytes, source })?;
+        let mapping = Mapping::new(file.as_fd(), bytes, Access::Write)
+            .map_err(|source| MemoryError::Map { bytes, source })?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(|source| MemoryError::Seal { source })?;
+        Ok(Self { mapping: Arc::new(mapping), file })
+    }
+
+    /// For the engine to map.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// For the device to pin.
+    pub(crate) fn host_memory(&self) -> HostMemory {
+        self.mapping.host_memory()
+    }
+}
+
+/// 1,024 words.
+pub(crate) const WORD_BYTES: u64 = 4_096;
