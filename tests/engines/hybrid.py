@@ -188,4 +188,5 @@ def turns_with_states(engine: Engine, prompts: Prompts) -> None:
 
 
 def node(cluster: Cluster, number: int, **connector) -> dict:
-    return {"socket": cluster.sockets[number]} | connector
+    # However busy the machine is: a prefix that comes late is computed.
+    return {"socket": cluster.sockets[number], "prefetch_seconds": 10.0} | connector
