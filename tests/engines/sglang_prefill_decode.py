@@ -24,10 +24,10 @@ def prefill_decode(scratch: Path) -> None:
             # The last token of an answer is never computed.
             assert told["whole"] == 8 * PAGE and told["counts"]["saved_keys"] == 2, f"{told}"
             prefill.open("another", cluster.sockets[0], kind=kind)
-            for cache in ("prefill", "another"):
+            for cache, what in (("prefill", "where the prompt was computed"), ("another", "elsewhere")):
                 come = until_restored(prefill, cache, turn + output, told["whole"], salt)
                 assert come["digest"] == told["digest"], f"{kind}, {cache}: other bytes"
-                row(f"prefill's next turn, {kind} attention", f"{come['restored']} tokens, identical to decode's")
+                row(f"next turn {what}, {kind} attention", f"{come['restored']} tokens, identical to decode's")
             assert prefill.ask("restore", "another", turn + output, "bob")["restored"] == 0, "another salt hit"
             for engine, cache in ((prefill, "prefill"), (prefill, "another"), (decode, "decode")):
                 engine.close(cache)
