@@ -47,10 +47,13 @@ impl Meter {
     pub fn delivered(&mut self, bytes: u64, now: Duration) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
         self.unmeasured_bytes += bytes;
-        let took = now.saturating_sub(self.since).as_secs_f64();
-        if took < SHORTEST_SAMPLE.as_secs_f64() {
+        let took = now.saturating_sub(self.since);
+        // Of a source that was never measured any sample says more than none.
+        let is_first = self.bytes_per_second.is_none() && self.outstanding_bytes == 0;
+        if took < SHORTEST_SAMPLE && !is_first {
             return;
         }
+        let took = took.max(SHORTEST_TIME).as_secs_f64();
         let rate = self.unmeasured_bytes as f64 / took;
         // The longer a sample, the more it says.
         let weight = (took / MEMORY.as_secs_f64()).clamp(LEAST_WEIGHT, 1.0);
@@ -105,6 +108,9 @@ pub fn worth_loading(pieces: &[Piece], meters: &[&Meter], prefill: Prefill) -> u
 /// Deliveries within less than this are measured together.
 const SHORTEST_SAMPLE: Duration = Duration::from_millis(1);
 
+/// What a delivery takes at least.
+const SHORTEST_TIME: Duration = Duration::from_micros(1);
+
 /// A sample this long replaces what was known.
 const MEMORY: Duration = Duration::from_secs(1);
 
@@ -146,6 +152,20 @@ mod tests {
         assert_eq!(meter.bytes_per_second(), Some((50 * MIB) as f64), "too short to say anything");
         meter.gave_up(MIB);
         assert_eq!(meter.seconds_for(50 * MIB), 1.0);
+    }
+
+    #[test]
+    fn a_first_delivery_is_measured_however_soon_it_is_over() {
+        let mut meter = Meter::default();
+        meter.ordered(2 * MIB, Duration::ZERO);
+        meter.delivered(MIB, Duration::from_micros(100));
+        assert_eq!(meter.bytes_per_second(), None, "more is about to come");
+        meter.delivered(MIB, Duration::from_micros(200));
+        assert_eq!(meter.bytes_per_second(), Some((2 * MIB) as f64 / 200e-6));
+        let mut meter = Meter::default();
+        meter.ordered(MIB, Duration::ZERO);
+        meter.delivered(MIB, Duration::ZERO);
+        assert!(meter.bytes_per_second().is_some_and(f64::is_finite), "sooner than the clock ticks");
     }
 
     #[test]
