@@ -26,7 +26,7 @@ class World:
     def __init__(self, scratch: Path):
         subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
         self.scratch = scratch
-        self.seeds = range(1, 10)
+        self.seeds = range(1, 20)
         with Engine(scratch, "reference") as engine:
             # The first prompt pays for what is compiled and allocated once.
             engine.ask(prompt(99))
