@@ -196,8 +196,9 @@ pub const ALIGNMENT: u64 = 16;
 /// Dimensions of a page beside its runs: heads, tokens.
 pub const MAX_DIMS: usize = 2;
 
-/// Planes of one layout.
-pub const MAX_PLANES: usize = 4_096;
+/// Planes of one layout: far more than engines have layers. Each is held against each, which so many take some ten milliseconds
+/// for.
+pub const MAX_PLANES: usize = 1_024;
 
 #[cfg(test)]
 mod tests;

@@ -92,9 +92,10 @@ fn is_nested(axes: &[(u64, u64)], run_bytes: u64) -> bool {
 
 /// Planes of one region must share no byte. Those with different strides may not interleave at all.
 fn apart(spec: &LayoutSpec) -> Result<(), LayoutError> {
-    for (second, right) in spec.planes.iter().enumerate() {
-        for (first, left) in spec.planes[..second].iter().enumerate() {
-            if left.region == right.region && share(spec, left, right) {
+    let spans: Vec<Span<'_>> = spec.planes.iter().map(|plane| Span::of(spec, plane)).collect();
+    for (second, right) in spans.iter().enumerate() {
+        for (first, left) in spans[..second].iter().enumerate() {
+            if left.shares_with(right, spec.run_bytes) {
                 return Err(LayoutError::PlanesOverlap(first, second));
             }
         }
@@ -102,20 +103,31 @@ fn apart(spec: &LayoutSpec) -> Result<(), LayoutError> {
     Ok(())
 }
 
-fn share(spec: &LayoutSpec, left: &Plane, right: &Plane) -> bool {
-    let span = |plane: &Plane| {
-        let extent = extent(&axes(spec, plane), spec.run_bytes).unwrap_or(u64::MAX);
-        plane.offset..plane.offset.saturating_add(extent)
-    };
-    let (a, b) = (span(left), span(right));
-    if a.end <= b.start || b.end <= a.start {
-        return false;
+/// What a plane takes of its region.
+struct Span<'a> {
+    plane: &'a Plane,
+    axes: Vec<(u64, u64)>,
+    end: u64,
+}
+
+impl<'a> Span<'a> {
+    fn of(spec: &LayoutSpec, plane: &'a Plane) -> Self {
+        let axes = axes(spec, plane);
+        let end = plane.offset.saturating_add(extent(&axes, spec.run_bytes).unwrap_or(u64::MAX));
+        Self { plane, axes, end }
     }
-    if left.page_stride != right.page_stride {
-        return true;
+
+    fn shares_with(&self, other: &Self, run_bytes: u64) -> bool {
+        let (left, right) = (self.plane, other.plane);
+        if left.region != right.region || self.end <= right.offset || other.end <= left.offset {
+            return false;
+        }
+        if left.page_stride != right.page_stride {
+            return true;
+        }
+        let distance = i128::from(left.offset) - i128::from(right.offset);
+        meets(&self.axes, distance, i128::from(run_bytes))
     }
-    let distance = i128::from(left.offset) - i128::from(right.offset);
-    meets(&axes(spec, left), distance, i128::from(spec.run_bytes))
 }
 
 /// Whether some run of a plane comes within a run's length of another's that lies `distance` further. As the axes are
