@@ -22,6 +22,8 @@ pub struct DeviceTier {
     policy: Box<dyn Policy>,
     filled: u64,
     evicted: u64,
+    /// The GPU refused to fill it: nothing more is brought, until the GPU is opened anew.
+    is_refused: bool,
 }
 
 #[derive(Debug)]
@@ -55,6 +57,7 @@ impl DeviceTier {
             policy: policy.build(None),
             filled: 0,
             evicted: 0,
+            is_refused: false,
         }
     }
 
@@ -91,6 +94,7 @@ impl DeviceTier {
         reads >= READS_TO_ADMIT
             && block_bytes <= self.slot_bytes
             && self.pool_bytes() > 0
+            && !self.is_refused
             && !self.found.contains_key(key)
     }
 
@@ -118,6 +122,11 @@ impl DeviceTier {
         self.take_out(slot, Removal::Dropped);
     }
 
+    /// The GPU refuses to fill it: it has not so much memory, say.
+    pub fn refused(&mut self) {
+        self.is_refused = true;
+    }
+
     /// The slot of the block that should go next, which is here no more.
     pub fn evict(&mut self) -> Option<SlotId> {
         let victim = self.policy.victim(&mut |_| Verdict::Take)?;
@@ -129,6 +138,7 @@ impl DeviceTier {
 
     /// The GPU is lost: the slots of all blocks that were here.
     pub fn clear(&mut self) -> Vec<SlotId> {
+        self.is_refused = false;
         let mut slots: Vec<SlotId> =
             self.slots.iter().filter(|(_, entry)| entry.is_filled).map(|(&slot, _)| slot).collect();
         slots.sort_unstable();
@@ -214,6 +224,17 @@ mod tests {
         let mut none = DeviceTier::new(0, PolicyName::Lru);
         assert_eq!((none.size_slots(4_096), none.pool_bytes()), (0, 0));
         assert!(!none.wants(&key(1), 4_096, 9));
+    }
+
+    #[test]
+    fn a_gpu_that_refuses_is_asked_again_only_when_it_was_opened_anew() {
+        let mut tier = tier(2);
+        tier.fill(SlotId(0), key(1));
+        tier.filled(SlotId(0), FACTS);
+        tier.refused();
+        assert!(!tier.wants(&key(2), 4_096, 9) && tier.find(&key(1)).is_some(), "what is there can be read");
+        tier.clear();
+        assert!(tier.wants(&key(2), 4_096, 9));
     }
 
     #[test]

@@ -30,6 +30,9 @@ impl GpuActor {
                 }
             }
             HeldBy::Promotion(load, slots) => {
+                if result == Err(CopyError::Refused) {
+                    self.device_lane.tier.refused();
+                }
                 for (slot, facts) in slots {
                     match is_whole {
                         true => self.device_lane.tier.filled(slot, facts),
