@@ -10,12 +10,13 @@ mod files;
 mod runtime_dir;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, select_all, try_join_all};
 use larder_client::quic::CredentialFiles;
-use larder_coordinator::Status;
+use larder_node::Status;
 use larder_protocol::identity::Role;
 
 pub use arena::DEFAULT_ARENA_BYTES;
@@ -70,7 +71,7 @@ impl DevCluster {
         Ok(Self { addresses, children, announcement, ready_after: now() - started, files })
     }
 
-    /// Waits until the coordinator knows all nodes.
+    /// Waits until every node has a table of all nodes.
     ///
     /// # Errors
     /// [`DevError::NotJoined`] where they take longer than [`JOIN_TIMEOUT`].
@@ -78,13 +79,13 @@ impl DevCluster {
     /// # Cancel safety
     /// Safe.
     pub async fn joined(&self) -> Result<(), DevError> {
-        let Some(coordinator) = self.addresses.coordinator else { return Ok(()) };
+        if self.addresses.coordinator.is_none() {
+            return Ok(());
+        }
         let (start, nodes) = (now(), self.addresses.nodes.len());
         loop {
-            let status =
-                tokio::task::spawn_blocking(move || http::get_json::<Status>(coordinator, "/status"));
-            // An error: it does not answer yet, or never will, and then the time runs out.
-            let members = status.await.ok().and_then(Result::ok).map_or(0, |status| status.nodes.len());
+            let seen = self.addresses.nodes.iter().map(|node| members_in_table_of(node.http));
+            let members = join_all(seen).await.into_iter().min().unwrap_or(0);
             if members >= nodes {
                 return Ok(());
             }
@@ -213,6 +214,13 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
         children.push(child);
     }
     Ok((addresses, children))
+}
+
+/// How many members the table has that a node follows; 0 where it does not answer yet.
+async fn members_in_table_of(node: SocketAddr) -> usize {
+    let asked = tokio::task::spawn_blocking(move || http::get_json::<Status>(node, "/status"));
+    let status = asked.await.ok().and_then(Result::ok);
+    status.and_then(|status| status.cluster).map_or(0, |cluster| cluster.members)
 }
 
 /// The newest development cluster of this user on this machine.
