@@ -147,6 +147,19 @@ impl PagedLayout {
         layers.start * self.spec.planes_per_layer..layers.end * self.spec.planes_per_layer
     }
 
+    /// Some layers of it, as a layout of their own.
+    ///
+    /// # Panics
+    /// Where there are no such layers.
+    #[must_use]
+    pub fn part(&self, layers: &Range<u32>) -> Self {
+        let planes = self.planes_of(layers);
+        let planes = self.spec.planes[planes.start as usize..planes.end as usize].to_vec();
+        assert!(!planes.is_empty(), "there are no layers {layers:?}");
+        let block_bytes = self.plane_bytes() * planes.len() as u64;
+        Self { spec: LayoutSpec { planes, ..self.spec.clone() }, page_bytes: self.page_bytes, block_bytes }
+    }
+
     /// Bytes of one page in one plane.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
@@ -157,6 +170,12 @@ impl PagedLayout {
     #[must_use]
     pub fn plane_bytes(&self) -> u64 {
         self.page_bytes * u64::from(self.spec.pages_per_chunk)
+    }
+
+    /// Bytes that a block has of one layer.
+    #[must_use]
+    pub fn layer_bytes(&self) -> u64 {
+        self.plane_bytes() * u64::from(self.spec.planes_per_layer)
     }
 
     /// Bytes of one chunk in all planes.

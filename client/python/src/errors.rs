@@ -1,6 +1,7 @@
 //! Errors of a session as the exceptions of `larder_kv.errors`.
 
 use larder_client::SessionError;
+use larder_client::engine_lane::LaneError;
 use larder_protocol::session::{RefusalCode, Scarce};
 use pyo3::prelude::*;
 use pyo3::{PyTypeInfo, import_exception};
@@ -9,6 +10,7 @@ import_exception!(larder_kv.errors, BusyError);
 import_exception!(larder_kv.errors, ConnectError);
 import_exception!(larder_kv.errors, EndedError);
 import_exception!(larder_kv.errors, ForkedError);
+import_exception!(larder_kv.errors, GpuError);
 import_exception!(larder_kv.errors, RefusedError);
 import_exception!(larder_kv.errors, ReleasedError);
 import_exception!(larder_kv.errors, RequestTimeout);
@@ -31,6 +33,17 @@ pub(crate) fn exception(error: &SessionError) -> PyErr {
         SessionError::Timeout => RequestTimeout::new_err(text),
         // The others, those of later versions included, end the session.
         _ => EndedError::new_err(text),
+    }
+}
+
+/// The exception for a copy on a GPU that was not begun.
+pub(crate) fn lane_exception(error: LaneError) -> PyErr {
+    match error {
+        LaneError::Busy(busy) => {
+            with_attributes::<BusyError>(busy.to_string(), &[("what", "copies")], &[("retry_after", COPY_SECONDS)])
+        }
+        LaneError::Mismatch(text) => pyo3::exceptions::PyValueError::new_err(text),
+        error => GpuError::new_err(error.to_string()),
     }
 }
 
@@ -77,3 +90,6 @@ fn code(code: RefusalCode) -> &'static str {
         RefusalCode::Device => "device",
     }
 }
+
+/// About how long a copy takes.
+const COPY_SECONDS: f64 = 0.005;

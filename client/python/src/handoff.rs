@@ -66,6 +66,18 @@ impl StagedLayers {
     }
 }
 
+impl StagedLayers {
+    /// Gives the layers away for as long as `copy` runs, which gives them back; where that fails, they are dropped.
+    pub(crate) fn lend(
+        &self,
+        copy: impl FnOnce(larder_client::StagedLayers) -> PyResult<larder_client::StagedLayers>,
+    ) -> PyResult<()> {
+        let staged = copy(self.take()?)?;
+        *self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner) = Some(staged);
+        Ok(())
+    }
+}
+
 impl Follow {
     pub(crate) fn new(follow: larder_client::Follow) -> Self {
         Self { slot: Own::new(Mutex::new(Some(Arc::new(follow)))) }

@@ -3,6 +3,7 @@
 mod answers;
 mod async_session;
 mod errors;
+mod gpu;
 mod handoff;
 mod lease;
 mod memory;
@@ -24,6 +25,8 @@ mod _native {
     use crate::answers::{Found, Pinned, Progress, Span, Stats};
     #[pymodule_export]
     use crate::async_session::AsyncSession;
+    #[pymodule_export]
+    use crate::gpu::{Gpu, GpuPagedMemory};
     #[pymodule_export]
     use crate::handoff::{Follow, InPlace, StagedLayers};
     #[pymodule_export]

@@ -26,18 +26,18 @@ pub(crate) struct PagedMemory {
 
 /// `larder_kv.LayerPages`, by its attributes.
 #[derive(FromPyObject)]
-struct Layer {
+pub(crate) struct Layer {
     /// Number of the region.
-    region: usize,
+    pub(crate) region: usize,
     /// Where its page 0 begins, in bytes.
-    offset: u64,
+    pub(crate) offset: u64,
     /// From one page to the next, in bytes.
-    page_stride: u64,
-    pages: u64,
+    pub(crate) page_stride: u64,
+    pub(crate) pages: u64,
     /// Outermost first: how often, and how many bytes further each time.
-    dims: Vec<(u64, u64)>,
+    pub(crate) dims: Vec<(u64, u64)>,
     /// Bytes of one contiguous piece.
-    run_bytes: u64,
+    pub(crate) run_bytes: u64,
 }
 
 /// One contiguous piece of a copy.
@@ -49,6 +49,11 @@ struct Piece {
 }
 
 impl Layer {
+    /// Whether its pages are like the other's, and as many.
+    pub(crate) fn has_shape_of(&self, other: &Self) -> bool {
+        (self.pages, &self.dims, self.run_bytes) == (other.pages, &other.dims, other.run_bytes)
+    }
+
     fn page_bytes(&self) -> Option<u64> {
         self.dims.iter().try_fold(self.run_bytes, |bytes, &(count, _)| bytes.checked_mul(count))
     }
@@ -96,16 +101,6 @@ impl PagedMemory {
         match pages.iter().find(|&&page| page >= fewest) {
             Some(page) => Err(PyValueError::new_err(format!("there is no page {page}, only {fewest}"))),
             None => Ok(()),
-        }
-    }
-
-    fn layer_range(&self, layer: Option<usize>) -> PyResult<Range<usize>> {
-        match layer {
-            None => Ok(0..self.layers.len()),
-            Some(layer) if layer < self.layers.len() => Ok(layer..layer + 1),
-            Some(layer) => {
-                Err(PyValueError::new_err(format!("there is no layer {layer}, only {}", self.layers.len())))
-            }
         }
     }
 
@@ -208,7 +203,7 @@ impl PagedMemory {
     ) -> PyResult<()> {
         let guard = lease.guard()?;
         self.check_pages(&pages)?;
-        let layers = self.layer_range(layer)?;
+        let layers = find_layer(layer, self.layers.len())?;
         self.check_block(guard.namespace(), block)?;
         let leased = guard.chunks() as u64 * self.pages_per_chunk;
         if first_page.checked_add(pages.len() as u64).is_none_or(|end| end > leased) {
@@ -240,7 +235,7 @@ impl PagedMemory {
         block: usize,
     ) -> PyResult<()> {
         self.check_pages(&pages)?;
-        let layers = self.layer_range(layer)?;
+        let layers = find_layer(layer, self.layers.len())?;
         if pages.len() as u64 != self.pages_per_chunk {
             let text = format!("a chunk has {} pages, not {}", self.pages_per_chunk, pages.len());
             return Err(PyValueError::new_err(text));
@@ -280,5 +275,17 @@ impl PagedMemory {
             }
             Ok(())
         })
+    }
+}
+
+/// One of so many layers, or all of them.
+///
+/// # Errors
+/// `ValueError` where it is not there.
+pub(crate) fn find_layer(layer: Option<usize>, layers: usize) -> PyResult<Range<usize>> {
+    match layer {
+        None => Ok(0..layers),
+        Some(layer) if layer < layers => Ok(layer..layer + 1),
+        Some(layer) => Err(PyValueError::new_err(format!("there is no layer {layer}, only {layers}"))),
     }
 }

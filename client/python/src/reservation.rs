@@ -88,6 +88,18 @@ impl StagedChunk {
         })
     }
 
+    /// Gives the chunk away for as long as `copy` runs, which gives it back; where that fails, it is dropped.
+    pub(crate) fn lend(
+        &self,
+        copy: impl FnOnce(larder_client::StagedChunk) -> PyResult<larder_client::StagedChunk>,
+    ) -> PyResult<()> {
+        let slot = || Ok::<_, PyErr>(self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner));
+        let chunk = slot()?.take().ok_or_else(|| released("staged chunk"))?;
+        let chunk = copy(chunk)?;
+        *slot()? = Some(chunk);
+        Ok(())
+    }
+
     /// Bytes of block `block`.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 """What the tests of the Python package share: a development cluster, sessions, chunks with content."""
 
 import atexit
+import ctypes
 import json
 import os
 import signal
@@ -66,6 +67,33 @@ def take_all_memory(socket: str) -> list[larder_kv.Reservation]:
             return taken
         assert busy.value.what == "claims"
     raise AssertionError("the node was never full")
+
+
+class FakeGpu:
+    """A GPU, and its driver, to which the host's memory is lent."""
+
+    def __init__(self, library: Path) -> None:
+        self._driver = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        self.gpu = larder_kv.Gpu()
+
+    def paged_memory(
+        self, region: bytearray, layers: list[larder_kv.LayerPages], pages_per_chunk: int
+    ) -> larder_kv.GpuPagedMemory:
+        """The GPU's view of `region`, which is one of its allocations now."""
+        memory = (ctypes.c_char * len(region)).from_buffer(region)
+        assert self._driver.fake_lend(memory, ctypes.c_size_t(len(region))) == 0
+        regions = [(ctypes.addressof(memory), len(region))]
+        return larder_kv.GpuPagedMemory(self.gpu, regions, layers, pages_per_chunk=pages_per_chunk)
+
+
+@pytest.fixture(scope="session")
+def fake_gpu(tmp_path_factory) -> FakeGpu:
+    """A GPU whose memory is the host's: its driver is built here, and found by the name of what it stands for."""
+    library = tmp_path_factory.mktemp("cuda") / "libcuda.so"
+    source = ROOT / "client/device/fake/libcuda.c"
+    flags = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["gcc", *flags, "-o", str(library), str(source)], check=True)
+    return FakeGpu(library)
 
 
 @pytest.fixture(scope="session")

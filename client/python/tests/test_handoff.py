@@ -112,10 +112,11 @@ def test_coroutines_hand_over_too(cluster):
     asyncio.run(run())
 
 
-@pytest.fixture
-def ranks(cluster, request):
+@pytest.fixture(params=["host", "gpu"])
+def ranks(cluster, fake_gpu, request):
     """A rank that prefills on one node, and one that decodes on the other."""
-    made = [Rank(socket, request.node.name) for socket in cluster.sockets]
+    on = fake_gpu if request.param == "gpu" else None
+    made = [Rank(socket, request.node.name, gpu=on) for socket in cluster.sockets]
     yield made
     for rank in made:
         rank.close()

@@ -2,9 +2,9 @@
 
 import larder_kv
 import pytest
-from conftest import spec
+from conftest import FakeGpu, spec
 
-LAYERS, PAGES, HEADS, TOKENS, CONTENT = 3, 6, 2, 4, 8
+LAYERS, PAGES, HEADS, TOKENS, CONTENT = 3, 6, 2, 4, 16
 PAGE_BYTES = HEADS * TOKENS * CONTENT
 PAGES_PER_CHUNK = 2
 CHUNK_TOKENS = PAGES_PER_CHUNK * 16
@@ -27,12 +27,19 @@ def memory(order: str):
     return region, larder_kv.PagedMemory([region], layers(order), pages_per_chunk=PAGES_PER_CHUNK)
 
 
+def gpu_memory(fake_gpu: FakeGpu, order: str):
+    """The same on a GPU whose memory is the host's."""
+    region, _ = memory(order)
+    return region, fake_gpu.paged_memory(region, layers(order), PAGES_PER_CHUNK)
+
+
+@pytest.mark.parametrize("place", ["host", "gpu"])
 @pytest.mark.parametrize("order", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
-def test_pages_survive_a_round_trip_to_other_pages(session, order):
-    region, paged = memory(order)
+def test_pages_survive_a_round_trip_to_other_pages(session, fake_gpu, order, place):
+    region, paged = memory(order) if place == "host" else gpu_memory(fake_gpu, order)
     before = [page(region, order, number) for number in range(PAGES)]
     pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
-    namespace = session.register(spec(f"pages {order}", pools=[pool]))
+    namespace = session.register(spec(f"pages {order} {place}", pools=[pool]))
     assert namespace.block_bytes() == paged.block_bytes
     chain = namespace.chain_of_tokens(list(range(2 * CHUNK_TOKENS)))
     reservation = session.reserve(namespace, chain)
@@ -75,6 +82,35 @@ def test_pages_beyond_the_memory_are_refused(session):
     paged.save(staged, [0, 1])
     session.commit(reservation, [staged])
     with session.lease(namespace, chain) as lease, pytest.raises(ValueError, match="not leased"):
+        paged.load(lease, [0, 1], first_page=1)
+
+
+def test_what_a_gpu_cannot_copy_is_refused(session, fake_gpu):
+    assert fake_gpu.gpu.name == "fake GPU"
+    with pytest.raises(larder_kv.GpuError, match="GPU 7"):
+        larder_kv.Gpu(7)
+    region, paged = gpu_memory(fake_gpu, "LBHNC")
+    assert (paged.layers, paged.page_bytes) == (LAYERS, PAGE_BYTES)
+    crooked = [larder_kv.LayerPages(region=0, offset=8, page_stride=64, pages=4, run_bytes=64)]
+    with pytest.raises(ValueError, match="multiple of 16"):
+        larder_kv.GpuPagedMemory(fake_gpu.gpu, [(0x1000, 4096)], crooked, pages_per_chunk=1)
+    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
+    namespace = session.register(spec("refused by a GPU", pools=[pool]))
+    chain = namespace.chain_of_tokens(list(range(CHUNK_TOKENS)))
+    reservation = session.reserve(namespace, chain)
+    staged = session.stage(reservation, 0)
+    with pytest.raises(ValueError, match="has 2 pages"):
+        paged.save(staged, [0])
+    with pytest.raises(ValueError, match="no layer 3"):
+        paged.save(staged, [0, 1], layer=3)
+    with pytest.raises(larder_kv.GpuError, match="refused"):
+        paged.save(staged, [0, PAGES])
+    with pytest.raises(larder_kv.ReleasedError):
+        paged.save(staged, [0, 1])
+    staged = session.stage(reservation, 0)
+    paged.save(staged, [0, 1])
+    session.commit(reservation, [staged])
+    with session.lease(namespace, chain) as lease, pytest.raises(ValueError, match="not those of a lease"):
         paged.load(lease, [0, 1], first_page=1)
 
 

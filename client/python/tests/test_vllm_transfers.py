@@ -4,9 +4,9 @@ import threading
 
 import larder_kv
 import pytest
-from conftest import spec, start_cluster, take_all_memory, until
+from conftest import FakeGpu, spec, start_cluster, take_all_memory, until
 from larder_kv.vllm.counts import Counts
-from larder_kv.vllm.memory import Memory, PoolMemory
+from larder_kv.vllm.memory import Memory, Pages, PoolMemory
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Load, Save, Shape
 from larder_kv.vllm.prefetch import Prefetcher
@@ -22,7 +22,7 @@ BLOCK_BYTES = LAYERS * 2 * PAGE_BYTES
 class Rank:
     """One rank: its blocks, and the way to a node."""
 
-    def __init__(self, socket: str, model: str, queue_chunks: int = 64):
+    def __init__(self, socket: str, model: str, queue_chunks: int = 64, gpu: FakeGpu | None = None):
         self.region = bytearray(LAYERS * PAGES * PAGE_BYTES)
         layers = [
             larder_kv.LayerPages(
@@ -30,8 +30,12 @@ class Rank:
             )
             for layer in range(LAYERS)
         ]
-        pages = larder_kv.PagedMemory([self.region], layers, pages_per_chunk=2)
-        self.memory = Memory([PoolMemory(pages, (0,) * LAYERS)])
+        pages: Pages
+        if gpu is None:
+            pages = larder_kv.PagedMemory([self.region], layers, pages_per_chunk=2)
+        else:
+            pages = gpu.paged_memory(self.region, layers, 2)
+        self.memory = Memory([PoolMemory(pages, (0,) * LAYERS)], saves_by_layer=gpu is None)
         self.counts = Counts()
         pool = larder_kv.Pool(layers=LAYERS, layer_bytes=2 * PAGE_BYTES)
         namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=[pool])
@@ -68,9 +72,9 @@ def hashes(chunks: int) -> list[bytes]:
     return [bytes([number + 1]) * 32 for number in range(chunks)]
 
 
-@pytest.fixture
-def rank(cluster, request):
-    made = Rank(cluster.sockets[0], request.node.name)
+@pytest.fixture(params=["host", "gpu"])
+def rank(cluster, fake_gpu, request):
+    made = Rank(cluster.sockets[0], request.node.name, gpu=fake_gpu if request.param == "gpu" else None)
     yield made
     made.close()
 

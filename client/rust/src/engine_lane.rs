@@ -17,7 +17,7 @@ use larder_device::order::MAX_COPIES;
 use larder_device::thread::Busy;
 use larder_device::{
     Device, DeviceError, DeviceThread, Direction, EngineMemory, HostMemory, Order, PageCopy, PagedLayout,
-    Place, TensorsId, Ticket, Work,
+    Place, RegionId, TensorsId, Ticket, Work,
 };
 
 pub use copies::{Copied, CopyHandle};
@@ -25,7 +25,7 @@ pub use copies::{Copied, CopyHandle};
 use crate::lease::LeaseGuard;
 use crate::lock;
 use crate::mapping::Mapping;
-use crate::reservation::StagedChunk;
+use crate::reservation::{StagedChunk, StagedLayers};
 use copies::{Copies, Held};
 use regions::Regions;
 
@@ -44,6 +44,7 @@ pub struct EngineLane {
 pub struct EngineTensors {
     id: TensorsId,
     layout: PagedLayout,
+    regions: Vec<RegionId>,
 }
 
 /// Which pages of a leased prefix are loaded.
@@ -59,6 +60,17 @@ pub struct LoadPages {
     pub layers: Range<u32>,
     /// Whether each layer is to be told as soon as it is done.
     pub by_layer: bool,
+}
+
+/// Which pages of an engine are saved as a chunk.
+#[derive(Debug, Clone)]
+pub struct SavePages {
+    /// The block of the chunk.
+    pub block: usize,
+    /// All pages of the chunk, in order.
+    pub pages: Vec<u32>,
+    /// Which layers.
+    pub layers: Range<u32>,
 }
 
 /// Words of the flag page that a copy waits for and raises.
@@ -126,12 +138,26 @@ impl EngineLane {
         memory: Vec<EngineMemory>,
     ) -> Result<EngineTensors, LaneError> {
         let of_device = layout.clone();
-        let id = self.ask(move |device| {
+        let (id, regions) = self.ask(move |device| {
             let regions = memory.into_iter().map(|memory| device.import(memory));
-            let regions = regions.collect::<Result<_, _>>()?;
-            device.register(of_device, regions)
+            let regions: Vec<RegionId> = regions.collect::<Result<_, _>>()?;
+            Ok((device.register(of_device, regions.clone())?, regions))
         })?;
-        Ok(EngineTensors { id, layout })
+        Ok(EngineTensors { id, layout, regions })
+    }
+
+    /// Some layers of tensors as tensors of their own, whose block has these layers alone. Waits for the device.
+    ///
+    /// # Errors
+    /// [`LaneError::Mismatch`] where there are no such layers; [`LaneError::Device`] where the device refuses.
+    pub fn part(&self, tensors: &EngineTensors, layers: &Range<u32>) -> Result<EngineTensors, LaneError> {
+        if layers.is_empty() || layers.end > tensors.layout.layers() {
+            return Err(LaneError::Mismatch(format!("there are no layers {layers:?}")));
+        }
+        let layout = tensors.layout.part(layers);
+        let (of_device, regions) = (layout.clone(), tensors.regions.clone());
+        let id = self.ask(move |device| device.register(of_device, regions))?;
+        Ok(EngineTensors { id, layout, regions: tensors.regions.clone() })
     }
 
     /// Begins to copy what is leased into pages. The lease is kept until the device let go of it.
@@ -173,8 +199,8 @@ impl EngineLane {
         self.begin(tensors, Direction::Load, copies, load.layers.clone(), load.by_layer, flags, held)
     }
 
-    /// Begins to copy the pages of a chunk into its staged room. The room comes back with the copy's end, to be committed; a copy
-    /// that fails gives it up.
+    /// Begins to copy the pages of a chunk into its staged room. The room comes back with the copy's end, to be committed when all
+    /// layers of all its blocks were saved; a copy that fails gives it up.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun; the staged chunk is given up.
@@ -185,20 +211,58 @@ impl EngineLane {
         &self,
         tensors: &EngineTensors,
         staged: StagedChunk,
-        block: usize,
-        pages: &[u32],
+        save: &SavePages,
         flags: CopyFlags,
     ) -> Result<CopyHandle<StagedChunk>, LaneError> {
-        tensors.check_block(staged.namespace().block_bytes(block))?;
-        let per_chunk = tensors.layout.spec().pages_per_chunk;
-        if pages.len() as u64 != u64::from(per_chunk) {
-            return Err(LaneError::Mismatch(format!("a chunk has {per_chunk} pages, not {}", pages.len())));
-        }
-        let (memory, offset) = staged.block_memory(block);
-        let copies = (0..).zip(pages).map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page));
-        let layers = 0..tensors.layout.layers();
+        tensors.check_block(staged.namespace().block_bytes(save.block))?;
+        tensors.check_pages(save.pages.len(), 1)?;
+        let layers = save.layers.end.saturating_sub(save.layers.start);
+        let bytes = tensors.layout.layer_bytes() * u64::from(layers);
+        let (memory, offset) = staged.block_memory(save.block, bytes);
+        let copies = (0..).zip(&save.pages);
+        let copies = copies.map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page)).collect();
         let held = Held::Staged(staged);
-        self.begin(tensors, Direction::Save, copies.collect(), layers, false, flags, held)
+        self.begin(tensors, Direction::Save, copies, save.layers.clone(), false, flags, held)
+    }
+
+    /// Begins to copy the pages of staged chunks, in order, into some of their layers; `tensors` are a [`EngineLane::part`] of just
+    /// these layers. The room comes back with the copy's end, to be handed over; a copy that fails gives it up.
+    ///
+    /// # Errors
+    /// [`LaneError`], with nothing begun; the staged layers are given up.
+    pub fn save_layers(
+        &self,
+        tensors: &EngineTensors,
+        staged: StagedLayers,
+        pages: &[u32],
+        flags: CopyFlags,
+    ) -> Result<CopyHandle<StagedLayers>, LaneError> {
+        tensors.check_block(staged.bytes())?;
+        tensors.check_pages(pages.len(), staged.positions().len())?;
+        let per_chunk = tensors.layout.spec().pages_per_chunk as usize;
+        let mut copies = Vec::with_capacity(pages.len());
+        for (chunk, pages) in pages.chunks_exact(per_chunk).enumerate() {
+            let (memory, offset) = staged.layers_memory(chunk, 0);
+            copies.extend((0..).zip(pages).map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page)));
+        }
+        let layers = 0..tensors.layout.layers();
+        self.begin(tensors, Direction::Save, copies, layers, false, flags, Held::Layers(staged))
+    }
+
+    /// What the device is called. Waits for the device.
+    ///
+    /// # Errors
+    /// [`LaneError`] where it is lost, or has too much to do.
+    pub fn device_name(&self) -> Result<String, LaneError> {
+        self.ask(|device| Ok(device.name()))
+    }
+
+    /// How copies are made, and how fast each way was, a line each; for people. Waits for the device.
+    ///
+    /// # Errors
+    /// [`LaneError`] where it is lost, or has too much to do.
+    pub fn choices(&self) -> Result<Vec<String>, LaneError> {
+        self.ask(|device| Ok(device.choices()))
     }
 
     /// The flag page. Its words are at multiples of 4; a device waits for them and raises them as [`CopyFlags`] says.
@@ -233,16 +297,20 @@ impl EngineLane {
         let ticket = Ticket(self.next.fetch_add(1, Ordering::Relaxed));
         let (regions, tensors) = (Arc::clone(&self.regions), tensors.id);
         let copied = self.copies.begin(ticket, held).ok_or(LaneError::Gone)?;
+        let of_copy = Arc::clone(&copied);
         let make = move |device: &mut dyn Device| {
-            let mut regions = lock(&regions);
-            let mut pages = Vec::with_capacity(copies.len());
-            for (memory, offset, in_chunk, page) in &copies {
-                let block = Place { region: regions.find(device, memory)?, offset: *offset };
-                pages.push(PageCopy { block, in_chunk: *in_chunk, page: *page });
-            }
-            let (after, then) = (regions.flag(flags.after)?, regions.flag(flags.then)?);
-            let work = Work::Pages { tensors, pages, layers, by_layer };
-            Ok(Order { direction, work, after, then })
+            let order = || {
+                let mut regions = lock(&regions);
+                let mut pages = Vec::with_capacity(copies.len());
+                for (memory, offset, in_chunk, page) in &copies {
+                    let block = Place { region: regions.find(device, memory)?, offset: *offset };
+                    pages.push(PageCopy { block, in_chunk: *in_chunk, page: *page });
+                }
+                let (after, then) = (regions.flag(flags.after)?, regions.flag(flags.then)?);
+                let work = Work::Pages { tensors, pages, layers, by_layer };
+                Ok(Order { direction, work, after, then })
+            };
+            order().inspect_err(|error: &DeviceError| of_copy.refused(error.clone()))
         };
         if let Err(busy) = self.thread.submit_made(ticket, make) {
             self.copies.forget(ticket);
@@ -270,6 +338,14 @@ impl EngineTensors {
             return Ok(());
         }
         Err(LaneError::Mismatch(format!("a chunk's pages have {own} bytes, its block {bytes}")))
+    }
+
+    fn check_pages(&self, pages: usize, chunks: usize) -> Result<(), LaneError> {
+        let own = self.layout.spec().pages_per_chunk as usize * chunks;
+        if own == pages {
+            return Ok(());
+        }
+        Err(LaneError::Mismatch(format!("{chunks} chunks have {own} pages, not {pages}")))
     }
 }
 

@@ -246,13 +246,13 @@ impl StagedChunk {
         (mapping.as_ptr().wrapping_add(start as usize), bytes as usize)
     }
 
-    /// Where block `block` is to be written by a device; counts it as written.
+    /// Where block `block` is to be written by a device; counts `bytes` of it as written.
     ///
     /// # Panics
     /// Where there is no such block, or it is not to be written.
-    pub(crate) fn block_memory(&self, block: usize) -> (Arc<Mapping>, u64) {
+    pub(crate) fn block_memory(&self, block: usize, bytes: u64) -> (Arc<Mapping>, u64) {
         let (mapping, offset) = self.block(block);
-        self.claim.link.traffic.count_written(self.claim.namespace.block_bytes(block));
+        self.claim.link.traffic.count_written(bytes);
         (Arc::clone(mapping), offset)
     }
 

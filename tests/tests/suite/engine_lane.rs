@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_client::EngineLane;
-use larder_client::engine_lane::{CopyFlags, EngineTensors, LaneError, LoadPages};
+use larder_client::engine_lane::{CopyFlags, EngineTensors, LaneError, LoadPages, SavePages};
 use larder_device::host::{Fault, HostControl, HostDevice};
 use larder_device::layout::{Shape, VllmOrder, vllm};
 use larder_device::{CopyError, Device, EngineMemory, HostMemory, PagedLayout};
@@ -88,9 +88,9 @@ impl GpuEngine {
         for &position in reservation.chunks() {
             self.compute(position, &hashes[position as usize]);
             let staged = session.stage(&reservation, position).unwrap();
-            let pages = Self::pages(position);
-            let copy = self.lane.save(&self.tensors, staged, 0, &pages, CopyFlags::default()).unwrap();
-            let staged = copy.wait(LONG).unwrap_or_else(|_| panic!("the copy does not end"))?;
+            let save = SavePages { block: 0, pages: Self::pages(position), layers: 0..SHAPE.layers };
+            let copy = self.lane.save(&self.tensors, staged, &save, CopyFlags::default()).unwrap();
+            let staged = copy.wait(LONG).expect("the copy ends")?;
             assert_eq!(session.commit(&reservation, vec![staged]).unwrap(), 1);
         }
         Ok(reservation.chunks().len())

@@ -257,12 +257,19 @@ impl DeviceMemory {
 
     /// Memory of this process. The driver must know it all.
     pub(super) fn borrow(context: &Context, address: u64, bytes: u64) -> Result<Self, CudaError> {
-        let (mut base, mut size) = (0, 0);
-        // SAFETY: the pointers are to live values of the right types; the driver checks the address.
-        let result = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address) };
-        check("cuMemGetAddressRange", result)?;
-        if address.checked_add(bytes).is_none_or(|end| end > base + size as u64) {
-            return Err(beyond("the engine's memory"));
+        let end = address.checked_add(bytes).ok_or_else(|| beyond("the engine's memory"))?;
+        // PyTorch's expandable segments are many allocations, mapped one behind the other.
+        let mut known = address;
+        while known < end {
+            let (mut base, mut size) = (0, 0);
+            // SAFETY: the pointers are to live values of the right types; the driver checks the address.
+            let result = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, known) };
+            check("cuMemGetAddressRange", result)?;
+            let next = base.saturating_add(size as u64);
+            if next <= known {
+                return Err(beyond("the engine's memory"));
+            }
+            known = next;
         }
         Ok(Self { address, bytes, origin: Origin::Borrowed, _context: context.clone() })
     }

@@ -6,6 +6,8 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
   place, `Lease.copy_block` copies it out, `Lease.view` reads it where it is, dropping the lease gives it back.
 - put: `reserve` says which chunks are missing, `stage` gives one of them room, `StagedChunk.copy_from` fills it, `commit`
   hands it over.
+- engines' memory: `PagedMemory` and `ScatteredMemory` copy between blocks and host memory, `GpuPagedMemory` between blocks
+  and a `Gpu`.
 - hand over: `stage_layers` and `hand_over` give layers ahead of the commit, `follow` reads chunks while somebody writes them.
 
 `larder_kv.vllm` has the connector for vLLM, `larder_kv.sglang` a storage for SGLang, `larder_kv.lmcache` one for LMCache.
@@ -17,6 +19,8 @@ from larder_kv._native import (
     Chain,
     Follow,
     Found,
+    Gpu,
+    GpuPagedMemory,
     InPlace,
     Lease,
     Namespace,
@@ -37,6 +41,7 @@ from larder_kv.errors import (
     ConnectError,
     EndedError,
     ForkedError,
+    GpuError,
     LarderError,
     RefusedError,
     ReleasedError,
@@ -55,6 +60,9 @@ __all__ = [
     "Follow",
     "ForkedError",
     "Found",
+    "Gpu",
+    "GpuError",
+    "GpuPagedMemory",
     "InPlace",
     "LarderError",
     "LayerPages",

@@ -187,6 +187,49 @@ class PagedMemory:
         """Copies the pages of the staged chunks, in order, into staged layers."""
 
 @final
+class Gpu:
+    """A GPU of this process, in the context that PyTorch has there: copies run on streams of its own, begun by a thread of its
+    own."""
+
+    def __new__(cls, ordinal: int = 0, *, copies: int = 256) -> Self:
+        """`ordinal` is its number, as CUDA counts in this process; at most `copies` are under way at a time. `GpuError` where
+        there is no driver, an old one, or no such GPU."""
+
+    @property
+    def name(self) -> str: ...
+    def choices(self) -> list[str]:
+        """How copies of each shape are made, and how fast each way of it was; for people."""
+
+@final
+class GpuPagedMemory:
+    """An engine's KV memory on a GPU: pages of a fixed number of tokens, each layer's addressed by strides.
+
+    Sizes and strides are multiples of 16 bytes. Copies begin at once: what the engine's streams do to these pages must be done.
+    When a copy returns, any stream may read what it wrote. `GpuError` where one fails."""
+
+    def __new__(
+        cls, gpu: Gpu, regions: Sequence[tuple[int, int]], layers: Sequence[LayerPages], *, pages_per_chunk: int
+    ) -> Self:
+        """`regions` are allocations that stay as long as this does: each its address on the GPU, and its bytes."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def load(
+        self, lease: Lease, pages: Sequence[int], *, first_page: int = 0, layer: int | None = None, block: int = 0
+    ) -> None:
+        """Copies what is leased into consecutive pages of the prompt, from page `first_page` of the lease on."""
+
+    def save(self, staged: StagedChunk, pages: Sequence[int], *, layer: int | None = None, block: int = 0) -> None:
+        """Copies the pages of one chunk, in order, into a staged chunk, which is dropped where that fails."""
+
+    def save_layers(self, staged: StagedLayers, pages: Sequence[int]) -> None:
+        """Copies the pages of the staged chunks, in order, into staged layers, which are dropped where that fails."""
+
+@final
 class ScatteredMemory:
     """An engine's memory, in which a block is one or more pieces, each told by its address."""
 

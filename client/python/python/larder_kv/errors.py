@@ -17,9 +17,13 @@ class BusyError(LarderError):
     """No room, or too much in flight; nothing was done. Ask again later, or do without."""
 
     what: str
-    """What there is too much of: "memory", "claims" or "sessions"."""
+    """What there is too much of: "memory", "claims", "sessions" or "copies"."""
     retry_after: float
     """When asking again may help, in seconds."""
+
+
+class GpuError(LarderError):
+    """A GPU is not there, refused, failed or was lost: what is in the copy's target is unknown."""
 
 
 class RefusedError(LarderError):

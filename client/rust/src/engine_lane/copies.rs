@@ -10,7 +10,7 @@ use larder_device::{CopyError, DeviceError, Ticket};
 
 use crate::lease::LeaseGuard;
 use crate::lock;
-use crate::reservation::StagedChunk;
+use crate::reservation::{StagedChunk, StagedLayers};
 
 /// All copies of a lane.
 #[derive(Default)]
@@ -28,6 +28,7 @@ struct Table {
 pub(super) enum Held {
     Lease(#[expect(dead_code, reason = "kept until the device let go of it")] Arc<LeaseGuard>),
     Staged(StagedChunk),
+    Layers(StagedLayers),
 }
 
 /// How far a copy is.
@@ -41,7 +42,10 @@ pub struct Copied {
 struct State {
     layers: u32,
     result: Option<Result<(), CopyError>>,
-    staged: Option<StagedChunk>,
+    /// The room that was written, until its owner takes it back.
+    written: Option<Held>,
+    /// Why it was refused.
+    reason: Option<DeviceError>,
 }
 
 /// A copy under way, which goes on if this is dropped. `T` is what its end gives back.
@@ -103,15 +107,24 @@ impl Copies {
     }
 
     fn end(&self, held: Held, copied: &Copied, result: Result<(), CopyError>) {
-        let mut staged = None;
+        let mut written = None;
         match (held, result) {
             (held, Err(CopyError::Lost)) => lock(&self.0).limbo.push(held),
-            (Held::Staged(chunk), Ok(())) => staged = Some(chunk),
+            (held @ (Held::Staged(_) | Held::Layers(_)), Ok(())) => written = Some(held),
             // A lease, or room in which nobody knows what is: given up.
             _ => {}
         }
-        *lock(&copied.state) = State { layers: u32::MAX, result: Some(result), staged };
+        let mut state = lock(&copied.state);
+        (state.layers, state.result, state.written) = (u32::MAX, Some(result), written);
+        drop(state);
         copied.changed.notify_all();
+    }
+}
+
+impl Copied {
+    /// It will be refused, for this reason.
+    pub(super) fn refused(&self, reason: DeviceError) {
+        lock(&self.state).reason = Some(reason);
     }
 }
 
@@ -126,6 +139,12 @@ impl<T> CopyHandle<T> {
     #[must_use]
     pub fn layers(&self) -> u32 {
         lock(&self.copied.state).layers
+    }
+
+    /// Why the device refused the copy, where it said so; for people.
+    #[must_use]
+    pub fn reason(&self) -> Option<DeviceError> {
+        lock(&self.copied.state).reason.clone()
     }
 
     /// Waits until the copy has ended, at most for `patience`; `None` where it has not: it goes on.
@@ -148,14 +167,38 @@ impl CopyHandle<()> {
 }
 
 impl CopyHandle<StagedChunk> {
-    /// Waits until all is saved, at most for `patience`, and gives the chunk back, to be committed. Where it is not saved by then
-    /// the copy goes on, and the handle comes back.
+    /// Waits until all is saved, at most for `patience`, and gives the chunk back, to be committed. `None` where it is not saved
+    /// by then: the copy goes on.
     ///
     /// # Errors
     /// [`CopyError`]: the chunk was given up.
-    pub fn wait(self, patience: Duration) -> Result<Result<StagedChunk, CopyError>, Self> {
-        let Some(result) = self.wait_for_end(patience) else { return Err(self) };
-        let staged = lock(&self.copied.state).staged.take();
-        Ok(result.and_then(|()| staged.ok_or(CopyError::Failed)))
+    pub fn wait(&self, patience: Duration) -> Option<Result<StagedChunk, CopyError>> {
+        let result = self.wait_for_end(patience)?;
+        Some(result.and_then(|()| match self.take_written() {
+            Some(Held::Staged(chunk)) => Ok(chunk),
+            _ => Err(CopyError::Failed),
+        }))
+    }
+}
+
+impl CopyHandle<StagedLayers> {
+    /// Waits until all is saved, at most for `patience`, and gives the layers back, to be handed over. `None` where they are not
+    /// saved by then: the copy goes on.
+    ///
+    /// # Errors
+    /// [`CopyError`]: the layers were given up.
+    pub fn wait(&self, patience: Duration) -> Option<Result<StagedLayers, CopyError>> {
+        let result = self.wait_for_end(patience)?;
+        Some(result.and_then(|()| match self.take_written() {
+            Some(Held::Layers(layers)) => Ok(layers),
+            _ => Err(CopyError::Failed),
+        }))
+    }
+}
+
+impl<T> CopyHandle<T> {
+    /// What its first taker gets.
+    fn take_written(&self) -> Option<Held> {
+        lock(&self.copied.state).written.take()
     }
 }

@@ -139,6 +139,17 @@ impl StagedLayers {
         self.claim.link.traffic.count_written(bytes.len() as u64);
     }
 
+    /// Where the layers of the `chunk`-th of the chunks in the `slice`-th slice are to be written by a device; counts them as
+    /// written.
+    ///
+    /// # Panics
+    /// Where there is no such chunk or slice.
+    pub(crate) fn layers_memory(&self, chunk: usize, slice: usize) -> (Arc<Mapping>, u64) {
+        let (mapping, offset) = self.place(chunk, slice);
+        self.claim.link.traffic.count_written(self.bytes());
+        (Arc::clone(mapping), offset)
+    }
+
     pub(crate) fn into_part(self) -> LayersPart {
         let slices = self.claim.namespace.slices();
         let place = |at: usize| self.place(at / slices, at % slices).1;
@@ -158,7 +169,7 @@ impl StagedLayers {
     }
 
     /// Where the layers of a chunk in a slice stand.
-    fn place(&self, chunk: usize, slice: usize) -> (&Mapping, u64) {
+    fn place(&self, chunk: usize, slice: usize) -> (&Arc<Mapping>, u64) {
         let namespace = &self.claim.namespace;
         let (slices, pools) = (namespace.slices(), namespace.pool_bytes().len());
         assert!(chunk < self.positions.len() && slice < slices, "there is no such chunk or slice");

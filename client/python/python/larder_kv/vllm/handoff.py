@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import larder_kv
+from larder_kv.vllm.memory import Pages
 from larder_kv.vllm.node import Open
 
 
@@ -72,9 +73,7 @@ def follow_chunks(
     )
 
 
-def load_layer(
-    memory: larder_kv.PagedMemory, lease: larder_kv.Lease, pages: Sequence[int], first_page: int, layer: int
-) -> None:
+def load_layer(memory: Pages, lease: larder_kv.Lease, pages: Sequence[int], first_page: int, layer: int) -> None:
     """Copies a layer that has come into the engine's blocks."""
     memory.load(lease, pages, first_page=first_page, layer=layer)
 

@@ -1,37 +1,54 @@
 """One rank's blocks, pool by pool: what is copied between them and the blocks of chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import larder_kv
 from larder_kv.vllm.groups import Run
 
 
+Pages = larder_kv.PagedMemory | larder_kv.GpuPagedMemory
+"""The layers of one pool, wherever they are."""
+
+Mark = Callable[[], None]
+"""Waits until what had been asked of a device when it was made is done."""
+
+
+def done() -> None:
+    """A mark that is reached already."""
+
+
 @dataclass(frozen=True)
 class PoolMemory:
     """The layers of one pool."""
 
-    pages: larder_kv.PagedMemory
+    pages: Pages
     groups: tuple[int, ...]
     """For each layer, the group whose blocks are its; 0 is the first one."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have the same blocks."""
+        return len(set(self.groups)) == 1
 
 
 class Memory:
     """The pools of one rank, numbered as its namespace has them. Layers are numbered over all pools."""
 
-    def __init__(self, pools: Sequence[PoolMemory]) -> None:
+    def __init__(self, pools: Sequence[PoolMemory], *, saves_by_layer: bool = True) -> None:
         self._pools = list(pools)
-        self._layers = [(number, layer) for number, pool in enumerate(pools) for layer in range(pool.pages.layers)]
+        ends = [sum(pool.pages.layers for pool in pools[: number + 1]) for number in range(len(pools))]
+        self._ranges = [range(end - pool.pages.layers, end) for end, pool in zip(ends, pools, strict=True)]
+        self.layers = ends[-1]
+        """Layers of all pools."""
+        every = range(self.layers)
+        self.save_steps = [range(layer, layer + 1) for layer in every] if saves_by_layer else [every]
+        """Layers that are saved together, in order."""
 
     @property
-    def first(self) -> larder_kv.PagedMemory:
+    def first(self) -> Pages:
         """The first pool's pages: those of a model whose layers are all alike."""
         return self._pools[0].pages
-
-    @property
-    def layers(self) -> int:
-        """Layers of all pools."""
-        return len(self._layers)
 
     @property
     def chunk_bytes(self) -> int:
@@ -50,7 +67,7 @@ class Memory:
     def load(self, lease: larder_kv.Lease, runs: Sequence[Run]) -> None:
         """Copies what is leased into these blocks, by group."""
         for number, pool in enumerate(self._pools):
-            if len(set(pool.groups)) == 1:
+            if pool.is_uniform:
                 run = runs[pool.groups[0]]
                 pool.pages.load(lease, run.blocks, first_page=run.first, block=number)
                 continue
@@ -63,10 +80,15 @@ class Memory:
         return [number for number, pool in enumerate(self._pools) if all(blocks[group] for group in pool.groups)]
 
     def save(
-        self, staged: larder_kv.StagedChunk, blocks: Sequence[list[int]], layer: int, pools: Sequence[int]
+        self, staged: larder_kv.StagedChunk, blocks: Sequence[list[int]], layers: range, pools: Sequence[int]
     ) -> None:
-        """Copies a layer of a chunk, if its pool is one of `pools`, which are to be written; `blocks` are by group."""
-        pool, in_pool = self._layers[layer]
-        if pool in pools:
-            one = self._pools[pool]
-            one.pages.save(staged, blocks[one.groups[in_pool]], layer=in_pool, block=pool)
+        """Copies those of `layers` to a chunk whose pool is one of `pools`, which are to be written; `blocks` are by group."""
+        for number in pools:
+            pool, own = self._pools[number], self._ranges[number]
+            here = range(max(layers.start, own.start), min(layers.stop, own.stop))
+            if here == own and pool.is_uniform:
+                pool.pages.save(staged, blocks[pool.groups[0]], block=number)
+                continue
+            for layer in here:
+                in_pool = layer - own.start
+                pool.pages.save(staged, blocks[pool.groups[in_pool]], layer=in_pool, block=number)

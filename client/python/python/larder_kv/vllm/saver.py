@@ -10,7 +10,7 @@ from functools import partial
 import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
-from larder_kv.vllm.memory import Memory
+from larder_kv.vllm.memory import Memory, Pages
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Save, Shape
 from larder_kv.vllm.settings import Settings
@@ -36,9 +36,7 @@ class SaveJob:
 class HandOver:
     """The chunks of one request, given layer by layer ahead of their commit."""
 
-    def __init__(
-        self, memory: larder_kv.PagedMemory, shape: Shape, counts: Counts, copying: threading.Lock
-    ) -> None:
+    def __init__(self, memory: Pages, shape: Shape, counts: Counts, copying: threading.Lock) -> None:
         self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
         self._node: Open | None = None
         self._reservation: larder_kv.Reservation | None = None
@@ -235,10 +233,11 @@ class Saver:
             staged = [session.stage(reservation, position) for position in part]
             # This session has one slice, so that blocks are numbered as pools are.
             wanted = [chunk.blocks for chunk in staged]
-            for layer in range(self._memory.layers):
-                job.gate.wait(layer)
+            for layers in self._memory.save_steps:
+                for layer in layers:
+                    job.gate.wait(layer)
                 for chunk, pools_of_chunk in zip(staged, wanted, strict=True):
-                    if not self._copy(job, chunk, blocks[chunk.position], layer, pools_of_chunk):
+                    if not self._copy(job, chunk, blocks[chunk.position], layers, pools_of_chunk):
                         return False
             session.commit(reservation, staged)
             self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, wanted)))
@@ -255,12 +254,12 @@ class Saver:
         job: SaveJob,
         staged: larder_kv.StagedChunk,
         blocks: Sequence[list[int]],
-        layer: int,
+        layers: range,
         pools: Sequence[int],
     ) -> bool:
         with self._copying:
             if not job.cancelled:
-                self._memory.save(staged, blocks, layer, pools)
+                self._memory.save(staged, blocks, layers, pools)
             return not job.cancelled
 
 

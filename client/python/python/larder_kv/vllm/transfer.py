@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.groups import Run
 from larder_kv.vllm.handoff import follow_chunks, load_layer
-from larder_kv.vllm.memory import Memory
+from larder_kv.vllm.memory import Mark, Memory, done
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Load, Shape, failed_pages, tail
 from larder_kv.vllm.settings import Settings
@@ -24,30 +25,33 @@ class LayerGate:
     """Lets readers of layers pass once the layers are there."""
 
     def __init__(self, layers: int) -> None:
-        self._open = [False] * layers
+        self._marks: list[Mark | None] = [None] * layers
         self._changed = threading.Condition()
 
-    def open(self, layer: int) -> None:
-        """The layer is there."""
+    def open(self, layer: int, mark: Mark = done) -> None:
+        """The layer is there once `mark` is reached."""
         with self._changed:
-            self._open[layer] = True
+            self._marks[layer] = mark
             self._changed.notify_all()
 
-    def open_all(self) -> None:
-        """All layers are there."""
+    def open_all(self, mark: Mark = done) -> None:
+        """All other layers are there once `mark` is reached."""
         with self._changed:
-            self._open = [True] * len(self._open)
+            self._marks = [own or mark for own in self._marks]
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
         """Waits for the layer."""
         with self._changed:
-            self._changed.wait_for(lambda: self._open[layer])
+            self._changed.wait_for(lambda: self._marks[layer])
+            mark = self._marks[layer]
+        if mark is not None:
+            mark()
 
     def wait_all(self) -> None:
         """Waits for all layers."""
-        with self._changed:
-            self._changed.wait_for(lambda: all(self._open))
+        for layer in range(len(self._marks)):
+            self.wait(layer)
 
 
 @dataclass(frozen=True)
@@ -89,23 +93,23 @@ class Loader:
         self._thread = threading.Thread(target=self._run, name="larder-load", daemon=True)
         self._thread.start()
 
-    def load_soon(self, loads: Sequence[Load]) -> None:
-        """Begins asynchronous loads; `take_done` tells when."""
+    def load_soon(self, loads: Sequence[Load], free: Mark = done) -> None:
+        """Begins asynchronous loads, whose blocks are free once `free` is reached; `take_done` tells when they have ended."""
         for load in loads:
             if load.writer is not None:
-                self._handoffs.submit(self._follow_one, load)
+                self._handoffs.submit(self._follow_one, load, free)
                 continue
-            self._work.put(lambda load=load: self._load_one(load))  # type: ignore[misc]
+            self._work.put(partial(self._load_one, load, free))
 
-    def load_now(self, loads: Sequence[Load]) -> LayerGate:
-        """Leases what the coming step needs, and begins to copy it layer by layer."""
+    def load_now(self, loads: Sequence[Load], free: Mark = done) -> LayerGate:
+        """Leases what the coming step needs, and begins to copy it layer by layer once `free` is reached."""
         begun = [self._follow(load) if load.writer is not None else self._lease(load) for load in loads]
         ready = [one for one in begun if one is not None]
         gate = LayerGate(self._memory.layers)
         if not ready:
             gate.open_all()
             return gate
-        self._work.put(lambda: self._load_layers(ready, gate))
+        self._work.put(partial(self._load_layers, ready, gate, free))
         return gate
 
     def take_done(self) -> set[str]:
@@ -142,10 +146,11 @@ class Loader:
         while (work := self._work.get()) is not None:
             work()
 
-    def _follow_one(self, load: Load) -> None:
+    def _follow_one(self, load: Load, free: Mark) -> None:
         followed = self._follow(load)
         if followed is not None:
             with self._failing([load]):
+                free()
                 for layer in range(self._memory.layers):
                     self._load_followed(followed, layer)
             followed.follow.release()
@@ -200,17 +205,19 @@ class Loader:
             self._failed |= new
         self._counts.add("failed_blocks", len(new))
 
-    def _load_one(self, load: Load) -> None:
+    def _load_one(self, load: Load, free: Mark) -> None:
         leased = self._lease(load)
         if leased is not None:
             with self._failing([load]):
+                free()
                 self._memory.load(leased.lease, leased.runs)
             leased.lease.release()
         with self._lock:
             self._done.add(load.request)
 
-    def _load_layers(self, loads: Sequence[Leased | Followed], gate: LayerGate) -> None:
+    def _load_layers(self, loads: Sequence[Leased | Followed], gate: LayerGate, free: Mark) -> None:
         with self._failing([one.load for one in loads]):
+            free()
             for layer in range(self._memory.layers):
                 for one in loads:
                     if isinstance(one, Followed):

@@ -3,12 +3,14 @@
 import atexit
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from larder_kv import LayerPages, PagedMemory
+from larder_kv import LayerPages
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.device import Device, device_of
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.layout import LayerTensor, layer_pages, page_bytes
 from larder_kv.vllm.memory import Memory, PoolMemory
@@ -33,6 +35,7 @@ class WorkerHalf:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.counts = engine, Counts()
         self._layers: dict[str, int] = {}
+        self._device: Device | None = None
         self._node: Node | None = None
         self._loader: Loader | None = None
         self._saver: Saver | None = None
@@ -54,7 +57,10 @@ class WorkerHalf:
                 f"this rank has KV caches of {len(tensors)} layers, {len(names)} of them of the {len(expected)} "
                 "whose blocks are transferred: drafts of speculative decoding and the like are not supported"
             )
-        memory = memory_of(engine, tensors)
+        all_storages = [tensor.untyped_storage() for tensor in tensors.values()]
+        storages = list({storage.data_ptr(): storage for storage in all_storages}.values())
+        self._device = device_of(list(tensors.values()), storages)
+        memory = memory_of(engine, tensors, storages, self._device)
         self._layers = {name: number for number, name in enumerate(names)}
         slice_number = engine.slice_of_rank()
         self._node = engine.open_node([slice_number], engine.settings.window_bytes)
@@ -70,12 +76,14 @@ class WorkerHalf:
 
     def start_loads(self, plan: StepPlan) -> None:
         """Begins the step's loads: synchronous ones are leased before this returns."""
-        if self._loader is None or not plan.loads:
+        if self._loader is None or self._device is None or not plan.loads:
             return
+        # Steps that are still under way may write blocks that were given to these loads meanwhile.
+        free = self._device.mark()
         if self.engine.settings.load == "async":
-            self._loader.load_soon(plan.loads)
+            self._loader.load_soon(plan.loads, free)
             return
-        self._loaded = self._loader.load_now(plan.loads)
+        self._loaded = self._loader.load_now(plan.loads, free)
         if self._loader.has_failed():
             self._garbage.load_failed(plan.step)
 
@@ -86,10 +94,11 @@ class WorkerHalf:
 
     def layer_computed(self, name: str, plan: StepPlan) -> None:
         """The step has written the layer: its saves may read it."""
-        if plan.saves and name in self._layers:
+        if plan.saves and name in self._layers and self._device is not None:
             self._begin_saves(plan)
-            if self._computed is not None:
-                self._computed.open(self._layers[name])
+            waits_for_layers = self._device.saves_by_layer or any(save.attempt is not None for save in plan.saves)
+            if self._computed is not None and waits_for_layers:
+                self._computed.open(self._layers[name], self._device.mark())
 
     def end_step(self, plan: StepPlan) -> None:
         """The forward pass is over. Nothing waits here for saves."""
@@ -105,8 +114,8 @@ class WorkerHalf:
             self._begin_saves(plan)
             if self._saver is None:
                 self._leave_unsaved(plan.saves)
-        if self._computed is not None:
-            self._computed.open_all()
+        if self._computed is not None and self._device is not None:
+            self._computed.open_all(self._device.mark())
             self._computed = None
 
     def finished(self, plan: StepPlan) -> tuple[set[str], set[str]]:
@@ -165,18 +174,11 @@ class WorkerHalf:
         self._saver.save_soon(plan.saves, self._computed)
 
 
-def memory_of(engine: Engine, tensors: dict[str, torch.Tensor]) -> Memory:
+def memory_of(
+    engine: Engine, tensors: dict[str, torch.Tensor], storages: Sequence[torch.UntypedStorage], device: Device
+) -> Memory:
     """The engine's blocks by their addresses."""
-    regions: dict[int, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(
-                f"the KV cache of {name} is on {tensor.device}: this connector copies from and to host memory"
-            )
-        storage = tensor.untyped_storage()
-        regions.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage))
-    places = list(regions)
-    buffers = [region.numpy() for region in regions.values()]
+    places = [storage.data_ptr() for storage in storages]
 
     def pages_of(name: str, rows: int) -> LayerPages:
         tensor = tensors[name]
@@ -199,6 +201,6 @@ def memory_of(engine: Engine, tensors: dict[str, torch.Tensor]) -> Memory:
             raise UnsupportedError(
                 f"a block has {found} bytes in each layer of {pool.name}, where {pool.page_bytes} were expected"
             )
-        paged = PagedMemory(buffers, layers, pages_per_chunk=pool.pages)
+        paged = device.pages(layers, pool.pages)
         pools.append(PoolMemory(paged, tuple(layer.group for layer in pool.layers)))
-    return Memory(pools)
+    return Memory(pools, saves_by_layer=device.saves_by_layer)

@@ -1,0 +1,88 @@
+"""Where an engine's KV caches are: in host memory, or on a GPU, whose stream runs behind the engine's thread."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+import larder_kv
+from larder_kv.settings import UnsupportedError
+from larder_kv.vllm.memory import Mark, Pages, done
+
+
+class Device(Protocol):
+    """Makes memory of allocations, and says when they may be copied."""
+
+    saves_by_layer: bool
+    """Whether saves of a step begin with its first layer. On a GPU each copy is an order to it, and a step's thread is far ahead
+    of its stream."""
+
+    def pages(self, layers: Sequence[larder_kv.LayerPages], pages_per_chunk: int) -> Pages:
+        """These layers, whose regions are the allocations in order."""
+
+    def mark(self) -> Mark:
+        """Waits, when it is called, until what the calling thread has asked of the device so far is done."""
+
+
+class HostDevice:
+    """Host memory, which the engine's thread writes itself."""
+
+    saves_by_layer = True
+
+    def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        self._buffers = [torch.empty(0, dtype=torch.uint8).set_(storage).numpy() for storage in storages]
+
+    def pages(self, layers: Sequence[larder_kv.LayerPages], pages_per_chunk: int) -> Pages:
+        """See `Device`."""
+        return larder_kv.PagedMemory(self._buffers, layers, pages_per_chunk=pages_per_chunk)
+
+    def mark(self) -> Mark:
+        """See `Device`."""
+        return done
+
+
+class GpuDevice:
+    """Memory of a GPU."""
+
+    saves_by_layer = False
+
+    def __init__(self, gpu: larder_kv.Gpu, storages: Sequence[torch.UntypedStorage]) -> None:
+        self._gpu, self._storages = gpu, storages
+
+    def pages(self, layers: Sequence[larder_kv.LayerPages], pages_per_chunk: int) -> Pages:
+        """See `Device`."""
+        regions = [(storage.data_ptr(), storage.nbytes()) for storage in self._storages]
+        try:
+            return larder_kv.GpuPagedMemory(self._gpu, regions, layers, pages_per_chunk=pages_per_chunk)
+        except ValueError as error:
+            raise UnsupportedError(f"the KV cache on {self._gpu.name} is not supported: {error}") from error
+
+    def mark(self) -> Mark:
+        """See `Device`."""
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize  # type: ignore[no-any-return]
+
+
+def device_of(tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedStorage]) -> Device:
+    """The device on which all of these are; refuses what it cannot copy from and to."""
+    devices = sorted({str(tensor.device) for tensor in tensors})
+    if len(devices) != 1:
+        raise UnsupportedError(f"the KV caches of one rank are on several devices: {', '.join(devices)}")
+    device = tensors[0].device
+    if device.type == "cpu":
+        return HostDevice(storages)
+    if device.type != "cuda":
+        raise UnsupportedError(f"the KV cache is on {device}: this connector copies from and to host memory and CUDA GPUs")
+    return GpuDevice(open_gpu(device.index or 0), storages)
+
+
+def open_gpu(ordinal: int) -> larder_kv.Gpu:
+    """A GPU of this process."""
+    try:
+        return larder_kv.Gpu(ordinal)
+    except larder_kv.GpuError as error:
+        raise UnsupportedError(
+            f"the KV cache is on GPU {ordinal}, and this connector cannot copy there: {error}. "
+            "larder_kv.vllm.LarderTier, below vLLM's own offloading, needs no copies of ours"
+        ) from error
