@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hybrid
 import kv_groups
+import on_gpu
 import prefill_decode as prefill_and_decode
 import secondary_tier as tier
 from answers import computed, counted, loaded, prompt, same
@@ -26,7 +27,7 @@ class World:
     def __init__(self, scratch: Path):
         subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
         self.scratch = scratch
-        self.seeds = range(1, 20)
+        self.seeds = range(1, 24)
         with Engine(scratch, "reference") as engine:
             # The first prompt pays for what is compiled and allocated once.
             engine.ask(prompt(99))
@@ -341,6 +342,12 @@ def sliding_windows(world: World) -> None:
 def recurrent_state(world: World) -> None:
     """A model with full attention and recurrent state."""
     hybrid.states(world)
+
+
+@scenario
+def kv_on_a_gpu(world: World) -> None:
+    """KV caches on a GPU, here a CUDA driver over host memory."""
+    on_gpu.run(world)
 
 
 @scenario

@@ -27,6 +27,10 @@ def main() -> None:
         import cpu_states
 
         cpu_states.install()
+    if library := options.pop("fake_gpu", None):
+        import fake_gpu
+
+        fake_gpu.install(library)
     from vllm import LLM
 
     llm = LLM(

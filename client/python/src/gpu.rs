@@ -135,6 +135,7 @@ impl GpuPagedMemory {
         let guard = lease.guard()?;
         crate::namespace::check_block(guard.namespace(), block)?;
         let layers = self.layer_range(layer)?;
+        self.check_pages(&pages)?;
         if pages.is_empty() {
             return Ok(());
         }
@@ -156,7 +157,8 @@ impl GpuPagedMemory {
     ) -> PyResult<()> {
         let save = SavePages { block, pages, layers: self.layer_range(layer)? };
         staged.check(block, 0, self.layout.block_bytes())?;
-        self.check_pages(save.pages.len(), 1)?;
+        self.check_pages(&save.pages)?;
+        self.check_chunks(save.pages.len(), 1)?;
         let lane = self.lane.get()?;
         staged.lend(|chunk| {
             let copy = lane.save(&self.tensors, chunk, &save, CopyFlags::default()).map_err(lane_exception)?;
@@ -168,6 +170,7 @@ impl GpuPagedMemory {
     #[pyo3(signature = (staged, pages))]
     fn save_layers(&self, py: Python<'_>, staged: &StagedLayers, pages: Vec<u32>) -> PyResult<()> {
         let lane = self.lane.get()?;
+        self.check_pages(&pages)?;
         staged.lend(|staged| {
             let part = py.detach(|| self.part(lane, staged.layers())).map_err(lane_exception)?;
             let copy = lane.save_layers(&part, staged, &pages, CopyFlags::default()).map_err(lane_exception)?;
@@ -186,12 +189,21 @@ impl GpuPagedMemory {
         Ok(range.start as u32..range.end as u32)
     }
 
-    fn check_pages(&self, pages: usize, chunks: usize) -> PyResult<()> {
+    fn check_pages(&self, pages: &[u32]) -> PyResult<()> {
+        let own = self.layout.spec().pages;
+        match pages.iter().find(|&&page| page >= own) {
+            Some(page) => Err(PyValueError::new_err(format!("there is no page {page}, only {own}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// So many pages of so many chunks.
+    fn check_chunks(&self, pages: usize, chunks: usize) -> PyResult<()> {
         let own = self.layout.spec().pages_per_chunk as usize;
         if pages == own * chunks {
             return Ok(());
         }
-        Err(PyValueError::new_err(format!("a chunk has {own} pages, not {pages}")))
+        Err(PyValueError::new_err(format!("a chunk has {own} pages, not {pages} for {chunks}")))
     }
 
     fn part(&self, lane: &EngineLane, layers: Range<u32>) -> Result<EngineTensors, LaneError> {

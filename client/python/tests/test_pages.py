@@ -89,7 +89,7 @@ def test_what_a_gpu_cannot_copy_is_refused(session, fake_gpu):
     assert fake_gpu.gpu.name == "fake GPU"
     with pytest.raises(larder_kv.GpuError, match="GPU 7"):
         larder_kv.Gpu(7)
-    region, paged = gpu_memory(fake_gpu, "LBHNC")
+    _, paged = gpu_memory(fake_gpu, "LBHNC")
     assert (paged.layers, paged.page_bytes) == (LAYERS, PAGE_BYTES)
     crooked = [larder_kv.LayerPages(region=0, offset=8, page_stride=64, pages=4, run_bytes=64)]
     with pytest.raises(ValueError, match="multiple of 16"):
@@ -103,11 +103,8 @@ def test_what_a_gpu_cannot_copy_is_refused(session, fake_gpu):
         paged.save(staged, [0])
     with pytest.raises(ValueError, match="no layer 3"):
         paged.save(staged, [0, 1], layer=3)
-    with pytest.raises(larder_kv.GpuError, match="refused"):
+    with pytest.raises(ValueError, match="no page 6"):
         paged.save(staged, [0, PAGES])
-    with pytest.raises(larder_kv.ReleasedError):
-        paged.save(staged, [0, 1])
-    staged = session.stage(reservation, 0)
     paged.save(staged, [0, 1])
     session.commit(reservation, [staged])
     with session.lease(namespace, chain) as lease, pytest.raises(ValueError, match="not those of a lease"):

@@ -146,6 +146,24 @@ def test_layers_are_saved_as_they_are_computed(rank):
     assert rank.counts.take()["saved_chunks"] == 1
 
 
+def test_blocks_are_copied_only_once_the_engines_stream_is_done_with_them(rank):
+    rank.fill(0, 1)
+    rank.fill(1, 2)
+    computed, free = threading.Event(), threading.Event()
+    gate = LayerGate(LAYERS)
+    rank.saver.save_soon([Save("a", hashes(1), 0, [0, 1])], gate)
+    gate.open_all(computed.wait)
+    # What the stream writes last is what counts.
+    rank.fill(1, 7)
+    computed.set()
+    until(lambda: not rank.saver.is_reading("a"))
+    rank.loader.load_soon([Load("b", hashes(1), 0, [2, 3])], free.wait)
+    rank.fill(3, 99)
+    free.set()
+    until(lambda: rank.loader.take_done() == {"b"})
+    assert (rank.values(2), rank.values(3)) == ([1, 2, 3], [7, 8, 9])
+
+
 def test_saves_beyond_the_queue_are_shed_and_so_is_what_follows_them(cluster):
     rank = Rank(cluster.sockets[0], "shed", queue_chunks=2)
     closed = LayerGate(LAYERS)

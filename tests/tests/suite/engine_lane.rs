@@ -143,6 +143,38 @@ fn a_save_that_fails_commits_nothing_and_gives_its_room_back() {
 }
 
 #[test]
+fn layers_that_a_gpu_engine_hands_over_are_read_while_others_are_computed() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let (mut gpu, reader) = (GpuEngine::connect(&node), Engine::connect(&node.socket("default")));
+    gpu.engine.namespace = gpu.engine.session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let namespace = reader.session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let hashes = prompt(b'a', 3);
+    let follow = reader.session.follow(&namespace, &namespace.chain(hashes.clone()), FollowOptions::default()).unwrap();
+    let own = &gpu.engine.namespace;
+    let reservation = gpu.engine.session.reserve(own, &own.chain(hashes.clone()), 0).unwrap();
+    let pages: Vec<u32> = (0..3).flat_map(GpuEngine::pages).collect();
+    for layers in [0..1, 1..3, 3..4] {
+        (0..).zip(&hashes).for_each(|(position, hash)| gpu.compute(position, hash));
+        let staged = gpu.engine.session.stage_layers(&reservation, &[0, 1, 2], 0, layers.clone()).unwrap();
+        let part = gpu.lane.part(&gpu.tensors, &layers).unwrap();
+        let copy = gpu.lane.save_layers(&part, staged, &pages, CopyFlags::default()).unwrap();
+        gpu.engine.session.hand_over(copy.wait(LONG).unwrap().unwrap()).unwrap();
+        let here = reader.session.wait_for_layers(&follow, layers.end, LONG).unwrap();
+        assert_eq!((here.chunks, here.layers), (3, layers.end));
+        let (lease, layer_bytes) = (follow.lease().unwrap(), BLOCK_BYTES / SHAPE.layers as usize);
+        for (position, hash) in hashes.iter().enumerate() {
+            let mut read = vec![0; BLOCK_BYTES];
+            lease.copy_block(position, 0, &mut read);
+            let come = layers.end as usize * layer_bytes;
+            assert!(read[..come] == block(hash)[..come], "wrong bytes in layers to {} of {hash}", layers.end);
+        }
+    }
+    assert_eq!(gpu.engine.session.commit_handed_over(&reservation, &[0, 1, 2]).unwrap(), 3);
+    let whole = gpu.lane.part(&gpu.tensors, &(2..5));
+    assert!(matches!(whole, Err(LaneError::Mismatch(_))), "there is no layer 4");
+}
+
+#[test]
 fn a_load_waits_for_the_engines_flag_and_keeps_its_lease_though_nobody_waits_for_it() {
     let node = NodeProcess::small(LARDER).unwrap();
     let gpu = GpuEngine::connect(&node);

@@ -1,0 +1,43 @@
+"""As if the CPU's memory were a GPU's: the connector takes its way to GPUs, over a CUDA driver of host memory, and PyTorch's
+events are those of a stream whose marks are reached one after the other, and late."""
+
+import ctypes
+import itertools
+import threading
+import time
+
+
+class Event:
+    """A mark on the stream."""
+
+    numbers = itertools.count(1)
+    waited_for: set[int] = set()
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def record(self) -> None:
+        self._number = next(self.numbers)
+
+    def synchronize(self) -> None:
+        assert self._number, "nothing was recorded"
+        assert threading.current_thread() is not threading.main_thread(), "the engine's own thread waits for its stream"
+        time.sleep(0.002)
+        self.waited_for.add(self._number)
+
+
+def install(library: str) -> None:
+    """`library` is the driver."""
+    driver = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    import torch
+
+    torch.cuda.Event = Event
+    from larder_kv.vllm import device, worker
+
+    def device_of(tensors, storages):
+        assert {tensor.device.type for tensor in tensors} == {"cpu"}
+        for storage in storages:
+            assert driver.fake_lend(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())) == 0
+        return device.GpuDevice(device.open_gpu(0), storages)
+
+    worker.device_of = device_of

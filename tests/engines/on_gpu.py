@@ -1,0 +1,97 @@
+"""Scenario: KV caches on a GPU, here a CUDA driver over host memory."""
+
+import subprocess
+
+from answers import computed, counted, loaded, prompt, same
+from driver import HERE, Engine
+from hybrid import WINDOW_BLOCKS, make_model
+from prefill_decode import ask
+from scenarios import row, until
+
+
+def run(world) -> None:
+    """What engines on GPUs save, others load, wherever their KV is; hand-over layer by layer; several pools."""
+    library = world.scratch / "libcuda.so"
+    source = HERE.parents[1] / "client/device/fake/libcuda.c"
+    flags = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    gpu = {"fake_gpu": str(library)}
+    cluster = world.cluster("gpus", 2)
+    tokens, expected = world.fresh()
+    backwards, backwards_expected = world.fresh()
+    with Engine(world.scratch, "gpu-first", {"socket": cluster.sockets[0]}, **gpu) as first:
+        same(first.ask(tokens), expected)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
+        with Engine(world.scratch, "host-second", {"socket": cluster.sockets[1]}) as second:
+            assert_loaded(second.ask(tokens), expected)
+            same(second.ask(backwards), backwards_expected)
+            until(lambda: cluster.metric(1, "larder_cached_chunks", tier="host") >= 12, "chunks are saved")
+        assert_loaded(first.ask(backwards), backwards_expected)
+    row("GPU to host and back, two nodes", "192 of 200 loaded over QUIC, 8 computed, identical, both ways")
+    for load in ("sync", "async"):
+        prefill_and_decode(world, cluster, gpu, load)
+    altered(world, cluster, gpu)
+    cluster.stop()
+    windows(world, gpu)
+
+
+def assert_loaded(answer: dict, expected: dict) -> None:
+    same(answer, expected)
+    assert (loaded(answer), computed(answer)) == (192, 8), f"{answer['counts']}"
+    assert counted(answer, "failed_blocks") == 0, f"{answer['counts']}"
+
+
+def prefill_and_decode(world, cluster, gpu: dict, load: str) -> None:
+    tokens, expected = world.fresh()
+    decoder = {"socket": cluster.sockets[1], "load": load, "handoff_seconds": 60}
+    prefiller = {"socket": cluster.sockets[0]}
+    with (
+        Engine(world.scratch, f"gpu-reads-{load}", decoder, role="kv_consumer", **gpu) as decode,
+        Engine(world.scratch, f"gpu-writes-{load}", prefiller, role="kv_producer", **gpu) as prefill,
+    ):
+        decoding = ask(decode, tokens, kv_transfer_params={"do_remote_prefill": True, "remote_node": "node-0"})
+        prefilling = ask(prefill, tokens, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+        answer = decoding.get()
+        prefilling.get()
+        assert_loaded(answer, expected)
+        assert counted(answer, "followed_chunks") == 6, f"{answer['counts']}"
+    row(f"prefill on one GPU, decode on another, {load} load", "6 chunks followed layer by layer, identical")
+
+
+def altered(world, cluster, gpu: dict) -> None:
+    """The output depends on what comes to the GPU, and what comes from another node is checked before."""
+    tokens, expected = prompt(1), world.reference[1]
+    with Engine(world.scratch, "gpu-saver", {"socket": cluster.sockets[0]}, **gpu) as saver:
+        same(saver.ask(tokens), expected)
+        until(lambda: saved(saver) >= 6, "chunks are saved")
+    cluster.flip_a_bit_in_every_page(0)
+    with Engine(world.scratch, "gpu-near", {"socket": cluster.sockets[0]}, **gpu) as near:
+        answer = near.ask(tokens)
+        assert loaded(answer) == 192 and answer["logprobs"] != expected["logprobs"], "what is loaded is not read"
+    with Engine(world.scratch, "gpu-far", {"socket": cluster.sockets[1]}, **gpu) as far:
+        answer = far.ask(tokens)
+        same(answer, expected)
+        assert loaded(answer) == 0, f"{answer['counts']}"
+    row("altered bytes before a GPU", "a miss from another node, identical; control: its own node's are loaded, and differ")
+
+
+def saved(engine: Engine) -> int:
+    """The engine tells of its counts with its steps."""
+    return int(engine.ask(prompt(99))["totals"].get("larder_saved_chunks", 0))
+
+
+def windows(world, gpu: dict) -> None:
+    """Full attention and sliding windows: a pool each."""
+    cluster, model = world.cluster("gpu-windows", 2), make_model(world, "windows")
+    tokens = prompt(1)
+    with Engine(world.scratch, "gpu-windows-reference", **model) as alone:
+        expected = alone.ask(tokens)
+    with Engine(world.scratch, "gpu-windows-first", {"socket": cluster.sockets[0]}, **gpu, **model) as first:
+        same(first.ask(tokens), expected)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
+        with Engine(world.scratch, "gpu-windows-second", {"socket": cluster.sockets[1]}, **gpu, **model) as second:
+            answer = second.ask(tokens)
+            assert_loaded(answer, expected)
+            assert counted(answer, "loaded_blocks") == 6 + WINDOW_BLOCKS, f"{answer['counts']}"
+    row("sliding windows on a GPU", f"192 loaded over QUIC, {6 + WINDOW_BLOCKS} blocks, identical")
+    cluster.stop()
