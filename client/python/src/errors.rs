@@ -39,9 +39,11 @@ pub(crate) fn exception(error: &SessionError) -> PyErr {
 /// The exception for a copy on a GPU that was not begun.
 pub(crate) fn lane_exception(error: LaneError) -> PyErr {
     match error {
-        LaneError::Busy(busy) => {
-            with_attributes::<BusyError>(busy.to_string(), &[("what", "copies")], &[("retry_after", COPY_SECONDS)])
-        }
+        LaneError::Busy(busy) => with_attributes::<BusyError>(
+            busy.to_string(),
+            &[("what", "copies")],
+            &[("retry_after", COPY_SECONDS)],
+        ),
         LaneError::Mismatch(text) => pyo3::exceptions::PyValueError::new_err(text),
         error => GpuError::new_err(error.to_string()),
     }

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_client::EngineLane;
-use larder_client::engine_lane::{
-    CopyFlags, CopyHandle, EngineTensors, LaneError, LoadPages, SavePages,
-};
+use larder_client::engine_lane::{CopyFlags, CopyHandle, EngineTensors, LaneError, LoadPages, SavePages};
 use larder_device::cuda::{CudaDevice, CudaOptions};
 use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::{CopyError, Device, EngineMemory, PagedLayout};
@@ -97,7 +95,8 @@ impl GpuPagedMemory {
         let region_bytes: Vec<u64> = regions.iter().map(|&(_, bytes)| bytes).collect();
         let layout = PagedLayout::new(layout_spec(&layers, pages_per_chunk)?, &region_bytes)
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let memory = regions.into_iter().map(|(address, bytes)| EngineMemory::Own { address, bytes }).collect();
+        let memory =
+            regions.into_iter().map(|(address, bytes)| EngineMemory::Own { address, bytes }).collect();
         let (lane, of_tensors) = (Arc::clone(gpu.lane.get()?), layout.clone());
         let tensors = py.detach(|| lane.register(of_tensors, memory)).map_err(lane_exception)?;
         Ok(Self { lane: Own::new(lane), layout, tensors, parts: Mutex::default() })
@@ -161,7 +160,8 @@ impl GpuPagedMemory {
         self.check_chunks(save.pages.len(), 1)?;
         let lane = self.lane.get()?;
         staged.lend(|chunk| {
-            let copy = lane.save(&self.tensors, chunk, &save, CopyFlags::default()).map_err(lane_exception)?;
+            let copy =
+                lane.save(&self.tensors, chunk, &save, CopyFlags::default()).map_err(lane_exception)?;
             ended(py, &copy, || copy.wait(SIGNALS_EVERY))
         })
     }
@@ -173,7 +173,8 @@ impl GpuPagedMemory {
         self.check_pages(&pages)?;
         staged.lend(|staged| {
             let part = py.detach(|| self.part(lane, staged.layers())).map_err(lane_exception)?;
-            let copy = lane.save_layers(&part, staged, &pages, CopyFlags::default()).map_err(lane_exception)?;
+            let copy =
+                lane.save_layers(&part, staged, &pages, CopyFlags::default()).map_err(lane_exception)?;
             ended(py, &copy, || copy.wait(SIGNALS_EVERY))
         })
     }

@@ -26,6 +26,7 @@ use crate::reservation::{Reservation, StagedChunk};
 use crate::socket::FrameReader;
 use crate::ticket::{NOTHING_TO_BRING, Ticket};
 use crate::traffic::Counters;
+use crate::window::{Window, WindowRange};
 
 /// A session with the node on this host, for threads without a runtime; shared by reference.
 ///
@@ -199,13 +200,16 @@ impl BlockingSession {
     /// Where the reservation has no chunk there.
     pub fn stage(&self, reservation: &Reservation, position: u32) -> Result<StagedChunk, SessionError> {
         let range = match reservation.room_needed(position)? {
-            Some((window, bytes)) => {
-                self.deliver_late_answers();
-                Some(window.take_within(bytes, self.link.timeout).ok_or(SessionError::Timeout)?)
-            }
+            Some((window, bytes)) => Some(self.take_room(window, bytes)?),
             None => None,
         };
         Ok(reservation.staged(position, range))
+    }
+
+    /// Room in the write window.
+    pub(crate) fn take_room(&self, window: &Arc<Window>, bytes: u64) -> Result<WindowRange, SessionError> {
+        self.deliver_late_answers();
+        window.take_within(bytes, self.link.timeout).ok_or(SessionError::Timeout)
     }
 
     /// Hands filled chunks of one reservation over, and returns how many the node keeps. Their room is free again when the

@@ -243,7 +243,9 @@ impl EngineLane {
         let mut copies = Vec::with_capacity(pages.len());
         for (chunk, pages) in pages.chunks_exact(per_chunk).enumerate() {
             let (memory, offset) = staged.layers_memory(chunk, 0);
-            copies.extend((0..).zip(pages).map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page)));
+            copies.extend(
+                (0..).zip(pages).map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page)),
+            );
         }
         let layers = 0..tensors.layout.layers();
         self.begin(tensors, Direction::Save, copies, layers, false, flags, Held::Layers(staged))

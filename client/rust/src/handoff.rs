@@ -6,6 +6,7 @@ use std::time::Duration;
 use larder_protocol::Chain;
 use tokio::time::Instant;
 
+use crate::blocking::BlockingSession;
 use crate::error::SessionError;
 use crate::exchange;
 use crate::follow::{Follow, FollowOptions, InPlace};
@@ -132,5 +133,37 @@ impl Session {
                 return Ok(news);
             }
         }
+    }
+}
+
+impl BlockingSession {
+    /// Gives some layers of one pool of reserved chunks room to be filled, as [`Session::stage_layers`] does; waits until other
+    /// threads have freed enough of the write window.
+    ///
+    /// # Errors
+    /// `WindowTooSmall`; `Timeout` where no room was freed in time.
+    ///
+    /// # Panics
+    /// Where the reservation has no such chunk, or the namespace no such layers.
+    pub fn stage_layers(
+        &self,
+        reservation: &Reservation,
+        positions: &[u32],
+        pool: usize,
+        layers: Range<u32>,
+    ) -> Result<StagedLayers, SessionError> {
+        let range = match reservation.layers_room(positions, pool, &layers)? {
+            Some((window, bytes)) => Some(self.take_room(window, bytes)?),
+            None => None,
+        };
+        Ok(reservation.staged_layers(positions, pool, layers, range))
+    }
+
+    /// Hands filled layers over, as [`Session::hand_over`] does.
+    ///
+    /// # Errors
+    /// `Refused` where the reservation ended, by its deadline or a later attempt; the general ones of [`SessionError`].
+    pub fn hand_over(&self, staged: StagedLayers) -> Result<(), SessionError> {
+        self.exchange(exchange::hand_over(staged.into_part()))
     }
 }

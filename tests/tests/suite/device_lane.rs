@@ -1,9 +1,11 @@
 //! Engines whose GPU memory the node copies to and from, over devices of host memory and over CUDA's driver made of it.
 
 mod cuda;
+mod faults;
 mod tier;
 
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -24,9 +26,9 @@ use larder_protocol::lane::{
     CopyEnd, CopyProgress, IpcMemory, RegisterTensors, TensorLayout, TensorMemory, TensorPlane,
 };
 use larder_protocol::session::{RefusalCode, Request, Response, Scarce, Tier};
-use larder_protocol::{ChunkHash, NamespaceSpec};
+use larder_protocol::ChunkHash;
 use larder_tests::cluster::Cluster;
-use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, namespace, prompt};
+use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, prompt};
 use larder_tests::engine::EngineProcess;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::raw::RawSession;
@@ -35,6 +37,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use super::gpu_pages::{GpuPages, LONG, SHAPE, layered, layout};
 use super::{ENGINE, LARDER};
 
 /// A node in this process, whose two GPUs are host memory.
@@ -133,32 +136,11 @@ struct GpuEngine {
     session: BlockingSession,
     namespace: Namespace,
     tensors: NodeTensors,
-    memory: HostMemory,
+    pages: GpuPages,
 }
-
-/// Pages with the runs of each head apart.
-const SHAPE: Shape =
-    Shape { layers: 4, pages: 24, heads: 2, tokens: 4, content_bytes: 64, pages_per_chunk: PAGES_PER_CHUNK };
-const PAGES_PER_CHUNK: u32 = 2;
-
-/// Longer than any copy takes that ends.
-const LONG: Duration = Duration::from_secs(60);
 
 /// Copies that nothing keeps waiting, and that keep nothing waiting.
 const NO_FLAGS: CopyFlags = CopyFlags { after: None, then: None };
-
-/// The namespace of all tests, with a block of four layers.
-fn layered() -> NamespaceSpec {
-    let mut spec = namespace();
-    spec.pools[0].layers = SHAPE.layers;
-    spec.pools[0].layer_bytes = BLOCK_BYTES as u64 / u64::from(SHAPE.layers);
-    spec
-}
-
-fn layout() -> (PagedLayout, u64) {
-    let (spec, regions) = vllm(VllmOrder::Lhbnc, &SHAPE);
-    (PagedLayout::new(spec, &regions).unwrap(), regions[0])
-}
 
 /// Memory as an engine exports it, and as this process sees it.
 fn gpu_memory(bytes: u64) -> (OwnedFd, HostMemory) {
@@ -178,47 +160,7 @@ impl GpuEngine {
         let (descriptor, memory) = gpu_memory(bytes);
         let shared = EngineMemory::Descriptor { descriptor, bytes };
         let tensors = session.register_tensors(&namespace, 0, &layout, vec![shared]).unwrap();
-        Self { session, namespace, tensors, memory }
-    }
-
-    /// Pages of chunk number `position`: somewhere, and not in order.
-    fn pages(position: u32) -> Vec<u32> {
-        (0..PAGES_PER_CHUNK).map(|page| (position * PAGES_PER_CHUNK + page) * 7 % SHAPE.pages).collect()
-    }
-
-    /// Gives each contiguous piece of these layers of a chunk's pages, with where it stands in the block.
-    fn for_each_run(
-        &self,
-        position: u32,
-        layers: std::ops::Range<u32>,
-        mut each: impl FnMut(u64, std::ops::Range<usize>),
-    ) {
-        let layout = self.tensors.layout();
-        for (in_chunk, page) in (0..).zip(Self::pages(position)) {
-            for plane in layout.planes_of(&layers) {
-                for run in layout.runs(plane, page) {
-                    let start = (layout.in_block(plane, in_chunk) + run.in_page) as usize;
-                    each(run.range.start, start..start + (run.range.end - run.range.start) as usize);
-                }
-            }
-        }
-    }
-
-    /// As if it computed the chunk.
-    fn compute(&self, position: u32, hash: &ChunkHash) {
-        let bytes = block(hash);
-        self.for_each_run(position, 0..SHAPE.layers, |at, range| self.memory.write(at, &bytes[range]));
-    }
-
-    /// Whether these layers of a chunk's pages hold what they should.
-    fn has(&self, position: u32, hash: &ChunkHash, layers: std::ops::Range<u32>) -> bool {
-        let (expected, mut is_right) = (block(hash), true);
-        self.for_each_run(position, layers, |at, range| {
-            let mut bytes = vec![0; range.len()];
-            self.memory.read(at, &mut bytes);
-            is_right &= bytes == expected[range];
-        });
-        is_right
+        Self { session, namespace, tensors, pages: GpuPages(memory) }
     }
 
     /// Saves and commits the chunks that are missing, all in one copy.
@@ -227,7 +169,7 @@ impl GpuEngine {
         let reservation = self.session.reserve(&self.namespace, &chain, 0).unwrap();
         let positions = reservation.chunks().to_vec();
         positions.iter().for_each(|&position| self.compute(position, &hashes[position as usize]));
-        let pages = positions.iter().flat_map(|&position| Self::pages(position)).collect();
+        let pages = positions.iter().flat_map(|&position| GpuPages::of(position)).collect();
         let save = SavePages { positions: positions.clone(), pages, layers: 0..SHAPE.layers };
         let copy = self.session.save_pages(&self.tensors, &reservation, &save, NO_FLAGS).unwrap();
         let end = self.end(&copy);
@@ -265,7 +207,7 @@ impl GpuEngine {
     fn load(&self, hashes: &[ChunkHash], flags: CopyFlags) -> Result<NodeCopy, SessionError> {
         let lease = self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).unwrap();
         assert_eq!(lease.chunks(), hashes.len());
-        self.session.load_pages(&self.tensors, &lease, &Self::load_pages(hashes.len() as u32), flags)
+        self.session.load_pages(&self.tensors, &lease, &GpuPages::load(hashes.len() as u32), flags)
     }
 
     /// In which tiers a lookup finds these chunks.
@@ -293,18 +235,20 @@ impl GpuEngine {
         }
     }
 
-    /// All pages of so many chunks.
-    fn load_pages(chunks: u32) -> LoadPages {
-        let pages = (0..chunks).flat_map(Self::pages).collect();
-        LoadPages { block: 0, pages, first_page: 0, layers: 0..SHAPE.layers, by_layer: true }
-    }
-
     fn progress(&self, copy: &NodeCopy, layers: u32, patience: Duration) -> CopyProgress {
         self.session.wait_for_copy(copy, layers, patience).unwrap()
     }
 
     fn end(&self, copy: &NodeCopy) -> CopyEnd {
         self.progress(copy, u32::MAX, LONG).end.expect("the copy ends")
+    }
+}
+
+impl Deref for GpuEngine {
+    type Target = GpuPages;
+
+    fn deref(&self) -> &GpuPages {
+        &self.pages
     }
 }
 
@@ -351,10 +295,10 @@ fn a_part_of_a_prompts_pages_and_layers_is_loaded_and_nothing_else_is_touched() 
     let lease = gpu.session.lease(&gpu.namespace, &gpu.namespace.chain(hashes.clone())).unwrap();
     // From the middle of the second chunk to the end of the third.
     let load = LoadPages {
-        pages: [GpuEngine::pages(1), GpuEngine::pages(2)].concat()[1..].to_vec(),
+        pages: [GpuPages::of(1), GpuPages::of(2)].concat()[1..].to_vec(),
         first_page: 3,
         layers: 1..3,
-        ..GpuEngine::load_pages(1)
+        ..GpuPages::load(1)
     };
     let copy = gpu.session.load_pages(&gpu.tensors, &lease, &load, NO_FLAGS).unwrap();
     assert_eq!(gpu.end(&copy), CopyEnd::Done);
@@ -391,7 +335,7 @@ fn layers_are_saved_one_by_one_and_committed_when_none_is_missing() {
     let hashes = prompt(b'a', 2);
     let reservation = gpu.session.reserve(&gpu.namespace, &gpu.namespace.chain(hashes.clone()), 0).unwrap();
     (0..).zip(&hashes).for_each(|(position, hash)| gpu.compute(position, hash));
-    let pages: Vec<u32> = (0..2).flat_map(GpuEngine::pages).collect();
+    let pages: Vec<u32> = (0..2).flat_map(GpuPages::of).collect();
     for layers in [2..4, 0..1, 1..2] {
         assert_eq!(refused_as(gpu.session.commit_handed_over(&reservation, &[0, 1])), RefusalCode::Place);
         let save = SavePages { positions: vec![0, 1], pages: pages.clone(), layers };
@@ -419,7 +363,7 @@ fn a_copy_begins_when_the_engines_stream_says_so_and_its_stream_waits_for_each_l
         let lease = session.lease(&namespace, &namespace.chain(prompt(b'a', 2))).await.unwrap();
         let flags = CopyFlags { after: Some((0, 7)), then: Some((1, u32::MAX - 1)) };
         tensors.words().set_word(4, u32::MAX - 1);
-        let copy = session.load_pages(&tensors, &lease, &GpuEngine::load_pages(2), flags).await.unwrap();
+        let copy = session.load_pages(&tensors, &lease, &GpuPages::load(2), flags).await.unwrap();
         let waited = session.wait_for_copy(&copy, 1, Duration::from_millis(20)).await.unwrap();
         assert_eq!(waited, CopyProgress { layers: 0, end: None }, "the pages are still in use");
         tensors.words().set_word(0, 8);
@@ -427,132 +371,6 @@ fn a_copy_begins_when_the_engines_stream_says_so_and_its_stream_waits_for_each_l
         assert_eq!(ended, CopyProgress { layers: SHAPE.layers, end: Some(CopyEnd::Done) });
         assert_eq!(tensors.words().word(4), 2, "words may wrap");
     });
-}
-
-#[test]
-fn a_save_that_fails_commits_nothing_and_gives_its_room_back() {
-    let node = Node::start();
-    let gpu = node.engine(0);
-    let hashes = prompt(b'a', 3);
-    // Far more than the arena has room for at a time.
-    for after in 0..800 {
-        node.controls[0].fail_next(Fault::Fail { after: after % 24 });
-        assert_eq!(gpu.put(&hashes), CopyEnd::Failed);
-    }
-    node.controls[0].fail_next(Fault::Refuse);
-    assert_eq!(gpu.put(&hashes), CopyEnd::Refused);
-    assert_eq!(gpu.get_from_arena(&hashes), 0);
-    assert_eq!(gpu.put(&hashes), CopyEnd::Done);
-    assert_eq!(gpu.get_from_arena(&hashes), 3);
-}
-
-#[test]
-fn a_save_that_stalls_is_no_hit_though_it_ends_well_at_last() {
-    let node = Node::patient(Duration::from_millis(100));
-    let gpu = node.engine(0);
-    let hashes = prompt(b'a', 3);
-    // Its word comes long after its end.
-    node.controls[0].be_late(1_000);
-    assert_eq!(gpu.put(&hashes), CopyEnd::Stalled);
-    node.controls[0].be_late(0);
-    node.wait_for("device_copies", 0);
-    node.wait_for("quarantined_bytes", 0);
-    assert_eq!(gpu.get_from_arena(&hashes), 0);
-    node.wait_for("used_bytes", 0);
-}
-
-#[test]
-fn a_gpu_that_hangs_keeps_nobody_but_its_own_copies() {
-    let node = Node::patient(Duration::from_millis(200));
-    let (gpu, sibling) = (node.engine(0), node.engine(1));
-    let hashes = prompt(b'a', 4);
-    gpu.put_by_window(&hashes);
-    node.controls[0].hold_calls();
-    let copies: Vec<NodeCopy> = (0..4).map(|_| gpu.load(&hashes, NO_FLAGS).unwrap()).collect();
-    node.controls[0].wait_until_held();
-    for copy in &copies {
-        assert_eq!(gpu.end(copy), CopyEnd::Stalled, "whoever asked hears of it");
-    }
-    assert_eq!(node.get("/healthz"), "ok\n");
-    assert_eq!(node.get("/readyz"), "ok\n");
-    assert_eq!(sibling.put(&prompt(b'b', 4)), CopyEnd::Done, "another GPU goes on");
-    gpu.put_by_window(&prompt(b'c', 4));
-    assert_eq!(gpu.get_from_arena(&prompt(b'c', 4)), 4, "and so does what its own actor does without it");
-    assert_eq!(sibling.get_from_arena(&prompt(b'c', 4)), 4, "what it holds is copied to others");
-    assert!(node.status(0, "quarantined_bytes") >= 4 * BLOCK_BYTES as u64);
-    node.controls[0].release_calls();
-    node.wait_for("device_copies", 0);
-    node.wait_for("quarantined_bytes", 0);
-}
-
-#[test]
-fn a_session_has_a_bounded_number_of_copies_and_is_busy_beyond_it() {
-    let node = Node::start();
-    let gpu = node.engine(0);
-    let hashes = prompt(b'a', 1);
-    gpu.put_by_window(&hashes);
-    let waiting = CopyFlags { after: Some((0, 1)), then: None };
-    let copies: Vec<NodeCopy> = (0..16).map(|_| gpu.load(&hashes, waiting).unwrap()).collect();
-    let busy = gpu.load(&hashes, waiting);
-    assert!(matches!(busy, Err(SessionError::Busy { what: Scarce::Copies, .. })), "{busy:?}");
-    assert_eq!(node.engine(0).put(&prompt(b'b', 2)), CopyEnd::Done, "another session is not");
-    drop(copies);
-    node.wait_for("device_copies", 0);
-    let copy = gpu.load(&hashes, NO_FLAGS).unwrap();
-    assert_eq!(gpu.end(&copy), CopyEnd::Done, "those that were given up before they began make room");
-}
-
-#[test]
-fn a_process_that_dies_under_its_copies_leaves_what_they_touch_quarantined_until_the_gpu_lets_go() {
-    for (deed, chunks) in [("load by gpu", 2), ("save by gpu", 2)] {
-        let node = Node::start();
-        // The engine process has the namespace of one layer, so it finds what it stores itself.
-        node.controls[0].fail_next(Fault::Stall { after: 1 });
-        let dying = EngineProcess::start(ENGINE, &node.socket, deed).unwrap();
-        node.wait_for("device_copies", 1);
-        dying.kill().unwrap();
-        node.wait_for("sessions", 0);
-        node.wait_for("lingering_processes", 0);
-        node.wait_for("quarantined_bytes", chunks * BLOCK_BYTES as u64);
-        assert_eq!((node.status(0, "leases"), node.status(0, "reservations")), (0, 0), "{deed}");
-        let gpu = node.engine(0);
-        assert_eq!(gpu.put(&prompt(b'z', 3)), CopyEnd::Done, "the others go on");
-        assert_eq!(node.status(0, "quarantined_bytes"), chunks * BLOCK_BYTES as u64, "{deed}");
-        node.controls[0].fail_next(Fault::Lose { after: 0 });
-        assert_eq!(gpu.end(&gpu.load(&prompt(b'z', 3), NO_FLAGS).unwrap()), CopyEnd::Lost);
-        node.wait_for("quarantined_bytes", 0);
-        node.wait_for("device_copies", 0);
-    }
-}
-
-#[test]
-fn a_gpu_that_was_lost_is_opened_again_when_its_tensors_are_registered_again() {
-    let node = Node::start();
-    let gpu = node.engine(0);
-    let hashes = prompt(b'a', 2);
-    assert_eq!(gpu.put(&hashes), CopyEnd::Done);
-    node.controls[0].fail_next(Fault::Lose { after: 3 });
-    assert_eq!(gpu.end(&gpu.load(&hashes, NO_FLAGS).unwrap()), CopyEnd::Lost);
-    assert_eq!(refused_as(gpu.load(&hashes, NO_FLAGS)), RefusalCode::Unknown, "its tensors are gone");
-    wait::until("the device is gone", || (node.controls[0].gone() == 1).then_some(()));
-    let again = node.engine(0);
-    let copy = again.load(&hashes, NO_FLAGS).unwrap();
-    assert_eq!(again.end(&copy), CopyEnd::Done);
-    assert!(again.has(1, &hashes[1], 0..SHAPE.layers));
-}
-
-#[test]
-fn a_gpu_that_cannot_be_given_up_keeps_what_it_touched_for_ever() {
-    let node = Node::start();
-    let gpu = node.engine(0);
-    gpu.put_by_window(&prompt(b'a', 2));
-    node.controls[0].cling();
-    node.controls[0].fail_next(Fault::Lose { after: 1 });
-    assert_eq!(gpu.end(&gpu.load(&prompt(b'a', 2), NO_FLAGS).unwrap()), CopyEnd::Lost);
-    drop(gpu);
-    node.wait_for("sessions", 0);
-    node.wait_for("quarantined_bytes", 2 * BLOCK_BYTES as u64);
-    assert_eq!(node.get("/healthz"), "ok\n");
 }
 
 #[test]
@@ -577,7 +395,7 @@ fn what_an_engine_says_of_its_memory_and_pages_is_checked() {
 
     let lease = gpu.session.lease(&gpu.namespace, &gpu.namespace.chain(prompt(b'a', 2))).unwrap();
     let load = |load: LoadPages, flags| gpu.session.load_pages(&gpu.tensors, &lease, &load, flags);
-    let all = GpuEngine::load_pages;
+    let all = GpuPages::load;
     for (wrong, flags) in [
         (all(3), NO_FLAGS),
         (LoadPages { first_page: u64::MAX, ..all(2) }, NO_FLAGS),

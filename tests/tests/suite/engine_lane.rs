@@ -1,18 +1,20 @@
 //! An engine with memory on a device, which its own process copies to and from the node's arena.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_client::EngineLane;
 use larder_client::engine_lane::{CopyFlags, EngineTensors, LaneError, LoadPages, SavePages};
+use larder_client::{EngineLane, FollowOptions, Session, SessionOptions};
 use larder_device::host::{Fault, HostControl, HostDevice};
-use larder_device::layout::{Shape, VllmOrder, vllm};
-use larder_device::{CopyError, Device, EngineMemory, HostMemory, PagedLayout};
+use larder_device::{CopyError, Device, EngineMemory, HostMemory};
 use larder_protocol::ChunkHash;
 use larder_tests::content::{BLOCK_BYTES, block, prompt};
 use larder_tests::node::NodeProcess;
 use larder_tests::wait::until;
+use tokio::runtime::Runtime;
 
+use super::gpu_pages::{GpuPages, LONG, SHAPE, layered, layout};
 use super::{Engine, LARDER};
 
 /// An engine whose pages are on a device.
@@ -20,65 +22,33 @@ struct GpuEngine {
     engine: Engine,
     lane: EngineLane,
     tensors: EngineTensors,
-    layout: PagedLayout,
-    memory: HostMemory,
+    pages: GpuPages,
     control: HostControl,
 }
 
-/// Pages with the runs of each head apart.
-const SHAPE: Shape =
-    Shape { layers: 4, pages: 24, heads: 2, tokens: 4, content_bytes: 64, pages_per_chunk: PAGES_PER_CHUNK };
-const PAGES_PER_CHUNK: u32 = 2;
+impl Deref for GpuEngine {
+    type Target = GpuPages;
 
-/// Longer than any copy takes that ends.
-const LONG: Duration = Duration::from_secs(60);
+    fn deref(&self) -> &GpuPages {
+        &self.pages
+    }
+}
 
 impl GpuEngine {
     fn connect(node: &NodeProcess) -> Self {
         let engine = Engine::connect(&node.socket("default"));
-        let (spec, regions) = vllm(VllmOrder::Lhbnc, &SHAPE);
-        let layout = PagedLayout::new(spec, &regions).unwrap();
+        let (layout, bytes) = layout();
         assert_eq!(layout.block_bytes(), BLOCK_BYTES as u64);
         let control = HostControl::default();
         let (of_device, seed) = (control.clone(), fastrand::u64(..));
         println!("seed {seed}");
         let open = move || Ok(Box::new(HostDevice::new(seed, of_device)) as Box<dyn Device>);
         let lane = EngineLane::start(4, open).unwrap();
-        let memory = HostMemory::allocate(regions[0]).unwrap();
+        let memory = HostMemory::allocate(bytes).unwrap();
         control.share(memory.clone());
-        let own = EngineMemory::Own { address: 0, bytes: regions[0] };
-        let tensors = lane.register(layout.clone(), vec![own]).unwrap();
-        Self { engine, lane, tensors, layout, memory, control }
-    }
-
-    /// Pages of chunk number `position`: somewhere, and not in order.
-    fn pages(position: u32) -> Vec<u32> {
-        (0..PAGES_PER_CHUNK).map(|page| (position * PAGES_PER_CHUNK + page) * 7 % SHAPE.pages).collect()
-    }
-
-    /// Gives each contiguous piece of a chunk's pages, with where it stands in the block.
-    fn for_each_run(&self, position: u32, mut each: impl FnMut(u64, std::ops::Range<usize>)) {
-        for (in_chunk, page) in (0..).zip(Self::pages(position)) {
-            for plane in 0..SHAPE.layers {
-                for run in self.layout.runs(plane, page) {
-                    let start = (self.layout.in_block(plane, in_chunk) + run.in_page) as usize;
-                    each(run.range.start, start..start + (run.range.end - run.range.start) as usize);
-                }
-            }
-        }
-    }
-
-    /// As if it computed the chunk.
-    fn compute(&self, position: u32, hash: &ChunkHash) {
-        let bytes = block(hash);
-        self.for_each_run(position, |at, range| self.memory.write(at, &bytes[range]));
-    }
-
-    /// What the pages of a chunk hold.
-    fn computed(&self, position: u32) -> Vec<u8> {
-        let mut bytes = vec![0; BLOCK_BYTES];
-        self.for_each_run(position, |at, range| self.memory.read(at, &mut bytes[range]));
-        bytes
+        let own = EngineMemory::Own { address: 0, bytes };
+        let tensors = lane.register(layout, vec![own]).unwrap();
+        Self { engine, lane, tensors, pages: GpuPages(memory), control }
     }
 
     /// Saves the chunks that are missing.
@@ -88,7 +58,7 @@ impl GpuEngine {
         for &position in reservation.chunks() {
             self.compute(position, &hashes[position as usize]);
             let staged = session.stage(&reservation, position).unwrap();
-            let save = SavePages { block: 0, pages: Self::pages(position), layers: 0..SHAPE.layers };
+            let save = SavePages { block: 0, pages: GpuPages::of(position), layers: 0..SHAPE.layers };
             let copy = self.lane.save(&self.tensors, staged, &save, CopyFlags::default()).unwrap();
             let staged = copy.wait(LONG).expect("the copy ends")?;
             assert_eq!(session.commit(&reservation, vec![staged]).unwrap(), 1);
@@ -99,12 +69,6 @@ impl GpuEngine {
     fn lease(&self, hashes: &[ChunkHash]) -> Arc<larder_client::LeaseGuard> {
         let Engine { session, namespace } = &self.engine;
         Arc::new(session.lease(namespace, &namespace.chain(hashes.to_vec())).unwrap())
-    }
-
-    /// All pages of so many chunks.
-    fn load_pages(chunks: u32) -> LoadPages {
-        let pages = (0..chunks).flat_map(Self::pages).collect();
-        LoadPages { block: 0, pages, first_page: 0, layers: 0..SHAPE.layers, by_layer: true }
     }
 }
 
@@ -119,10 +83,10 @@ fn what_a_gpu_engine_puts_a_cpu_engine_gets_and_the_other_way_round() {
     let lease = gpu.lease(&hashes);
     assert_eq!(lease.chunks(), 6);
     let flags = CopyFlags { after: None, then: Some((3, 0)) };
-    let copy = gpu.lane.load(&gpu.tensors, &lease, &GpuEngine::load_pages(6), flags).unwrap();
+    let copy = gpu.lane.load(&gpu.tensors, &lease, &GpuPages::load(6), flags).unwrap();
     assert_eq!(copy.wait(LONG), Some(Ok(())));
     for (position, hash) in (0..).zip(&hashes) {
-        assert!(gpu.computed(position) == block(hash), "wrong bytes in the pages of chunk {position}");
+        assert!(gpu.has(position, hash, 0..SHAPE.layers), "wrong bytes in the pages of chunk {position}");
     }
     assert_eq!(gpu.lane.flags().word(12), SHAPE.layers, "the engine's stream would go on");
 }
@@ -145,21 +109,26 @@ fn a_save_that_fails_commits_nothing_and_gives_its_room_back() {
 #[test]
 fn layers_that_a_gpu_engine_hands_over_are_read_while_others_are_computed() {
     let node = NodeProcess::small(LARDER).unwrap();
-    let (mut gpu, reader) = (GpuEngine::connect(&node), Engine::connect(&node.socket("default")));
+    let mut gpu = GpuEngine::connect(&node);
     gpu.engine.namespace = gpu.engine.session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
-    let namespace = reader.session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let runtime = Runtime::new().unwrap();
+    let reader = Session::connect(node.socket("default"), SessionOptions::default());
+    let reader = runtime.block_on(reader).unwrap();
+    let namespace = runtime.block_on(reader.register(&layered(), &[0], &[BLOCK_BYTES as u64])).unwrap();
     let hashes = prompt(b'a', 3);
-    let follow = reader.session.follow(&namespace, &namespace.chain(hashes.clone()), FollowOptions::default()).unwrap();
+    let options = FollowOptions { writer: None, attempt: 0, patience: LONG };
+    let follow =
+        runtime.block_on(reader.follow(&namespace, &namespace.chain(hashes.clone()), options)).unwrap();
     let own = &gpu.engine.namespace;
     let reservation = gpu.engine.session.reserve(own, &own.chain(hashes.clone()), 0).unwrap();
-    let pages: Vec<u32> = (0..3).flat_map(GpuEngine::pages).collect();
+    let pages: Vec<u32> = (0..3).flat_map(GpuPages::of).collect();
     for layers in [0..1, 1..3, 3..4] {
         (0..).zip(&hashes).for_each(|(position, hash)| gpu.compute(position, hash));
         let staged = gpu.engine.session.stage_layers(&reservation, &[0, 1, 2], 0, layers.clone()).unwrap();
         let part = gpu.lane.part(&gpu.tensors, &layers).unwrap();
         let copy = gpu.lane.save_layers(&part, staged, &pages, CopyFlags::default()).unwrap();
         gpu.engine.session.hand_over(copy.wait(LONG).unwrap().unwrap()).unwrap();
-        let here = reader.session.wait_for_layers(&follow, layers.end, LONG).unwrap();
+        let here = runtime.block_on(reader.wait_for_layers(&follow, layers.end, LONG)).unwrap();
         assert_eq!((here.chunks, here.layers), (3, layers.end));
         let (lease, layer_bytes) = (follow.lease().unwrap(), BLOCK_BYTES / SHAPE.layers as usize);
         for (position, hash) in hashes.iter().enumerate() {
@@ -181,14 +150,14 @@ fn a_load_waits_for_the_engines_flag_and_keeps_its_lease_though_nobody_waits_for
     gpu.engine.put(&prompt(b'a', 2));
     let lease = gpu.lease(&prompt(b'a', 2));
     let flags = CopyFlags { after: Some((0, 1)), then: None };
-    let copy = gpu.lane.load(&gpu.tensors, &lease, &GpuEngine::load_pages(2), flags).unwrap();
+    let copy = gpu.lane.load(&gpu.tensors, &lease, &GpuPages::load(2), flags).unwrap();
     assert_eq!((copy.wait(Duration::from_millis(1)), copy.layers()), (None, 0));
     let leases = Arc::downgrade(&lease);
     drop((copy, lease));
     assert_eq!((gpu.lane.under_way(), leases.strong_count()), (1, 1));
     gpu.lane.flags().set_word(0, 1);
     until("the lease is given back", || (leases.strong_count() == 0).then_some(()));
-    assert!(gpu.computed(1) == block(&prompt(b'a', 2)[1]));
+    assert!(gpu.has(1, &prompt(b'a', 2)[1], 0..SHAPE.layers));
 }
 
 #[test]
@@ -196,8 +165,7 @@ fn when_a_device_is_lost_its_leases_end_with_it_and_the_engine_hears_of_it() {
     let node = NodeProcess::small(LARDER).unwrap();
     let gpu = GpuEngine::connect(&node);
     gpu.engine.put(&prompt(b'a', 2));
-    let load =
-        |flags| gpu.lane.load(&gpu.tensors, &gpu.lease(&prompt(b'a', 2)), &GpuEngine::load_pages(2), flags);
+    let load = |flags| gpu.lane.load(&gpu.tensors, &gpu.lease(&prompt(b'a', 2)), &GpuPages::load(2), flags);
     gpu.control.fail_next(Fault::Lose { after: 3 });
     let copy = load(CopyFlags::default()).unwrap();
     assert_eq!(copy.wait(LONG), Some(Err(CopyError::Lost)));
@@ -214,12 +182,12 @@ fn pages_that_are_not_those_of_the_lease_are_refused() {
     gpu.engine.put(&prompt(b'a', 2));
     let lease = gpu.lease(&prompt(b'a', 2));
     let load = |load: LoadPages| gpu.lane.load(&gpu.tensors, &lease, &load, CopyFlags::default());
-    let too_many = GpuEngine::load_pages(3);
+    let too_many = GpuPages::load(3);
     assert!(matches!(load(too_many), Err(LaneError::Mismatch(_))));
-    let beyond = LoadPages { first_page: u64::MAX, ..GpuEngine::load_pages(2) };
+    let beyond = LoadPages { first_page: u64::MAX, ..GpuPages::load(2) };
     assert!(matches!(load(beyond), Err(LaneError::Mismatch(_))));
-    let no_such_page = LoadPages { pages: vec![SHAPE.pages], ..GpuEngine::load_pages(1) };
+    let no_such_page = LoadPages { pages: vec![SHAPE.pages], ..GpuPages::load(1) };
     assert_eq!(load(no_such_page).unwrap().wait(LONG), Some(Err(CopyError::Refused)));
-    let no_such_layer = LoadPages { layers: 3..5, ..GpuEngine::load_pages(1) };
+    let no_such_layer = LoadPages { layers: 3..5, ..GpuPages::load(1) };
     assert_eq!(load(no_such_layer).unwrap().wait(LONG), Some(Err(CopyError::Refused)));
 }

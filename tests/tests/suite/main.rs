@@ -9,6 +9,7 @@ mod disk;
 mod engine_lane;
 mod events;
 mod faults;
+mod gpu_pages;
 mod handoff;
 mod hostile;
 mod lifecycle;
