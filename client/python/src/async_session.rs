@@ -6,7 +6,9 @@ use pyo3::prelude::*;
 
 use crate::answers::Stats;
 use crate::handoff::{Follow, StagedLayers};
+use crate::lease::Lease;
 use crate::namespace::{Chain, Namespace, SpecFields};
+use crate::node_copies::{NodeCopy, NodeTensors, SharedMemory};
 use crate::requests::{Asking, Following, Opening, Patience, Requests, Reserving};
 use crate::reservation::{Reservation, StagedChunk};
 use crate::ticket::Ticket;
@@ -256,6 +258,76 @@ impl AsyncSession {
         seconds: f64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let request = self.requests.wait_for_layers(follow, layers, seconds)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Makes GPU memory known that the node is to copy to and from: `memory` has, as `larder_kv.IpcMemory` or
+    /// `larder_kv.DescriptorMemory`, the regions that `layers` name; the rest is as for `GpuPagedMemory`. `block` is the block of each
+    /// chunk that these layers are.
+    ///
+    /// Raises `RefusedError` where there is no GPU that the node could use, or this memory cannot be shared.
+    #[pyo3(signature = (namespace, memory, layers, *, pages_per_chunk, block = 0))]
+    fn register_tensors<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &Namespace,
+        memory: Vec<SharedMemory>,
+        layers: Vec<Bound<'_, PyAny>>,
+        pages_per_chunk: u32,
+        block: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.register_tensors(namespace, memory, &layers, pages_per_chunk, block)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Has the node begin to copy what is leased into `pages`: consecutive pages of the prompt, of which the first is number
+    /// `first_page`, counted from the lease's first chunk. `layers` are first and end, all where not given. The lease may be given
+    /// back meanwhile. What the engine's streams do to these pages must be done.
+    ///
+    /// Raises `BusyError` where too many copies are under way.
+    #[pyo3(signature = (tensors, lease, pages, *, first_page = 0, layers = None))]
+    fn load_pages<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: &NodeTensors,
+        lease: &Lease,
+        pages: Vec<u32>,
+        first_page: u64,
+        layers: Option<(u32, u32)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.load_pages(tensors, lease, pages, first_page, layers)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Has the node begin to copy `pages`, chunk by chunk, into the reserved chunks at `positions`. When all layers are done,
+    /// `commit_handed_over` commits them; where a copy does not end as "done" they are given up.
+    ///
+    /// Raises `BusyError` where too many copies are under way.
+    #[pyo3(signature = (tensors, reservation, positions, pages, *, layers = None))]
+    fn save_pages<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: &NodeTensors,
+        reservation: &Reservation,
+        positions: Vec<u32>,
+        pages: Vec<u32>,
+        layers: Option<(u32, u32)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.save_pages(tensors, reservation, positions, pages, layers)?;
+        waiting::awaitable(py, self.requests.runtime(), request)
+    }
+
+    /// Waits until so many layers of a copy are done, or it has ended, or `seconds` have passed, and says how far it is then.
+    /// Layers that are done may be used while the others are under way. Waits for the end where `layers` is not given.
+    #[pyo3(signature = (copy, layers = None, *, seconds = 10.0))]
+    fn wait_for_copy<'py>(
+        &self,
+        py: Python<'py>,
+        copy: &NodeCopy,
+        layers: Option<u32>,
+        seconds: f64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = self.requests.wait_for_copy(copy, layers, seconds)?;
         waiting::awaitable(py, self.requests.runtime(), request)
     }
 

@@ -91,10 +91,8 @@ impl GpuPagedMemory {
         layers: Vec<Bound<'_, PyAny>>,
         pages_per_chunk: u32,
     ) -> PyResult<Self> {
-        let layers = layers.iter().map(|layer| layer.extract::<Layer>()).collect::<PyResult<Vec<_>>>()?;
         let region_bytes: Vec<u64> = regions.iter().map(|&(_, bytes)| bytes).collect();
-        let layout = PagedLayout::new(layout_spec(&layers, pages_per_chunk)?, &region_bytes)
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let layout = read_layout(&layers, pages_per_chunk, &region_bytes)?;
         let memory =
             regions.into_iter().map(|(address, bytes)| EngineMemory::Own { address, bytes }).collect();
         let (lane, of_tensors) = (Arc::clone(gpu.lane.get()?), layout.clone());
@@ -216,6 +214,20 @@ impl GpuPagedMemory {
         parts.insert(layers, part.clone());
         Ok(part)
     }
+}
+
+/// What `larder_kv.LayerPages` say of regions of these sizes.
+///
+/// # Errors
+/// `ValueError` where no GPU copies between them and blocks.
+pub(crate) fn read_layout(
+    layers: &[Bound<'_, PyAny>],
+    pages_per_chunk: u32,
+    region_bytes: &[u64],
+) -> PyResult<PagedLayout> {
+    let layers = layers.iter().map(|layer| layer.extract::<Layer>()).collect::<PyResult<Vec<_>>>()?;
+    PagedLayout::new(layout_spec(&layers, pages_per_chunk)?, region_bytes)
+        .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// The layers as planes of one shape.

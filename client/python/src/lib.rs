@@ -8,6 +8,7 @@ mod handoff;
 mod lease;
 mod memory;
 mod namespace;
+mod node_copies;
 mod pages;
 mod process;
 mod requests;
@@ -33,6 +34,8 @@ mod _native {
     use crate::lease::Lease;
     #[pymodule_export]
     use crate::namespace::{Chain, Namespace};
+    #[pymodule_export]
+    use crate::node_copies::{CopyProgress, NodeCopy, NodeTensors};
     #[pymodule_export]
     use crate::pages::PagedMemory;
     #[pymodule_export]

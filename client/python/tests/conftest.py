@@ -33,9 +33,10 @@ class Cluster:
         self.process.wait(timeout=60)
 
 
-def start_cluster(*arguments: str) -> Cluster:
+def start_cluster(*arguments: str, **environment: str) -> Cluster:
     command = [LARDER, "dev", "--json", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen(command, env=os.environ | environment, **quiet)
     started = Cluster(process, [], [])
     # A test that fails leaves it behind.
     atexit.register(started.stop)
@@ -87,13 +88,19 @@ class FakeGpu:
 
 
 @pytest.fixture(scope="session")
-def fake_gpu(tmp_path_factory) -> FakeGpu:
-    """A GPU whose memory is the host's: its driver is built here, and found by the name of what it stands for."""
+def fake_driver(tmp_path_factory) -> Path:
+    """A CUDA driver over host memory, which is found by the name of what it stands for."""
     library = tmp_path_factory.mktemp("cuda") / "libcuda.so"
     source = ROOT / "client/device/fake/libcuda.c"
     flags = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{library.name}"]
     subprocess.run(["gcc", *flags, "-o", str(library), str(source)], check=True)
-    return FakeGpu(library)
+    return library
+
+
+@pytest.fixture(scope="session")
+def fake_gpu(fake_driver) -> FakeGpu:
+    """A GPU whose memory is the host's."""
+    return FakeGpu(fake_driver)
 
 
 @pytest.fixture(scope="session")

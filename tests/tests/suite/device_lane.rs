@@ -22,11 +22,11 @@ use larder_device::{Device, EngineMemory, HostMemory, PagedLayout};
 use larder_node::Config;
 use larder_node::device_lane::Devices;
 use larder_node::host::{HostFacts, PciDevice};
+use larder_protocol::ChunkHash;
 use larder_protocol::lane::{
     CopyEnd, CopyProgress, IpcMemory, RegisterTensors, TensorLayout, TensorMemory, TensorPlane,
 };
 use larder_protocol::session::{RefusalCode, Request, Response, Scarce, Tier};
-use larder_protocol::ChunkHash;
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, prompt};
 use larder_tests::engine::EngineProcess;

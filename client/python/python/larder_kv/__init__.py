@@ -7,7 +7,7 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
 - put: `reserve` says which chunks are missing, `stage` gives one of them room, `StagedChunk.copy_from` fills it, `commit`
   hands it over.
 - engines' memory: `PagedMemory` and `ScatteredMemory` copy between blocks and host memory, `GpuPagedMemory` between blocks
-  and a `Gpu`.
+  and a `Gpu`; `register_tensors`, `load_pages` and `save_pages` have the node copy between it and GPU memory.
 - hand over: `stage_layers` and `hand_over` give layers ahead of the commit, `follow` reads chunks while somebody writes them.
 
 `larder_kv.vllm` has the connector for vLLM, `larder_kv.sglang` a storage for SGLang, `larder_kv.lmcache` one for LMCache.
@@ -17,6 +17,7 @@ from larder_kv._native import (
     AsyncSession,
     BlockView,
     Chain,
+    CopyProgress,
     Follow,
     Found,
     Gpu,
@@ -24,6 +25,8 @@ from larder_kv._native import (
     InPlace,
     Lease,
     Namespace,
+    NodeCopy,
+    NodeTensors,
     PagedMemory,
     Pinned,
     Progress,
@@ -48,7 +51,7 @@ from larder_kv.errors import (
     RequestTimeout,
     WindowError,
 )
-from larder_kv.namespace import LayerPages, NamespaceSpec, Pool
+from larder_kv.namespace import DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec, Pool
 
 __all__ = [
     "AsyncSession",
@@ -56,6 +59,8 @@ __all__ = [
     "BusyError",
     "Chain",
     "ConnectError",
+    "CopyProgress",
+    "DescriptorMemory",
     "EndedError",
     "Follow",
     "ForkedError",
@@ -64,11 +69,14 @@ __all__ = [
     "GpuError",
     "GpuPagedMemory",
     "InPlace",
+    "IpcMemory",
     "LarderError",
     "LayerPages",
     "Lease",
     "Namespace",
     "NamespaceSpec",
+    "NodeCopy",
+    "NodeTensors",
     "PagedMemory",
     "Pinned",
     "Pool",

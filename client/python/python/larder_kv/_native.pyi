@@ -7,7 +7,7 @@ from typing import Literal, Self, TypeAlias, final
 
 from typing_extensions import Buffer
 
-from larder_kv.namespace import LayerPages, NamespaceSpec
+from larder_kv.namespace import DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec
 
 _Tier: TypeAlias = Literal["device", "host", "disk", "peer", "object"]
 _Wait: TypeAlias = Literal["complete", "best_effort"] | float
@@ -187,6 +187,33 @@ class PagedMemory:
         """Copies the pages of the staged chunks, in order, into staged layers."""
 
 @final
+class NodeTensors:
+    """An engine's GPU memory that the node knows, until the session ends."""
+
+    @property
+    def layers(self) -> int: ...
+
+@final
+class NodeCopy:
+    """A copy that the node makes. It goes on if this is dropped, and what it touches stays kept from others."""
+
+    @property
+    def progress(self) -> CopyProgress: ...
+
+@final
+class CopyProgress:
+    """How far a copy is."""
+
+    @property
+    def layers(self) -> int:
+        """Layers that are done, from the first that was asked for."""
+
+    @property
+    def end(self) -> str | None:
+        """How it ended: "done", "refused", "failed", "stalled" or "lost"; None while it goes on. Only after "done" are all bytes
+        where they should be."""
+
+@final
 class Gpu:
     """A GPU of this process, in the context that PyTorch has there: copies run on streams of its own, begun by a thread of its
     own."""
@@ -319,6 +346,43 @@ class Session:
         patience: float = 10.0,
     ) -> Follow: ...
     def wait_for_layers(self, follow: Follow, layers: int, *, seconds: float = 1.0) -> InPlace: ...
+    def register_tensors(
+        self,
+        namespace: Namespace,
+        memory: Sequence[IpcMemory | DescriptorMemory],
+        layers: Sequence[LayerPages],
+        *,
+        pages_per_chunk: int,
+        block: int = 0,
+    ) -> NodeTensors:
+        """Makes GPU memory known that the node is to copy to and from; `layers` name its regions, as for `GpuPagedMemory`."""
+
+    def load_pages(
+        self,
+        tensors: NodeTensors,
+        lease: Lease,
+        pages: Sequence[int],
+        *,
+        first_page: int = 0,
+        layers: tuple[int, int] | None = None,
+    ) -> NodeCopy:
+        """Has the node begin to copy what is leased into consecutive pages of the prompt. The lease may be given back meanwhile."""
+
+    def save_pages(
+        self,
+        tensors: NodeTensors,
+        reservation: Reservation,
+        positions: Sequence[int],
+        pages: Sequence[int],
+        *,
+        layers: tuple[int, int] | None = None,
+    ) -> NodeCopy:
+        """Has the node begin to copy pages, chunk by chunk, into reserved chunks, which `commit_handed_over` commits when all their
+        layers are done."""
+
+    def wait_for_copy(self, copy: NodeCopy, layers: int | None = None, *, seconds: float = 10.0) -> CopyProgress:
+        """Waits until so many layers are done (all where not given), or it has ended, or `seconds` have passed."""
+
     def pin(self, namespace: Namespace, chain: Chain, seconds: float) -> Pinned: ...
     def unpin(self, pin: int) -> None: ...
     @property
@@ -399,6 +463,34 @@ class AsyncSession:
         patience: float = 10.0,
     ) -> Follow: ...
     async def wait_for_layers(self, follow: Follow, layers: int, *, seconds: float = 1.0) -> InPlace: ...
+    async def register_tensors(
+        self,
+        namespace: Namespace,
+        memory: Sequence[IpcMemory | DescriptorMemory],
+        layers: Sequence[LayerPages],
+        *,
+        pages_per_chunk: int,
+        block: int = 0,
+    ) -> NodeTensors: ...
+    async def load_pages(
+        self,
+        tensors: NodeTensors,
+        lease: Lease,
+        pages: Sequence[int],
+        *,
+        first_page: int = 0,
+        layers: tuple[int, int] | None = None,
+    ) -> NodeCopy: ...
+    async def save_pages(
+        self,
+        tensors: NodeTensors,
+        reservation: Reservation,
+        positions: Sequence[int],
+        pages: Sequence[int],
+        *,
+        layers: tuple[int, int] | None = None,
+    ) -> NodeCopy: ...
+    async def wait_for_copy(self, copy: NodeCopy, layers: int | None = None, *, seconds: float = 10.0) -> CopyProgress: ...
     async def pin(self, namespace: Namespace, chain: Chain, seconds: float) -> Pinned: ...
     async def unpin(self, pin: int) -> None: ...
     @property

@@ -30,8 +30,8 @@ class RefusedError(LarderError):
     """The node refused; nothing was done, and asking again will not help."""
 
     code: str
-    """The class of the reason: "version", "protocol", "namespace", "chain", "unknown", "place", "too_large", "stopping" or
-    "internal"."""
+    """The class of the reason: "version", "protocol", "namespace", "chain", "unknown", "place", "too_large", "stopping",
+    "device" or "internal"."""
 
 
 class RequestTimeout(LarderError, TimeoutError):

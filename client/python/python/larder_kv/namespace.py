@@ -52,7 +52,7 @@ class NamespaceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPages:
-    """Where the pages of one layer stand in an engine's memory, for `PagedMemory`; all in bytes."""
+    """Where the pages of one layer stand in an engine's memory; all in bytes."""
 
     region: int
     """Number of the buffer."""
@@ -66,3 +66,25 @@ class LayerPages:
     """How often a contiguous run comes and how far apart, outermost first; empty where a page is one run."""
     run_bytes: int
     """Bytes of one run."""
+
+
+@dataclass(frozen=True)
+class IpcMemory:
+    """GPU memory of `cudaMalloc` that other processes open by a handle."""
+
+    handle: bytes
+    """The 64 bytes of a CUipcMemHandle."""
+    offset: int
+    """Where what is used begins in the allocation."""
+    size: int
+    """Bytes used."""
+
+
+@dataclass(frozen=True)
+class DescriptorMemory:
+    """GPU memory of the virtual memory interface, exported as a file descriptor."""
+
+    descriptor: int
+    """It may be closed when the node knows the memory."""
+    size: int
+    """Bytes of the allocation."""

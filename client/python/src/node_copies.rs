@@ -1,0 +1,194 @@
+//! Copies that the node makes between an engine's GPU memory and chunks, as Python sees them.
+#![expect(unsafe_code, reason = "Python names descriptors by number")]
+
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use larder_client::device_lane::SavePages;
+use larder_client::engine_lane::LoadPages;
+use larder_device::{EngineMemory, PagedLayout};
+use larder_protocol::lane;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::gpu::read_layout;
+use crate::process::Own;
+
+/// An engine's GPU memory that the node knows, until the session ends.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct NodeTensors {
+    inner: Own<larder_client::NodeTensors>,
+}
+
+/// A copy that the node makes. It goes on if this is dropped, and what it touches stays kept from others.
+#[pyclass(frozen, module = "larder_kv")]
+pub(crate) struct NodeCopy {
+    inner: Own<Arc<larder_client::NodeCopy>>,
+}
+
+/// How far a copy is.
+#[pyclass(frozen, get_all, module = "larder_kv")]
+#[derive(Debug)]
+pub(crate) struct CopyProgress {
+    /// Layers that are done, from the first that was asked for.
+    layers: u32,
+    /// How it ended: "done", "refused", "failed", "stalled" or "lost"; None while it goes on. Only after "done" are all bytes where
+    /// they should be.
+    end: Option<&'static str>,
+}
+
+/// `larder_kv.IpcMemory` or `larder_kv.DescriptorMemory`, by their attributes.
+#[derive(FromPyObject)]
+pub(crate) enum SharedMemory {
+    Ipc { handle: Vec<u8>, offset: u64, size: u64 },
+    Descriptor { descriptor: RawFd, size: u64 },
+}
+
+impl SharedMemory {
+    fn resolve(self) -> PyResult<EngineMemory> {
+        match self {
+            Self::Ipc { handle, offset, size } => {
+                let bytes = handle.len();
+                let handle = handle.try_into().map_err(|_| {
+                    PyValueError::new_err(format!("a CUDA IPC handle has 64 bytes, not {bytes}"))
+                })?;
+                Ok(EngineMemory::Ipc { handle, offset, bytes: size })
+            }
+            Self::Descriptor { descriptor, size } => {
+                Ok(EngineMemory::Descriptor { descriptor: duplicate(descriptor)?, bytes: size })
+            }
+        }
+    }
+}
+
+/// A descriptor of our own for what Python's is for.
+///
+/// # Errors
+/// `OSError` where it is none.
+fn duplicate(descriptor: RawFd) -> PyResult<OwnedFd> {
+    let bad = || PyOSError::new_err(format!("{descriptor} is no open file descriptor"));
+    if descriptor < 0 {
+        return Err(bad());
+    }
+    // SAFETY: it is borrowed for one system call, which says so where it is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    borrowed.try_clone_to_owned().map_err(|_| bad())
+}
+
+impl NodeTensors {
+    pub(crate) fn new(inner: larder_client::NodeTensors) -> Self {
+        Self { inner: Own::new(inner) }
+    }
+
+    /// # Errors
+    /// `ForkedError`.
+    pub(crate) fn get(&self) -> PyResult<&larder_client::NodeTensors> {
+        self.inner.get()
+    }
+
+    /// What a load asks for.
+    ///
+    /// # Errors
+    /// `ValueError` where there are no such layers; `ForkedError`.
+    pub(crate) fn load(
+        &self,
+        pages: Vec<u32>,
+        first_page: u64,
+        layers: Option<(u32, u32)>,
+    ) -> PyResult<LoadPages> {
+        let layers = self.layer_range(layers)?;
+        Ok(LoadPages { block: self.get()?.block(), pages, first_page, layers, by_layer: true })
+    }
+
+    /// What a save asks for.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(crate) fn save(
+        &self,
+        positions: Vec<u32>,
+        pages: Vec<u32>,
+        layers: Option<(u32, u32)>,
+    ) -> PyResult<SavePages> {
+        Ok(SavePages { positions, pages, layers: self.layer_range(layers)? })
+    }
+
+    fn layer_range(&self, layers: Option<(u32, u32)>) -> PyResult<Range<u32>> {
+        let known = self.get()?.layout().layers();
+        let (start, end) = layers.unwrap_or((0, known));
+        if start < end && end <= known {
+            return Ok(start..end);
+        }
+        Err(PyValueError::new_err(format!("there are no layers {start} to {end}, only {known}")))
+    }
+}
+
+impl NodeCopy {
+    pub(crate) fn new(inner: larder_client::NodeCopy) -> Self {
+        Self { inner: Own::new(Arc::new(inner)) }
+    }
+
+    /// # Errors
+    /// `ForkedError`.
+    pub(crate) fn share(&self) -> PyResult<Arc<larder_client::NodeCopy>> {
+        Ok(Arc::clone(self.inner.get()?))
+    }
+}
+
+impl From<lane::CopyProgress> for CopyProgress {
+    fn from(progress: lane::CopyProgress) -> Self {
+        Self { layers: progress.layers, end: progress.end.map(lane::CopyEnd::name) }
+    }
+}
+
+/// The layout and the memory of what is to be known to the node.
+///
+/// # Errors
+/// `ValueError` where they are impossible; `OSError` for a descriptor that is none.
+pub(crate) fn resolve(
+    memory: Vec<SharedMemory>,
+    layers: &[Bound<'_, PyAny>],
+    pages_per_chunk: u32,
+) -> PyResult<(PagedLayout, Vec<EngineMemory>)> {
+    let bytes = memory.iter().map(|memory| match memory {
+        SharedMemory::Ipc { size, .. } | SharedMemory::Descriptor { size, .. } => *size,
+    });
+    let layout = read_layout(layers, pages_per_chunk, &bytes.collect::<Vec<_>>())?;
+    let memory = memory.into_iter().map(SharedMemory::resolve).collect::<PyResult<_>>()?;
+    Ok((layout, memory))
+}
+
+#[pymethods]
+impl NodeTensors {
+    /// Layers.
+    #[getter]
+    fn layers(&self) -> PyResult<u32> {
+        Ok(self.get()?.layout().layers())
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        Ok(format!("<larder_kv.NodeTensors of {} layers>", self.layers()?))
+    }
+}
+
+#[pymethods]
+impl NodeCopy {
+    /// What the node told last: `Session.wait_for_copy` asks.
+    #[getter]
+    fn progress(&self) -> PyResult<CopyProgress> {
+        Ok(self.share()?.progress().into())
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        Ok(format!("<larder_kv.NodeCopy, {:?}>", self.progress()?))
+    }
+}
+
+#[pymethods]
+impl CopyProgress {
+    fn __repr__(&self) -> String {
+        let Self { layers, end } = self;
+        format!("CopyProgress(layers={layers}, end={})", end.map_or("None".into(), |end| format!("{end:?}")))
+    }
+}
