@@ -3,6 +3,7 @@
 model.py FOLDER              a Llama
 model.py FOLDER windows      a Llama of which every other layer has a sliding window
 model.py FOLDER recurrent    a model of which every other layer has recurrent state
+model.py FOLDER adapter N    a LoRA adapter for the first one; those of other numbers differ
 """
 
 import json
@@ -20,12 +21,27 @@ TAPS = 3
 """Tokens over which a layer with recurrent state convolves: it keeps one less."""
 
 
-def main(folder: str, kind: str = "plain") -> None:
+def main(folder: str, kind: str = "plain", number: str = "") -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
+    if kind == "adapter":
+        (path / "adapter_config.json").write_text(json.dumps(ADAPTER))
+        save_file(adapter_weights(number), path / "adapter_model.safetensors", metadata={"format": "pt"})
+        return
     config, made = (recurrent(), recurrent_weights()) if kind == "recurrent" else (llama(kind), weights())
     (path / "config.json").write_text(json.dumps(config))
     save_file(made, path / "model.safetensors", metadata={"format": "pt"})
+
+
+ADAPTER = {
+    "base_model_name_or_path": "",
+    "bias": "none",
+    "lora_alpha": 8,
+    "peft_type": "LORA",
+    "r": 8,
+    "target_modules": ["q_proj", "k_proj", "v_proj"],
+    "task_type": "CAUSAL_LM",
+}
 
 
 def llama(kind: str) -> dict:
@@ -83,8 +99,8 @@ def recurrent() -> dict:
 class Random:
     """Large weights: with small ones all logits are about the same, whatever the cache holds."""
 
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(7)
+    def __init__(self, seed: int = 7):
+        self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, outputs: int, inputs: int, scale: float) -> torch.Tensor:
         return (torch.randn(outputs, inputs, generator=self.generator) * scale).to(torch.bfloat16)
@@ -110,6 +126,16 @@ def recurrent_weights() -> dict[str, torch.Tensor]:
         made[f"{prefix}.feed_forward.w2.weight"] = random(HIDDEN, INTERMEDIATE, 0.06)
         for name in ("operator_norm", "ffn_norm"):
             made[f"{prefix}.{name}.weight"] = ones.clone()
+    return made
+
+
+def adapter_weights(number: str) -> dict[str, torch.Tensor]:
+    random, made, rank = Random(100 + int(number)), {}, ADAPTER["r"]
+    for layer in range(LAYERS):
+        for name, outputs in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}_proj"
+            made[f"{prefix}.lora_A.weight"] = random(rank, HIDDEN, 0.1)
+            made[f"{prefix}.lora_B.weight"] = random(outputs * HEAD, rank, 0.3)
     return made
 
 

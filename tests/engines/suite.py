@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import adapters as lora
 import hybrid
 import kv_groups
 import on_gpu
@@ -27,7 +28,7 @@ class World:
     def __init__(self, scratch: Path):
         subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
         self.scratch = scratch
-        self.seeds = range(1, 24)
+        self.seeds = range(1, 25)
         with Engine(scratch, "reference") as engine:
             # The first prompt pays for what is compiled and allocated once.
             engine.ask(prompt(99))
@@ -324,6 +325,12 @@ def overhead(world: World) -> None:
         whole = sum(answer["seconds"] for answer in answers)
         row("connector on a miss", f"{100 * spent / whole:.2f} % of the engine's time, saves included")
     cluster.stop()
+
+
+@scenario
+def adapters(world: World) -> None:
+    """LoRA adapters never share prompts with others."""
+    lora.run(world)
 
 
 @scenario

@@ -67,8 +67,9 @@ def answer(llm, asked: dict) -> dict:
         extra_args={"kv_transfer_params": handed_over} if handed_over else None,
     )
     prompts = [{"prompt_token_ids": tokens, **asked.get("with", {})} for tokens in asked["prompts"]]
+    adapter = adapter_of(asked)
     start = time.perf_counter()
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=adapter)
     seconds = time.perf_counter() - start
     after = counts(llm)
     return {
@@ -84,6 +85,13 @@ def answer(llm, asked: dict) -> dict:
         "connector_seconds": connector_seconds(),
         "kv_transfer_params": [output.kv_transfer_params for output in outputs],
     }
+
+
+def adapter_of(asked: dict):
+    """A LoRA adapter: its name, number and folder."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(*asked["adapter"]) if "adapter" in asked else None
 
 
 def first_token(output) -> float | None:
