@@ -68,10 +68,12 @@ int fake_ranges(void) {
     return ranges;
 }
 
+#define LENT 1024
+
 // Memory of the process that is the GPU's too, whatever thread asks.
-static struct { _Atomic(ptr_t) start; size_t bytes; } lent[64];
+static struct { _Atomic(ptr_t) start; size_t bytes; } lent[LENT];
 int fake_lend(void *start, size_t bytes) {
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < LENT; i++)
         if (!lent[i].start) { lent[i].bytes = bytes; lent[i].start = (ptr_t)start; return 0; }
     return 1;
 }
@@ -208,7 +210,7 @@ int cuMemGetAddressRange_v2(ptr_t *start, size_t *bytes, ptr_t address) {
     CALL();
     for (range_t *r = now.ranges; r; r = r->next)
         if (address >= r->start && address < r->start + r->bytes) { *start = r->start; *bytes = r->bytes; return 0; }
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < LENT; i++)
         if (address - lent[i].start < lent[i].bytes) { *start = lent[i].start; *bytes = lent[i].bytes; return 0; }
     return 1;
 }

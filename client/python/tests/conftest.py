@@ -78,13 +78,16 @@ class FakeGpu:
         self.gpu = larder_kv.Gpu()
 
     def paged_memory(
-        self, region: bytearray, layers: list[larder_kv.LayerPages], pages_per_chunk: int
+        self, regions: list[bytearray], layers: list[larder_kv.LayerPages], *, pages_per_chunk: int
     ) -> larder_kv.GpuPagedMemory:
-        """The GPU's view of `region`, which is one of its allocations now."""
+        """The GPU's view of `regions`, which are allocations of its own now."""
+        places = [self._lend(region) for region in regions]
+        return larder_kv.GpuPagedMemory(self.gpu, places, layers, pages_per_chunk=pages_per_chunk)
+
+    def _lend(self, region: bytearray) -> tuple[int, int]:
         memory = (ctypes.c_char * len(region)).from_buffer(region)
         assert self._driver.fake_lend(memory, ctypes.c_size_t(len(region))) == 0
-        regions = [(ctypes.addressof(memory), len(region))]
-        return larder_kv.GpuPagedMemory(self.gpu, regions, layers, pages_per_chunk=pages_per_chunk)
+        return ctypes.addressof(memory), len(region)
 
 
 @pytest.fixture(scope="session")

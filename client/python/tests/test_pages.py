@@ -30,7 +30,7 @@ def memory(order: str):
 def gpu_memory(fake_gpu: FakeGpu, order: str):
     """The same on a GPU whose memory is the host's."""
     region, _ = memory(order)
-    return region, fake_gpu.paged_memory(region, layers(order), PAGES_PER_CHUNK)
+    return region, fake_gpu.paged_memory([region], layers(order), pages_per_chunk=PAGES_PER_CHUNK)
 
 
 @pytest.mark.parametrize("place", ["host", "gpu"])

@@ -2,16 +2,12 @@
 
 import larder_kv
 import pytest
-from conftest import spec
-from larder_kv.vllm.counts import Counts
+from conftest import FakeGpu, spec
 from larder_kv.vllm.groups import Group, Kind, pools_of
-from larder_kv.vllm.memory import Memory, PoolMemory
-from larder_kv.vllm.node import Node
+from larder_kv.vllm.memory import PoolMemory
 from larder_kv.vllm.plan import Save, Shape, load_all_groups, plan_load, save_all_groups
-from larder_kv.vllm.prefetch import Prefetcher
-from larder_kv.vllm.saver import Saver
-from larder_kv.vllm.settings import Settings
-from larder_kv.vllm.transfer import LayerGate, Loader
+from larder_kv.vllm.transfer import LayerGate
+from ranks import RankThreads, memory_of, paged
 from test_vllm_transfers import hashes, until
 
 PAGES, CHUNK, NULL = 64, 32, 0
@@ -27,35 +23,26 @@ SHAPE = Shape(CHUNK, 16, 16, 0, tuple(group for group, _, _ in GROUPS[1:]))
 POOLS = pools_of(GROUPS, CHUNK)
 
 
-class HybridRank:
-    """One rank of a hybrid model: its blocks, and the way to a node."""
+class HybridRank(RankThreads):
+    """One rank of a hybrid model."""
 
-    def __init__(self, socket: str, model: str, queue_chunks: int = 64):
+    def __init__(self, socket: str, model: str, queue_chunks: int = 64, gpu: FakeGpu | None = None):
         self.regions = {name: bytearray(PAGES * size) for _, size, names in GROUPS for name in names}
-        places = list(self.regions)
+        places, regions = list(self.regions), list(self.regions.values())
         pools = []
         for pool in POOLS:
-            size = pool.page_bytes
+            page = {"page_stride": pool.page_bytes, "pages": PAGES, "run_bytes": pool.page_bytes}
             layers = [
-                larder_kv.LayerPages(
-                    region=places.index(layer.name), offset=0, page_stride=size, pages=PAGES, run_bytes=size
-                )
-                for layer in pool.layers
+                larder_kv.LayerPages(region=places.index(layer.name), offset=0, **page) for layer in pool.layers
             ]
-            pages = larder_kv.PagedMemory(list(self.regions.values()), layers, pages_per_chunk=pool.pages)
+            pages = paged(gpu, regions, layers, pages_per_chunk=pool.pages)
             pools.append(PoolMemory(pages, tuple(layer.group for layer in pool.layers)))
-        self.memory, self.counts = Memory(pools), Counts()
         told = [
             larder_kv.Pool(name=one.name, layers=len(one.layers), layer_bytes=one.page_bytes * one.pages, hit=one.hit)
             for one in POOLS
         ]
         namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=told)
-        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), namespace, [0], 0.01)
-        self.node.wait_for_first_try(10)
-        settings = Settings(socket=socket, prefetches=2)
-        self.loader = Loader(self.node, self.memory, SHAPE, self.counts, settings)
-        self.saver = Saver(self.node, self.memory, SHAPE, self.counts, queue_chunks)
-        self.prefetcher = Prefetcher(self.node, self.counts, settings)
+        super().__init__(socket, namespace, SHAPE, memory_of(gpu, pools), queue_chunks=queue_chunks)
 
     def fill(self, tables: list[list[int]]) -> None:
         """Gives every block a content of its own: that of its group and place in the prompt."""
@@ -81,12 +68,6 @@ class HybridRank:
         self.prefetcher.drop("b")
         return prefetch.chunks or 0
 
-    def close(self) -> None:
-        self.prefetcher.close()
-        self.loader.close()
-        self.saver.close(10)
-        self.node.close()
-
 
 def content(name: str, place: int, size: int) -> bytes:
     return bytes((sum(name.encode()) * 3 + place * 11 + byte) % 251 for byte in range(size))
@@ -99,9 +80,9 @@ def tables_at(first: int, chunks: int) -> list[list[int]]:
     return [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
 
 
-@pytest.fixture
-def rank(cluster, request):
-    made = HybridRank(cluster.sockets[0], request.node.name)
+@pytest.fixture(params=["host", "gpu"])
+def rank(cluster, fake_gpu, request):
+    made = HybridRank(cluster.sockets[0], request.node.name, gpu=fake_gpu if request.param == "gpu" else None)
     yield made
     made.close()
 

@@ -5,46 +5,30 @@ import threading
 import larder_kv
 import pytest
 from conftest import FakeGpu, spec, start_cluster, take_all_memory, until
-from larder_kv.vllm.counts import Counts
-from larder_kv.vllm.memory import Memory, Pages, PoolMemory
-from larder_kv.vllm.node import Node
+from larder_kv.vllm.memory import PoolMemory
 from larder_kv.vllm.plan import Load, Save, Shape
-from larder_kv.vllm.prefetch import Prefetcher
-from larder_kv.vllm.saver import Saver
-from larder_kv.vllm.settings import Settings
-from larder_kv.vllm.transfer import LayerGate, Loader
+from larder_kv.vllm.transfer import LayerGate
+from ranks import RankThreads, memory_of, paged
 
 LAYERS, PAGES, PAGE_BYTES = 3, 16, 4_096
 SHAPE = Shape(chunk_tokens=32, block_tokens=16)
 BLOCK_BYTES = LAYERS * 2 * PAGE_BYTES
 
 
-class Rank:
-    """One rank: its blocks, and the way to a node."""
+class Rank(RankThreads):
+    """One rank of a model whose layers are alike."""
 
     def __init__(self, socket: str, model: str, queue_chunks: int = 64, gpu: FakeGpu | None = None):
         self.region = bytearray(LAYERS * PAGES * PAGE_BYTES)
+        page = {"page_stride": PAGE_BYTES, "pages": PAGES, "run_bytes": PAGE_BYTES}
         layers = [
-            larder_kv.LayerPages(
-                region=0, offset=layer * PAGES * PAGE_BYTES, page_stride=PAGE_BYTES, pages=PAGES, run_bytes=PAGE_BYTES
-            )
-            for layer in range(LAYERS)
+            larder_kv.LayerPages(region=0, offset=layer * PAGES * PAGE_BYTES, **page) for layer in range(LAYERS)
         ]
-        pages: Pages
-        if gpu is None:
-            pages = larder_kv.PagedMemory([self.region], layers, pages_per_chunk=2)
-        else:
-            pages = gpu.paged_memory(self.region, layers, 2)
-        self.memory = Memory([PoolMemory(pages, (0,) * LAYERS)], saves_by_layer=gpu is None)
-        self.counts = Counts()
+        pages = paged(gpu, [self.region], layers, pages_per_chunk=2)
         pool = larder_kv.Pool(layers=LAYERS, layer_bytes=2 * PAGE_BYTES)
         namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=[pool])
-        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), namespace, [0], 0.01)
-        self.node.wait_for_first_try(10)
-        self.settings = Settings(socket=socket, prefetches=2, handoff_seconds=5.0)
-        self.loader = Loader(self.node, self.memory, SHAPE, self.counts, self.settings)
-        self.saver = Saver(self.node, self.memory, SHAPE, self.counts, queue_chunks)
-        self.prefetcher = Prefetcher(self.node, self.counts, self.settings)
+        memory = memory_of(gpu, [PoolMemory(pages, (0,) * LAYERS)])
+        super().__init__(socket, namespace, SHAPE, memory, queue_chunks=queue_chunks)
 
     def fill(self, page: int, value: int) -> None:
         for layer in range(LAYERS):
@@ -60,12 +44,6 @@ class Rank:
         gate.open_all()
         self.saver.save_soon([Save(request, hashes(chunks), 0, list(range(2 * chunks)))], gate)
         until(lambda: not self.saver.is_reading(request))
-
-    def close(self) -> None:
-        self.prefetcher.close()
-        self.loader.close()
-        self.saver.close(10)
-        self.node.close()
 
 
 def hashes(chunks: int) -> list[bytes]:

@@ -1,0 +1,54 @@
+"""One rank of an engine without vLLM: the connector's threads over memory of the test's, and the way to a node."""
+
+import larder_kv
+from conftest import FakeGpu
+from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.memory import Memory, Pages, PoolMemory
+from larder_kv.vllm.node import Node
+from larder_kv.vllm.plan import Shape
+from larder_kv.vllm.prefetch import Prefetcher
+from larder_kv.vllm.saver import Saver
+from larder_kv.vllm.settings import Settings
+from larder_kv.vllm.transfer import Loader
+
+
+class RankThreads:
+    """What loads, saves and prefetches."""
+
+    def __init__(
+        self,
+        socket: str,
+        spec: larder_kv.NamespaceSpec,
+        shape: Shape,
+        memory: Memory,
+        *,
+        queue_chunks: int = 64,
+        handoff_seconds: float = 5.0,
+    ):
+        self.memory, self.counts = memory, Counts()
+        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), spec, [0], 0.01)
+        self.node.wait_for_first_try(10)
+        self.settings = Settings(socket=socket, prefetches=2, handoff_seconds=handoff_seconds)
+        self.loader = Loader(self.node, self.memory, shape, self.counts, self.settings)
+        self.saver = Saver(self.node, self.memory, shape, self.counts, queue_chunks)
+        self.prefetcher = Prefetcher(self.node, self.counts, self.settings)
+
+    def close(self) -> None:
+        self.prefetcher.close()
+        self.loader.close()
+        self.saver.close(10)
+        self.node.close()
+
+
+def paged(
+    gpu: FakeGpu | None, regions: list[bytearray], layers: list[larder_kv.LayerPages], *, pages_per_chunk: int
+) -> Pages:
+    """These regions as host memory, or as that of a GPU."""
+    if gpu is None:
+        return larder_kv.PagedMemory(regions, layers, pages_per_chunk=pages_per_chunk)
+    return gpu.paged_memory(regions, layers, pages_per_chunk=pages_per_chunk)
+
+
+def memory_of(gpu: FakeGpu | None, pools: list[PoolMemory]) -> Memory:
+    """The rank's pools; on a GPU the saves of a step go together."""
+    return Memory(pools, saves_by_layer=gpu is None)
