@@ -1,12 +1,13 @@
-//! Python's own memory, lent by the buffer protocol, as source and target of copies.
+//! Python's own memory, lent by the buffer protocol or by a descriptor, as source and target of copies.
 #![expect(unsafe_code, reason = "copies between Python's buffers and blocks through raw pointers")]
 
 use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::slice;
 
 use larder_client::{LeaseGuard, StagedChunk, StagedLayers};
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 /// A contiguous buffer of Python's. It stays in place as long as this lives.
@@ -128,4 +129,18 @@ impl Memory {
         let bytes = unsafe { slice::from_raw_parts(self.start.add(range.start as usize), bytes) };
         staged.copy_from(chunk, part, offset, bytes);
     }
+}
+
+/// A descriptor of our own for what Python's is for.
+///
+/// # Errors
+/// `OSError` where it is none.
+pub(crate) fn duplicate(descriptor: RawFd) -> PyResult<OwnedFd> {
+    let bad = || PyOSError::new_err(format!("{descriptor} is no open file descriptor"));
+    if descriptor < 0 {
+        return Err(bad());
+    }
+    // SAFETY: it is borrowed for one system call, which says so where it is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    borrowed.try_clone_to_owned().map_err(|_| bad())
 }

@@ -1,18 +1,18 @@
 //! Copies that the node makes between an engine's GPU memory and chunks, as Python sees them.
-#![expect(unsafe_code, reason = "Python names descriptors by number")]
 
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use larder_client::device_lane::SavePages;
 use larder_client::engine_lane::LoadPages;
 use larder_device::{EngineMemory, PagedLayout};
 use larder_protocol::lane;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::gpu::read_layout;
+use crate::memory::duplicate;
 use crate::process::Own;
 
 /// An engine's GPU memory that the node knows, until the session ends.
@@ -60,20 +60,6 @@ impl SharedMemory {
             }
         }
     }
-}
-
-/// A descriptor of our own for what Python's is for.
-///
-/// # Errors
-/// `OSError` where it is none.
-fn duplicate(descriptor: RawFd) -> PyResult<OwnedFd> {
-    let bad = || PyOSError::new_err(format!("{descriptor} is no open file descriptor"));
-    if descriptor < 0 {
-        return Err(bad());
-    }
-    // SAFETY: it is borrowed for one system call, which says so where it is not open.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    borrowed.try_clone_to_owned().map_err(|_| bad())
 }
 
 impl NodeTensors {

@@ -1,16 +1,17 @@
-//! An engine in another process, in Python: its tensors are mapped by their handles, and what it would do without Larder is
+//! An engine in another process, in Python: a node maps its tensors by their handles, and what it would do without Larder is
 //! measured beside.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
+use std::os::fd::AsFd as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use larder_device::layout::{Shape, VllmOrder, vllm};
-use larder_device::{Device as _, Direction, EngineMemory};
+use larder_device::{EngineMemory, HostMemory, PagedLayout};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use crate::node;
 use crate::report::{Report, Wanted};
-use crate::rig::Rig;
 
 /// The engine; it answers a line to each line.
 struct Engine {
@@ -18,83 +19,88 @@ struct Engine {
     answers: BufReader<ChildStdout>,
 }
 
-/// A handle, where the tensor begins in its allocation.
-struct Shared {
-    handle: String,
-    offset: u64,
-}
-
-/// What an engine's pages hold comes back to it, in other pages, though the process that saved them was killed.
-pub(crate) fn check(report: &mut Report) -> anyhow::Result<()> {
-    let mut engine = match Engine::start() {
-        Ok(engine) => engine,
+/// What an engine's pages hold comes back to it from a node, in other pages, though the node was killed in between. Where there is
+/// no PyTorch with a GPU, and `small` is asked for, host memory stands for the engine's.
+pub(crate) fn check(report: &mut Report, small: bool) -> anyhow::Result<()> {
+    let (spec, regions) = vllm(VllmOrder::Lbhnc, &SHAPE);
+    let layout = PagedLayout::new(spec, &regions)?;
+    let seed = report.seed % 1_000_000;
+    let (what, result) = match Engine::start() {
+        Ok(mut engine) => {
+            let answer = engine.ask(&format!("share {} {seed}", regions[0]))?;
+            let words: Vec<&str> = answer.split(' ').collect();
+            let ["shared", handle, offset] = words[..] else {
+                report.notes.push(format!("the engine's memory is not shared: {answer}"));
+                return Ok(());
+            };
+            let shared = (unhex(handle)?, offset.parse()?);
+            (
+                "an engine's pages by its handle, the node killed between",
+                by_handle(&mut engine, shared, &layout),
+            )
+        }
+        Err(_) if small => ("pages of shared memory, the node killed between", by_descriptor(&layout, seed)),
         Err(error) => {
             report.notes.push(format!("no engine beside: {error}"));
             return Ok(());
         }
     };
-    let (_, regions) = vllm(VllmOrder::Lbhnc, &SHAPE);
-    let seed = report.seed % 1_000_000;
-    let answer = engine.ask(&format!("share {} {seed}", regions[0]))?;
-    let words: Vec<&str> = answer.split(' ').collect();
-    let ["shared", handle, offset] = words[..] else {
-        report.notes.push(format!("the engine's memory is not shared: {answer}"));
-        return Ok(());
-    };
-    let shared = Shared { handle: handle.to_owned(), offset: offset.parse()? };
-    let blocks = std::env::temp_dir().join(format!("larder-gpu-{}", std::process::id()));
-    let result = there_and_back(&mut engine, &shared, &blocks);
-    std::fs::remove_file(&blocks).ok();
-    let what = "an engine's pages by its handle, the saver killed between";
     report.check(what, result.map_err(|error| format!("{error:#}")));
     Ok(())
 }
 
-fn there_and_back(engine: &mut Engine, shared: &Shared, blocks: &Path) -> anyhow::Result<()> {
-    let copy = |what: &str| {
-        let program = std::env::current_exe()?;
-        let offset = shared.offset.to_string();
-        let status = Command::new(program).args(["copy", what, &shared.handle, &offset]).arg(blocks).status();
-        status.context("this program cannot be run again")
-    };
-    let saved = copy("save")?;
-    ensure!(saved.code().is_none(), "the saver was to be killed, and ended with {saved}");
-    engine.ask("poison")?;
-    let loaded = copy("load")?;
-    ensure!(loaded.success(), "the loader ended with {loaded}");
+fn by_handle(engine: &mut Engine, shared: ([u8; 64], u64), layout: &PagedLayout) -> anyhow::Result<()> {
+    let (handle, offset) = shared;
+    let bytes = region_bytes(layout);
+    let memory = || Ok(EngineMemory::Ipc { handle, offset, bytes });
+    node::there_and_back(layout, CHUNKS, memory, || engine.ask("poison").map(drop))?;
     let answer = engine.ask(&format!("compare {PAGES} {CHUNKS} {}", SHAPE.layers))?;
     ensure!(answer == "equal", "the engine says: {answer}");
     Ok(())
 }
 
-/// As another process: saves an engine's first pages to a file, or loads a file into its last pages. The saver kills itself.
-pub(crate) fn copy(words: &[&str]) -> anyhow::Result<()> {
-    let [what, handle, offset, blocks] = words[..] else { bail!("copy save|load HANDLE OFFSET FILE") };
-    let (spec, regions) = vllm(VllmOrder::Lbhnc, &SHAPE);
-    let mut rig = Rig::new(spec, &regions, CHUNKS, Rig::options(None))?;
+fn by_descriptor(layout: &PagedLayout, seed: u64) -> anyhow::Result<()> {
+    let bytes = region_bytes(layout);
+    let file = memfd_create("engine", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, bytes)?;
+    let engine = HostMemory::map(file.as_fd(), bytes)?;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let before: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(bytes as usize).collect();
+    engine.write(0, &before);
+    let memory = || Ok(EngineMemory::Descriptor { descriptor: file.try_clone()?, bytes });
+    let poison = || {
+        engine.write(0, &vec![POISON; bytes as usize]);
+        Ok(())
+    };
+    node::there_and_back(layout, CHUNKS, memory, poison)?;
+    let mut after = vec![0; bytes as usize];
+    engine.read(0, &mut after);
+    for (layer, (after, before)) in pages_of_layers(&after).zip(pages_of_layers(&before)).enumerate() {
+        let loaded = (PAGES - CHUNKS) as usize;
+        ensure!(after[loaded..] == before[..CHUNKS as usize], "layer {layer} has other bytes than it had");
+        let untouched = after[..loaded].iter().all(|page| page.iter().all(|&byte| byte == POISON));
+        ensure!(untouched, "pages of layer {layer} were written that should not have been");
+    }
+    Ok(())
+}
+
+/// The pages of each layer, as they stand in the region.
+fn pages_of_layers(region: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
+    let layer = region.len() / SHAPE.layers as usize;
+    region.chunks(layer).map(move |pages| pages.chunks(layer / PAGES as usize).collect())
+}
+
+fn region_bytes(layout: &PagedLayout) -> u64 {
+    layout.page_bytes() * u64::from(PAGES) * u64::from(layout.layers())
+}
+
+fn unhex(text: &str) -> anyhow::Result<[u8; 64]> {
     let mut bytes = [0; 64];
-    for (byte, hex) in bytes.iter_mut().zip(handle.as_bytes().chunks(2)) {
+    ensure!(text.len() == 2 * bytes.len(), "a handle has 64 bytes");
+    for (byte, hex) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(hex)?, 16)?;
     }
-    let memory = EngineMemory::Ipc { handle: bytes, offset: offset.parse()?, bytes: regions[0] };
-    let region = rig.device().import(memory)?;
-    let layout = rig.layout.clone();
-    rig.tensors = rig.device().register(layout, vec![region])?;
-    let first: Vec<u32> = (0..CHUNKS as u32).collect();
-    let last: Vec<u32> = (PAGES - CHUNKS as u32..PAGES).collect();
-    let mut image = vec![0; rig.order_bytes() as usize];
-    if what == "save" {
-        rig.run(vec![rig.order(Direction::Save, false, rig.arena_region, &first)])?;
-        rig.arena.read(0, &mut image);
-        std::fs::write(blocks, &image)?;
-        // As a node that is killed: nothing is given back.
-        Command::new("kill").args(["-9", &std::process::id().to_string()]).status()?;
-        bail!("nobody killed this process");
-    }
-    image = std::fs::read(blocks)?;
-    rig.arena.write(0, &image);
-    rig.run(vec![rig.order(Direction::Load, true, rig.arena_region, &last)])?;
-    rig.close()
+    Ok(bytes)
 }
 
 /// What an engine reaches by indexing and copying, and what copies beside it cost its matrix products.
@@ -160,7 +166,8 @@ impl Drop for Engine {
 
 const PROGRAM: &str = include_str!("../engine.py");
 
-const CHUNKS: u64 = 8;
+const CHUNKS: u32 = 8;
 const PAGES: u32 = 32;
+const POISON: u8 = 0xA5;
 const SHAPE: Shape =
     Shape { layers: 4, pages: PAGES, heads: 8, tokens: 16, content_bytes: 512, pages_per_chunk: 1 };

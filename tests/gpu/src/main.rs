@@ -3,6 +3,7 @@
 mod check;
 mod engine;
 mod measure;
+mod node;
 mod report;
 mod rig;
 
@@ -27,7 +28,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["copy", ref rest @ ..] => engine::copy(rest).map(|()| ExitCode::SUCCESS),
+        ["node", folder] => node::serve(folder).map(|()| ExitCode::SUCCESS),
         ["busy", seconds] => measure::busy(seconds.parse()?).map(|()| ExitCode::SUCCESS),
         _ => {
             let known = ["--json", "--small"];
@@ -48,7 +49,7 @@ fn run(options: &Options) -> anyhow::Result<ExitCode> {
     };
     let mut report = Report { device: Some(device), seed: fastrand::u64(..), ..Report::default() };
     check::all(&mut report)?;
-    engine::check(&mut report)?;
+    engine::check(&mut report, options.small)?;
     measure::all(&mut report, options.small)?;
     print(&report, options)?;
     Ok(if report.is_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
