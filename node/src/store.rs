@@ -13,12 +13,14 @@ mod grants;
 pub mod ids;
 mod index;
 mod journal;
+mod limits;
 mod loads;
 mod lookup;
 mod namespaces;
 mod object;
 mod pins;
 pub mod policy;
+mod refused;
 pub mod replay;
 mod reserve;
 mod room;
@@ -28,12 +30,10 @@ mod slab;
 mod tests;
 mod usage;
 
-use std::num::NonZeroU32;
-
-use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
-use larder_protocol::namespace::{NamespaceError, NamespaceSpec};
-use larder_protocol::session::{Registered, Scarce};
-use larder_protocol::{ChainError, ChunkHash, Fingerprint};
+use larder_protocol::limits::MAX_SESSION_NAMESPACES;
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::session::Registered;
+use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::clock::Millis;
 use ids::{NamespaceId, ProcessId, SessionId, TenantId};
@@ -50,10 +50,12 @@ pub use follow::{FollowProgress, FollowRequest, FollowStarted, LayersInPlace, Ne
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
+pub use limits::{PeerStoreLimits, StoreLimits};
 pub use loads::{BlockFacts, LoadBlock, LoadOrder};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
 pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
+pub use refused::Refused;
 pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
@@ -85,238 +87,6 @@ pub struct Store {
     evictions: Evictions,
     /// When it last ticked, in tenths of a second since the node started.
     tenths: u32,
-}
-
-/// What bounds a store; every value is resolved from the configuration once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreLimits {
-    /// Extents of the arena.
-    pub extents: u32,
-    /// Bytes of an extent.
-    pub extent_bytes: u64,
-    /// Chunks that may be cached; no limit but the bytes where `None`.
-    pub capacity_chunks: Option<u64>,
-    /// Bytes of cached blocks above which eviction starts.
-    pub high_watermark_bytes: u64,
-    /// Bytes of cached blocks at which it ends.
-    pub low_watermark_bytes: u64,
-    /// Which chunk goes first.
-    pub policy: PolicyName,
-    /// Before how many chunks recomputing one costs twice what the first of a prompt costs, for `adaptive` to weigh; it does
-    /// not where this is not given.
-    pub recompute_doubles_at: Option<NonZeroU32>,
-    /// Whether engines write straight into the arena.
-    pub trust_engines: bool,
-    /// Bytes of extents that each tenant may hold, by its place in the configuration.
-    pub tenant_bytes: Vec<u64>,
-    /// Blocks that one session may have leased at a time.
-    pub max_leased_blocks: u64,
-    /// Bytes that one session may have reserved at a time.
-    pub max_reserved_bytes: u64,
-    /// Bytes that may be pinned.
-    pub max_pinned_bytes: u64,
-    /// How long a reservation may take.
-    pub reservation_ttl_ms: u64,
-    /// How long a pin may last.
-    pub max_pin_ms: u64,
-    /// What other nodes may take of it; `None` where there are none.
-    pub peers: Option<PeerStoreLimits>,
-    /// The disk below it; `None` where there is none.
-    pub disk: Option<DiskStoreLimits>,
-    /// The object store beside it; `None` where there is none.
-    pub object: Option<ObjectStoreLimits>,
-}
-
-/// What other nodes may take of a store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerStoreLimits {
-    /// Bytes of slots whose blocks come from other nodes and only pass through.
-    pub passing_bytes: u64,
-    /// Chunks that other nodes are being sent at a time.
-    pub max_granted_chunks: u64,
-}
-
-/// Why the store did nothing.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refused {
-    /// No room now; asking again later may help.
-    #[error("busy: ask again in {retry_after_ms} ms")]
-    Busy {
-        /// What there is too much of.
-        what: Scarce,
-        /// When asking again may help.
-        retry_after_ms: u64,
-    },
-    /// The chain is impossible or disagrees with what is cached.
-    #[error(transparent)]
-    Chain(#[from] ChainError),
-    /// The namespace is impossible.
-    #[error(transparent)]
-    Namespace(#[from] NamespaceError),
-    /// The engine's block size is not what its namespace says.
-    #[error("pool `{pool}`: the engine's blocks have {engine_bytes} bytes, but {layers} layers of {layer_bytes} bytes make {}: check layers, heads, dtype and chunk size", u64::from(*.layers) * .layer_bytes)]
-    BlockSize {
-        /// The pool.
-        pool: String,
-        /// What the engine's tensors say.
-        engine_bytes: u64,
-        /// What the namespace says.
-        layers: u32,
-        /// What the namespace says.
-        layer_bytes: u64,
-    },
-    /// Not one block size a pool.
-    #[error("{found} block sizes for {pools} pools")]
-    BlockSizes {
-        /// Sizes found.
-        found: usize,
-        /// Pools of the namespace.
-        pools: usize,
-    },
-    /// A slice that the namespace does not have, or one that comes twice, or none at all.
-    #[error("slices {slices:?}: name each slice that this session holds once, out of {of}")]
-    Slices {
-        /// Slices found.
-        slices: Vec<u16>,
-        /// Slices of the namespace.
-        of: u16,
-    },
-    /// More namespaces than a session or a node may have.
-    #[error("too many namespaces: at most {most}{}", if *.most == MAX_SESSION_NAMESPACES { " a session" } else { " are in use at a time" })]
-    TooManyNamespaces {
-        /// How many there may be.
-        most: usize,
-    },
-    /// A block that no slot can ever hold.
-    #[error(
-        "a block of {block_bytes} bytes does not fit into an extent of {extent_bytes}: set host.extent_bytes to at least that"
-    )]
-    BlockTooLarge {
-        /// Bytes of the block.
-        block_bytes: u64,
-        /// Bytes of an extent.
-        extent_bytes: u64,
-    },
-    /// A block that the session's write window can never hold.
-    #[error(
-        "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger one, and set session.max_window_bytes to at least that"
-    )]
-    WindowTooSmall {
-        /// Bytes of the block.
-        block_bytes: u64,
-        /// Bytes of the window.
-        window_bytes: u64,
-    },
-    /// A reservation that can never be met.
-    #[error(
-        "{blocks} blocks of {bytes} bytes together; a session may reserve {MAX_MESSAGE_BLOCKS} blocks and {most} bytes, in at most {MAX_FRAME_DESCRIPTORS} extents that are new to it: reserve in smaller parts"
-    )]
-    TooLarge {
-        /// Blocks asked.
-        blocks: usize,
-        /// Bytes asked.
-        bytes: u64,
-        /// Bytes allowed.
-        most: u64,
-    },
-    /// A number that names nothing of this session.
-    #[error("{what} {number} is not one of this session's, or it has ended")]
-    Unknown {
-        /// What it should name.
-        what: &'static str,
-        /// The number.
-        number: u64,
-    },
-    /// A position that is not reserved, or is committed already.
-    #[error(
-        "chunk {position} of reservation {reservation} is not open for commit: not reserved, or committed already"
-    )]
-    NotOpen {
-        /// The reservation.
-        reservation: u64,
-        /// The position.
-        position: u32,
-    },
-    /// Layers that a chunk's pool does not have, or that are in place already.
-    #[error(
-        "layers {from_layer} to {to_layer} of pool {pool} of the chunk at {position} cannot be handed over: there are none such, or they are in place"
-    )]
-    Layers {
-        /// The position of the chunk.
-        position: u32,
-        /// The pool.
-        pool: u8,
-        /// The first layer.
-        from_layer: u32,
-        /// The layer behind the last one.
-        to_layer: u32,
-    },
-    /// A chunk of which some layers were handed over, and not all.
-    #[error(
-        "layers of chunk {position} of reservation {reservation} are missing: hand them over before the commit"
-    )]
-    LayersMissing {
-        /// The reservation.
-        reservation: u64,
-        /// The position.
-        position: u32,
-    },
-    /// Chunks that a lease does not cover, or a block that it does not have of them.
-    #[error("chunks {from} to {to} are not all covered by the lease, in the block that the tensors hold")]
-    NotLeased {
-        /// The first.
-        from: u64,
-        /// The one behind the last.
-        to: u64,
-    },
-    /// A save of a session with several slices.
-    #[error(
-        "a session of {slices} slices saves through its write window: open one session a slice to save from GPU memory"
-    )]
-    SeveralSlices {
-        /// The slices.
-        slices: usize,
-    },
-    /// A namespace whose chunks cannot be followed.
-    #[error("only namespaces can be followed of which every chunk of a prefix needs all pools")]
-    NotFollowed,
-    /// A block outside the session's write window.
-    #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
-    OutsideWindow {
-        /// Where the block should stand.
-        source_offset: u64,
-        /// Its size.
-        bytes: u64,
-        /// The window's size.
-        window_bytes: u64,
-    },
-    /// A fault of the node's own; its log says more.
-    #[error("the node failed; its log says more")]
-    Internal,
-    /// A message that is not allowed at this point of a session.
-    #[error("this message is not allowed here: a session starts with one hello")]
-    OutOfOrder,
-    /// Not one set of pools a chunk, or one with a pool that the namespace does not have.
-    #[error(
-        "{found} sets of pools for {chunks} chunks of a namespace with {of} pools: name one for each chunk, or none at all"
-    )]
-    Pools {
-        /// Sets found.
-        found: usize,
-        /// Chunks of the chain.
-        chunks: usize,
-        /// Pools of the namespace.
-        of: usize,
-    },
-    /// Not one source a block.
-    #[error("{found} block sources for {blocks} blocks")]
-    Sources {
-        /// Sources found.
-        found: usize,
-        /// Blocks to commit.
-        blocks: usize,
-    },
 }
 
 impl Store {

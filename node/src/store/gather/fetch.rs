@@ -1,0 +1,272 @@
+//! Chunks on their way from disk, other nodes or the object store: each once, whoever waits for it.
+
+use larder_protocol::session::Tier;
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
+
+use super::Fetch;
+use crate::directory::ChangeKind;
+use crate::store::commit::BlockMove;
+use crate::store::disk::Disk;
+use crate::store::ids::{ChunkId, NamespaceId};
+use crate::store::index::{Block, Standing};
+use crate::store::journal::is_held;
+use crate::store::object::Objects;
+use crate::store::room::facts;
+use crate::store::{Checksums, Store};
+
+/// A chunk that is being fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FetchId(pub(super) ChunkId);
+
+impl FetchId {
+    pub(in crate::store) fn chunk(self) -> ChunkId {
+        self.0
+    }
+}
+
+/// A chunk is on its way from disk, for another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recall {
+    /// Its fetch.
+    pub fetch: FetchId,
+    /// What to read, where it is not being read already.
+    pub wanted: Option<Wanted>,
+}
+
+/// A chunk to fetch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its fetch.
+    pub fetch: FetchId,
+    /// Its position in the chain; 0 where a peer asked for it.
+    pub position: u32,
+    /// Where it comes from.
+    pub from: Source,
+    /// Its name.
+    pub chunk: ChunkRef,
+    /// Where its blocks go, by slice, then pool.
+    pub blocks: Vec<BlockMove>,
+    /// Number of this attempt at fetching it, for [`Store::layers_came`].
+    pub number: u64,
+}
+
+/// The blocks of a fetched chunk are in their slots, and right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Came {
+    /// Of those blocks that were wanted and came: by slice, then pool.
+    pub checksums: Vec<Checksums>,
+    /// The pools of which every slice came; the others are not there.
+    pub pools: PoolSet,
+    /// How often the chunk was read, this time included.
+    pub reads: u32,
+    /// Whether the node that sent it has it on disk.
+    pub is_on_disk_elsewhere: bool,
+    /// Whether it came from the object store.
+    pub is_stored: bool,
+}
+
+/// Where a chunk that is not in memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// This node's disk.
+    Disk,
+    /// Another actor of this node.
+    Sibling,
+    /// Another node.
+    Peer,
+    /// The object store.
+    Object,
+}
+
+impl Source {
+    /// The tier whose chunks come from there.
+    #[must_use]
+    pub fn tier(self) -> Tier {
+        match self {
+            Self::Sibling => Tier::Host,
+            Self::Disk => Tier::Disk,
+            Self::Peer => Tier::Peer,
+            Self::Object => Tier::Object,
+        }
+    }
+}
+
+impl Store {
+    /// Makes a chunk that only passes, or is leaving, one that stays, if it is one.
+    pub(in crate::store) fn admit(&mut self, id: ChunkId, kind: ChangeKind) {
+        let chunk = self.index.get(id);
+        if chunk.standing == Standing::Kept || !chunk.is_complete() {
+            return;
+        }
+        let was_held = is_held(chunk);
+        let bytes = self.readable_bytes(id);
+        self.evict_ahead(1, bytes);
+        self.gathers.passing_bytes -= bytes;
+        self.cached_chunks += 1;
+        self.cached_bytes += bytes;
+        let chunk = self.index.get_mut(id);
+        chunk.standing = Standing::Kept;
+        chunk.since_tenths = self.tenths;
+        self.occupy(id);
+        let chunk = self.index.get(id);
+        self.policy.insert(id, facts(chunk));
+        if !chunk.may_go() {
+            self.policy.block(id);
+        }
+        self.tell(id, was_held, kind);
+    }
+
+    /// Forgets a chunk that does not stay, once nobody claims it.
+    pub(in crate::store) fn let_pass(&mut self, id: ChunkId) {
+        let chunk = self.index.get(id);
+        if chunk.claims > 0 || chunk.pins > 0 {
+            return;
+        }
+        if chunk.standing != Standing::Kept {
+            self.gathers.passing_bytes -= self.readable_bytes(id);
+            self.forget(id);
+        } else if chunk.slots().next().is_none() {
+            // It was to be fetched, and did not come.
+            self.forget(id);
+        }
+    }
+
+    /// Starts to bring a chunk from disk for another node, which [`Store::grant`] has said is there; `None` where there is
+    /// no room. The chunk may be granted when it has come; [`Store::end_recall`] must follow.
+    pub fn recall(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<Recall> {
+        let id = self.named(fingerprint, hash)?;
+        let wanted = if self.gathers.fetches.contains_key(&id) {
+            None
+        } else if self.index.get(id).is_on_disk_alone() {
+            let number = self.index.get(id).namespace;
+            self.start_fetch(number, self.index.name(id), Source::Disk)?;
+            Some(self.wanted(number, id, 0, Source::Disk))
+        } else {
+            return None;
+        };
+        if let Some(fetch) = self.gathers.fetches.get_mut(&id) {
+            fetch.recalls += 1;
+        }
+        self.change(id, |chunk| chunk.claims += 1);
+        Some(Recall { fetch: FetchId(id), wanted })
+    }
+
+    /// Ends a recall: whoever asked for it was answered.
+    pub fn end_recall(&mut self, FetchId(id): FetchId) {
+        self.unclaim(&[id]);
+        self.evict_above_watermark();
+    }
+
+    /// Whether a lease waits for a chunk that is being fetched.
+    #[must_use]
+    pub fn is_leased_soon(&self, FetchId(id): FetchId) -> bool {
+        self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
+    }
+
+    /// Whether a chunk that is being fetched has slots for every pool, so that a peer may be asked for it: one that comes from
+    /// disk has them for what its record has.
+    #[must_use]
+    pub fn takes_all_pools(&self, FetchId(id): FetchId) -> bool {
+        self.gathers.is_coming(id) && !self.index.get(id).blocks.iter().any(Block::is_absent)
+    }
+
+    /// Whether anybody waits for a chunk that is being fetched.
+    #[must_use]
+    pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {
+        let fetch = self.gathers.fetches.get(&id);
+        fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0)
+    }
+
+    /// Enters a chunk and takes slots for all its blocks that may come; `None` where there is no room for what is not to stay.
+    pub(in crate::store) fn start_fetch(
+        &mut self,
+        number: NamespaceId,
+        name: ChunkRef,
+        from: Source,
+    ) -> Option<ChunkId> {
+        let every = self.namespaces.get(number).rules.every();
+        let pools = match (from, self.index.find(number, &name.hash)) {
+            (Source::Disk, Some(id)) => self.index.get(id).disk_pools,
+            _ => every,
+        };
+        let bytes = self.pools_bytes(number, self.namespaces.get(number).slices.into(), pools);
+        let most = match from {
+            Source::Disk => self.disk.as_ref().map_or(0, Disk::max_reading_bytes),
+            Source::Sibling | Source::Peer => {
+                self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes)
+            }
+            Source::Object => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
+        };
+        if self.gathers.passing_bytes + bytes > most {
+            return None;
+        }
+        let all = self.all_slices(number);
+        let chunk = self.insert(number, name);
+        self.change(chunk, |chunk| chunk.claims += 1);
+        if !self.take_slots(number, chunk, &all, pools) {
+            self.drop_written(number, chunk, &all);
+            return None;
+        }
+        self.index.get_mut(chunk).standing = Standing::Passing;
+        self.gathers.passing_bytes += bytes;
+        let number = self.next_number();
+        self.gathers.fetches.insert(chunk, Fetch { number, ..Fetch::default() });
+        self.writing_begins(chunk);
+        Some(chunk)
+    }
+
+    pub(in crate::store) fn wanted(
+        &self,
+        number: NamespaceId,
+        id: ChunkId,
+        position: u32,
+        from: Source,
+    ) -> Wanted {
+        let mut blocks = Vec::new();
+        self.block_moves(number, id, &self.all_slices(number), || None, &mut blocks);
+        let attempt = self.gathers.fetches.get(&id).map_or(0, |fetch| fetch.number);
+        Wanted { fetch: FetchId(id), position, from, chunk: self.index.name(id), blocks, number: attempt }
+    }
+
+    /// What came of a fetched chunk can be read; the slots of what did not are free.
+    pub(super) fn make_readable(
+        &mut self,
+        id: ChunkId,
+        pools: PoolSet,
+        checksums: Vec<Checksums>,
+        reads: u32,
+    ) {
+        let chunk = self.index.get_mut(id);
+        let namespace = self.namespaces.get(chunk.namespace);
+        let mut checksums = checksums.into_iter();
+        let mut ready = Vec::new();
+        for (number, block) in chunk.blocks.iter_mut().enumerate() {
+            let Block::Writing(slot) = *block else { continue };
+            if pools.has(number % namespace.pools.len()) {
+                *block = Block::Ready(slot, checksums.next().unwrap_or_default());
+                chunk.ready += 1;
+                ready.push(number);
+                if chunk.orphaned_leases > 0 {
+                    // A vanished process may have followed it.
+                    self.slab.quarantine(slot);
+                }
+            } else {
+                *block = Block::Absent;
+                self.gathers.passing_bytes -= self.slab.slot_bytes_of(slot);
+                self.slab.free(slot);
+            }
+        }
+        chunk.pools = namespace.readable(chunk);
+        chunk.reads = u8::try_from(reads).unwrap_or(u8::MAX);
+        self.blocks_ready(id, &ready);
+    }
+
+    pub(in crate::store) fn all_slices(&self, number: NamespaceId) -> Vec<u16> {
+        (0..self.namespaces.get(number).slices).collect()
+    }
+
+    pub(in crate::store) fn whole_chunk_bytes(&self, number: NamespaceId) -> u64 {
+        let namespace = self.namespaces.get(number);
+        self.pools_bytes(number, namespace.slices.into(), namespace.rules.every())
+    }
+}

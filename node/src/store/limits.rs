@@ -1,0 +1,56 @@
+//! What bounds a store.
+
+use std::num::NonZeroU32;
+
+use super::disk::DiskStoreLimits;
+use super::object::ObjectStoreLimits;
+use super::policy::PolicyName;
+
+/// What bounds a store; every value is resolved from the configuration once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Extents of the arena.
+    pub extents: u32,
+    /// Bytes of an extent.
+    pub extent_bytes: u64,
+    /// Chunks that may be cached; no limit but the bytes where `None`.
+    pub capacity_chunks: Option<u64>,
+    /// Bytes of cached blocks above which eviction starts.
+    pub high_watermark_bytes: u64,
+    /// Bytes of cached blocks at which it ends.
+    pub low_watermark_bytes: u64,
+    /// Which chunk goes first.
+    pub policy: PolicyName,
+    /// Before how many chunks recomputing one costs twice what the first of a prompt costs, for `adaptive` to weigh; it does
+    /// not where this is not given.
+    pub recompute_doubles_at: Option<NonZeroU32>,
+    /// Whether engines write straight into the arena.
+    pub trust_engines: bool,
+    /// Bytes of extents that each tenant may hold, by its place in the configuration.
+    pub tenant_bytes: Vec<u64>,
+    /// Blocks that one session may have leased at a time.
+    pub max_leased_blocks: u64,
+    /// Bytes that one session may have reserved at a time.
+    pub max_reserved_bytes: u64,
+    /// Bytes that may be pinned.
+    pub max_pinned_bytes: u64,
+    /// How long a reservation may take.
+    pub reservation_ttl_ms: u64,
+    /// How long a pin may last.
+    pub max_pin_ms: u64,
+    /// What other nodes may take of it; `None` where there are none.
+    pub peers: Option<PeerStoreLimits>,
+    /// The disk below it; `None` where there is none.
+    pub disk: Option<DiskStoreLimits>,
+    /// The object store beside it; `None` where there is none.
+    pub object: Option<ObjectStoreLimits>,
+}
+
+/// What other nodes may take of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerStoreLimits {
+    /// Bytes of slots whose blocks come from other nodes and only pass through.
+    pub passing_bytes: u64,
+    /// Chunks that other nodes are being sent at a time.
+    pub max_granted_chunks: u64,
+}
