@@ -200,7 +200,10 @@ impl CudaDevice {
         let Running { ticket, order, end, table, measured, has_failed, .. } = running;
         if let Some(Measured { start, shape, form, bytes }) = measured {
             if !has_failed {
-                self.forms.measured(shape, form, bytes, end.since_ms(&start)?.into());
+                let change = self.forms.measured(shape, form, bytes, end.since_ms(&start)?.into());
+                if let Some(line) = change {
+                    tracing::info!(gpu = self.context.name(), "how copies are made: {line}");
+                }
             }
             self.spare_events.push(start);
         }

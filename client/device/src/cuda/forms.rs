@@ -64,32 +64,48 @@ impl Forms {
         if chosen == 0 { Form::Direct } else { Form::Staged }
     }
 
-    /// An order of this shape took so long.
-    pub(super) fn measured(&mut self, shape: OrderShape, form: Form, bytes: u64, milliseconds: f64) {
-        let Some(rates) = self.rates.get_mut(&shape) else { return };
+    /// An order of this shape took so long. Where that makes another form the preferred one, a line that says so.
+    pub(super) fn measured(
+        &mut self,
+        shape: OrderShape,
+        form: Form,
+        bytes: u64,
+        milliseconds: f64,
+    ) -> Option<String> {
+        let rates = self.rates.get_mut(&shape)?;
+        let before = preferred(rates);
         let rate = &mut rates[usize::from(form == Form::Staged)];
         let now = bytes as f64 / milliseconds.max(1e-3);
         let weight = if rate.measured == 0 { 1.0 } else { NEWEST };
         rate.bytes_per_ms += (now - rate.bytes_per_ms) * weight;
         rate.measured = rate.measured.saturating_add(1);
+        (preferred(rates) != before).then(|| line(&shape, rates))
     }
 
     /// A line for each shape.
     pub(super) fn lines(&self) -> Vec<String> {
-        let line = |(shape, rates): (&OrderShape, &[Rate; 2])| {
-            let gbps = rates.map(|rate| rate.bytes_per_ms / 1e6);
-            let way = if shape.is_load { "load" } else { "save" };
-            let layers = if shape.by_layer { "by layer" } else { "merged" };
-            let [run, block, order] = [shape.run, shape.block, shape.order].map(|log| 1u64 << log);
-            let better = if gbps[1] > gbps[0] { "staged" } else { "direct" };
-            format!(
-                "{way} {layers}, runs from {run} B, blocks from {block} B, orders from {order} B: {better} \
-                 (direct {:.1} GB/s, staged {:.1} GB/s)",
-                gbps[0], gbps[1]
-            )
-        };
-        self.rates.iter().map(line).collect()
+        self.rates.iter().map(|(shape, rates)| line(shape, rates)).collect()
     }
+}
+
+/// The faster form, once both were tried.
+fn preferred(rates: &[Rate; 2]) -> Option<Form> {
+    let is_tried = rates.iter().all(|rate| rate.measured >= TRIALS);
+    let is_staged = rates[1].bytes_per_ms > rates[0].bytes_per_ms;
+    is_tried.then_some(if is_staged { Form::Staged } else { Form::Direct })
+}
+
+fn line(shape: &OrderShape, rates: &[Rate; 2]) -> String {
+    let gbps = rates.map(|rate| rate.bytes_per_ms / 1e6);
+    let way = if shape.is_load { "load" } else { "save" };
+    let layers = if shape.by_layer { "by layer" } else { "merged" };
+    let [run, block, order] = [shape.run, shape.block, shape.order].map(|log| 1u64 << log);
+    let better = if gbps[1] > gbps[0] { "staged" } else { "direct" };
+    format!(
+        "{way} {layers}, runs from {run} B, blocks from {block} B, orders from {order} B: {better} \
+         (direct {:.1} GB/s, staged {:.1} GB/s)",
+        gbps[0], gbps[1]
+    )
 }
 
 /// Each form is tried so often before one is preferred.
@@ -114,11 +130,11 @@ mod tests {
 
     #[test]
     fn both_forms_are_tried_and_the_faster_is_kept_until_it_is_slower() {
-        let mut forms = Forms::default();
-        let speed = |forms: &mut Forms, direct: f64, staged: f64| {
+        let (mut forms, mut told) = (Forms::default(), Vec::new());
+        let mut speed = |forms: &mut Forms, direct: f64, staged: f64| {
             let chosen = forms.choose(shape(1 << 26));
             let milliseconds = if chosen == Form::Direct { direct } else { staged };
-            forms.measured(shape(1 << 26), chosen, 1 << 26, milliseconds);
+            told.extend(forms.measured(shape(1 << 26), chosen, 1 << 26, milliseconds));
             chosen
         };
         let tried: Vec<Form> = (0..6).map(|_| speed(&mut forms, 2.0, 1.0)).collect();
@@ -131,6 +147,8 @@ mod tests {
         );
         let later: Vec<Form> = (0..2_000).map(|_| speed(&mut forms, 0.5, 1.0)).collect();
         assert_eq!(later.last(), Some(&Form::Direct));
+        let [first, then] = &told[..] else { panic!("told when it is known, and when it changes: {told:?}") };
+        assert!(first.contains("B: staged (") && then.contains("B: direct ("), "{told:?}");
     }
 
     #[test]
