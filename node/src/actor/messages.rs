@@ -1,0 +1,103 @@
+//! What an actor is asked, and what it answers.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use actix::prelude::*;
+use larder_client::trace::Trace;
+use larder_protocol::session::{Request, Response};
+use tokio::sync::mpsc;
+
+use crate::metrics::TenantRates;
+use crate::store::ids::{ProcessId, SessionId, TenantId};
+use crate::store::policy::PolicyName;
+use crate::store::{NamespaceFacts, Usage};
+use crate::window::Window;
+
+/// Opens a session. Its process belongs to the tenant.
+#[derive(Message)]
+#[rtype(result = "SessionId")]
+pub struct Open {
+    /// The tenant, from the socket.
+    pub tenant: TenantId,
+    /// The process behind the session.
+    pub process: ProcessId,
+    /// Its write window, if it has one.
+    pub window: Option<Arc<Window>>,
+}
+
+/// A session's request. It is taken when this message is answered; the request's own answer comes by [`Ask::reply_to`].
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Ask {
+    /// Who asks.
+    pub session: SessionId,
+    /// What.
+    pub request: Request,
+    /// The memory that comes along.
+    pub descriptors: Vec<OwnedFd>,
+    /// Where the answer goes.
+    pub reply_to: ReplyTo,
+    /// What it belongs to.
+    pub trace: Trace,
+}
+
+/// Where all of a session's answers go, in the order in which the actor makes them: one may speak of memory that the one
+/// before it brought. As many wait there as the session has requests under way, which the session bounds.
+#[derive(Debug, Clone)]
+pub struct ReplyTo {
+    /// Number of the request.
+    pub number: u64,
+    /// All of the session's.
+    pub answers: mpsc::UnboundedSender<(u64, Answer)>,
+}
+
+/// What a session reads, with the descriptors that come along. `None` where a request has no answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// The message.
+    pub response: Option<Response>,
+    /// The memory that it speaks of for the first time.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// A session ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Close {
+    /// Which.
+    pub session: SessionId,
+}
+
+/// A process is known to be gone.
+#[derive(Message, Clone, Copy)]
+#[rtype(result = "()")]
+pub struct ProcessGone {
+    /// Which.
+    pub process: ProcessId,
+}
+
+/// Asks what the store holds, and brings the gauges up to date.
+#[derive(Message)]
+#[rtype(result = "Report")]
+pub struct AskReport;
+
+/// Asks an actor for the namespaces that it knows.
+#[derive(Debug, Message)]
+#[rtype(result = "Vec<NamespaceFacts>")]
+pub struct AskNamespaces;
+
+/// What an actor holds.
+#[derive(Debug, Clone, MessageResponse)]
+pub struct Report {
+    /// In numbers.
+    pub usage: Usage,
+    /// The policy in force.
+    pub policy: PolicyName,
+    /// Prompt tokens of all lookups whose caller could use a hit.
+    pub tokens_asked: u64,
+    /// Prompt tokens that they found.
+    pub tokens_hit: u64,
+    /// What each tenant hit lately.
+    pub tenants: Vec<TenantRates>,
+}
