@@ -1,8 +1,7 @@
 """As if the CPU's memory were a GPU's: the connector takes its way to GPUs, over a CUDA driver of host memory, and PyTorch's
-events are those of a stream whose marks are reached one after the other, and late."""
+events are reached late."""
 
 import ctypes
-import itertools
 import threading
 import time
 
@@ -10,20 +9,17 @@ import time
 class Event:
     """A mark on the stream."""
 
-    numbers = itertools.count(1)
-    waited_for: set[int] = set()
-
-    def __init__(self) -> None:
-        self._number = 0
+    def __init__(self, *, blocking: bool) -> None:
+        assert blocking, "a thread that waits would spin"
+        self._is_recorded = False
 
     def record(self) -> None:
-        self._number = next(self.numbers)
+        self._is_recorded = True
 
     def synchronize(self) -> None:
-        assert self._number, "nothing was recorded"
+        assert self._is_recorded, "nothing was recorded"
         assert threading.current_thread() is not threading.main_thread(), "the engine's own thread waits for its stream"
         time.sleep(0.002)
-        self.waited_for.add(self._number)
 
 
 def install(library: str) -> None:

@@ -59,7 +59,8 @@ class GpuDevice:
 
     def mark(self) -> Mark:
         """See `Device`."""
-        event = torch.cuda.Event()
+        # Whoever waits for it sleeps: a step takes far too long to spin.
+        event = torch.cuda.Event(blocking=True)
         event.record()
         return event.synchronize  # type: ignore[no-any-return]
 
