@@ -173,6 +173,21 @@ def test_a_prefill_that_ends_fails_the_blocks_that_wait_for_it(ranks):
     assert decode.loader.take_failed() == {3, 4}
 
 
+def test_a_stream_that_fails_ends_its_hand_over_and_the_next_save_goes_on(ranks):
+    def broken() -> None:
+        raise RuntimeError("the GPU failed")
+
+    prefill, _ = ranks
+    computed, later = LayerGate(RANK_LAYERS), LayerGate(RANK_LAYERS)
+    computed.open_all(broken)
+    prefill.saver.save_soon([Save("a", hashes(1), 0, [0, 1], attempt=0)], computed)
+    later.open_all()
+    prefill.saver.save_soon([Save("b", hashes(1), 0, [0, 1])], later)
+    until(lambda: not prefill.saver.is_reading("a") and not prefill.saver.is_reading("b"))
+    counts = prefill.counts.take()
+    assert (counts["shed_chunks_node"], counts["saved_chunks"]) == (1, 1)
+
+
 def test_a_request_that_goes_away_waits_for_its_prefill_no_more(ranks):
     prefill, decode = ranks
     before = time.monotonic()

@@ -58,8 +58,9 @@ class HandOver:
         return True
 
     def give(self, node: Open, job: SaveJob, layer: int) -> bool:
-        """Hands a layer over that was computed; False where the request's blocks are about to be overwritten."""
+        """Hands a layer over when it was computed; False where the request's blocks are about to be overwritten."""
         assert self._node is not None and self._reservation is not None
+        job.gate.wait(layer)
 
         def copy(staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
             with self._copying:
@@ -187,7 +188,6 @@ class Saver:
             else:
                 self._end(job, reason)
         for layer in range(self._memory.layers):
-            jobs[0].gate.wait(layer)
             going = []
             for job, hand_over in begun:
                 reason = self._save(job, partial(hand_over.give, layer=layer))
