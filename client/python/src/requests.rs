@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_client::engine_lane::CopyFlags;
 use larder_client::{FollowOptions, LookupOptions, SessionError, SessionOptions};
 use larder_protocol::session::{Tier, Wait};
 use larder_protocol::{NamespaceSpec, PoolSet};
@@ -16,8 +15,7 @@ use tokio::runtime::Handle;
 use crate::answers::{Found, Pinned, Progress};
 use crate::handoff::{Follow, InPlace, StagedLayers};
 use crate::lease::Lease;
-use crate::namespace::{Chain, Namespace, SpecFields, check_block};
-use crate::node_copies::{self, CopyProgress, NodeCopy, NodeTensors, SharedMemory};
+use crate::namespace::{Chain, Namespace, SpecFields};
 use crate::process::{Own, runtime};
 use crate::reservation::{Reservation, StagedChunk};
 use crate::ticket::Ticket;
@@ -235,64 +233,6 @@ impl Requests {
         Ok(async move { Ok(session.wait_for_layers(&follow, layers, patience).await?.into()) })
     }
 
-    pub(crate) fn register_tensors(
-        &self,
-        namespace: &Namespace,
-        memory: Vec<SharedMemory>,
-        layers: &[Bound<'_, PyAny>],
-        pages_per_chunk: u32,
-        block: usize,
-    ) -> PyResult<impl Request<NodeTensors>> {
-        let (session, namespace) = (self.session()?.clone(), namespace.inner.clone());
-        check_block(&namespace, block)?;
-        let (layout, memory) = node_copies::resolve(memory, layers, pages_per_chunk)?;
-        Ok(async move {
-            Ok(NodeTensors::new(session.register_tensors(&namespace, block, &layout, memory).await?))
-        })
-    }
-
-    pub(crate) fn load_pages(
-        &self,
-        tensors: &NodeTensors,
-        lease: &Lease,
-        pages: Vec<u32>,
-        first_page: u64,
-        layers: Option<(u32, u32)>,
-    ) -> PyResult<impl Request<NodeCopy>> {
-        let (session, lease) = (self.session()?.clone(), lease.guard()?);
-        let (load, tensors) = (tensors.load(pages, first_page, layers)?, tensors.get()?.clone());
-        Ok(async move {
-            Ok(NodeCopy::new(session.load_pages(&tensors, &lease, &load, CopyFlags::default()).await?))
-        })
-    }
-
-    pub(crate) fn save_pages(
-        &self,
-        tensors: &NodeTensors,
-        reservation: &Reservation,
-        positions: Vec<u32>,
-        pages: Vec<u32>,
-        layers: Option<(u32, u32)>,
-    ) -> PyResult<impl Request<NodeCopy>> {
-        let (session, reservation) = (self.session()?.clone(), reservation.share()?);
-        check_reserved(&reservation, &positions)?;
-        let (save, tensors) = (tensors.save(positions, pages, layers)?, tensors.get()?.clone());
-        Ok(async move {
-            Ok(NodeCopy::new(session.save_pages(&tensors, &reservation, &save, CopyFlags::default()).await?))
-        })
-    }
-
-    pub(crate) fn wait_for_copy(
-        &self,
-        copy: &NodeCopy,
-        layers: Option<u32>,
-        patience: f64,
-    ) -> PyResult<impl Request<CopyProgress>> {
-        let (session, copy, patience) = (self.session()?.clone(), copy.share()?, seconds(patience)?);
-        let layers = layers.unwrap_or(u32::MAX);
-        Ok(async move { Ok(session.wait_for_copy(&copy, layers, patience).await?.into()) })
-    }
-
     pub(crate) fn stage(
         &self,
         reservation: &Reservation,
@@ -381,7 +321,7 @@ impl Patience {
     }
 }
 
-fn check_reserved(reservation: &larder_client::Reservation, positions: &[u32]) -> PyResult<()> {
+pub(crate) fn check_reserved(reservation: &larder_client::Reservation, positions: &[u32]) -> PyResult<()> {
     let is_reserved = |position: &&u32| reservation.chunks().binary_search(position).is_err();
     match positions.iter().find(is_reserved) {
         Some(position) => Err(PyValueError::new_err(format!("the chunk at {position} is not reserved"))),
@@ -402,7 +342,7 @@ fn pool_sets(namespace: &larder_client::Namespace, pools: &[Vec<usize>]) -> PyRe
     pools.iter().map(set).collect()
 }
 
-fn seconds(seconds: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|error| PyValueError::new_err(format!("{seconds} seconds: {error}")))
 }
