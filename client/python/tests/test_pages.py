@@ -59,6 +59,14 @@ def test_pages_survive_a_round_trip_to_other_pages(session, fake_gpu, order, pla
     assert not any(b"".join(after[1] + after[2] + after[3]))
 
 
+def one_chunk(session, model: str):
+    """A chunk that is to be written: its namespace, its chain, its reservation."""
+    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
+    namespace = session.register(spec(model, pools=[pool]))
+    chain = namespace.chain_of_tokens(list(range(CHUNK_TOKENS)))
+    return namespace, chain, session.reserve(namespace, chain)
+
+
 def test_pages_beyond_the_memory_are_refused(session):
     with pytest.raises(ValueError, match="beyond a memory"):
         larder_kv.PagedMemory([bytearray(100)], layers("LBHNC"), pages_per_chunk=1)
@@ -68,10 +76,7 @@ def test_pages_beyond_the_memory_are_refused(session):
     with pytest.raises(BufferError, match="read-only"):
         larder_kv.PagedMemory([bytes(LAYERS * PAGES * PAGE_BYTES)], layers("LBHNC"), pages_per_chunk=1)
     _, paged = memory("LBHNC")
-    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
-    namespace = session.register(spec("beyond", pools=[pool]))
-    chain = namespace.chain_of_tokens(list(range(CHUNK_TOKENS)))
-    reservation = session.reserve(namespace, chain)
+    namespace, chain, reservation = one_chunk(session, "beyond")
     staged = session.stage(reservation, 0)
     with pytest.raises(ValueError, match="no page 6"):
         paged.save(staged, [0, 6])
@@ -94,10 +99,7 @@ def test_what_a_gpu_cannot_copy_is_refused(session, fake_gpu):
     crooked = [larder_kv.LayerPages(region=0, offset=8, page_stride=64, pages=4, run_bytes=64)]
     with pytest.raises(ValueError, match="multiple of 16"):
         larder_kv.GpuPagedMemory(fake_gpu.gpu, [(0x1000, 4096)], crooked, pages_per_chunk=1)
-    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
-    namespace = session.register(spec("refused by a GPU", pools=[pool]))
-    chain = namespace.chain_of_tokens(list(range(CHUNK_TOKENS)))
-    reservation = session.reserve(namespace, chain)
+    namespace, chain, reservation = one_chunk(session, "refused by a GPU")
     staged = session.stage(reservation, 0)
     with pytest.raises(ValueError, match="has 2 pages"):
         paged.save(staged, [0])
