@@ -151,9 +151,7 @@ impl EngineLane {
     /// # Errors
     /// [`LaneError::Mismatch`] where there are no such layers; [`LaneError::Device`] where the device refuses.
     pub fn part(&self, tensors: &EngineTensors, layers: &Range<u32>) -> Result<EngineTensors, LaneError> {
-        if layers.is_empty() || layers.end > tensors.layout.layers() {
-            return Err(LaneError::Mismatch(format!("there are no layers {layers:?}")));
-        }
+        tensors.check_layers(layers)?;
         let layout = tensors.layout.part(layers);
         let (of_device, regions) = (layout.clone(), tensors.regions.clone());
         let id = self.ask(move |device| device.register(of_device, regions))?;
@@ -216,8 +214,8 @@ impl EngineLane {
     ) -> Result<CopyHandle<StagedChunk>, LaneError> {
         tensors.check_block(staged.namespace().block_bytes(save.block))?;
         tensors.check_pages(save.pages.len(), 1)?;
-        let layers = save.layers.end.saturating_sub(save.layers.start);
-        let bytes = tensors.layout.layer_bytes() * u64::from(layers);
+        tensors.check_layers(&save.layers)?;
+        let bytes = tensors.layout.layer_bytes() * u64::from(save.layers.end - save.layers.start);
         let (memory, offset) = staged.block_memory(save.block, bytes);
         let copies = (0..).zip(&save.pages);
         let copies = copies.map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page)).collect();
@@ -340,6 +338,13 @@ impl EngineTensors {
             return Ok(());
         }
         Err(LaneError::Mismatch(format!("a chunk's pages have {own} bytes, its block {bytes}")))
+    }
+
+    fn check_layers(&self, layers: &Range<u32>) -> Result<(), LaneError> {
+        if !layers.is_empty() && layers.end <= self.layout.layers() {
+            return Ok(());
+        }
+        Err(LaneError::Mismatch(format!("there are no layers {layers:?}")))
     }
 
     fn check_pages(&self, pages: usize, chunks: usize) -> Result<(), LaneError> {

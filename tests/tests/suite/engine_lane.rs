@@ -186,6 +186,12 @@ fn pages_that_are_not_those_of_the_lease_are_refused() {
     assert!(matches!(load(too_many), Err(LaneError::Mismatch(_))));
     let beyond = LoadPages { first_page: u64::MAX, ..GpuPages::load(2) };
     assert!(matches!(load(beyond), Err(LaneError::Mismatch(_))));
+    let Engine { session, namespace } = &gpu.engine;
+    let reservation = session.reserve(namespace, &namespace.chain(prompt(b'b', 1)), 0).unwrap();
+    let save = SavePages { block: 0, pages: GpuPages::of(0), layers: 0..u32::MAX };
+    let staged = session.stage(&reservation, 0).unwrap();
+    let refused = gpu.lane.save(&gpu.tensors, staged, &save, CopyFlags::default());
+    assert!(matches!(refused, Err(LaneError::Mismatch(_))));
     let no_such_page = LoadPages { pages: vec![SHAPE.pages], ..GpuPages::load(1) };
     assert_eq!(load(no_such_page).unwrap().wait(LONG), Some(Err(CopyError::Refused)));
     let no_such_layer = LoadPages { layers: 3..5, ..GpuPages::load(1) };
