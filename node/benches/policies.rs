@@ -6,7 +6,7 @@
 use std::num::NonZeroU32;
 
 use divan::Bencher;
-use larder_node::store::ids::ChunkId;
+use larder_node::store::ids::ChunkNumber;
 use larder_node::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 
 fn main() {
@@ -60,7 +60,7 @@ struct Full {
 impl Full {
     fn new(policy: Box<dyn Policy>) -> Self {
         let mut full = Self { policy, rng: fastrand::Rng::with_seed(1) };
-        for chunk in (0..CHUNKS).map(ChunkId::at) {
+        for chunk in (0..CHUNKS).map(ChunkNumber::at) {
             full.insert(chunk);
             if !chunk.position().is_multiple_of(PROMPT) {
                 full.policy.block(chunk);
@@ -73,15 +73,15 @@ impl Full {
         full
     }
 
-    fn insert(&mut self, chunk: ChunkId) {
+    fn insert(&mut self, chunk: ChunkNumber) {
         let index = self.rng.u32(..LONGEST);
         let facts = Facts { short_hash: self.rng.u64(..), index, priority: 0 };
         self.policy.insert(chunk, facts);
     }
 
-    fn popular(&mut self) -> ChunkId {
+    fn popular(&mut self) -> ChunkNumber {
         let below = (self.rng.f64() * (CHUNKS as f64).ln()).exp() as usize;
-        ChunkId::at((below * SPREAD) % CHUNKS)
+        ChunkNumber::at((below * SPREAD) % CHUNKS)
     }
 }
 

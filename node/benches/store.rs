@@ -67,7 +67,7 @@ fn policy_victim_remove_insert(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut policy = PolicyName::Lru.build(None);
     let facts = Facts { short_hash: 0, index: 0, priority: 0 };
     for position in 0..chunks as usize {
-        policy.insert(larder_node::store::ids::ChunkId::at(position), facts);
+        policy.insert(larder_node::store::ids::ChunkNumber::at(position), facts);
     }
     bencher.counter(ItemsCount::new(PROMPT)).bench_local(|| {
         for _ in 0..PROMPT {

@@ -13,6 +13,7 @@ mod disk;
 mod fetch;
 mod gather;
 mod handoff;
+mod lives;
 mod locate;
 mod messages;
 mod object;
@@ -29,7 +30,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use futures_util::stream;
 use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use self::answer::Asked;
 use self::device_lane::Lane;
@@ -37,6 +38,7 @@ use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::fetch::{Fetch, OrderNumber, PeerOrder};
 use self::handoff::Handoffs;
+use self::lives::Lives;
 pub use self::messages::{Answer, Ask, AskNamespaces, AskReport, Close, Open, ProcessGone, ReplyTo, Report};
 pub use self::object::ObjectParts;
 use self::object::Objects;
@@ -94,6 +96,8 @@ pub struct GpuActor {
     ended_grants: EndedGrants,
     /// Who follows what is being written.
     handoffs: Handoffs,
+    /// Which store this is, where a fault ended others.
+    lives: Lives,
     /// The disk below the store, where there is one.
     disk: Option<Disk>,
     /// The object store beside it, where there is one.
@@ -124,6 +128,8 @@ pub struct Parts {
     pub peers: Option<Peers>,
     /// Where events are told.
     pub feed: Feed,
+    /// Tells when a fault ended all sessions.
+    pub lives: watch::Sender<u64>,
     /// The disk below the store, where there is one.
     pub disk: Option<DiskParts>,
     /// The object store beside it, where there is one.
@@ -168,6 +174,7 @@ impl GpuActor {
             fetching: HashMap::new(),
             untold: Untold::default(),
             handoffs: Handoffs::default(),
+            lives: Lives::new(parts.lives),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
             disk: disk.map(Disk::new),
             objects: object.map(Objects::new),
@@ -258,6 +265,63 @@ impl GpuActor {
         }
     }
 
+    /// Does what is due.
+    fn tick(&mut self, ctx: &mut Context<Self>) {
+        self.store.tick(self.clock.now());
+        self.return_extents(ctx);
+        self.finish_late_gathers(ctx);
+        self.stop_abandoned(ctx);
+        self.answer_late_followers();
+        self.look_after_copies(ctx);
+        self.follow_up(ctx);
+    }
+
+    /// Takes a request, and answers it unless its answer comes later.
+    fn ask(&mut self, ask: Ask, ctx: &mut Context<Self>) {
+        let started = self.clock.elapsed();
+        let Ask { session, request, descriptors, reply_to, trace } = ask;
+        if trace.is_recorded() {
+            self.describe_request(&trace, &request);
+        }
+        let asked = Asked { request: request.name(), reply_to, trace, started };
+        #[cfg(test)]
+        lives::planted();
+        let reply = match request {
+            Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
+            Request::HandOver(layers) => self.hand_over(session, &layers, asked.clone(), ctx),
+            Request::Follow(follow) => self.follow(session, &follow, ctx).map(Reply::Now),
+            Request::AskInPlace(ask) => self.ask_in_place(session, ask, asked.clone()),
+            Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),
+            Request::Lease(lease) => self.lease(session, lease, asked.clone(), ctx),
+            Request::Prefetch(prefetch) => self.prefetch(session, prefetch, asked.clone(), ctx),
+            Request::Collect(collect) => self.collect(session, collect, asked.clone(), ctx),
+            Request::Cancel(ticket) => {
+                self.cancel(session, ticket, ctx);
+                Ok(Reply::Now(NO_ANSWER))
+            }
+            Request::RegisterTensors(ask) => {
+                self.register_tensors(session, ask, descriptors, asked.clone(), ctx)
+            }
+            Request::AskCopy(ask) => Ok(self.ask_copy(session, ask, asked.clone())),
+            Request::ForgetCopy(copy) => {
+                self.forget_copy(session, copy);
+                Ok(Reply::Now(NO_ANSWER))
+            }
+            request => self
+                .store
+                .tenant(session)
+                .and_then(|tenant| self.answer(session, tenant, request))
+                .map(Reply::Now),
+        };
+        self.renew_extents(ctx);
+        self.follow_up(ctx);
+        match reply {
+            Ok(Reply::Later) => {}
+            Ok(Reply::Now(answer)) => self.reply(asked, answer),
+            Err(refused) => self.reply(asked, Answer::from(refused)),
+        }
+    }
+
     fn show_lease(&mut self, leased: store::Leased) -> Answer {
         self.metrics.moved(Movement::Leased, leased.bytes);
         let (extents, descriptors) = self.show(&leased.new_extents);
@@ -299,17 +363,8 @@ impl Actor for GpuActor {
         if let Some(mut reports) = self.device_lane.reports.take() {
             ctx.add_stream(stream::poll_fn(move |cx| reports.poll_recv(cx)));
         }
-        ctx.run_interval(TICK, |actor, ctx| {
-            let now = actor.clock.now();
-            actor.store.tick(now);
-            actor.renew_extents(ctx);
-            actor.finish_late_gathers(ctx);
-            actor.stop_abandoned(ctx);
-            actor.answer_late_followers();
-            actor.look_after_copies(ctx);
-            actor.follow_up(ctx);
-        });
-        self.start_disk(ctx);
+        ctx.run_interval(TICK, |actor, ctx| _ = actor.guard(ctx, Self::tick));
+        self.guard(ctx, Self::start_disk);
     }
 }
 
@@ -330,60 +385,23 @@ impl Handler<Ask> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, ask: Ask, ctx: &mut Self::Context) {
-        let started = self.clock.elapsed();
-        let Ask { session, request, descriptors, reply_to, trace } = ask;
-        if trace.is_recorded() {
-            self.describe_request(&trace, &request);
-        }
-        let asked = Asked { request: request.name(), reply_to, trace, started };
-        let reply = match request {
-            Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
-            Request::HandOver(layers) => self.hand_over(session, &layers, asked.clone(), ctx),
-            Request::Follow(follow) => self.follow(session, &follow, ctx).map(Reply::Now),
-            Request::AskInPlace(ask) => self.ask_in_place(session, ask, asked.clone()),
-            Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),
-            Request::Lease(lease) => self.lease(session, lease, asked.clone(), ctx),
-            Request::Prefetch(prefetch) => self.prefetch(session, prefetch, asked.clone(), ctx),
-            Request::Collect(collect) => self.collect(session, collect, asked.clone(), ctx),
-            Request::Cancel(ticket) => {
-                self.cancel(session, ticket, ctx);
-                Ok(Reply::Now(NO_ANSWER))
-            }
-            Request::RegisterTensors(ask) => {
-                self.register_tensors(session, ask, descriptors, asked.clone(), ctx)
-            }
-            Request::AskCopy(ask) => Ok(self.ask_copy(session, ask, asked.clone())),
-            Request::ForgetCopy(copy) => {
-                self.forget_copy(session, copy);
-                Ok(Reply::Now(NO_ANSWER))
-            }
-            request => self
-                .store
-                .tenant(session)
-                .and_then(|tenant| self.answer(session, tenant, request))
-                .map(Reply::Now),
-        };
-        self.renew_extents(ctx);
-        self.follow_up(ctx);
-        match reply {
-            Ok(Reply::Later) => {}
-            Ok(Reply::Now(answer)) => self.reply(asked, answer),
-            Err(refused) => self.reply(asked, Answer::from(refused)),
-        }
+        self.guard(ctx, |actor, ctx| actor.ask(ask, ctx));
     }
 }
 
 impl Handler<Close> for GpuActor {
     type Result = ();
 
-    fn handle(&mut self, close: Close, ctx: &mut Self::Context) {
-        self.windows.remove(&close.session);
-        self.waiting.retain(|_, waiting| waiting.session != close.session);
-        self.forget_followers_of(close.session);
-        self.end_copies_of(close.session);
-        self.store.close_session(close.session);
-        self.stop_abandoned(ctx);
-        self.follow_up(ctx);
+    fn handle(&mut self, Close { session }: Close, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| {
+            actor.windows.remove(&session);
+            actor.waiting.retain(|_, waiting| waiting.session != session);
+            actor.forget_followers_of(session);
+            actor.end_copies_of(session);
+            actor.store.close_session(session);
+            actor.stop_abandoned(ctx);
+            actor.follow_up(ctx);
+        });
     }
 }
 
@@ -391,16 +409,18 @@ impl Handler<ProcessGone> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, gone: ProcessGone, ctx: &mut Self::Context) {
-        self.store.process_gone(gone.process);
-        self.follow_up(ctx);
+        self.guard(ctx, |actor, ctx| {
+            actor.store.process_gone(gone.process);
+            actor.follow_up(ctx);
+        });
     }
 }
 
 impl Handler<SetPolicy> for GpuActor {
     type Result = ();
 
-    fn handle(&mut self, SetPolicy(policy): SetPolicy, _: &mut Self::Context) {
-        self.store.set_policy(policy);
+    fn handle(&mut self, SetPolicy(policy): SetPolicy, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, _| actor.store.set_policy(policy));
     }
 }
 

@@ -131,6 +131,12 @@ impl Arena {
         self.extents[extent as usize].as_ref().expect("a vacated extent has no slots")
     }
 
+    /// Whether extent `extent` has memory that nobody but the arena holds: no copy, send or device. Engines may map it.
+    #[must_use]
+    pub fn is_unshared(&self, extent: u32) -> bool {
+        self.extents[extent as usize].as_ref().is_some_and(|memory| Arc::strong_count(memory) == 1)
+    }
+
     /// The memory file of extent `extent`, for engines to map.
     ///
     /// # Panics

@@ -35,6 +35,8 @@ pub(crate) struct Batch {
     sequence: u64,
     /// In order.
     pub(crate) changes: Vec<Change>,
+    /// The actor lost all that it had told: followers begin anew.
+    pub(crate) is_restart: bool,
 }
 
 /// Asks an actor for a page of what it holds.
@@ -89,12 +91,19 @@ impl Feed {
     pub fn tell(&self, sequence: u64, changes: &[Change]) {
         if self.sender.receiver_count() > 0 && !changes.is_empty() {
             // An error: the last follower has just left.
-            let _ = self.sender.send(Arc::new(Batch { sequence, changes: changes.to_vec() }));
+            let _ =
+                self.sender.send(Arc::new(Batch { sequence, changes: changes.to_vec(), is_restart: false }));
         }
     }
 }
 
 impl Feed {
+    /// Tells that all that was told is lost.
+    pub(crate) fn restart(&self) {
+        // An error: nobody follows.
+        let _ = self.sender.send(Arc::new(Batch { sequence: 0, changes: Vec::new(), is_restart: true }));
+    }
+
     /// What happens from here on.
     pub(crate) fn subscribe(&self) -> Receiver<Arc<Batch>> {
         self.sender.subscribe()
@@ -147,6 +156,7 @@ impl Follower {
         });
         let (device, batch) = futures_util::future::select_all(waiting).await.0;
         match batch {
+            Ok(batch) if batch.is_restart => self.end(),
             Ok(batch) => {
                 let mut text = String::new();
                 for (sequence, change) in (batch.sequence..).zip(&batch.changes) {

@@ -99,6 +99,7 @@ impl KvEvents {
             let waiting = live.iter_mut().map(|receiver| Box::pin(receiver.recv()));
             let (batch, device, _) = select_all(waiting).await;
             match batch {
+                Ok(batch) if batch.is_restart => self.publish_all(&actors).await,
                 Ok(batch) => self.publish_changes(device as u16, &actors, &batch.changes).await,
                 Err(RecvError::Lagged(_)) => self.publish_all(&actors).await,
                 Err(RecvError::Closed) => return,

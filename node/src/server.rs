@@ -389,6 +389,7 @@ async fn start_actor(
     store_limits.object = store_limits.object.filter(|_| object.is_some());
     let (devices, pci, cpus) = (devices.clone(), limits.pci, limits.cpus.clone());
     let place = DevicePlace { devices, device, pci, cpus };
+    let (lives, watch_lives) = watch::channel(0);
     let actor = GpuActor::new(Parts {
         store: Store::new(store_limits),
         arena,
@@ -401,6 +402,7 @@ async fn start_actor(
         siblings,
         peers,
         feed,
+        lives,
         disk,
         object,
     });
@@ -417,6 +419,7 @@ async fn start_actor(
         address,
         arbiter: arbiter.handle(),
         numa_node: limits.numa_node,
+        lives: watch_lives,
         sessions: Arc::default(),
     };
     Ok((session_actor, arbiter, got))

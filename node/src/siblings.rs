@@ -59,6 +59,11 @@ impl Siblings {
         }
     }
 
+    /// Notes that this actor lost all that it had.
+    pub fn forget_all(&self) {
+        self.map.forget(self.device);
+    }
+
     /// The other actors that have a chunk, from the next one after this on, so that not all ask the same.
     #[must_use]
     pub fn holders(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Holders {
@@ -97,6 +102,16 @@ impl NodeMap {
         }
         if *devices == 0 {
             shard.remove(&key);
+        }
+    }
+
+    fn forget(&self, device: u16) {
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.retain(|_, devices| {
+                *devices &= !(1 << device);
+                *devices != 0
+            });
         }
     }
 

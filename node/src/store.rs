@@ -10,10 +10,12 @@ mod disk;
 mod follow;
 mod gather;
 mod grants;
+mod hand_out;
 pub mod ids;
 mod index;
 mod journal;
 mod limits;
+mod lives;
 mod loads;
 mod lookup;
 mod namespaces;
@@ -53,6 +55,7 @@ pub use index::{Checksums, Ranges};
 pub use limits::{PeerStoreLimits, StoreLimits};
 pub use loads::{BlockFacts, LoadBlock, LoadOrder};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
+pub(crate) use namespaces::MAX_NAMESPACES;
 pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
 pub use refused::Refused;
@@ -85,6 +88,12 @@ pub struct Store {
     cached_chunks: u64,
     cached_bytes: u64,
     evictions: Evictions,
+    /// What an earlier store gave out, where this one took its place.
+    seclusion: lives::Seclusion,
+    /// Chunks that did not have the names under which their bytes were to leave.
+    misnamed: u64,
+    /// Chunks that were refused because their names contradict those of chunks that are here.
+    refused_names: u64,
     /// When it last ticked, in tenths of a second since the node started.
     tenths: u32,
 }
@@ -116,6 +125,9 @@ impl Store {
             cached_chunks: 0,
             cached_bytes: 0,
             evictions: Evictions::default(),
+            seclusion: lives::Seclusion::default(),
+            misnamed: 0,
+            refused_names: 0,
             tenths: 0,
         }
     }
@@ -153,7 +165,7 @@ impl Store {
             self.slab.class(tenant, block_bytes).ok_or(too_large)
         };
         let classes = block_bytes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
-        let too_many = Refused::TooManyNamespaces { most: namespaces::MAX_NAMESPACES };
+        let too_many = Refused::TooManyNamespaces { most: MAX_NAMESPACES };
         let number = self.namespaces.enter(tenant_name, spec, &classes).ok_or(too_many)?;
         let fingerprint = self.namespaces.get(number).fingerprint;
         let namespaces = &mut self.session_mut(session)?.namespaces;
@@ -198,6 +210,7 @@ impl Store {
 
     /// Notes that a process is known to be gone: whatever it might have touched is free again.
     pub fn process_gone(&mut self, process: ProcessId) {
+        self.process_left_seclusion(process);
         let Some(held) = self.sessions.process_gone(process) else { return };
         for chunks in held.orphaned_leases {
             chunks.iter().for_each(|&chunk| self.adopt(chunk));
@@ -215,6 +228,12 @@ impl Store {
         }
         self.expire_pins(now);
         self.expire_follows(now);
+    }
+
+    /// The open sessions.
+    #[must_use]
+    pub fn open_sessions(&self) -> Vec<SessionId> {
+        self.sessions.ids()
     }
 
     /// The tenant of an open session.
@@ -259,7 +278,9 @@ impl Store {
     /// The extent has new memory.
     pub fn extent_renewed(&mut self, extent: u32) {
         self.sessions.forget_extent(extent);
-        self.slab.renewed(extent);
+        if !self.secluded_is_renewed(extent) {
+            self.slab.renewed(extent);
+        }
     }
 
     /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` where it is not here.

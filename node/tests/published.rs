@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use larder_node::store::ids::ChunkId;
+use larder_node::store::ids::ChunkNumber;
 use larder_node::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 use serde::Deserialize;
 
@@ -25,10 +25,10 @@ enum First {
 struct Cache {
     policy: Box<dyn Policy>,
     capacity: usize,
-    cached: HashMap<u64, ChunkId>,
+    cached: HashMap<u64, ChunkNumber>,
     /// By chunk.
     names: Vec<u64>,
-    vacant: Vec<ChunkId>,
+    vacant: Vec<ChunkNumber>,
 }
 
 impl Cache {
@@ -64,7 +64,7 @@ impl Cache {
             self.cached.remove(&self.names[victim.position()]);
             self.vacant.push(victim);
         }
-        let chunk = self.vacant.pop().unwrap_or_else(|| ChunkId::at(self.names.len()));
+        let chunk = self.vacant.pop().unwrap_or_else(|| ChunkNumber::at(self.names.len()));
         if chunk.position() == self.names.len() {
             self.names.push(name);
         }

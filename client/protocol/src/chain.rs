@@ -75,6 +75,19 @@ pub enum ChainError {
         /// The hash.
         hash: ChunkHash,
     },
+    /// The chunk does not fit between the chunks around it: its parent, a child or the first chunk of its run is known in
+    /// another place.
+    #[error(
+        "chunk {hash:?} cannot be number {index} beside {near:?}, which is known in another place: give every chunk its own hash"
+    )]
+    Misplaced {
+        /// The hash.
+        hash: ChunkHash,
+        /// Its index in this chain.
+        index: u32,
+        /// The hash of the chunk that stands in the way.
+        near: ChunkHash,
+    },
     /// The chunk is known with another parent or index: two prompts share a hash, or the engine's chain is broken.
     #[error(
         "chunk {hash:?} is known as number {known_index} after {known_parent:?}, not as number {index} after {parent:?}"

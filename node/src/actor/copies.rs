@@ -79,7 +79,7 @@ impl GpuActor {
             actor.reply(asked, answer);
             actor.follow_up(ctx);
         });
-        ctx.spawn(finish);
+        self.spawn(ctx, finish);
         Ok(Reply::Later)
     }
 
@@ -93,6 +93,7 @@ impl GpuActor {
                 Ok(renewed) => {
                     let note =
                         renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
+                    // Whatever life it was ordered in, the arena has the memory.
                     ctx.spawn(note);
                 }
                 Err(renewal) => self.renewals.push(renewal),

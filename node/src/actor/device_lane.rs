@@ -110,6 +110,11 @@ impl Lane {
         Self { lane, account, tier, unsummed: Vec::new(), reports: Some(reports) }
     }
 
+    /// Nothing that was saved is summed any more.
+    pub(super) fn forget_saves(&mut self) {
+        self.unsummed.clear();
+    }
+
     /// What the tier holds.
     pub(super) fn tier(&self) -> TierUsage {
         self.tier.usage()
@@ -169,7 +174,7 @@ impl GpuActor {
             };
             actor.reply(asked, answer);
         });
-        ctx.spawn(finish);
+        self.spawn(ctx, finish);
         Ok(Reply::Later)
     }
 

@@ -27,6 +27,7 @@ use crate::disk::{
     WriteAnswer, WriteOrder,
 };
 use crate::exchange::Grant;
+use crate::store::MAX_NAMESPACES;
 use crate::store::ids::TenantId;
 use crate::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 
@@ -55,8 +56,9 @@ pub(super) struct Disk {
     pub(super) reads: ReadLine,
     /// Chunks that are read for peers, and who asked for them.
     recalls: HashMap<FetchId, Vec<Recalled>>,
-    /// What of the disk's content is told at start, until all of it was.
+    /// Tells what left it, until somebody listens.
     gone: Option<UnboundedReceiver<Gone>>,
+    /// Namespaces that are described there, or are to be.
     found: Vec<KnownNamespace>,
 }
 
@@ -99,8 +101,24 @@ impl GpuActor {
         if let Some(mut gone) = disk.gone.take() {
             ctx.add_stream(futures_util::stream::poll_fn(move |cx| gone.poll_recv(cx)));
         }
-        for known in std::mem::take(&mut disk.found) {
-            let KnownNamespace { tenant, spec } = &known;
+        self.recover_all(ctx);
+    }
+
+    /// Learns anew what is on disk, for a store that knows nothing.
+    pub(super) fn restart_disk(&mut self, ctx: &mut Context<Self>) {
+        let Some(disk) = &mut self.disk else { return };
+        disk.writes = 0;
+        disk.reads = ReadLine::new(MAX_READING_BYTES);
+        disk.recalls.clear();
+        // Nobody waits for a description that was under way: it is written again where it is missed.
+        disk.known.retain(|_, description| !matches!(description, Description::UnderWay));
+        self.recover_all(ctx);
+    }
+
+    fn recover_all(&mut self, ctx: &mut Context<Self>) {
+        let Some(disk) = &mut self.disk else { return };
+        for known in &disk.found {
+            let KnownNamespace { tenant, spec } = known;
             let Some(number) = self.tenants.iter().position(|name| name == tenant) else {
                 tracing::warn!(
                     tenant,
@@ -112,7 +130,7 @@ impl GpuActor {
                 Ok(number) => {
                     let fingerprint = spec.fingerprint(tenant);
                     self.metrics.know(number, tenant, &fingerprint.to_string());
-                    disk.known.insert(fingerprint, Description::There);
+                    disk.known.entry(fingerprint).or_insert(Description::There);
                 }
                 Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
             }
@@ -123,13 +141,13 @@ impl GpuActor {
     /// Notes that a session named a namespace, for when its chunks are written.
     pub(super) fn describe(&mut self, tenant: &str, fingerprint: Fingerprint, spec: &NamespaceSpec) {
         if let Some(disk) = &mut self.disk {
-            let missing = || {
-                Description::Missing(Box::new(KnownNamespace {
-                    tenant: tenant.to_owned(),
-                    spec: spec.clone(),
-                }))
-            };
-            disk.known.entry(fingerprint).or_insert_with(missing);
+            disk.known.entry(fingerprint).or_insert_with(|| {
+                let known = KnownNamespace { tenant: tenant.to_owned(), spec: spec.clone() };
+                if disk.found.len() < MAX_NAMESPACES && !disk.found.contains(&known) {
+                    disk.found.push(known.clone());
+                }
+                Description::Missing(Box::new(known))
+            });
         }
     }
 
@@ -187,7 +205,7 @@ impl GpuActor {
                     let finish = answer
                         .into_actor(self)
                         .map(move |answer, actor, ctx| actor.read(id, key, bytes, answer, ctx));
-                    ctx.spawn(finish);
+                    self.spawn(ctx, finish);
                 }
                 Ok(Err(Refused::Busy(_))) => {
                     disk.reads.put_off(id);
@@ -250,10 +268,10 @@ impl GpuActor {
         let Some(disk) = &self.disk else { return };
         match disk.tier.snapshot(after) {
             Ok(page) => {
-                ctx.spawn(page.into_actor(self).map(|page, actor, ctx| actor.recovered(page, ctx)));
+                self.spawn(ctx, page.into_actor(self).map(|page, actor, ctx| actor.recovered(page, ctx)));
             }
             Err(Refused::Busy(after)) => {
-                ctx.run_later(RETRY, move |actor, ctx| actor.recover(after, ctx));
+                self.later(ctx, RETRY, move |actor, ctx| actor.recover(after, ctx));
             }
             Err(Refused::Closed(_)) => {}
         }
@@ -295,7 +313,7 @@ impl GpuActor {
                 );
                 actor.close_disk();
             });
-            ctx.spawn(finish);
+            self.spawn(ctx, finish);
         }
         false
     }
@@ -317,7 +335,7 @@ impl GpuActor {
                 disk.writes += 1;
                 let finish =
                     answer.into_actor(self).map(move |answer, actor, ctx| actor.wrote(id, answer, ctx));
-                ctx.spawn(finish);
+                self.spawn(ctx, finish);
                 true
             }
             Err(Refused::Busy(_)) => {
@@ -433,11 +451,13 @@ impl GpuActor {
 
 impl StreamHandler<Gone> for GpuActor {
     fn handle(&mut self, Gone { chunks, why }: Gone, ctx: &mut Self::Context) {
-        match why {
-            Why::Evicted | Why::Damaged => self.store.left_disk(&chunks),
-            Why::Closed => self.close_disk(),
-        }
-        self.follow_up(ctx);
+        self.guard(ctx, |actor, ctx| {
+            match why {
+                Why::Evicted | Why::Damaged => actor.store.left_disk(&chunks),
+                Why::Closed => actor.close_disk(),
+            }
+            actor.follow_up(ctx);
+        });
     }
 
     /// The tier holds the sender: the stream ends only with the actor.

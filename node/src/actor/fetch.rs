@@ -153,7 +153,7 @@ impl GpuActor {
             }
             actor.order_fetches(ids, ctx);
         });
-        ctx.spawn(finish);
+        self.spawn(ctx, finish);
     }
 
     /// Asks the next candidate of each chunk; for one that has none left the object store, if that may have it.
@@ -245,7 +245,7 @@ impl GpuActor {
             let came = came.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
             actor.fetched(holder, ids.into_iter().zip(came).collect(), ctx);
         });
-        ctx.spawn(finish);
+        self.spawn(ctx, finish);
     }
 
     /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` where there are too many.

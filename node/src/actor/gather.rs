@@ -55,7 +55,7 @@ impl GpuActor {
             let answer = answer.unwrap_or_else(Answer::from);
             actor.reply(asked, answer);
         });
-        ctx.spawn(finish);
+        self.spawn(ctx, finish);
         Ok(Reply::Later)
     }
 
@@ -74,14 +74,14 @@ impl GpuActor {
                 self.gather(session, &ask, &located, asked, ctx);
             }
             Locating::Known(_) => {
-                let leased = self.store.lease_found(session, ask.namespace, walk)?;
+                let leased = self.store.lease_found(session, ask.namespace, &ask.chain, walk)?;
                 return Ok(Reply::Now(self.show_lease(leased)));
             }
             Locating::Asked(asking) => {
                 let finish = asking.map(move |located, actor, ctx| {
                     actor.gather(session, &ask, &located, asked, ctx);
                 });
-                ctx.spawn(finish);
+                self.spawn(ctx, finish);
             }
         }
         Ok(Reply::Later)

@@ -279,7 +279,17 @@ impl GpuActor {
 }
 
 impl StreamHandler<FollowCame> for GpuActor {
-    fn handle(&mut self, FollowCame { order, chunk, step }: FollowCame, ctx: &mut Self::Context) {
+    fn handle(&mut self, came: FollowCame, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| actor.follow_came(came, ctx));
+    }
+
+    /// One follow has ended; the actor goes on.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl GpuActor {
+    /// Takes what another node sends of a chunk that is written there.
+    fn follow_came(&mut self, FollowCame { order, chunk, step }: FollowCame, ctx: &mut Context<Self>) {
         let Some(followed) = self.handoffs.orders.get_mut(&order) else { return };
         match step {
             ChunkStep::Layers { block, offset, bytes, checksum } => {
@@ -303,14 +313,8 @@ impl StreamHandler<FollowCame> for GpuActor {
         self.follow_up(ctx);
     }
 
-    /// One follow has ended; the actor goes on.
-    fn finished(&mut self, _: &mut Self::Context) {}
-}
-
-impl Handler<AskFollow> for GpuActor {
-    type Result = MessageResult<AskFollow>;
-
-    fn handle(&mut self, ask: AskFollow, ctx: &mut Self::Context) -> Self::Result {
+    /// Has a peer follow chunks; `None` where peers follow too much.
+    fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
         let AskFollow { fingerprint, hashes, attempt, patience_ms, news } = ask;
         let now = self.clock.now();
         let patience_ms = patience_ms.min(MOST_PATIENCE_MS);
@@ -321,7 +325,15 @@ impl Handler<AskFollow> for GpuActor {
             lease
         });
         self.follow_up(ctx);
-        MessageResult(lease)
+        lease
+    }
+}
+
+impl Handler<AskFollow> for GpuActor {
+    type Result = MessageResult<AskFollow>;
+
+    fn handle(&mut self, ask: AskFollow, ctx: &mut Self::Context) -> Self::Result {
+        MessageResult(self.guard(ctx, |actor, ctx| actor.follow_for_peer(ask, ctx)).flatten())
     }
 }
 

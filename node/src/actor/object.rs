@@ -53,6 +53,14 @@ impl Objects {
     }
 }
 
+impl Objects {
+    /// Nothing is under way for the actor any more.
+    pub(super) fn begin_anew(&mut self) {
+        self.uploads = 0;
+        self.reads = ReadLine::new(MAX_READING_BYTES);
+    }
+}
+
 impl GpuActor {
     /// Asks the object store for what no node has, where it is not known already. A chain counts up to its first hole.
     pub(super) fn locate_stored(&mut self, namespace: u32, chain: &Chain, mut located: Located) -> Locating {
@@ -154,7 +162,7 @@ impl GpuActor {
                     let finish = answer
                         .into_actor(self)
                         .map(move |answer, actor, ctx| actor.read_object(id, key, bytes, answer, ctx));
-                    ctx.spawn(finish);
+                    self.spawn(ctx, finish);
                 }
                 // Its queue is full: computing is the better way.
                 Ok(Err(Refused::Busy(_) | Refused::Closed(_))) => self.did_not_come(id),
@@ -201,7 +209,7 @@ impl GpuActor {
                 let finish = answer
                     .into_actor(self)
                     .map(move |answer, actor, ctx| actor.uploaded(id, key, answer, ctx));
-                ctx.spawn(finish);
+                self.spawn(ctx, finish);
                 true
             }
             // Asked again with the next tick at the latest.

@@ -56,6 +56,14 @@ pub(super) struct Untold {
     is_scheduled: bool,
 }
 
+impl Untold {
+    /// Everything that was told is lost; numbers go on.
+    pub(super) fn begin_anew(&mut self) {
+        let (sequence, is_lost) = (self.sequence, true);
+        *self = Self { sequence, is_lost, ..Self::default() };
+    }
+}
+
 /// Leases of peers that have ended.
 pub(super) struct EndedGrants {
     pub(super) sender: UnboundedSender<u64>,
@@ -80,7 +88,7 @@ impl GpuActor {
         self.untold.changes.extend(changes);
         if !self.untold.is_scheduled && (self.untold.is_lost || !self.untold.changes.is_empty()) {
             self.untold.is_scheduled = true;
-            ctx.run_later(TELL_AFTER, |actor, ctx| {
+            self.later(ctx, TELL_AFTER, |actor, ctx| {
                 actor.untold.is_scheduled = false;
                 actor.tell_now();
                 actor.tell_changes(ctx);
@@ -149,7 +157,7 @@ impl GpuActor {
         self.follow_up(ctx);
         if !used.is_empty() && tries > 1 {
             let again = GiveUp { fingerprint, hashes: used };
-            ctx.run_later(GIVE_UP_PAUSE, move |actor, ctx| actor.give_up(again, tries - 1, ctx));
+            self.later(ctx, GIVE_UP_PAUSE, move |actor, ctx| actor.give_up(again, tries - 1, ctx));
         }
     }
 }
@@ -158,6 +166,14 @@ impl Handler<AskBlocks> for GpuActor {
     type Result = Response<Vec<Grant>>;
 
     fn handle(&mut self, ask: AskBlocks, ctx: &mut Self::Context) -> Self::Result {
+        let nothing = || Response::reply(Vec::new());
+        self.guard(ctx, |actor, ctx| actor.grant_all(ask, ctx)).unwrap_or_else(nothing)
+    }
+}
+
+impl GpuActor {
+    /// Keeps chunks for a peer, those on disk included.
+    fn grant_all(&mut self, ask: AskBlocks, ctx: &mut Context<Self>) -> Response<Vec<Grant>> {
         let AskBlocks { fingerprint, hashes, block_bytes, class, trace } = ask;
         let block_bytes: Arc<[u64]> = block_bytes.into();
         let busy = || Grant::Busy { retry_after_ms: GRANT_RETRY_MS };
@@ -186,8 +202,9 @@ impl Handler<AskBlocks> for GpuActor {
 impl Handler<AskPage> for GpuActor {
     type Result = Page;
 
-    fn handle(&mut self, ask: AskPage, _: &mut Self::Context) -> Page {
-        let (chunks, next) = self.store.held_from(ask.from, PAGE_CHUNKS);
+    fn handle(&mut self, ask: AskPage, ctx: &mut Self::Context) -> Page {
+        let held = self.guard(ctx, |actor, _| actor.store.held_from(ask.from, PAGE_CHUNKS));
+        let (chunks, next) = held.unwrap_or_default();
         Page { chunks, next }
     }
 }
@@ -196,15 +213,17 @@ impl Handler<GiveUp> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, moved: GiveUp, ctx: &mut Self::Context) {
-        self.give_up(moved, GIVE_UP_TRIES, ctx);
+        self.guard(ctx, |actor, ctx| actor.give_up(moved, GIVE_UP_TRIES, ctx));
     }
 }
 
 impl StreamHandler<u64> for GpuActor {
     fn handle(&mut self, grant: u64, ctx: &mut Self::Context) {
-        self.store.end_grant(grant);
-        self.forget_follower(grant);
-        self.follow_up(ctx);
+        self.guard(ctx, |actor, ctx| {
+            actor.store.end_grant(grant);
+            actor.forget_follower(grant);
+            actor.follow_up(ctx);
+        });
     }
 
     /// The actor holds a sender itself: the stream ends only with the actor.

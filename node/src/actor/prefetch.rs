@@ -75,7 +75,7 @@ impl GpuActor {
             actor.reply(asked, answer.unwrap_or_else(Answer::from));
             actor.follow_up(ctx);
         });
-        ctx.spawn(finish);
+        self.spawn(ctx, finish);
         Ok(Reply::Later)
     }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use larder_device::slots::SlotId;
 use larder_protocol::checksum::BlockKey;
 
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 use crate::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 
 /// The blocks that are there. All slots have one size, that of the first engine's blocks.
@@ -164,8 +164,8 @@ impl DeviceTier {
 }
 
 /// Policies know numbers alone.
-fn chunk_of(slot: SlotId) -> ChunkId {
-    ChunkId::at(slot.0 as usize)
+fn chunk_of(slot: SlotId) -> ChunkNumber {
+    ChunkNumber::at(slot.0 as usize)
 }
 
 /// A chunk that is read once is not worth the copy.

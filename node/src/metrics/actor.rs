@@ -25,6 +25,8 @@ pub struct ActorMetrics {
     /// By [`Placed`].
     fetched: [IntCounter; 4],
     counted_given_up: u64,
+    counted_misnamed: u64,
+    counted_refused_names: u64,
     /// Pieces and bytes, by [`HandedOver`].
     handed_over: [(IntCounter, IntCounter); 3],
     /// By [`LaneCopy`].
@@ -122,6 +124,8 @@ impl Metrics {
             fetched: ["migrated", "replicated", "passed", "missed"]
                 .map(|placement| self.fetched_chunks.with_label_values(&[&*device, placement])),
             counted_given_up: 0,
+            counted_misnamed: 0,
+            counted_refused_names: 0,
             handed_over: table::HANDED_OVER.map(|how| {
                 (
                     self.handed_over_layers.with_label_values(&[&*device, how]),
@@ -147,6 +151,21 @@ impl Metrics {
 }
 
 impl ActorMetrics {
+    /// The actor lost its store to a fault: what a store counts begins at nothing again.
+    pub fn life_ended(&mut self) {
+        self.metrics.restarts.with_label_values(&[&self.device]).inc();
+        self.counted = Evictions::default();
+        let counted = [
+            &mut self.counted_given_up,
+            &mut self.counted_misnamed,
+            &mut self.counted_refused_names,
+            &mut self.counted_lost,
+            &mut self.counted_shed,
+            &mut self.counted_unstored,
+        ];
+        counted.into_iter().for_each(|counted| *counted = 0);
+    }
+
     /// A namespace became known under this number, which another one may have had.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
@@ -320,6 +339,12 @@ impl ActorMetrics {
         self.counted = usage.evictions;
         metrics.given_up.with_label_values(&[device]).inc_by(usage.given_up - self.counted_given_up);
         self.counted_given_up = usage.given_up;
+        let misnamed = usage.misnamed - self.counted_misnamed;
+        metrics.misnamed.with_label_values(&[device]).inc_by(misnamed);
+        self.counted_misnamed = usage.misnamed;
+        let refused_names = usage.refused_names - self.counted_refused_names;
+        metrics.refused_names.with_label_values(&[device]).inc_by(refused_names);
+        self.counted_refused_names = usage.refused_names;
         let lost = usage.follows_lost - self.counted_lost;
         metrics.follows_lost.with_label_values(&[device]).inc_by(lost);
         self.counted_lost = usage.follows_lost;

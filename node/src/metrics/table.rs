@@ -202,6 +202,24 @@ pub const TIERS: Section = Section {
             &[DEVICE],
             "Chunks that moved to other nodes, or other GPUs of this one",
         ),
+        Metric::counter(
+            "larder_misnamed_chunks_total",
+            "chunks",
+            &[DEVICE],
+            "Chunks that did not have the name under which their bytes were asked for: faults of Larder, answered as misses",
+        ),
+        Metric::counter(
+            "larder_refused_chunk_names_total",
+            "chunks",
+            &[DEVICE],
+            "Chunks refused because their parent, index or anchor contradicts chunks that are here",
+        ),
+        Metric::counter(
+            "larder_actor_restarts_total",
+            "restarts",
+            &[DEVICE],
+            "Times that a fault of Larder ended the actor's sessions and emptied its memory; it went on from nothing, or from disk",
+        ),
     ],
 };
 
@@ -302,7 +320,7 @@ pub(super) const DEVICE_DIRECTIONS: [&str; 4] = ["load", "save", "promotion", "t
 
 /// How sessions end.
 pub(super) const SESSION_ENDS: &[&str] =
-    &["closed", "process_gone", "stopping", "protocol_error", "socket_error", "refused"];
+    &["closed", "process_gone", "stopping", "fault", "protocol_error", "socket_error", "refused"];
 
 /// Seconds, from a microsecond, since a request that copies nothing takes a few, to the longest deadlines of fetches.
 const REQUEST_BUCKETS: &[f64] =

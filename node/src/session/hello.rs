@@ -118,6 +118,8 @@ async fn welcome(
     let member =
         settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
     let window = make_window(settings, &actor, hello).map_err(|error| internal(&error))?;
+    let mut lives = actor.lives.clone();
+    lives.mark_unchanged();
     let open = Open { tenant, process: member.process, window: window.as_ref().map(Arc::clone) };
     let session = actor
         .address
@@ -153,6 +155,7 @@ async fn welcome(
         address: actor.address.clone(),
         sessions: Arc::clone(&actor.sessions),
         member,
+        lives,
         writer,
         metrics: settings.metrics.clone(),
         sampler: settings.sampler,

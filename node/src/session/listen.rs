@@ -53,6 +53,8 @@ pub struct SessionActor {
     pub arbiter: ArbiterHandle,
     /// Its NUMA node.
     pub numa_node: Option<u32>,
+    /// Changes when a fault ended all of its sessions.
+    pub lives: watch::Receiver<u64>,
     /// Its open sessions.
     pub sessions: Arc<AtomicU32>,
 }

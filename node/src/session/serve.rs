@@ -32,6 +32,8 @@ pub(super) struct Opened {
     pub(super) address: Addr<GpuActor>,
     pub(super) sessions: Arc<AtomicU32>,
     pub(super) member: Membership,
+    /// Changes when a fault ended the actor's sessions.
+    pub(super) lives: watch::Receiver<u64>,
     pub(super) writer: FrameWriter,
     pub(super) metrics: SharedMetrics,
     pub(super) sampler: Sampler,
@@ -65,6 +67,8 @@ enum End {
     ProcessGone,
     #[error("the node stops")]
     Stopping,
+    #[error("a fault of Larder emptied its actor")]
+    Fault,
     #[error("what came is no session: {what}")]
     Protocol { number: u64, what: String },
     #[error("its socket failed: {0}")]
@@ -74,7 +78,7 @@ enum End {
 /// Starts a session on its actor's thread.
 pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
     actix_rt::spawn(async move {
-        let Opened { session, tenant, address, sessions, mut member, .. } = opened;
+        let Opened { session, tenant, address, sessions, mut member, mut lives, .. } = opened;
         let Opened { writer, metrics, sampler, mut stopping, permit, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
@@ -95,6 +99,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                 };
                 let end = tokio::select! {
                     end = session.run() => end,
+                    Ok(()) = lives.changed() => End::Fault,
                     _ = member.gone.wait_for(|gone| *gone) => End::ProcessGone,
                     _ = stopping.wait_for(|stopping| *stopping) => End::Stopping,
                 };
@@ -255,6 +260,7 @@ impl Session {
         let last_words = match end {
             End::Protocol { number, what } => Some((*number, refusal(RefusalCode::Protocol, what))),
             End::Stopping => Some((0, refusal(RefusalCode::Stopping, "the node is stopping"))),
+            End::Fault => Some((0, refusal(RefusalCode::Internal, FAULT))),
             End::Closed | End::ProcessGone | End::Socket(_) => None,
         };
         if let Some((number, response)) = last_words {
@@ -262,6 +268,10 @@ impl Session {
             if pushed && let Err(error) = self.writer.flush(self.socket.as_fd()) {
                 tracing::debug!(%error, session = self.id.0, "the engine did not hear why its session ended");
             }
+        }
+        if matches!(end, End::Fault) {
+            // Nobody answers any more, and whatever is copied keeps its memory by itself.
+            return;
         }
         let copies = async {
             while self.waiting > 0 {
@@ -281,11 +291,15 @@ impl End {
             Self::Closed => "closed",
             Self::ProcessGone => "process_gone",
             Self::Stopping => "stopping",
+            Self::Fault => "fault",
             Self::Protocol { .. } => "protocol_error",
             Self::Socket(_) => "socket_error",
         }
     }
 }
+
+const FAULT: &str =
+    "a fault of Larder emptied the cache of this device: open a new session; the node's log says more";
 
 /// How long a session looks for the next request before its thread may sleep. Waking it takes 15 us and more.
 const SPIN: Duration = Duration::from_micros(50);

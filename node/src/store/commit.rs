@@ -249,12 +249,12 @@ impl Store {
             if !was_cached {
                 chunk.since_tenths = self.tenths;
                 self.cached_chunks += 1;
-                self.policy.insert(id, facts(chunk));
+                self.policy.insert(id.number(), facts(chunk));
                 if !chunk.may_go() {
-                    self.policy.block(id);
+                    self.policy.block(id.number());
                 }
             } else if chunk.may_go() {
-                self.policy.unblock(id);
+                self.policy.unblock(id.number());
             }
             self.arrived(id);
         }

@@ -11,6 +11,7 @@ use larder_protocol::session::Place;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};
 
 use super::commit::BlockMove;
+use super::hand_out::Named;
 use super::ids::{ChunkId, TenantId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
@@ -52,7 +53,7 @@ pub(super) struct Disk {
     limits: DiskStoreLimits,
     admission: Admission,
     /// Claimed.
-    waiting: VecDeque<ChunkId>,
+    waiting: VecDeque<Named>,
     waiting_bytes: u64,
     touched: Vec<ChunkKey>,
     given_up: Vec<ChunkKey>,
@@ -144,11 +145,7 @@ impl Store {
     /// used.
     pub fn recovered(&mut self, fingerprint: &Fingerprint, name: ChunkRef, pools: PoolSet) -> bool {
         let Some(number) = self.namespaces.of(fingerprint) else { return false };
-        let id = match self.index.find(number, &name.hash) {
-            Some(id) if self.index.agrees(id, &name).is_err() => return false,
-            Some(id) => id,
-            None => self.enter_name(number, name),
-        };
+        let Ok(id) = self.enter_name(number, name) else { return false };
         if self.index.get(id).disk != OnDisk::Here {
             let rules = &self.namespaces.get(number).rules;
             self.index.get_mut(id).disk_pools = pools.common(rules.every()).and(rules.obligatory());
@@ -159,8 +156,15 @@ impl Store {
 
     /// The next chunk to be written, if one waits.
     pub fn next_write(&mut self) -> Option<ChunkWrite> {
-        let id = self.disk.as_mut()?.waiting.pop_front()?;
-        Some(self.chunk_write(id))
+        loop {
+            let named = self.disk.as_mut()?.waiting.pop_front()?;
+            if self.may_leave(&named) {
+                return Some(self.chunk_write(named.id));
+            }
+            if self.index.known(named.id).is_some() {
+                self.written(WriteId(named.id, PoolSet::default()), false);
+            }
+        }
     }
 
     /// What is to be written of a chunk, as it is.
@@ -194,8 +198,9 @@ impl Store {
 
     /// The write cannot be ordered now: it is the next again.
     pub fn postpone_write(&mut self, WriteId(id, _): WriteId) {
+        let named = self.name_now(id);
         if let Some(disk) = &mut self.disk {
-            disk.waiting.push_front(id);
+            disk.waiting.push_front(named);
         }
     }
 
@@ -223,15 +228,20 @@ impl Store {
     pub fn left_disk(&mut self, keys: &[ChunkKey]) {
         // All are looked up before the first leaves the index.
         let known = keys.iter().filter_map(|ChunkKey { fingerprint, hash }| self.named(fingerprint, hash));
-        let known: Vec<ChunkId> = known.filter(|&id| self.index.get(id).disk == OnDisk::Here).collect();
-        known.into_iter().for_each(|id| self.no_longer_on_disk(id));
+        let known: Vec<ChunkId> = known.collect();
+        for id in known {
+            // A key may come twice.
+            if self.index.known(id).is_some_and(|chunk| chunk.disk == OnDisk::Here) {
+                self.no_longer_on_disk(id);
+            }
+        }
         self.index.settle();
     }
 
     /// The disk is closed: nothing on it can be read any more, and nothing is written.
     pub fn disk_closed(&mut self) {
         let Some(Disk { waiting, .. }) = self.disk.take() else { return };
-        for id in waiting {
+        for Named { id, .. } in waiting {
             let chunk = self.index.get_mut(id);
             if chunk.disk == OnDisk::Coming {
                 chunk.disk = OnDisk::Nowhere;
@@ -344,14 +354,15 @@ impl Store {
 
     /// Has a chunk written, if there is room among those that wait; whether it will be.
     fn wait_for_write(&mut self, id: ChunkId) -> bool {
-        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
+        let named = self.name_now(id);
+        let bytes = self.whole_chunk_bytes(named.namespace);
         let Some(disk) = &mut self.disk else { return false };
         if disk.waiting_bytes + bytes > disk.limits.max_waiting_bytes {
             disk.shed += 1;
             return false;
         }
         disk.waiting_bytes += bytes;
-        disk.waiting.push_back(id);
+        disk.waiting.push_back(named);
         self.change(id, |chunk| {
             chunk.claims += 1;
             if chunk.disk == OnDisk::Nowhere {

@@ -72,6 +72,8 @@ struct Follow {
     slices: Box<[u16]>,
     attempt: u64,
     chunks: Vec<Followed>,
+    /// Their names.
+    hashes: Box<[ChunkHash]>,
     patience_ms: u64,
     deadline: Millis,
     /// Whether something came since the last tick.
@@ -245,7 +247,8 @@ impl Store {
             fingerprint,
             slices,
             attempt,
-            chunks: Vec::with_capacity(chain.len()),
+            chunks: chain.hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
+            hashes: chain.hashes.as_slice().into(),
             patience_ms,
             deadline: now + patience_ms,
             has_moved: false,
@@ -254,9 +257,20 @@ impl Store {
         };
         self.follows.open.insert(follow, started);
         self.session_mut(session)?.leased_blocks += blocks as u64;
+        // Making room for one chunk may take any that nobody claims, those further down the chain included.
+        for (position, &found) in found.iter().enumerate() {
+            let Some(id) = found.here() else { continue };
+            self.use_chunks(&[id]);
+            self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
+        }
         let mut wanted = Vec::new();
         for (position, found) in found.into_iter().enumerate() {
-            let room = self.follow_chunk(follow, number, chain, (position, found), from_peer, &mut wanted);
+            let from = match found {
+                Presence::Here(_) => continue,
+                Presence::OnDisk(_) => Some(Source::Disk),
+                Presence::Absent => from_peer.then_some(Source::Peer),
+            };
+            let room = self.follow_chunk(follow, number, chain, (position, from), &mut wanted);
             if !room {
                 self.end_follow(follow);
                 let started: Vec<FetchId> = wanted.iter().map(|wanted| wanted.fetch).collect();
@@ -269,26 +283,16 @@ impl Store {
         Ok(FollowStarted { follow, wanted })
     }
 
-    /// Adds a chunk to a follow; whether there was room for it.
+    /// Adds a chunk that cannot be read yet to a follow; whether there was room for it.
     fn follow_chunk(
         &mut self,
         follow: u64,
         number: NamespaceId,
         chain: &Chain,
-        (position, found): (usize, Presence),
-        from_peer: bool,
+        (position, from): (usize, Option<Source>),
         wanted: &mut Vec<Wanted>,
     ) -> bool {
         let hash = chain.hashes[position];
-        if let Presence::Here(id) = found {
-            self.use_chunks(&[id]);
-            self.follow_mut(follow, |open| open.chunks.push(Followed::Here(id)));
-            return true;
-        }
-        let from = match found {
-            Presence::OnDisk(_) => Some(Source::Disk),
-            _ => from_peer.then_some(Source::Peer),
-        };
         // What is being written here, if only in an attempt that will not do, has no room for what comes from elsewhere.
         let has_slots = |id| self.index.get(id).slots().next().is_some();
         if !self.index.find(number, &hash).is_some_and(has_slots)
@@ -297,14 +301,12 @@ impl Store {
             let Some(id) = self.start_fetch(number, chain.chunk(position), from) else { return false };
             wanted.push(self.wanted(number, id, position as u32, from));
         }
-        self.await_chunk(follow, number, hash);
+        self.await_chunk(follow, number, position, hash);
         true
     }
 
-    /// Adds a chunk that is coming, or that somebody may come to write.
-    fn await_chunk(&mut self, follow: u64, number: NamespaceId, hash: ChunkHash) {
-        let position = self.follows.open.get(&follow).map_or(0, |open| open.chunks.len());
-        self.follow_mut(follow, |open| open.chunks.push(Followed::Awaited(hash)));
+    /// Has a follow wait for a chunk that is coming, or that somebody may come to write.
+    fn await_chunk(&mut self, follow: u64, number: NamespaceId, position: usize, hash: ChunkHash) {
         match self.index.find(number, &hash).filter(|&id| self.may_join(id, follow)) {
             Some(id) => self.join(follow, position, id),
             None => {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Progress, Scarce};
-use larder_protocol::{Chain, PoolRules, PoolSet};
+use larder_protocol::{Chain, ChunkHash, PoolRules, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, SessionId};
 use super::index::{OnDisk, Standing};
@@ -37,6 +37,8 @@ struct Gather {
     slices: Box<[u16]>,
     /// Claimed, from the chain's first on.
     chunks: Vec<ChunkId>,
+    /// The names under which they were asked for.
+    hashes: Box<[ChunkHash]>,
     /// Chunks among them that are still being fetched.
     waiting: usize,
 }
@@ -49,6 +51,26 @@ struct Fetch {
     gathers: Vec<u64>,
     /// Peers that wait for it.
     recalls: u32,
+}
+
+/// What a gather does for one chunk.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// It can be read, and is claimed.
+    Here(ChunkId),
+    /// It is being fetched, and is claimed.
+    Coming(ChunkId),
+    /// It has to be fetched.
+    Fetch(Source),
+}
+
+impl Step {
+    fn claimed(&self) -> Option<ChunkId> {
+        match *self {
+            Self::Here(id) | Self::Coming(id) => Some(id),
+            Self::Fetch(_) => None,
+        }
+    }
 }
 
 /// A gather has begun.
@@ -132,30 +154,31 @@ impl Store {
         }
         let most = most.min(self.restorable_with(number, &found, elsewhere));
         let gather = self.next_number();
-        let mut started = Gather { session, namespace: number, slices, chunks: Vec::new(), waiting: 0 };
+        let steps = self.claim_prefix(number, chain, &found[..most], elsewhere);
+        let hashes = chain.hashes[..steps.len()].into();
+        let mut started =
+            Gather { session, namespace: number, slices, chunks: Vec::new(), hashes, waiting: 0 };
         let mut wanted = Vec::new();
-        for (position, found) in found.into_iter().enumerate().take(most) {
-            let known = self.index.find(number, &chain.hashes[position]);
-            let elsewhere = elsewhere.get(position).copied().flatten();
-            let (chunk, from) = match (found, known) {
-                (Presence::Here(chunk), _) => {
-                    self.use_chunks(&[chunk]);
-                    (Some(chunk), None)
+        for (position, &step) in steps.iter().enumerate() {
+            let chunk = match step {
+                Step::Here(chunk) => {
+                    self.count_use(chunk);
+                    chunk
                 }
-                (_, Some(chunk)) if self.gathers.fetches.contains_key(&chunk) => (Some(chunk), None),
-                (Presence::OnDisk(_), _) => (None, Some(Source::Disk)),
-                (Presence::Absent, None) if elsewhere.is_some() => (None, elsewhere),
-                _ => break,
+                Step::Coming(chunk) => chunk,
+                Step::Fetch(from) => {
+                    let Some(chunk) = self.start_fetch(number, chain.chunk(position), from) else {
+                        self.unclaim(&steps[position..].iter().filter_map(Step::claimed).collect::<Vec<_>>());
+                        break;
+                    };
+                    self.change(chunk, |chunk| chunk.claims += 1);
+                    wanted.push(self.wanted(number, chunk, position as u32, from));
+                    chunk
+                }
             };
-            let started_here = from.and_then(|from| self.start_fetch(number, chain.chunk(position), from));
-            let Some(chunk) = chunk.or(started_here) else { break };
-            if let Some(from) = from {
-                wanted.push(self.wanted(number, chunk, position as u32, from));
-            }
             if let Some(fetch) = self.gathers.fetches.get_mut(&chunk) {
                 fetch.gathers.push(gather);
                 started.waiting += 1;
-                self.change(chunk, |chunk| chunk.claims += 1);
             }
             started.chunks.push(chunk);
         }
@@ -164,6 +187,33 @@ impl Store {
         self.session_mut(session)?.leased_blocks += blocks as u64;
         self.gathers.open.insert(gather, started);
         Ok(Gathered { gather, is_ready, wanted })
+    }
+
+    /// Claims the chunks of a prefix that are here or on their way, and says what to do for each of them. Room is made only
+    /// afterwards: it may take any chunk that nobody claims, those further down the chain included.
+    fn claim_prefix(
+        &mut self,
+        number: NamespaceId,
+        chain: &Chain,
+        found: &[Presence],
+        elsewhere: &[Option<Source>],
+    ) -> Vec<Step> {
+        let mut steps = Vec::with_capacity(found.len());
+        for (position, &found) in found.iter().enumerate() {
+            let known = self.index.find(number, &chain.hashes[position]);
+            let step = match (found, known, elsewhere.get(position).copied().flatten()) {
+                (Presence::Here(chunk), ..) => Step::Here(chunk),
+                (_, Some(chunk), _) if self.gathers.fetches.contains_key(&chunk) => Step::Coming(chunk),
+                (Presence::OnDisk(_), ..) => Step::Fetch(Source::Disk),
+                (Presence::Absent, None, Some(from)) => Step::Fetch(from),
+                _ => break,
+            };
+            if let Some(chunk) = step.claimed() {
+                self.change(chunk, |chunk| chunk.claims += 1);
+            }
+            steps.push(step);
+        }
+        steps
     }
 
     /// How many of a chain's first `chunks` chunks [`Store::gather`] may turn out to bring; `None` where lookups know it, since
@@ -236,7 +286,7 @@ impl Store {
     /// [`Refused::Unknown`] where the session has ended, or there is no such gather.
     pub fn finish_gather(&mut self, gather: u64) -> Result<Leased, Refused> {
         let unknown = Refused::Unknown { what: "gather", number: gather };
-        let Gather { session, namespace, slices, chunks, .. } =
+        let Gather { session, namespace, slices, chunks, hashes, .. } =
             self.gathers.open.remove(&gather).ok_or(unknown)?;
         let rules = self.namespaces.get(namespace).rules;
         let blocks = slices.len() * rules.blocks(chunks.len());
@@ -250,7 +300,8 @@ impl Store {
         }
         let mut leased = Leased::default();
         let complete = chunks.iter().take_while(|&&chunk| self.index.get(chunk).is_complete()).count();
-        let restorable = self.restorable(&rules, &chunks[..complete]);
+        let named = self.named_prefix(namespace, &hashes, &chunks[..complete]);
+        let restorable = self.restorable(&rules, &chunks[..named]);
         let fit = self.place_prefix(session, namespace, &slices, &chunks[..restorable], &mut leased);
         self.stop_waiting(gather, &chunks[complete..]);
         self.unclaim(&chunks[fit..]);
@@ -260,7 +311,8 @@ impl Store {
             let blocks = leased.places.len() as u64;
             let session = self.session_mut(session)?;
             session.leased_blocks += blocks;
-            session.leases.insert(leased.lease, Lease { chunks: chunks[..fit].into(), blocks });
+            let (chunks, hashes) = (chunks[..fit].into(), hashes[..fit].into());
+            session.leases.insert(leased.lease, Lease { namespace, chunks, hashes, blocks });
         }
         self.evict_above_watermark();
         Ok(leased)

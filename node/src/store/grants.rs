@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use super::Store;
+use super::hand_out::Named;
 use super::ids::ChunkId;
 use super::index::{Block, OnDisk};
 use super::lookup::Place;
@@ -62,7 +63,11 @@ impl Grants {
 impl Store {
     /// Keeps a complete chunk from reuse, for another node that has blocks of these sizes for it. This is a use of it.
     pub fn grant(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash, block_bytes: &[u64]) -> Granted {
-        let Some(id) = self.named(fingerprint, hash) else { return Granted::NotHeld };
+        let Some(namespace) = self.namespaces.of(fingerprint) else { return Granted::NotHeld };
+        let Some(id) = self.index.find(namespace, hash) else { return Granted::NotHeld };
+        if !self.may_leave(&Named { id, namespace, hash: *hash }) {
+            return Granted::NotHeld;
+        }
         if self
             .limits
             .peers
@@ -124,7 +129,7 @@ impl Store {
             }
             self.give_up_on_disk(id);
             self.uncount(id);
-            self.policy.remove(id, Removal::Dropped);
+            self.policy.remove(id.number(), Removal::Dropped);
             self.forget(id);
             self.grants.given_up += 1;
         }

@@ -30,11 +30,11 @@ impl NamespaceId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OrderId(pub u64);
 
-/// A chunk that the index knows. Numbers are small and used again, so policies keep their state in plain vectors.
+/// The place of a chunk in the index. Places are small and used again, so policies keep their state in plain vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ChunkId(NonZeroU32);
+pub struct ChunkNumber(NonZeroU32);
 
-impl ChunkId {
+impl ChunkNumber {
     /// The chunk at `position` of a vector of chunks.
     ///
     /// # Panics
@@ -49,6 +49,34 @@ impl ChunkId {
     #[must_use]
     pub fn position(self) -> usize {
         self.0.get() as usize - 1
+    }
+}
+
+/// One chunk that the index knows, or knew: its place, and how many chunks had that place before it. No other chunk ever has
+/// the same id, so an id that outlived its chunk names nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId {
+    number: ChunkNumber,
+    generation: u32,
+}
+
+impl ChunkId {
+    /// The chunk of this generation at a place.
+    #[must_use]
+    pub fn new(number: ChunkNumber, generation: u32) -> Self {
+        Self { number, generation }
+    }
+
+    /// Its place.
+    #[must_use]
+    pub fn number(self) -> ChunkNumber {
+        self.number
+    }
+
+    /// How many chunks had the place before it.
+    #[must_use]
+    pub fn generation(self) -> u32 {
+        self.generation
     }
 }
 

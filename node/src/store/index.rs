@@ -11,21 +11,22 @@ use larder_protocol::run::run_start;
 use larder_protocol::{ChainError, ChunkHash, ChunkRef, PoolSet};
 use smallvec::SmallVec;
 
-use super::ids::{ChunkId, NamespaceId, Slot};
+use super::ids::{ChunkId, ChunkNumber, NamespaceId, Slot};
 
 /// Chunks by namespace and hash, linked to their parents.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     entries: Vec<Entry>,
-    vacant: Vec<ChunkId>,
+    vacant: Vec<ChunkNumber>,
     /// Chunks that were taken out but still stand in the table, with the hashes of their keys.
-    departed: Vec<(u64, ChunkId)>,
-    table: HashTable<ChunkId>,
+    departed: Vec<(u64, ChunkNumber)>,
+    table: HashTable<ChunkNumber>,
     hasher: DefaultHashBuilder,
-    /// First child of every parent that is not here itself.
-    orphans: HashMap<(NamespaceId, ChunkHash), ChunkId>,
-    /// What is above those children.
-    above: HashMap<ChunkId, Above>,
+    /// First child of every parent that is not here itself. All children of one parent agree in index, and in anchor where
+    /// their run began before them.
+    orphans: HashMap<(NamespaceId, ChunkHash), ChunkNumber>,
+    /// The hashes above those children.
+    above: HashMap<ChunkNumber, Above>,
     /// The parent of every namespace's first chunks.
     roots: HashMap<NamespaceId, ChunkHash>,
 }
@@ -39,7 +40,8 @@ struct Above {
 
 #[derive(Debug)]
 enum Entry {
-    Vacant,
+    /// Nobody's; the next chunk here is of this generation.
+    Vacant(u32),
     Chunk(Chunk),
 }
 
@@ -49,11 +51,13 @@ pub(crate) struct Chunk {
     pub(crate) hash: ChunkHash,
     /// Chunks before it in its prompt.
     pub(crate) index: u32,
+    /// How many chunks had its place before it.
+    generation: u32,
     pub(crate) namespace: NamespaceId,
-    parent: Option<ChunkId>,
-    first_child: Option<ChunkId>,
-    next_sibling: Option<ChunkId>,
-    previous_sibling: Option<ChunkId>,
+    parent: Option<ChunkNumber>,
+    first_child: Option<ChunkNumber>,
+    next_sibling: Option<ChunkNumber>,
+    previous_sibling: Option<ChunkNumber>,
     /// Leases, orphaned ones included, and blocks being written.
     pub(crate) claims: u32,
     /// Leases of vanished processes among the claims.
@@ -167,6 +171,34 @@ impl Ranges {
 }
 
 impl Chunk {
+    fn new(namespace: NamespaceId, name: &ChunkRef, generation: u32, blocks: usize) -> Self {
+        Self {
+            hash: name.hash,
+            index: name.index,
+            generation,
+            namespace,
+            parent: None,
+            first_child: None,
+            next_sibling: None,
+            previous_sibling: None,
+            claims: 0,
+            orphaned_leases: 0,
+            pins: 0,
+            resident_children: 0,
+            ready: 0,
+            pools: PoolSet::default(),
+            disk_pools: PoolSet::default(),
+            priority: 0,
+            reads: 0,
+            standing: Standing::Kept,
+            disk: OnDisk::Nowhere,
+            stored: Stored::Unknown,
+            is_resident: false,
+            since_tenths: 0,
+            blocks: smallvec::smallvec![Block::Absent; blocks],
+        }
+    }
+
     /// Whether every block that no chunk is without can be read, in every slice.
     pub(crate) fn is_complete(&self) -> bool {
         self.pools.has(0)
@@ -243,11 +275,7 @@ impl Index {
 
     /// The chunk of this name, whose key's hash is given.
     pub(crate) fn find_hashed(&self, key: u64, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkId> {
-        let same = |&id: &ChunkId| {
-            let chunk = self.get(id);
-            chunk.hash == *hash && chunk.namespace == namespace
-        };
-        self.table.find(key, same).copied()
+        self.number_hashed(key, namespace, hash).map(|number| self.id(number))
     }
 
     /// The chunk of this name.
@@ -255,31 +283,58 @@ impl Index {
         self.find_hashed(self.hash(namespace, hash), namespace, hash)
     }
 
-    /// A chunk.
-    pub(crate) fn get(&self, id: ChunkId) -> &Chunk {
-        match &self.entries[id.position()] {
-            Entry::Chunk(chunk) => chunk,
-            Entry::Vacant => unreachable!("nothing keeps the number of a chunk that left"),
+    /// A chunk, where its id has not outlived it.
+    pub(crate) fn known(&self, id: ChunkId) -> Option<&Chunk> {
+        match self.entries.get(id.number().position()) {
+            Some(Entry::Chunk(chunk)) if chunk.generation == id.generation() => Some(chunk),
+            _ => None,
         }
     }
 
-    /// A chunk.
+    /// A chunk that is claimed, or was found since anything left.
+    ///
+    /// # Panics
+    /// Where the id has outlived its chunk: that is a fault of ours, and any other chunk would be a wrong one.
+    pub(crate) fn get(&self, id: ChunkId) -> &Chunk {
+        self.known(id).expect(OUTLIVED)
+    }
+
+    /// The same, to change.
+    ///
+    /// # Panics
+    /// As [`Index::get`].
     pub(crate) fn get_mut(&mut self, id: ChunkId) -> &mut Chunk {
-        match &mut self.entries[id.position()] {
-            Entry::Chunk(chunk) => chunk,
-            Entry::Vacant => unreachable!("nothing keeps the number of a chunk that left"),
+        match self.entries.get_mut(id.number().position()) {
+            Some(Entry::Chunk(chunk)) if chunk.generation == id.generation() => Some(chunk),
+            _ => None,
         }
+        .expect(OUTLIVED)
+    }
+
+    /// The chunk that has a place now.
+    ///
+    /// # Panics
+    /// Where none has it.
+    pub(crate) fn id(&self, number: ChunkNumber) -> ChunkId {
+        ChunkId::new(number, self.at(number).generation)
     }
 
     /// A chunk's name.
     pub(crate) fn name(&self, id: ChunkId) -> ChunkRef {
-        let Chunk { hash, index, .. } = *self.get(id);
-        ChunkRef { hash, parent: self.parent_hash(id), index, anchor: self.anchor(id) }
+        let &Chunk { hash, index, .. } = self.get(id);
+        let number = id.number();
+        ChunkRef { hash, parent: self.parent_hash(number), index, anchor: self.anchor(number) }
+    }
+
+    /// The first chunk of a chunk's run.
+    pub(crate) fn anchor_of(&self, id: ChunkId) -> ChunkHash {
+        _ = self.get(id);
+        self.anchor(id.number())
     }
 
     /// Whether a known chunk is what a chain says it is.
     pub(crate) fn agrees(&self, id: ChunkId, name: &ChunkRef) -> Result<(), ChainError> {
-        let (known_index, known_parent) = (self.get(id).index, self.parent_hash(id));
+        let (known_index, known_parent) = (self.get(id).index, self.parent_hash(id.number()));
         if known_index == name.index && known_parent == name.parent {
             return Ok(());
         }
@@ -292,8 +347,63 @@ impl Index {
         })
     }
 
-    /// Adds a chunk that is not here, with `blocks` absent blocks, and links it to its parent and children. `flat`
-    /// chunks have neither. It is not in memory until [`Index::occupy`].
+    /// Whether a chunk of this name may stand here: it is what is known of it already, or it fits between the parent and the
+    /// children that are here. `flat` chunks have neither.
+    ///
+    /// # Errors
+    /// [`ChainError::Disagrees`] where the chunk itself is known under another name, [`ChainError::Misplaced`] where its
+    /// parent or its children are.
+    pub(crate) fn admits(
+        &self,
+        namespace: NamespaceId,
+        name: &ChunkRef,
+        flat: bool,
+    ) -> Result<(), ChainError> {
+        let starts_run = run_start(name.index) == name.index;
+        let misplaced =
+            |near: ChunkHash| Err(ChainError::Misplaced { hash: name.hash, index: name.index, near });
+        if starts_run && name.anchor != name.hash {
+            return misplaced(name.anchor);
+        }
+        if name.parent == name.hash {
+            return misplaced(name.parent);
+        }
+        if let Some(id) = self.find(namespace, &name.hash) {
+            self.agrees(id, name)?;
+            return if self.anchor_of(id) == name.anchor { Ok(()) } else { misplaced(name.anchor) };
+        }
+        if flat {
+            return Ok(());
+        }
+        if let Some(&child) = self.orphans.get(&(namespace, name.hash)) {
+            let child_index = self.at(child).index;
+            let shares_run = run_start(child_index) != child_index;
+            if Some(child_index) != name.index.checked_add(1)
+                || (shares_run && self.anchor(child) != name.anchor)
+            {
+                return misplaced(self.at(child).hash);
+            }
+        }
+        if name.index == 0 {
+            return Ok(());
+        }
+        let above = match self.number(namespace, &name.parent) {
+            Some(parent) => Some((self.at(parent).index.checked_add(1), self.anchor(parent))),
+            None => {
+                let sibling = self.orphans.get(&(namespace, name.parent));
+                sibling.map(|&sibling| (Some(self.at(sibling).index), self.anchor(sibling)))
+            }
+        };
+        match above {
+            Some((index, anchor)) if index != Some(name.index) || (!starts_run && anchor != name.anchor) => {
+                misplaced(name.parent)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a chunk that is not here and that [`Index::admits`], with `blocks` absent blocks, and links it to its parent and
+    /// children. `flat` chunks have neither. It is not in memory until [`Index::occupy`].
     pub(crate) fn insert(
         &mut self,
         namespace: NamespaceId,
@@ -301,47 +411,28 @@ impl Index {
         flat: bool,
         blocks: usize,
     ) -> ChunkId {
-        let chunk = Chunk {
-            hash: name.hash,
-            index: name.index,
-            namespace,
-            parent: None,
-            first_child: None,
-            next_sibling: None,
-            previous_sibling: None,
-            claims: 0,
-            orphaned_leases: 0,
-            pins: 0,
-            resident_children: 0,
-            ready: 0,
-            pools: PoolSet::default(),
-            disk_pools: PoolSet::default(),
-            priority: 0,
-            reads: 0,
-            standing: Standing::Kept,
-            disk: OnDisk::Nowhere,
-            stored: Stored::Unknown,
-            is_resident: false,
-            since_tenths: 0,
-            blocks: smallvec::smallvec![Block::Absent; blocks],
+        let number = self.vacant.pop().unwrap_or_else(|| {
+            self.entries.push(Entry::Vacant(0));
+            ChunkNumber::at(self.entries.len() - 1)
+        });
+        let generation = match self.entries[number.position()] {
+            Entry::Vacant(generation) => generation,
+            Entry::Chunk(_) => unreachable!("only vacant places are given out"),
         };
-        let id = self.vacant.pop().unwrap_or_else(|| {
-            self.entries.push(Entry::Vacant);
-            ChunkId::at(self.entries.len() - 1)
-        });
-        self.entries[id.position()] = Entry::Chunk(chunk);
+        self.entries[number.position()] = Entry::Chunk(Chunk::new(namespace, &name, generation, blocks));
         let (entries, hasher) = (&self.entries, &self.hasher);
-        self.table.insert_unique(self.hash(namespace, &name.hash), id, |&id| match &entries[id.position()] {
+        let key_of = |&number: &ChunkNumber| match &entries[number.position()] {
             Entry::Chunk(chunk) => hasher.hash_one((chunk.namespace.0, chunk.hash.0)),
-            Entry::Vacant => unreachable!("the table holds only chunks"),
-        });
+            Entry::Vacant(_) => unreachable!("the table holds only chunks"),
+        };
+        self.table.insert_unique(self.hash(namespace, &name.hash), number, key_of);
         if name.index == 0 {
             self.roots.insert(namespace, name.parent);
         }
         if !flat {
-            self.link(id, namespace, name);
+            self.link(number, namespace, name);
         }
-        id
+        ChunkId::new(number, generation)
     }
 
     /// Takes a chunk out. Its children become chunks without a parent here.
@@ -350,17 +441,26 @@ impl Index {
     /// a few, since their cache misses then overlap.
     pub(crate) fn remove(&mut self, id: ChunkId) -> Chunk {
         self.vacate(id);
-        let Chunk { namespace, hash, first_child, .. } = *self.get(id);
+        let (number, &Chunk { namespace, hash, first_child, generation, .. }) = (id.number(), self.get(id));
         if let Some(first_child) = first_child {
-            self.orphan(id, first_child);
+            self.orphan(number, first_child);
         }
-        self.unlink(id);
+        self.unlink(number);
         let key = self.hash(namespace, &hash);
-        self.departed.push((key, id));
-        self.vacant.push(id);
-        match std::mem::replace(&mut self.entries[id.position()], Entry::Vacant) {
+        self.departed.push((key, number));
+        // A place that ran out of generations is never used again.
+        if let Some(next) = generation.checked_add(1) {
+            self.vacant.push(number);
+            self.replace(number, next)
+        } else {
+            self.replace(number, generation)
+        }
+    }
+
+    fn replace(&mut self, number: ChunkNumber, next_generation: u32) -> Chunk {
+        match std::mem::replace(&mut self.entries[number.position()], Entry::Vacant(next_generation)) {
             Entry::Chunk(chunk) => chunk,
-            Entry::Vacant => unreachable!("it was read above"),
+            Entry::Vacant(_) => unreachable!("it was read above"),
         }
     }
 
@@ -380,15 +480,15 @@ impl Index {
             return;
         }
         if let Some(parent) = chunk.parent {
-            let children = &mut self.get_mut(parent).resident_children;
+            let children = &mut self.at_mut(parent).resident_children;
             *children = if is_resident { *children + 1 } else { *children - 1 };
         }
     }
 
     /// Makes the table forget what was removed.
     pub(crate) fn settle(&mut self) {
-        for (key, id) in self.departed.drain(..) {
-            if let Ok(entry) = self.table.find_entry(key, |&other| other == id) {
+        for (key, number) in self.departed.drain(..) {
+            if let Ok(entry) = self.table.find_entry(key, |&other| other == number) {
                 entry.remove();
             }
         }
@@ -396,32 +496,33 @@ impl Index {
 
     /// The chunk's parent, if it is here.
     pub(crate) fn parent(&self, id: ChunkId) -> Option<ChunkId> {
-        self.get(id).parent
+        self.get(id).parent.map(|parent| self.id(parent))
     }
 
     /// The chunk and everything below it that is in memory, every chunk after its children.
-    pub(crate) fn subtree_leaves_first(&self, root: ChunkId) -> Vec<ChunkId> {
+    pub(crate) fn subtree_leaves_first(&self, root: ChunkNumber) -> Vec<ChunkId> {
         let mut found = vec![root];
         let mut next = 0;
-        while let Some(&id) = found.get(next) {
+        while let Some(&number) = found.get(next) {
             next += 1;
-            let mut child = self.get(id).first_child;
-            while let Some(id) = child {
-                found.push(id);
-                child = self.get(id).next_sibling;
+            let mut child = self.at(number).first_child;
+            while let Some(number) = child {
+                found.push(number);
+                child = self.at(number).next_sibling;
             }
         }
-        found.retain(|&id| self.get(id).is_resident);
-        found.reverse();
-        found
+        let resident = found.into_iter().rev().filter(|&number| self.at(number).is_resident);
+        resident.map(|number| self.id(number)).collect()
     }
 
     /// Every chunk from a place on, with its place.
     pub(crate) fn iter_from(&self, from: usize) -> impl Iterator<Item = (usize, ChunkId, &Chunk)> {
         let entries = self.entries.iter().enumerate().skip(from);
         entries.filter_map(|(place, entry)| match entry {
-            Entry::Chunk(chunk) => Some((place, ChunkId::at(place), chunk)),
-            Entry::Vacant => None,
+            Entry::Chunk(chunk) => {
+                Some((place, ChunkId::new(ChunkNumber::at(place), chunk.generation), chunk))
+            }
+            Entry::Vacant(_) => None,
         })
     }
 
@@ -431,71 +532,98 @@ impl Index {
         self.table.len()
     }
 
-    fn parent_hash(&self, id: ChunkId) -> ChunkHash {
-        let chunk = self.get(id);
+    fn number_hashed(&self, key: u64, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkNumber> {
+        let same = |&number: &ChunkNumber| {
+            let chunk = self.at(number);
+            chunk.hash == *hash && chunk.namespace == namespace
+        };
+        self.table.find(key, same).copied()
+    }
+
+    fn number(&self, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkNumber> {
+        self.number_hashed(self.hash(namespace, hash), namespace, hash)
+    }
+
+    /// The chunk at a place that the index itself, or a policy, keeps.
+    pub(crate) fn at(&self, number: ChunkNumber) -> &Chunk {
+        match &self.entries[number.position()] {
+            Entry::Chunk(chunk) => chunk,
+            Entry::Vacant(_) => unreachable!("links and policies forget a chunk when it leaves"),
+        }
+    }
+
+    fn at_mut(&mut self, number: ChunkNumber) -> &mut Chunk {
+        match &mut self.entries[number.position()] {
+            Entry::Chunk(chunk) => chunk,
+            Entry::Vacant(_) => unreachable!("links and policies forget a chunk when it leaves"),
+        }
+    }
+
+    fn parent_hash(&self, number: ChunkNumber) -> ChunkHash {
+        let chunk = self.at(number);
         match chunk.parent {
-            Some(parent) => self.get(parent).hash,
+            Some(parent) => self.at(parent).hash,
             None if chunk.index == 0 => self.roots[&chunk.namespace],
-            None => self.above[&id].parent,
+            None => self.above[&number].parent,
         }
     }
 
     /// The first chunk of a chunk's run: at most 15 steps up, or as far as the tree is here.
-    fn anchor(&self, mut id: ChunkId) -> ChunkHash {
-        let start = run_start(self.get(id).index);
+    fn anchor(&self, mut number: ChunkNumber) -> ChunkHash {
+        let start = run_start(self.at(number).index);
         loop {
-            let chunk = self.get(id);
+            let chunk = self.at(number);
             if chunk.index == start {
                 return chunk.hash;
             }
             match chunk.parent {
-                Some(parent) => id = parent,
-                None => return self.above[&id].anchor,
+                Some(parent) => number = parent,
+                None => return self.above[&number].anchor,
             }
         }
     }
 
-    fn link(&mut self, id: ChunkId, namespace: NamespaceId, name: ChunkRef) {
+    fn link(&mut self, number: ChunkNumber, namespace: NamespaceId, name: ChunkRef) {
         if let Some(first_child) = self.orphans.remove(&(namespace, name.hash)) {
-            self.get_mut(id).first_child = Some(first_child);
+            self.at_mut(number).first_child = Some(first_child);
             let (mut child, mut resident) = (Some(first_child), 0);
             while let Some(orphan) = child {
                 self.above.remove(&orphan);
-                let chunk = self.get_mut(orphan);
-                chunk.parent = Some(id);
+                let chunk = self.at_mut(orphan);
+                chunk.parent = Some(number);
                 resident += u32::from(chunk.is_resident);
                 child = chunk.next_sibling;
             }
-            self.get_mut(id).resident_children = resident;
+            self.at_mut(number).resident_children = resident;
         }
         if name.index == 0 {
             return;
         }
-        let parent = self.find(namespace, &name.parent);
+        let parent = self.number(namespace, &name.parent);
         let old_first = match parent {
-            Some(parent) => self.get_mut(parent).first_child.replace(id),
+            Some(parent) => self.at_mut(parent).first_child.replace(number),
             None => {
-                self.above.insert(id, Above { parent: name.parent, anchor: name.anchor });
-                self.orphans.insert((namespace, name.parent), id)
+                self.above.insert(number, Above { parent: name.parent, anchor: name.anchor });
+                self.orphans.insert((namespace, name.parent), number)
             }
         };
         if let Some(old_first) = old_first {
-            self.get_mut(old_first).previous_sibling = Some(id);
+            self.at_mut(old_first).previous_sibling = Some(number);
         }
-        let chunk = self.get_mut(id);
+        let chunk = self.at_mut(number);
         chunk.parent = parent;
         chunk.next_sibling = old_first;
     }
 
-    fn unlink(&mut self, id: ChunkId) {
-        let Chunk { namespace, parent, next_sibling, previous_sibling, .. } = *self.get(id);
+    fn unlink(&mut self, number: ChunkNumber) {
+        let &Chunk { namespace, parent, next_sibling, previous_sibling, .. } = self.at(number);
         if let Some(next) = next_sibling {
-            self.get_mut(next).previous_sibling = previous_sibling;
+            self.at_mut(next).previous_sibling = previous_sibling;
         }
-        let above = self.above.remove(&id);
+        let above = self.above.remove(&number);
         match (previous_sibling, parent, above) {
-            (Some(previous), ..) => self.get_mut(previous).next_sibling = next_sibling,
-            (None, Some(parent), _) => self.get_mut(parent).first_child = next_sibling,
+            (Some(previous), ..) => self.at_mut(previous).next_sibling = next_sibling,
+            (None, Some(parent), _) => self.at_mut(parent).first_child = next_sibling,
             // First of the children of an absent parent.
             (None, None, Some(above)) => match next_sibling {
                 Some(next) => _ = self.orphans.insert((namespace, above.parent), next),
@@ -507,19 +635,21 @@ impl Index {
     }
 
     /// Makes the children of a chunk, of which one is given, stand without it.
-    fn orphan(&mut self, parent: ChunkId, first_child: ChunkId) {
-        let Chunk { namespace, hash, .. } = *self.get(parent);
+    fn orphan(&mut self, parent: ChunkNumber, first_child: ChunkNumber) {
+        let &Chunk { namespace, hash, .. } = self.at(parent);
         self.orphans.insert((namespace, hash), first_child);
         let mut child = Some(first_child);
-        while let Some(id) = child {
-            let above = Above { parent: hash, anchor: self.anchor(id) };
-            self.above.insert(id, above);
-            let chunk = self.get_mut(id);
+        while let Some(number) = child {
+            let above = Above { parent: hash, anchor: self.anchor(number) };
+            self.above.insert(number, above);
+            let chunk = self.at_mut(number);
             chunk.parent = None;
             child = chunk.next_sibling;
         }
     }
 }
+
+const OUTLIVED: &str = "whoever keeps a chunk's id claims the chunk";
 
 #[cfg(test)]
 mod tests {

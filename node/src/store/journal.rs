@@ -14,6 +14,13 @@ pub(super) struct Journal {
     changes: Vec<Change>,
 }
 
+impl Journal {
+    /// Keeps changes if the other does.
+    pub(super) fn keep_as(&mut self, other: &Self) {
+        self.is_kept = other.is_kept;
+    }
+}
+
 impl Store {
     /// Keeps a journal from now on.
     pub fn keep_journal(&mut self) {

@@ -116,17 +116,24 @@ impl Store {
         let held = self.session(session)?;
         let leased = held.leases.get(&lease).ok_or(Refused::Unknown { what: "lease", number: lease })?;
         let refused = Refused::NotLeased { from: positions.start as u64, to: positions.end as u64 };
-        let chunks: Box<[ChunkId]> = leased.chunks.get(positions).ok_or(refused.clone())?.into();
+        let chunks: Box<[ChunkId]> = leased.chunks.get(positions.clone()).ok_or(refused.clone())?.into();
+        let hashes: Box<[ChunkHash]> = leased.hashes.get(positions).ok_or(refused.clone())?.into();
         let number = NamespaceId::of(namespace);
+        if leased.namespace != number {
+            return Err(refused);
+        }
         let slices = held.namespaces.get(&number).ok_or(refused.clone())?;
         let known = self.namespaces.get(number);
         let slice = *slices.get(block / known.pools.len()).ok_or(refused.clone())?;
         let (fingerprint, pool) = (known.fingerprint, block % known.pools.len());
         let block = known.block(slice, pool);
+        if self.named_prefix(number, &hashes, &chunks) < chunks.len() {
+            return Err(refused);
+        }
         let found = |&id: &ChunkId| {
             let chunk = self.index.get(id);
             match chunk.blocks.get(block) {
-                Some(&Block::Ready(slot, _)) if chunk.namespace == number => {
+                Some(&Block::Ready(slot, _)) => {
                     let place = Place { extent: slot.extent, offset: self.slab.offset(slot) };
                     let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool: pool as u8 };
                     Ok(LoadBlock { place, key, reads: chunk.reads, facts: facts(chunk) })

@@ -202,7 +202,7 @@ impl Store {
     /// As [`Store::lookup`], and [`Refused::Busy`] where the session holds as many leases as it may.
     pub fn lease(&mut self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Leased, Refused> {
         let walk = self.find(session, namespace, chain)?;
-        self.lease_found(session, namespace, walk)
+        self.lease_found(session, namespace, chain, walk)
     }
 
     /// The same, of what was found just now.
@@ -213,6 +213,7 @@ impl Store {
         &mut self,
         session: SessionId,
         namespace: u32,
+        chain: &Chain,
         Walk { number, found }: Walk,
     ) -> Result<Leased, Refused> {
         let slices = self.slices(session, namespace)?.1.to_vec();
@@ -220,6 +221,7 @@ impl Store {
         let mut leased = Leased::default();
         let most = most_chunks(&rules, slices.len(), MAX_MESSAGE_BLOCKS, found.len());
         let mut chunks: Vec<ChunkId> = found.into_iter().map_while(Presence::here).take(most).collect();
+        chunks.truncate(self.named_prefix(number, &chain.hashes, &chunks));
         chunks.truncate(self.restorable(&rules, &chunks));
         let held = self.session(session)?.leased_blocks;
         let blocks = slices.len() * rules.blocks(chunks.len());
@@ -238,7 +240,10 @@ impl Store {
         let blocks = leased.places.len() as u64;
         let session = self.session_mut(session)?;
         session.leased_blocks += blocks;
-        session.leases.insert(leased.lease, Lease { chunks: chunks.into(), blocks });
+        let hashes = chain.hashes[..chunks.len()].into();
+        session
+            .leases
+            .insert(leased.lease, Lease { namespace: number, chunks: chunks.into(), hashes, blocks });
         Ok(leased)
     }
 
@@ -252,7 +257,7 @@ impl Store {
         }
         let held = self.session_mut(session)?;
         let unknown = Refused::Unknown { what: "lease", number: lease };
-        let Lease { chunks, blocks } = held.leases.remove(&lease).ok_or(unknown)?;
+        let Lease { chunks, blocks, .. } = held.leases.remove(&lease).ok_or(unknown)?;
         held.leased_blocks -= blocks;
         self.unclaim(&chunks);
         self.evict_above_watermark();
@@ -316,15 +321,18 @@ impl Store {
     /// Claims chunks that can be read, from last to first, and counts that they were.
     pub(super) fn use_chunks(&mut self, chunks: &[ChunkId]) {
         for &id in chunks.iter().rev() {
-            if self.index.get(id).is_cached() {
-                self.policy.touch(id);
-            }
-            self.change(id, |chunk| {
-                chunk.claims += 1;
-                chunk.count_read();
-            });
-            self.used(id);
+            self.count_use(id);
+            self.change(id, |chunk| chunk.claims += 1);
         }
+    }
+
+    /// Counts that a chunk is read.
+    pub(super) fn count_use(&mut self, id: ChunkId) {
+        if self.index.get(id).is_cached() {
+            self.policy.touch(id.number());
+        }
+        self.index.get_mut(id).count_read();
+        self.used(id);
     }
 
     /// Ends one claim on each chunk, from last to first.

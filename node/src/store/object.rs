@@ -5,8 +5,11 @@
 
 use std::collections::VecDeque;
 
+use larder_protocol::PoolSet;
+
 use super::Store;
 use super::disk::{ChunkWrite, WriteId, WritePolicy};
+use super::hand_out::Named;
 use super::ids::{ChunkId, NamespaceId};
 use super::index::{Chunk, Standing, Stored};
 use crate::disk::admission::Admission;
@@ -30,7 +33,7 @@ pub(super) struct Objects {
     limits: ObjectStoreLimits,
     admission: Admission,
     /// Claimed.
-    waiting: VecDeque<ChunkId>,
+    waiting: VecDeque<Named>,
     waiting_bytes: u64,
     shed: u64,
 }
@@ -79,14 +82,22 @@ impl Store {
 
     /// The next chunk to be written to the object store, if one waits.
     pub fn next_upload(&mut self) -> Option<ChunkWrite> {
-        let id = self.object.as_mut()?.waiting.pop_front()?;
-        Some(self.chunk_write(id))
+        loop {
+            let named = self.object.as_mut()?.waiting.pop_front()?;
+            if self.may_leave(&named) {
+                return Some(self.chunk_write(named.id));
+            }
+            if self.index.known(named.id).is_some() {
+                self.uploaded(WriteId(named.id, PoolSet::default()), false);
+            }
+        }
     }
 
     /// The upload cannot be ordered now: it is the next again.
     pub fn postpone_upload(&mut self, WriteId(id, _): WriteId) {
+        let named = self.name_now(id);
         if let Some(object) = &mut self.object {
-            object.waiting.push_front(id);
+            object.waiting.push_front(named);
         }
     }
 
@@ -140,14 +151,15 @@ impl Store {
 
     /// Has a chunk written, if there is room among those that wait; whether it will be.
     pub(super) fn wait_for_upload(&mut self, id: ChunkId) -> bool {
-        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
+        let named = self.name_now(id);
+        let bytes = self.whole_chunk_bytes(named.namespace);
         let Some(object) = &mut self.object else { return false };
         if object.waiting_bytes + bytes > object.limits.max_waiting_bytes {
             object.shed += 1;
             return false;
         }
         object.waiting_bytes += bytes;
-        object.waiting.push_back(id);
+        object.waiting.push_back(named);
         self.change(id, |chunk| {
             chunk.claims += 1;
             chunk.stored = Stored::Coming;

@@ -75,10 +75,9 @@ impl Store {
         if self.pins.bytes + bytes > self.limits.max_pinned_bytes {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
         }
-        for &chunk in chunks.iter().rev() {
-            self.admit(chunk, ChangeKind::Gained);
-            self.change(chunk, |chunk| chunk.pins += 1);
-        }
+        // All are pinned before room is made for those that only passed: it may take any that nobody holds.
+        chunks.iter().rev().for_each(|&chunk| self.change(chunk, |chunk| chunk.pins += 1));
+        chunks.iter().rev().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
         let (pin, deadline) = (self.next_number(), now + duration_ms);
         let pinned = Pinned { pin, chunks: chunks.len() as u32, duration_ms };
         let tenant = self.session(session)?.tenant;

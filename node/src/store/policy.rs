@@ -25,34 +25,34 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use super::ids::ChunkId;
+use super::ids::ChunkNumber;
 
 /// Decides the order of eviction. One implementation per file; the eviction loop knows none of them.
 pub trait Policy: fmt::Debug + Send {
     /// A chunk is cached from now on, and may go until [`Policy::block`] says otherwise.
     ///
     /// Chunks of one commit come from last to first, so that the head of a prompt ends up the most recent.
-    fn insert(&mut self, chunk: ChunkId, facts: Facts);
+    fn insert(&mut self, chunk: ChunkNumber, facts: Facts);
 
     /// A cached chunk was used. One request's hits come from its last chunk to its first.
-    fn touch(&mut self, chunk: ChunkId);
+    fn touch(&mut self, chunk: ChunkNumber);
 
     /// A cached chunk left, blocked or not.
-    fn remove(&mut self, chunk: ChunkId, why: Removal);
+    fn remove(&mut self, chunk: ChunkNumber, why: Removal);
 
     /// A cached chunk may not go: it has a cached child, or is leased, pinned or written.
-    fn block(&mut self, chunk: ChunkId);
+    fn block(&mut self, chunk: ChunkNumber);
 
     /// A blocked chunk may go again.
-    fn unblock(&mut self, chunk: ChunkId);
+    fn unblock(&mut self, chunk: ChunkNumber);
 
     /// The chunk that should go next, among those that may go and that `judge` takes; `None` where there is none.
     ///
     /// The chunk stays in the policy until [`Policy::remove`].
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId>;
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber>;
 
     /// Every cached chunk, blocked ones too, the first to go first: what another policy takes over.
-    fn order(&self) -> Vec<ChunkId>;
+    fn order(&self) -> Vec<ChunkNumber>;
 }
 
 /// What a policy learns of a chunk that enters.

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Place, Scarce};
-use larder_protocol::{Chain, ChunkHash, ChunkRef, PoolSet};
+use larder_protocol::{Chain, ChainError, ChunkHash, ChunkRef, PoolSet};
 
 use super::commit::BlockMove;
 use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
@@ -101,7 +101,7 @@ impl Store {
         if self.session(session)?.reserved_bytes + bytes > most {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: MEMORY_RETRY_MS });
         }
-        let items = self.enter(number, chain, &wanted, priority);
+        let items = self.enter(number, chain, &wanted, &slices, priority)?;
         let mut to_take = items.iter().zip(&wanted);
         if !to_take.all(|(item, &(_, pools))| self.take_slots(number, item.chunk, &slices, pools)) {
             self.undo(&items, number, &slices);
@@ -242,35 +242,58 @@ impl Store {
         number: NamespaceId,
         chain: &Chain,
         wanted: &[(u32, PoolSet)],
+        slices: &[u16],
         priority: i8,
-    ) -> Vec<Item> {
+    ) -> Result<Vec<Item>, Refused> {
         let mut items = Vec::with_capacity(wanted.len());
         for &(position, _) in wanted {
-            let name = chain.chunk(position as usize);
-            let chunk = self.insert(number, name);
+            let chunk = match self.insert(number, chain.chunk(position as usize)) {
+                Ok(chunk) => chunk,
+                Err(disagrees) => {
+                    self.undo(&items, number, slices);
+                    return Err(disagrees.into());
+                }
+            };
             self.change(chunk, |chunk| {
                 chunk.claims += 1;
                 chunk.priority = priority;
             });
             items.push(Item { position, chunk, state: ItemState::Reserved });
         }
-        items
+        Ok(items)
     }
 
     /// Enters a chunk that is not in memory, without a slot or claim.
-    pub(super) fn insert(&mut self, number: NamespaceId, name: ChunkRef) -> ChunkId {
-        let known = self.index.find(number, &name.hash);
-        let chunk = known.unwrap_or_else(|| self.enter_name(number, name));
+    pub(super) fn insert(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
+        let chunk = self.enter_name(number, name)?;
         self.occupy(chunk);
-        chunk
+        Ok(chunk)
     }
 
-    /// Enters a chunk that is not known at all.
-    pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> ChunkId {
+    /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, wherever it is from.
+    ///
+    /// # Errors
+    /// [`ChainError`] where the name contradicts those of the chunks around it; that is counted.
+    pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
         let namespace = self.namespaces.get_mut(number);
-        namespace.chunks += 1;
         let (flat, blocks) = (namespace.flat, namespace.blocks());
-        self.index.insert(number, name, flat, blocks)
+        let root = namespace.root;
+        let placed = match name {
+            ChunkRef { index: 0, parent, .. } if parent != root => {
+                Err(ChainError::NotTheRoot { root, parent })
+            }
+            ChunkRef { index, .. } if flat && index > 0 => {
+                Err(ChainError::WrongShape { namespace_is_flat: true })
+            }
+            _ => self.index.admits(number, &name, flat),
+        };
+        self.refused_names += u64::from(placed.is_err());
+        placed?;
+        if let Some(known) = self.index.find(number, &name.hash) {
+            return Ok(known);
+        }
+        namespace.chunks += 1;
+        Ok(self.index.insert(number, name, flat, blocks))
     }
 
     /// Finds a slot for each block of a chunk in these slices and pools; whether there was room.

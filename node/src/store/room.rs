@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::ids::{ChunkId, Slot};
+use super::ids::{ChunkId, ChunkNumber, Slot};
 use super::index::{Chunk, OnDisk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::slab::ClassId;
@@ -37,7 +37,7 @@ impl Store {
     pub fn set_policy(&mut self, name: PolicyName) {
         let mut policy = name.build(self.limits.recompute_doubles_at);
         for id in self.policy.order() {
-            let chunk = self.index.get(id);
+            let chunk = self.index.at(id);
             policy.insert(id, facts(chunk));
             if !chunk.may_go() {
                 policy.block(id);
@@ -97,8 +97,8 @@ impl Store {
             return;
         }
         match (could_go, chunk.may_go()) {
-            (true, false) => self.policy.block(id),
-            (false, true) => self.policy.unblock(id),
+            (true, false) => self.policy.block(id.number()),
+            (false, true) => self.policy.unblock(id.number()),
             _ => {}
         }
     }
@@ -133,7 +133,7 @@ impl Store {
             && self.index.get(parent).is_cached()
             && !self.index.get(parent).may_go()
         {
-            self.policy.block(parent);
+            self.policy.block(parent.number());
         }
     }
 
@@ -146,14 +146,14 @@ impl Store {
         if let Some(parent) = self.index.parent(id) {
             let parent_chunk = self.index.get(parent);
             if parent_chunk.is_cached() && parent_chunk.may_go() {
-                self.policy.unblock(parent);
+                self.policy.unblock(parent.number());
             }
         }
     }
 
     fn evict_next(&mut self, reason: EvictionReason) -> bool {
         let victim = self.policy.victim(&mut |_| Verdict::Take);
-        victim.map(|victim| self.evict(victim, reason)).is_some()
+        victim.map(|victim| self.evict(self.index.id(victim), reason)).is_some()
     }
 
     fn evict(&mut self, id: ChunkId, reason: EvictionReason) {
@@ -167,7 +167,7 @@ impl Store {
         }
         self.evictions.resided_ms += u64::from(self.tenths - self.index.get(id).since_tenths) * 100;
         let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
-        self.policy.remove(id, why);
+        self.policy.remove(id.number(), why);
         if reason == EvictionReason::Watermark && self.demote(id) {
             return;
         }
@@ -190,29 +190,30 @@ impl Store {
 
     fn take_free_slot(&mut self, class: ClassId, owner: ChunkId) -> Option<Slot> {
         let sessions = &self.sessions;
-        self.slab.take(class, owner, |extent| sessions.left_by_all(extent))
+        self.slab.take(class, owner.number(), |extent| sessions.left_by_all(extent))
     }
 
     /// The chunk that should go next among those that have a block of this class.
     fn victim_of(&mut self, class: ClassId) -> Option<ChunkId> {
         let mut skipped = 0;
         let (index, namespaces) = (&self.index, &self.namespaces);
-        self.policy.victim(&mut |id| {
-            let pools = &namespaces.get(index.get(id).namespace).pools;
+        let victim = self.policy.victim(&mut |number| {
+            let pools = &namespaces.get(index.at(number).namespace).pools;
             if pools.iter().any(|pool| pool.class == class) {
                 return Verdict::Take;
             }
             skipped += 1;
             if skipped < MOST_SKIPPED { Verdict::Skip } else { Verdict::Stop }
-        })
+        });
+        victim.map(|number| index.id(number))
     }
 
     /// These chunks and all below them, leaves first; `None` where one of them may not go.
-    fn subtrees(&self, chunks: &[ChunkId]) -> Option<Vec<ChunkId>> {
+    fn subtrees(&self, chunks: &[ChunkNumber]) -> Option<Vec<ChunkId>> {
         let mut seen = HashSet::new();
         let mut all = Vec::new();
         for &chunk in chunks {
-            if !seen.contains(&chunk) {
+            if !seen.contains(&self.index.id(chunk)) {
                 all.extend(self.index.subtree_leaves_first(chunk).into_iter().filter(|&id| seen.insert(id)));
             }
         }

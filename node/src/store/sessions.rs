@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use larder_protocol::ChunkHash;
+
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, TenantId};
 use crate::clock::Millis;
 
@@ -31,7 +33,10 @@ pub(crate) struct Session {
 /// Chunks that a session may read.
 #[derive(Debug)]
 pub(crate) struct Lease {
+    pub(crate) namespace: NamespaceId,
     pub(crate) chunks: Box<[ChunkId]>,
+    /// The names under which they were leased.
+    pub(crate) hashes: Box<[ChunkHash]>,
     pub(crate) blocks: u64,
 }
 
@@ -80,6 +85,22 @@ pub(crate) struct Process {
 }
 
 impl Sessions {
+    /// None, numbered on from these.
+    pub(crate) fn after(before: &Self) -> Self {
+        Self { next: before.next, ..Self::default() }
+    }
+
+    /// The open sessions.
+    pub(crate) fn ids(&self) -> Vec<SessionId> {
+        self.open.keys().copied().collect()
+    }
+
+    /// Processes that were given an extent's memory and are not known to be gone.
+    pub(crate) fn shown(&self, extent: u32) -> impl Iterator<Item = ProcessId> {
+        let living = self.processes.iter().filter(|(_, process)| !process.is_gone);
+        living.filter(move |(_, process)| process.extents.contains(&extent)).map(|(&id, _)| id)
+    }
+
     /// Opens a session of `process`.
     pub(crate) fn open(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
         self.next += 1;

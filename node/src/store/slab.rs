@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use super::ids::{ChunkId, Slot, TenantId};
+use super::ids::{ChunkNumber, Slot, TenantId};
 
 /// Slots start at multiples of this, so that a block can be read from and written to a device directly.
 pub(crate) const SLOT_ALIGNMENT: u64 = 4_096;
@@ -54,6 +54,8 @@ enum State {
     Unassigned,
     /// Waits for new memory, for this class.
     Renewing(ClassId),
+    /// Holds nothing; whoever was given its bytes by an earlier slab may still touch them.
+    Secluded,
     Assigned(Assigned),
 }
 
@@ -68,7 +70,7 @@ struct Assigned {
     taken: u32,
     quarantined: u32,
     /// The chunk of each touched slot that is in use.
-    owners: Vec<Option<ChunkId>>,
+    owners: Vec<Option<ChunkNumber>>,
     /// Its position in its class's `open`.
     open_position: Option<usize>,
 }
@@ -137,7 +139,7 @@ impl Slab {
     pub(crate) fn take(
         &mut self,
         class: ClassId,
-        owner: ChunkId,
+        owner: ChunkNumber,
         left_by_all: impl Fn(u32) -> bool,
     ) -> Option<Slot> {
         if self.classes[class.0 as usize].open.is_empty() {
@@ -197,9 +199,32 @@ impl Slab {
         }
     }
 
+    /// Takes every extent out of use, as one that an earlier slab gave out.
+    pub(crate) fn seclude_all(&mut self, before: &Self) {
+        for (extent, before) in self.extents.iter_mut().zip(&before.extents) {
+            *extent = Extent { state: State::Secluded, last_tenant: before.last_tenant };
+        }
+        self.quarantined_bytes = std::mem::take(&mut self.free_bytes);
+    }
+
+    /// A secluded extent is in use again, with the memory that it had, or with new memory.
+    pub(crate) fn include(&mut self, extent: u32, keeps_memory: bool) {
+        let included = &mut self.extents[extent as usize];
+        if matches!(included.state, State::Secluded) {
+            included.state = State::Unassigned;
+            included.last_tenant = included.last_tenant.filter(|_| keeps_memory);
+            self.quarantined_bytes -= self.extent_bytes;
+            self.free_bytes += self.extent_bytes;
+        }
+    }
+
     /// The chunks of each of the few extents that hold the fewest and could be cleared for another class: only extents
     /// that `tenant` may have, that no vanished process may touch, and that are not of `class` itself.
-    pub(crate) fn clearable(&self, class: ClassId, left_by_all: impl Fn(u32) -> bool) -> Vec<Vec<ChunkId>> {
+    pub(crate) fn clearable(
+        &self,
+        class: ClassId,
+        left_by_all: impl Fn(u32) -> bool,
+    ) -> Vec<Vec<ChunkNumber>> {
         let tenant = self.classes[class.0 as usize].tenant;
         let may_grow = self.may_grow(tenant);
         let mut found: Vec<(u32, u32)> = Vec::new();
@@ -348,6 +373,10 @@ impl Slab {
         let (mut used, mut quarantined, mut free) = (0, 0, 0);
         let mut held = vec![0; self.tenants.len()];
         for extent in &self.extents {
+            if matches!(extent.state, State::Secluded) {
+                quarantined += self.extent_bytes;
+                continue;
+            }
             if !matches!(extent.state, State::Unassigned) {
                 held[usize::from(extent.last_tenant.expect("an extent in use has a tenant").0)] += 1;
             }
@@ -392,7 +421,7 @@ mod tests {
     const OWNER: usize = 0;
 
     fn take(slab: &mut Slab, class: ClassId) -> Option<Slot> {
-        let slot = slab.take(class, ChunkId::at(OWNER), |_| true);
+        let slot = slab.take(class, ChunkNumber::at(OWNER), |_| true);
         slab.assert_consistent();
         slot
     }
@@ -420,7 +449,7 @@ mod tests {
         let (a, b) = (slab.class(A, 4_096).unwrap(), slab.class(B, 4_096).unwrap());
         let slot = take(&mut slab, a).unwrap();
         slab.free(slot);
-        assert_eq!(slab.take(b, ChunkId::at(OWNER), |_| false), None);
+        assert_eq!(slab.take(b, ChunkNumber::at(OWNER), |_| false), None);
         assert!(slab.take_renewals().is_empty());
         assert_eq!(take(&mut slab, b), None);
         assert_eq!(slab.take_renewals(), [0]);

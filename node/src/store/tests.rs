@@ -7,7 +7,9 @@ mod follows;
 mod gathers;
 mod histories;
 mod loads;
+mod mixed_histories;
 mod model;
+mod names;
 mod object;
 mod policies;
 mod pool_faults;
@@ -157,17 +159,30 @@ impl Store {
         assert_eq!(bytes.free + bytes.used + bytes.quarantined, bytes.total);
         let order = self.policy.order();
         assert_eq!(order.len() as u64, self.cached_chunks, "the policy knows exactly the cached chunks");
-        let cached = order.iter().map(|&id| self.index.get(id));
+        let cached = order.iter().map(|&number| self.index.at(number));
         assert!(cached.clone().all(super::index::Chunk::is_cached));
         let ready: u64 = cached.map(|chunk| u64::from(chunk.ready)).sum();
         assert_eq!(ready * BLOCK, self.cached_bytes);
         for (_, _, chunk) in self.index.iter_from(0) {
             assert_eq!(chunk.pools, self.namespaces.get(chunk.namespace).readable(chunk));
         }
-        let mut slots: Vec<_> = order.iter().flat_map(|&id| self.index.get(id).slots()).collect();
+        let mut slots: Vec<_> = order.iter().flat_map(|&number| self.index.at(number).slots()).collect();
         let count = slots.len();
         slots.sort_unstable();
         slots.dedup();
         assert_eq!(slots.len(), count, "no two blocks share a slot");
+    }
+
+    /// Every chunk stands one after its parent, and its name can be told.
+    fn assert_tree_is_whole(&self) {
+        self.slab.assert_consistent();
+        for (_, id, chunk) in self.index.iter_from(0) {
+            let name = self.index.name(id);
+            assert_eq!((name.hash, name.index), (chunk.hash, chunk.index));
+            if let Some(parent) = self.index.parent(id) {
+                assert_eq!(self.index.get(parent).index + 1, chunk.index);
+                assert_eq!(self.index.get(parent).hash, name.parent);
+            }
+        }
     }
 }

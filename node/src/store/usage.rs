@@ -50,6 +50,10 @@ pub struct Usage {
     pub namespaces: u64,
     /// Chunks evicted so far.
     pub evictions: Evictions,
+    /// Chunks refused so far because their parent, index or anchor contradicts chunks that are here.
+    pub refused_names: u64,
+    /// Chunks so far that did not have the name under which their bytes were to leave: faults of ours, each a miss.
+    pub misnamed: u64,
     /// What is on disk, where there is one.
     pub disk: Option<DiskUsage>,
     /// What goes to the object store, where there is one.
@@ -83,6 +87,8 @@ impl Store {
             lingering_processes: self.sessions.lingering() as u64,
             namespaces: self.namespaces.in_use() as u64,
             evictions: self.evictions,
+            misnamed: self.misnamed,
+            refused_names: self.refused_names,
             disk: self.disk.as_ref().map(Disk::usage),
             object: self.object.as_ref().map(Objects::usage),
         }

@@ -88,7 +88,7 @@ impl GpuActor {
                         actor.tell_of_copies();
                         actor.follow_up(ctx);
                     });
-                    ctx.spawn(finish);
+                    self.spawn(ctx, finish);
                 }
                 Err(sums) => self.device_lane.unsummed.push(Saved { ticket, order, bytes, sums }),
             }
@@ -114,6 +114,15 @@ impl GpuActor {
 impl StreamHandler<Report> for GpuActor {
     /// What the device's thread tells.
     fn handle(&mut self, report: Report, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| actor.device_reports(report, ctx));
+    }
+
+    /// The lane holds a sender itself: the stream ends only with the actor.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl GpuActor {
+    fn device_reports(&mut self, report: Report, ctx: &mut Context<Self>) {
         match report {
             Report::Layers { ticket, done } => self.device_lane.account.layers(ticket, done),
             Report::Done { ticket, result, place } => {
@@ -142,7 +151,4 @@ impl StreamHandler<Report> for GpuActor {
         self.tell_of_copies();
         self.follow_up(ctx);
     }
-
-    /// The lane holds a sender itself: the stream ends only with the actor.
-    fn finished(&mut self, _: &mut Self::Context) {}
 }

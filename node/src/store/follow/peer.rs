@@ -6,6 +6,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use super::{Follow, Followed};
 use crate::clock::Millis;
 use crate::store::Store;
+use crate::store::hand_out::Named;
 use crate::store::ids::ChunkId;
 use crate::store::index::{Block, Chunk};
 use crate::store::lookup::Place;
@@ -69,7 +70,8 @@ impl Store {
             fingerprint: *fingerprint,
             slices: Box::default(),
             attempt,
-            chunks: Vec::with_capacity(hashes.len()),
+            chunks: hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
+            hashes: hashes.into(),
             patience_ms,
             deadline: now + patience_ms,
             has_moved: false,
@@ -77,22 +79,18 @@ impl Store {
             leased_blocks: 0,
         };
         self.follows.open.insert(follow, started);
-        for &hash in hashes {
+        for (position, &hash) in hashes.iter().enumerate() {
             let id = self.named(fingerprint, &hash);
             match id.filter(|&id| self.index.get(id).is_complete()) {
                 Some(id) => {
                     self.use_chunks(&[id]);
-                    let position = self.follow_mut(follow, |open| {
-                        open.chunks.push(Followed::Here(id));
-                        open.chunks.len() - 1
-                    });
-                    self.tell_layers(follow, position.unwrap_or_default(), id);
-                    self.tell_whole(follow, position.unwrap_or_default(), id);
+                    self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
+                    self.tell_layers(follow, position, id);
+                    self.tell_whole(follow, position, id);
                 }
                 None => match self.namespaces.of(fingerprint) {
-                    Some(number) => self.await_chunk(follow, number, hash),
+                    Some(number) => self.await_chunk(follow, number, position, hash),
                     None => {
-                        self.follow_mut(follow, |open| open.chunks.push(Followed::Awaited(hash)));
                         self.follows.awaited.entry((*fingerprint, hash)).or_default().push(follow);
                     }
                 },
@@ -103,7 +101,9 @@ impl Store {
 
     /// Tells a peer which layers of a chunk are in place.
     pub(super) fn tell_layers(&mut self, follow: u64, position: usize, id: ChunkId) {
-        if self.follows.open.get(&follow).is_none_or(|open| open.session.is_some()) {
+        if self.follows.open.get(&follow).is_none_or(|open| open.session.is_some())
+            || !self.may_be_told(follow, position, id)
+        {
             return;
         }
         let chunk = self.index.get(id);
@@ -141,7 +141,20 @@ impl Store {
         pieces.into_iter().filter_map(in_place)
     }
 
+    /// Whether a chunk has the name under which it is followed.
+    pub(super) fn may_be_told(&mut self, follow: u64, position: usize, id: ChunkId) -> bool {
+        let Some(open) = self.follows.open.get(&follow) else { return false };
+        let Some((namespace, &hash)) = self.namespaces.of(&open.fingerprint).zip(open.hashes.get(position))
+        else {
+            return false;
+        };
+        self.may_leave(&Named { id, namespace, hash })
+    }
+
     pub(super) fn tell_whole(&mut self, follow: u64, position: usize, id: ChunkId) {
+        if !self.may_be_told(follow, position, id) {
+            return;
+        }
         let whole = |block: &Block| match block {
             Block::Ready(_, checksums) => checksums.whole,
             Block::Absent | Block::Writing(_) => 0,

@@ -36,7 +36,7 @@ impl Store {
             return Ok(None);
         };
         let number = self.namespaces.of(&open.fingerprint);
-        let slices = open.slices.clone();
+        let (slices, hashes) = (open.slices.clone(), open.hashes.clone());
         let ids: Option<Vec<ChunkId>> =
             open.chunks[..chunks as usize].iter().map(|chunk| chunk.id()).collect();
         let (Some(number), Some(ids)) = (number, ids) else { return Ok(None) };
@@ -50,7 +50,8 @@ impl Store {
             return Ok(None);
         }
         let mut leased = Leased { lease: follow, ..Leased::default() };
-        let fit = self.place_prefix(session, number, &slices, &ids, &mut leased);
+        let named = self.named_prefix(number, &hashes, &ids);
+        let fit = self.place_prefix(session, number, &slices, &ids[..named], &mut leased);
         leased.chunks = fit as u32;
         self.follow_mut(follow, |open| open.is_shown = true);
         // What does not fit into one answer is not read.
@@ -106,6 +107,9 @@ impl Store {
                 continue;
             };
             let Some(position) = open.position(id) else { continue };
+            if !self.may_be_told(follow, position, id) {
+                continue;
+            }
             let what = News::Layers(LayersInPlace { block, place, offset, bytes, checksum });
             self.follows.told.push(Told { follow, position: position as u32, what });
         }
@@ -180,6 +184,9 @@ impl Store {
     fn tell_block(&mut self, follow: u64, id: ChunkId, block: usize) {
         let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else { return };
         let Some(position) = open.position(id) else { return };
+        if !self.may_be_told(follow, position, id) {
+            return;
+        }
         let news: Vec<LayersInPlace> = self.block_news(self.index.get(id), id, block).collect();
         let told = news.into_iter().map(|layers| Told {
             follow,

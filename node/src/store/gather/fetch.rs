@@ -109,9 +109,9 @@ impl Store {
         chunk.since_tenths = self.tenths;
         self.occupy(id);
         let chunk = self.index.get(id);
-        self.policy.insert(id, facts(chunk));
+        self.policy.insert(id.number(), facts(chunk));
         if !chunk.may_go() {
-            self.policy.block(id);
+            self.policy.block(id.number());
         }
         self.tell(id, was_held, kind);
     }
@@ -201,7 +201,7 @@ impl Store {
             return None;
         }
         let all = self.all_slices(number);
-        let chunk = self.insert(number, name);
+        let chunk = self.insert(number, name).ok()?;
         self.change(chunk, |chunk| chunk.claims += 1);
         if !self.take_slots(number, chunk, &all, pools) {
             self.drop_written(number, chunk, &all);

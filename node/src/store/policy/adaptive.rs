@@ -28,7 +28,7 @@ use std::num::NonZeroU32;
 use super::ghosts::ShortHashes;
 use super::queues::{MOST_MARK, Queues};
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 use costs::Costs;
 use curves::{Ages, CLASSES, Curves};
 use duel::Duel;
@@ -75,7 +75,7 @@ impl Adaptive {
 }
 
 impl Policy for Adaptive {
-    fn insert(&mut self, chunk: ChunkId, facts: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
         let hash = self.hashes.note(chunk, facts);
         let seen = self.past.take(hash, self.queues.now() + 1);
         let uses = seen.map_or(0, |Seen { uses, age }| {
@@ -88,7 +88,7 @@ impl Policy for Adaptive {
         self.learn();
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         let uses = self.queues.mark(chunk);
         let age = self.queues.now() + 1 - self.queues.stamp(chunk);
         self.curves.used(uses, age);
@@ -99,22 +99,22 @@ impl Policy for Adaptive {
         self.queues.move_to_end(chunk, cost_band * CELLS + first_cell(uses));
     }
 
-    fn remove(&mut self, chunk: ChunkId, why: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
         if why == Removal::Evicted {
             self.past.add(self.hashes.get(chunk), self.queues.mark(chunk), self.queues.stamp(chunk));
         }
         self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.queues.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.queues.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         match self.until_ranked.checked_sub(1) {
             Some(left) => self.until_ranked = left,
             None => self.rank(),
@@ -122,7 +122,7 @@ impl Policy for Adaptive {
         self.ranking.iter().find_map(|&cell| self.queues.first(cell, judge))
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         let mut order = self.queues.order();
         order.sort_unstable_by_key(|&chunk| self.queues.stamp(chunk));
         order
@@ -196,11 +196,11 @@ mod tests {
     /// The first to go of two chunks that were used once each, one after the other, the first of which is dear.
     fn first_to_go(recompute_doubles_at: Option<NonZeroU32>, uses: usize) -> usize {
         let mut policy = Adaptive::new(recompute_doubles_at);
-        for (chunk, index) in [(ChunkId::at(DEAR), 1_000), (ChunkId::at(CHEAP), 0)] {
+        for (chunk, index) in [(ChunkNumber::at(DEAR), 1_000), (ChunkNumber::at(CHEAP), 0)] {
             policy.insert(chunk, Facts { short_hash: chunk.position() as u64, index, priority: 0 });
         }
         for _ in 0..uses {
-            [DEAR, CHEAP].into_iter().for_each(|chunk| policy.touch(ChunkId::at(chunk)));
+            [DEAR, CHEAP].into_iter().for_each(|chunk| policy.touch(ChunkNumber::at(chunk)));
         }
         policy.victim(&mut |_| Verdict::Take).unwrap().position()
     }

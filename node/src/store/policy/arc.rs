@@ -6,7 +6,7 @@
 use super::ghosts::{Ghosts, ShortHashes};
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// Adaptive replacement cache.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Default for Arc {
 }
 
 impl Policy for Arc {
-    fn insert(&mut self, chunk: ChunkId, facts: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
         let hash = self.hashes.note(chunk, facts);
         let ghosts = [self.ghosts.len(ONCE), self.ghosts.len(AGAIN)].map(|len| len.max(1) as f64);
         let came_back = self.ghosts.take(hash);
@@ -48,11 +48,11 @@ impl Policy for Arc {
         self.ghosts.limit(AGAIN, self.capacity.saturating_sub(self.ghosts.len(ONCE)));
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         self.queues.move_to_end(chunk, AGAIN);
     }
 
-    fn remove(&mut self, chunk: ChunkId, why: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
         let list = self.queues.list(chunk);
         if why == Removal::Evicted {
             let most = self.capacity.saturating_sub(if list == ONCE {
@@ -65,21 +65,21 @@ impl Policy for Arc {
         self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.queues.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.queues.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         self.capacity = self.queues.len();
         let first = if self.queues.list_len(ONCE) as f64 > self.target { ONCE } else { AGAIN };
         self.queues.first(first, judge).or_else(|| self.queues.first(ONCE + AGAIN - first, judge))
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.queues.order()
     }
 }

@@ -1,7 +1,7 @@
 //! Chunks that were evicted not long ago.
 
 use super::Facts;
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// Two sets of short hashes, each of the so many that were added to it last and not taken out.
 ///
@@ -124,7 +124,7 @@ impl Kind {
 
 impl ShortHashes {
     /// Notes the hash of a chunk that enters, and returns it.
-    pub(super) fn note(&mut self, chunk: ChunkId, facts: Facts) -> u32 {
+    pub(super) fn note(&mut self, chunk: ChunkNumber, facts: Facts) -> u32 {
         if self.hashes.len() <= chunk.position() {
             self.hashes.resize(chunk.position() + 1, 0);
         }
@@ -134,7 +134,7 @@ impl ShortHashes {
     }
 
     /// The hash of a cached chunk.
-    pub(super) fn get(&self, chunk: ChunkId) -> u32 {
+    pub(super) fn get(&self, chunk: ChunkNumber) -> u32 {
         self.hashes[chunk.position()]
     }
 }

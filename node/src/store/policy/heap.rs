@@ -7,13 +7,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::Verdict;
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// A set of chunks with keys, of which some are blocked.
 #[derive(Debug, Default)]
 pub(super) struct Heap {
     states: Vec<State>,
-    entries: BinaryHeap<Reverse<(u64, ChunkId)>>,
+    entries: BinaryHeap<Reverse<(u64, ChunkNumber)>>,
     len: usize,
 }
 
@@ -28,7 +28,7 @@ struct State {
 
 impl Heap {
     /// Adds a chunk. No two chunks have the same key.
-    pub(super) fn push(&mut self, chunk: ChunkId, key: u64) {
+    pub(super) fn push(&mut self, chunk: ChunkNumber, key: u64) {
         if self.states.len() <= chunk.position() {
             self.states.resize(chunk.position() + 1, State::default());
         }
@@ -39,36 +39,36 @@ impl Heap {
     }
 
     /// The key of a chunk.
-    pub(super) fn key(&self, chunk: ChunkId) -> u64 {
+    pub(super) fn key(&self, chunk: ChunkNumber) -> u64 {
         self.states[chunk.position()].key
     }
 
     /// Gives a chunk another key.
-    pub(super) fn set_key(&mut self, chunk: ChunkId, key: u64) {
+    pub(super) fn set_key(&mut self, chunk: ChunkNumber, key: u64) {
         let state = &mut self.states[chunk.position()];
         *state = State { key, is_entered: false, ..*state };
         self.enter(chunk);
     }
 
     /// Takes a chunk out.
-    pub(super) fn remove(&mut self, chunk: ChunkId) {
+    pub(super) fn remove(&mut self, chunk: ChunkNumber) {
         self.len -= 1;
         self.states[chunk.position()] = State::default();
     }
 
     /// Marks a chunk as one that may not go.
-    pub(super) fn block(&mut self, chunk: ChunkId) {
+    pub(super) fn block(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = true;
     }
 
     /// Marks a chunk as one that may go.
-    pub(super) fn unblock(&mut self, chunk: ChunkId) {
+    pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = false;
         self.enter(chunk);
     }
 
     /// The chunk with the smallest key among those that may go and that `judge` takes.
-    pub(super) fn first(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    pub(super) fn first(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         let mut skipped = Vec::new();
         let mut first = None;
         while let Some(&Reverse((key, chunk))) = self.entries.peek() {
@@ -94,15 +94,16 @@ impl Heap {
     }
 
     /// Every chunk by key, blocked ones too.
-    pub(super) fn order(&self) -> Vec<ChunkId> {
-        let present =
-            (0..self.states.len()).map(ChunkId::at).filter(|chunk| self.states[chunk.position()].is_present);
-        let mut order: Vec<ChunkId> = present.collect();
+    pub(super) fn order(&self) -> Vec<ChunkNumber> {
+        let present = (0..self.states.len())
+            .map(ChunkNumber::at)
+            .filter(|chunk| self.states[chunk.position()].is_present);
+        let mut order: Vec<ChunkNumber> = present.collect();
         order.sort_unstable_by_key(|&chunk| self.key(chunk));
         order
     }
 
-    fn enter(&mut self, chunk: ChunkId) {
+    fn enter(&mut self, chunk: ChunkNumber) {
         let state = &mut self.states[chunk.position()];
         if state.is_blocked || state.is_entered {
             return;
@@ -156,9 +157,9 @@ mod tests {
         #[test]
         fn a_heap_behaves_like_a_sorted_vector(steps in steps()) {
             let mut heap = Heap::default();
-            let mut model: Vec<(u64, ChunkId, bool)> = Vec::new();
+            let mut model: Vec<(u64, ChunkNumber, bool)> = Vec::new();
             for (step, n, key) in steps {
-                let chunk = ChunkId::at(n);
+                let chunk = ChunkNumber::at(n);
                 let key = key * 24 + n as u64;
                 let found = model.iter().position(|&(_, other, _)| other == chunk);
                 match (step, found) {
@@ -183,7 +184,7 @@ mod tests {
                         model[at].2 = false;
                     }
                     (Step::First { skip }, _) => {
-                        let odd_ones = |chunk: ChunkId| skip && chunk.position().is_multiple_of(2);
+                        let odd_ones = |chunk: ChunkNumber| skip && chunk.position().is_multiple_of(2);
                         let judge = |chunk| if odd_ones(chunk) { Verdict::Skip } else { Verdict::Take };
                         let first = heap.first(&mut { judge });
                         let expected =
@@ -193,7 +194,7 @@ mod tests {
                     _ => {}
                 }
                 model.sort_unstable();
-                let order: Vec<ChunkId> = model.iter().map(|entry| entry.1).collect();
+                let order: Vec<ChunkNumber> = model.iter().map(|entry| entry.1).collect();
                 prop_assert_eq!(heap.order(), order);
                 prop_assert!(heap.entries.len() <= 2 * model.len() + LEAST_COMPACTED + 24);
             }

@@ -3,7 +3,7 @@
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// Least recently used.
 #[derive(Debug)]
@@ -18,31 +18,31 @@ impl Default for Lru {
 }
 
 impl Policy for Lru {
-    fn insert(&mut self, chunk: ChunkId, _: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, _: Facts) {
         self.queues.push(chunk, 0);
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         self.queues.move_to_end(chunk, 0);
     }
 
-    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, _: Removal) {
         self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.queues.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.queues.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         self.queues.first(0, judge)
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.queues.order()
     }
 }

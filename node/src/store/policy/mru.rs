@@ -4,7 +4,7 @@
 
 use super::heap::Heap;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// Most recently used.
 #[derive(Debug, Default)]
@@ -14,33 +14,33 @@ pub(super) struct Mru {
 }
 
 impl Policy for Mru {
-    fn insert(&mut self, chunk: ChunkId, _: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, _: Facts) {
         self.uses += 1;
         self.heap.push(chunk, u64::MAX - self.uses);
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         self.uses += 1;
         self.heap.set_key(chunk, u64::MAX - self.uses);
     }
 
-    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, _: Removal) {
         self.heap.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.heap.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.heap.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         self.heap.first(judge)
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.heap.order()
     }
 }

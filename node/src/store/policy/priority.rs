@@ -3,7 +3,7 @@
 
 use super::heap::Heap;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// By the caller's priority.
 #[derive(Debug, Default)]
@@ -13,35 +13,35 @@ pub(super) struct Priority {
 }
 
 impl Policy for Priority {
-    fn insert(&mut self, chunk: ChunkId, facts: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
         self.uses += 1;
         let rank = u64::from(facts.priority.wrapping_sub(i8::MIN) as u8);
         self.heap.push(chunk, rank << TIME_BITS | self.uses);
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         self.uses += 1;
         let rank = self.heap.key(chunk) >> TIME_BITS;
         self.heap.set_key(chunk, rank << TIME_BITS | self.uses);
     }
 
-    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, _: Removal) {
         self.heap.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.heap.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.heap.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         self.heap.first(judge)
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.heap.order()
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::Verdict;
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// An ordered set of chunks of which some are blocked, in one list or several.
 #[derive(Debug)]
@@ -20,12 +20,12 @@ pub(super) struct Queues {
 
 #[derive(Debug, Default)]
 struct List {
-    head: Option<ChunkId>,
-    tail: Option<ChunkId>,
+    head: Option<ChunkNumber>,
+    tail: Option<ChunkNumber>,
     /// Parked chunks included.
     len: usize,
     /// Parked chunks that may go again, by stamp.
-    returned: BTreeMap<u64, ChunkId>,
+    returned: BTreeMap<u64, ChunkNumber>,
 }
 
 /// 16 bytes a chunk.
@@ -34,8 +34,8 @@ struct Node {
     /// When the chunk was put at an end, in the upper 47 bits; then 6 bits of the policy's own, 9 of the list, and
     /// where the chunk is, in the lowest two.
     bits: u64,
-    previous: Option<ChunkId>,
-    next: Option<ChunkId>,
+    previous: Option<ChunkNumber>,
+    next: Option<ChunkNumber>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Queues {
     }
 
     /// Puts a new chunk at the end of a list, marked 0.
-    pub(super) fn push(&mut self, chunk: ChunkId, list: usize) {
+    pub(super) fn push(&mut self, chunk: ChunkNumber, list: usize) {
         if self.nodes.len() <= chunk.position() {
             self.nodes.resize(chunk.position() + 1, Node::default());
         }
@@ -67,7 +67,7 @@ impl Queues {
     }
 
     /// Moves a chunk to the end of a list.
-    pub(super) fn move_to_end(&mut self, chunk: ChunkId, list: usize) {
+    pub(super) fn move_to_end(&mut self, chunk: ChunkNumber, list: usize) {
         let place = self.take_out(chunk);
         self.next_stamp += 1;
         self.append(chunk, list, bits(self.next_stamp, self.mark(chunk), list, place));
@@ -94,14 +94,14 @@ impl Queues {
     }
 
     /// Takes a chunk out.
-    pub(super) fn remove(&mut self, chunk: ChunkId) {
+    pub(super) fn remove(&mut self, chunk: ChunkNumber) {
         self.take_out(chunk);
         self.len -= 1;
         self.nodes[chunk.position()] = Node::default();
     }
 
     /// Marks a chunk as one that may not go.
-    pub(super) fn block(&mut self, chunk: ChunkId) {
+    pub(super) fn block(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
             Place::Listed => self.set_place(chunk, Place::ListedBlocked),
@@ -111,7 +111,7 @@ impl Queues {
     }
 
     /// Marks a chunk as one that may go.
-    pub(super) fn unblock(&mut self, chunk: ChunkId) {
+    pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
             Place::ListedBlocked => self.set_place(chunk, Place::Listed),
@@ -124,8 +124,8 @@ impl Queues {
     pub(super) fn first(
         &mut self,
         list: usize,
-        judge: &mut dyn FnMut(ChunkId) -> Verdict,
-    ) -> Option<ChunkId> {
+        judge: &mut dyn FnMut(ChunkNumber) -> Verdict,
+    ) -> Option<ChunkNumber> {
         // Returned chunks are older than everything listed: they were parked from the head of the list.
         for &chunk in self.lists[list].returned.values() {
             match judge(chunk) {
@@ -157,15 +157,15 @@ impl Queues {
     }
 
     /// The first chunk of a list that no search has parked, blocked or not.
-    pub(super) fn head(&self, list: usize) -> Option<ChunkId> {
+    pub(super) fn head(&self, list: usize) -> Option<ChunkNumber> {
         self.lists[list].head
     }
 
     /// Every chunk, list by list, first to last.
-    pub(super) fn order(&self) -> Vec<ChunkId> {
+    pub(super) fn order(&self) -> Vec<ChunkNumber> {
         let present =
-            (0..self.nodes.len()).map(ChunkId::at).filter(|&chunk| self.place(chunk) != Place::Absent);
-        let mut order: Vec<ChunkId> = present.collect();
+            (0..self.nodes.len()).map(ChunkNumber::at).filter(|&chunk| self.place(chunk) != Place::Absent);
+        let mut order: Vec<ChunkNumber> = present.collect();
         order.sort_unstable_by_key(|&chunk| (self.list(chunk), self.stamp(chunk)));
         order
     }
@@ -173,7 +173,7 @@ impl Queues {
     /// Calls `see` with the stamp and mark of every chunk.
     pub(super) fn for_each(&self, mut see: impl FnMut(u64, u8)) {
         let present =
-            (0..self.nodes.len()).map(ChunkId::at).filter(|&chunk| self.place(chunk) != Place::Absent);
+            (0..self.nodes.len()).map(ChunkNumber::at).filter(|&chunk| self.place(chunk) != Place::Absent);
         present.for_each(|chunk| see(self.stamp(chunk), self.mark(chunk)));
     }
 
@@ -193,24 +193,24 @@ impl Queues {
     }
 
     /// The list in which a chunk is.
-    pub(super) fn list(&self, chunk: ChunkId) -> usize {
+    pub(super) fn list(&self, chunk: ChunkNumber) -> usize {
         (self.nodes[chunk.position()].bits >> PLACE_BITS) as usize & ((1 << LIST_BITS) - 1)
     }
 
     /// What the policy noted on a chunk.
-    pub(super) fn mark(&self, chunk: ChunkId) -> u8 {
+    pub(super) fn mark(&self, chunk: ChunkNumber) -> u8 {
         (self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS)) as u8 & MOST_MARK
     }
 
     /// Notes something on a chunk, at most [`MOST_MARK`]; it stays until the chunk leaves.
-    pub(super) fn set_mark(&mut self, chunk: ChunkId, mark: u8) {
+    pub(super) fn set_mark(&mut self, chunk: ChunkNumber, mark: u8) {
         debug_assert!(mark <= MOST_MARK, "a mark of {mark} would spoil the stamp");
         let bits = bits(self.stamp(chunk), mark, self.list(chunk), self.place(chunk));
         self.nodes[chunk.position()].bits = bits;
     }
 
     /// Takes a chunk out of where it is, and says where it goes when it comes to the end of a list.
-    fn take_out(&mut self, chunk: ChunkId) -> Place {
+    fn take_out(&mut self, chunk: ChunkNumber) -> Place {
         let list = self.list(chunk);
         self.lists[list].len -= 1;
         match self.place(chunk) {
@@ -226,7 +226,7 @@ impl Queues {
         }
     }
 
-    fn append(&mut self, chunk: ChunkId, list: usize, bits: u64) {
+    fn append(&mut self, chunk: ChunkNumber, list: usize, bits: u64) {
         let List { head, tail, len, .. } = &mut self.lists[list];
         *len += 1;
         let previous = tail.replace(chunk);
@@ -237,7 +237,7 @@ impl Queues {
         self.nodes[chunk.position()] = Node { bits, previous, next: None };
     }
 
-    fn unlink(&mut self, chunk: ChunkId) {
+    fn unlink(&mut self, chunk: ChunkNumber) {
         let Node { previous, next, .. } = self.nodes[chunk.position()];
         let list = self.list(chunk);
         match previous {
@@ -250,7 +250,7 @@ impl Queues {
         }
     }
 
-    fn place(&self, chunk: ChunkId) -> Place {
+    fn place(&self, chunk: ChunkNumber) -> Place {
         match self.nodes[chunk.position()].bits & 3 {
             0 => Place::Absent,
             1 => Place::Listed,
@@ -259,18 +259,18 @@ impl Queues {
         }
     }
 
-    fn set_place(&mut self, chunk: ChunkId, place: Place) {
+    fn set_place(&mut self, chunk: ChunkNumber, place: Place) {
         let bits = &mut self.nodes[chunk.position()].bits;
         *bits = *bits & !3 | place as u64;
     }
 
-    fn set_list(&mut self, chunk: ChunkId, list: usize) {
+    fn set_list(&mut self, chunk: ChunkNumber, list: usize) {
         self.nodes[chunk.position()].bits =
             bits(self.stamp(chunk), self.mark(chunk), list, self.place(chunk));
     }
 
     /// When a chunk was put at an end: how many chunks had been before, and this one.
-    pub(super) fn stamp(&self, chunk: ChunkId) -> u64 {
+    pub(super) fn stamp(&self, chunk: ChunkNumber) -> u64 {
         self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS + MARK_BITS)
     }
 }
@@ -322,9 +322,9 @@ mod tests {
         #[test]
         fn queues_behave_like_sorted_vectors(steps in steps()) {
             let mut queues = Queues::new(LISTS);
-            let mut model: [Vec<(ChunkId, bool)>; LISTS] = Default::default();
+            let mut model: [Vec<(ChunkNumber, bool)>; LISTS] = Default::default();
             for (step, n) in steps {
-                let chunk = ChunkId::at(n);
+                let chunk = ChunkNumber::at(n);
                 let found = model.iter().enumerate().find_map(|(list, entries)| {
                     Some((list, entries.iter().position(|&(other, _)| other == chunk)?))
                 });
@@ -352,7 +352,7 @@ mod tests {
                         model[list][at].1 = false;
                     }
                     (Step::First { list, skip }, _) => {
-                        let odd_ones = |chunk: ChunkId| skip && chunk.position().is_multiple_of(2);
+                        let odd_ones = |chunk: ChunkNumber| skip && chunk.position().is_multiple_of(2);
                         let judge = |chunk| if odd_ones(chunk) { Verdict::Skip } else { Verdict::Take };
                         let first = queues.first(list, &mut { judge });
                         let expected = model[list].iter().find(|&&(chunk, blocked)| !blocked && !odd_ones(chunk));
@@ -360,7 +360,7 @@ mod tests {
                     }
                     _ => {}
                 }
-                let order: Vec<ChunkId> = model.iter().flatten().map(|entry| entry.0).collect();
+                let order: Vec<ChunkNumber> = model.iter().flatten().map(|entry| entry.0).collect();
                 prop_assert!(order.iter().all(|&chunk| usize::from(queues.mark(chunk)) == chunk.position()));
                 prop_assert!((0..LISTS).all(|list| queues.list_len(list) == model[list].len()));
                 prop_assert_eq!(queues.len(), order.len());

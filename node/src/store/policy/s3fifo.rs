@@ -8,7 +8,7 @@
 use super::ghosts::{Ghosts, ShortHashes};
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// S3-FIFO.
 #[derive(Debug)]
@@ -25,32 +25,32 @@ impl Default for S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn insert(&mut self, chunk: ChunkId, facts: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
         let hash = self.hashes.note(chunk, facts);
         let came_back = self.ghosts.take(hash).is_some();
         self.queues.push(chunk, if came_back { MAIN } else { SMALL });
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         self.queues.set_mark(chunk, (self.queues.mark(chunk) + 1).min(MOST_HITS));
     }
 
-    fn remove(&mut self, chunk: ChunkId, why: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
         if why == Removal::Evicted && self.queues.list(chunk) == SMALL {
             self.ghosts.insert(0, self.hashes.get(chunk), self.queues.len());
         }
         self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.queues.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.queues.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         let small_is_full = self.queues.list_len(SMALL) * SMALL_PART >= self.queues.len();
         if small_is_full {
             self.victim_of_small(judge).or_else(|| self.victim_of_main(judge))
@@ -59,13 +59,13 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.queues.order()
     }
 }
 
 impl S3Fifo {
-    fn victim_of_small(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim_of_small(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         loop {
             let chunk = self.queues.first(SMALL, judge)?;
             if self.queues.mark(chunk) <= 1 {
@@ -76,7 +76,7 @@ impl S3Fifo {
         }
     }
 
-    fn victim_of_main(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim_of_main(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         loop {
             let chunk = self.queues.first(MAIN, judge)?;
             let Some(hits) = self.queues.mark(chunk).checked_sub(1) else { return Some(chunk) };

@@ -8,7 +8,7 @@
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// SIEVE.
 #[derive(Debug)]
@@ -25,27 +25,27 @@ impl Default for Sieve {
 }
 
 impl Policy for Sieve {
-    fn insert(&mut self, chunk: ChunkId, _: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, _: Facts) {
         self.queues.push(chunk, self.ahead);
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         self.queues.set_mark(chunk, VISITED);
     }
 
-    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, _: Removal) {
         self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.queues.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.queues.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         for _ in 0..3 {
             while let Some(chunk) = self.queues.first(self.ahead, judge) {
                 if self.queues.mark(chunk) != VISITED {
@@ -59,7 +59,7 @@ impl Policy for Sieve {
         None
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.queues.order()
     }
 }

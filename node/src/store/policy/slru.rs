@@ -8,7 +8,7 @@
 
 use super::queues::Queues;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// Segmented LRU.
 #[derive(Debug)]
@@ -23,34 +23,34 @@ impl Default for Slru {
 }
 
 impl Policy for Slru {
-    fn insert(&mut self, chunk: ChunkId, _: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, _: Facts) {
         self.queues.push(chunk, PROBATION);
         self.queues.set_mark(chunk, 1);
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         let uses = (self.queues.mark(chunk) + 1).min(PROTECTED_THRESHOLD);
         self.queues.set_mark(chunk, uses);
         self.queues.move_to_end(chunk, if uses < PROTECTED_THRESHOLD { PROBATION } else { PROTECTED });
     }
 
-    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, _: Removal) {
         self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.queues.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.queues.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         self.queues.first(PROBATION, judge).or_else(|| self.queues.first(PROTECTED, judge))
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.queues.order()
     }
 }

@@ -10,7 +10,7 @@ use super::ghosts::ShortHashes;
 use super::queues::Queues;
 use super::sketch::Sketch;
 use super::{Facts, Policy, Removal, Verdict};
-use crate::store::ids::ChunkId;
+use crate::store::ids::ChunkNumber;
 
 /// W-TinyLFU.
 #[derive(Debug)]
@@ -34,14 +34,14 @@ impl Default for WTinyLfu {
 }
 
 impl Policy for WTinyLfu {
-    fn insert(&mut self, chunk: ChunkId, facts: Facts) {
+    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
         let hash = self.hashes.note(chunk, facts);
         self.queues.push(chunk, WINDOW);
         self.sketch.fit(self.queues.len());
         self.sketch.add(hash);
     }
 
-    fn touch(&mut self, chunk: ChunkId) {
+    fn touch(&mut self, chunk: ChunkNumber) {
         self.sketch.add(self.hashes.get(chunk));
         if self.queues.list(chunk) == WINDOW {
             self.queues.move_to_end(chunk, WINDOW);
@@ -56,19 +56,19 @@ impl Policy for WTinyLfu {
         }
     }
 
-    fn remove(&mut self, chunk: ChunkId, _: Removal) {
+    fn remove(&mut self, chunk: ChunkNumber, _: Removal) {
         self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkId) {
+    fn block(&mut self, chunk: ChunkNumber) {
         self.queues.block(chunk);
     }
 
-    fn unblock(&mut self, chunk: ChunkId) {
+    fn unblock(&mut self, chunk: ChunkNumber) {
         self.queues.unblock(chunk);
     }
 
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkId) -> Verdict) -> Option<ChunkId> {
+    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
         let window = self.queues.len().div_ceil(WINDOW_PART);
         while self.queues.list_len(WINDOW) > window
             && let Some(candidate) = self.queues.head(WINDOW)
@@ -80,14 +80,14 @@ impl Policy for WTinyLfu {
         [REJECTED, PROBATION, PROTECTED, WINDOW].into_iter().find_map(|list| self.queues.first(list, judge))
     }
 
-    fn order(&self) -> Vec<ChunkId> {
+    fn order(&self) -> Vec<ChunkNumber> {
         self.queues.order()
     }
 }
 
 impl WTinyLfu {
     /// Whether a chunk that leaves the window was not used more often than the one that would have to go for it.
-    fn loses(&mut self, candidate: ChunkId) -> bool {
+    fn loses(&mut self, candidate: ChunkNumber) -> bool {
         let take = &mut |_| Verdict::Take;
         let victim = self.queues.first(PROBATION, take).or_else(|| self.queues.first(PROTECTED, take));
         let count = |chunk| self.sketch.count(self.hashes.get(chunk));

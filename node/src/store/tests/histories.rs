@@ -177,8 +177,8 @@ impl World {
 
     /// Cached words as the store's policy has them.
     fn order(&self) -> Vec<String> {
-        let word = |&id| {
-            let hash = self.f.store.index.get(id).hash.0;
+        let word = |&number| {
+            let hash = self.f.store.index.at(number).hash.0;
             String::from_utf8_lossy(&hash).trim_end_matches('\0').to_owned()
         };
         self.f.store.policy.order().iter().map(word).collect()

@@ -1,0 +1,190 @@
+//! The lives of an actor: a panic ends one, not the node.
+//!
+//! Whatever the actor does runs under [`GpuActor::guard`] or [`GpuActor::spawn`]. After a panic nothing that the actor decided
+//! can be relied on, so the store and everything that refers to it are dropped, every session ends with an error that says
+//! so, and a new store begins, from disk where there is one. What follows of an earlier life (answers of tiers, peers and
+//! copy threads) is dropped when it comes. Numbers go on, so that none of an earlier life means anything in a later one.
+//!
+//! **Memory.** The new store has no extent until nobody can touch what the old one put there: copies, sends to peers and
+//! devices hold an extent's memory and let go of it; engines map it until their process ends. Extents that living engines
+//! were shown get new memory instead, once for each process: an engine that keeps its old mappings costs that much memory, and
+//! the next time its extents wait until it is gone.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context as Task, Poll};
+use std::time::Duration;
+
+use actix::fut::ActorFuture;
+use actix::prelude::*;
+use pin_project_lite::pin_project;
+use tokio::sync::watch;
+
+use super::GpuActor;
+use super::handoff::Handoffs;
+use super::prefetch::Meters;
+
+/// Which life an actor is in.
+pub(super) struct Lives {
+    number: u64,
+    /// Tells the sessions.
+    told: watch::Sender<u64>,
+    /// When it began.
+    since: Duration,
+}
+
+pin_project! {
+    /// Something that the actor waits for, as long as the life lasts in which it began.
+    struct InLife<F> {
+        life: u64,
+        #[pin]
+        future: F,
+    }
+}
+
+impl Lives {
+    pub(super) fn new(told: watch::Sender<u64>) -> Self {
+        Self { number: 0, told, since: Duration::ZERO }
+    }
+}
+
+impl GpuActor {
+    /// Does something. Where that panics, a new life begins, and there is no result.
+    pub(super) fn guard<T>(
+        &mut self,
+        ctx: &mut Context<Self>,
+        what: impl FnOnce(&mut Self, &mut Context<Self>) -> T,
+    ) -> Option<T> {
+        match catch_unwind(AssertUnwindSafe(|| what(self, ctx))) {
+            Ok(done) => Some(done),
+            Err(panic) => {
+                self.begin_anew(&*panic, ctx);
+                None
+            }
+        }
+    }
+
+    /// Waits for something as long as this life lasts.
+    pub(super) fn spawn(
+        &self,
+        ctx: &mut Context<Self>,
+        future: impl ActorFuture<Self, Output = ()> + 'static,
+    ) {
+        ctx.spawn(InLife { life: self.lives.number, future });
+    }
+
+    /// Does something after a while, if this life lasts so long.
+    pub(super) fn later(
+        &self,
+        ctx: &mut Context<Self>,
+        after: Duration,
+        what: impl FnOnce(&mut Self, &mut Context<Self>) + 'static,
+    ) {
+        let life = self.lives.number;
+        ctx.run_later(after, move |actor, ctx| {
+            if actor.lives.number == life {
+                actor.guard(ctx, what);
+            }
+        });
+    }
+
+    /// Drops what this life decided, and begins another.
+    fn begin_anew(&mut self, panic: &(dyn Any + Send), ctx: &mut Context<Self>) {
+        self.lives.number += 1;
+        self.lives.since = self.clock.elapsed();
+        let (life, reason) = (self.lives.number, reason(panic));
+        let sessions = self.store.open_sessions();
+        tracing::error!(
+            life,
+            sessions = sessions.len(),
+            reason,
+            "a fault of Larder ended this actor's life: its sessions end, its memory is emptied, and it begins anew; please report this line"
+        );
+        self.metrics.life_ended();
+        self.windows.clear();
+        sessions.into_iter().for_each(|session| self.end_copies_of(session));
+        self.store = self.store.begin_anew();
+        self.device_lane.forget_saves();
+        self.extent_changed();
+        // What waits for an answer hears that nobody is there any more.
+        self.waiting.clear();
+        self.peer_orders.clear();
+        self.fetching.clear();
+        self.meters = Meters::default();
+        self.handoffs = Handoffs::default();
+        self.untold.begin_anew();
+        self.feed.restart();
+        if let Some(siblings) = &self.siblings {
+            siblings.forget_all();
+        }
+        if let Some(objects) = &mut self.objects {
+            objects.begin_anew();
+        }
+        self.lives.told.send_replace(life);
+        self.return_extents(ctx);
+        self.restart_disk(ctx);
+        self.follow_up(ctx);
+    }
+
+    /// Gives extents back to the store that nobody can touch any more, and has those renewed that only engines keep.
+    pub(super) fn return_extents(&mut self, ctx: &mut Context<Self>) {
+        let may_renew = self.clock.elapsed() >= self.lives.since + UNMAP_TIME;
+        for extent in self.store.secluded() {
+            if !self.arena.is_unshared(extent) {
+                continue;
+            }
+            if self.store.is_left_by_all(extent) {
+                self.store.extent_returned(extent);
+            } else if may_renew && self.store.leave_to_engines(extent) {
+                self.renewals.push(self.arena.vacate(extent));
+            }
+        }
+        self.renew_extents(ctx);
+    }
+}
+
+impl<F: ActorFuture<GpuActor, Output = ()>> ActorFuture<GpuActor> for InLife<F> {
+    type Output = ();
+
+    fn poll(
+        self: Pin<&mut Self>,
+        actor: &mut GpuActor,
+        ctx: &mut Context<GpuActor>,
+        task: &mut Task<'_>,
+    ) -> Poll<()> {
+        let this = self.project();
+        if actor.lives.number != *this.life {
+            return Poll::Ready(());
+        }
+        let future = this.future;
+        actor.guard(ctx, |actor, ctx| future.poll(actor, ctx, task)).unwrap_or(Poll::Ready(()))
+    }
+}
+
+/// Where tests have the actor panic.
+#[cfg(test)]
+pub(super) fn planted() {
+    assert!(!PLANTED.swap(false, std::sync::atomic::Ordering::SeqCst), "planted");
+}
+
+/// Has the next actor that is asked for something panic.
+#[cfg(test)]
+fn plant() {
+    PLANTED.store(true, std::sync::atomic::Ordering::SeqCst);
+}
+
+#[cfg(test)]
+static PLANTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// What a panic says.
+fn reason(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
+}
+
+/// How long engines have to unmap what they were shown, once their sessions have ended, before their extents get new memory.
+const UNMAP_TIME: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;

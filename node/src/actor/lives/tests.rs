@@ -1,0 +1,192 @@
+//! A panic planted in an actor: its sessions hear of it, everybody else goes on, and no memory changes under who reads it.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use larder_client::{BlockingSession, LeaseGuard, Namespace, SessionError, SessionOptions};
+use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
+use larder_protocol::{ChunkHash, HitPolicy, PoolSpec};
+use tokio::sync::oneshot;
+
+use crate::config::Config;
+use crate::device_lane::Devices;
+use crate::host::HostFacts;
+
+const BLOCK: usize = 4_096;
+
+/// A node with two actors, in this process.
+struct Node {
+    socket: PathBuf,
+    http: std::net::SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn start(more: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = "name = \"a\"\n[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"16MiB\"\n\
+            extent_bytes = \"2MiB\"\n[[gpus]]\npci = \"0000:65:00.0\"\n[[gpus]]\npci = \"0000:66:00.0\"\n\
+            [[tenants]]\nname = \"default\"\nsocket = \"{dir}/default.sock\"\n";
+        let config = format!("{config}{more}").replace("{dir}", &dir.path().to_string_lossy());
+        let mut facts = HostFacts::read(Path::new("/")).unwrap();
+        for address in ["0000:65:00.0", "0000:66:00.0"] {
+            let gpu = crate::host::PciDevice { is_display: true, ..Default::default() };
+            facts.pci.insert(address.parse().unwrap(), gpu);
+        }
+        let limits = Config::parse(&config).unwrap().resolve(&facts).unwrap();
+        let (ready, is_ready) = mpsc::channel();
+        let (stop, stopping) = oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            actix_rt::System::new().block_on(async move {
+                let on_ready = move |node| ready.send(node).unwrap();
+                let stop = async { _ = stopping.await };
+                crate::run_on(Devices::cuda(), limits, on_ready, stop).await.unwrap();
+            });
+        });
+        let ready = is_ready.recv().unwrap();
+        let socket = dir.path().join("default.sock");
+        Self { socket, http: ready.http, stop: Some(stop), thread: Some(thread), _dir: dir }
+    }
+
+    fn engine(&self, device: u16) -> Engine {
+        let options =
+            SessionOptions { device: Some(device), window_bytes: 1 << 20, ..SessionOptions::default() };
+        let session = BlockingSession::connect(&self.socket, options).unwrap();
+        let namespace = session.register(&spec(), &[0], &[BLOCK as u64]).unwrap();
+        Engine { session, namespace }
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let body = ureq::get(format!("http://{}/metrics", self.http)).call().unwrap();
+        let text = body.into_body().read_to_string().unwrap();
+        let line =
+            text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
+    }
+}
+
+struct Engine {
+    session: BlockingSession,
+    namespace: Namespace,
+}
+
+impl Engine {
+    /// Stores chunks, as soon as there is room for them.
+    fn put(&self, prompt: &[ChunkHash]) {
+        let chain = self.namespace.chain(prompt.to_vec());
+        let reservation = loop {
+            match self.session.reserve(&self.namespace, &chain, 0) {
+                Ok(reservation) => break reservation,
+                Err(SessionError::Busy { .. }) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        for &position in &reservation.chunks().to_vec() {
+            let mut staged = self.session.stage(&reservation, position).unwrap();
+            staged.copy_from(0, 0, &block(&prompt[position as usize]));
+            assert_eq!(self.session.commit(&reservation, vec![staged]).unwrap(), 1);
+        }
+    }
+
+    fn lease(&self, prompt: &[ChunkHash]) -> LeaseGuard {
+        self.session.lease(&self.namespace, &self.namespace.chain(prompt.to_vec())).unwrap()
+    }
+
+    /// Reads what is here of a prompt, every byte right; how many chunks.
+    fn get(&self, prompt: &[ChunkHash]) -> usize {
+        let lease = self.lease(prompt);
+        are_right(&lease, prompt);
+        lease.chunks()
+    }
+}
+
+fn are_right(lease: &LeaseGuard, prompt: &[ChunkHash]) {
+    for (position, hash) in prompt.iter().enumerate().take(lease.chunks()) {
+        let mut bytes = vec![0; BLOCK];
+        lease.copy_block(position, 0, &mut bytes);
+        assert!(bytes == block(hash), "wrong bytes under {hash}");
+    }
+}
+
+fn spec() -> NamespaceSpec {
+    let pool = PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK as u64, hit: HitPolicy::All };
+    NamespaceSpec {
+        model: "m".into(),
+        revision: String::new(),
+        kv_dtype: "uint8".into(),
+        layout: "nhd".into(),
+        hash: HashAlgorithm::Larder,
+        chunk_tokens: 16,
+        engine_block_tokens: 16,
+        tensor_parallel: 1,
+        pipeline_parallel: 1,
+        context_parallel: 1,
+        slices: 1,
+        pools: vec![pool],
+        flat: false,
+    }
+}
+
+fn prompt(name: u8, chunks: u16) -> Vec<ChunkHash> {
+    let hash = |index: u16| {
+        let [low, high] = index.to_le_bytes();
+        ChunkHash(std::array::from_fn(|i| [name, low, high, 1][i % 4]))
+    };
+    (1..=chunks).map(hash).collect()
+}
+
+fn block(hash: &ChunkHash) -> Vec<u8> {
+    hash.0.iter().copied().cycle().take(BLOCK).collect()
+}
+
+#[test]
+fn a_panic_ends_the_sessions_of_one_actor_and_the_node_goes_on() {
+    let node = Node::start("");
+    let (first, other) = (node.engine(0), node.engine(1));
+    first.put(&prompt(b'a', 8));
+    other.put(&prompt(b'o', 8));
+    let kept = first.lease(&prompt(b'a', 8));
+    super::plant();
+    let broken = first.session.lease(&first.namespace, &first.namespace.chain(prompt(b'a', 8)));
+    assert!(matches!(broken.err(), Some(SessionError::Closed)), "the session is over");
+    assert_eq!(other.get(&prompt(b'o', 8)), 8, "another actor does not notice");
+    let again = node.engine(0);
+    assert_eq!(again.get(&prompt(b'a', 8)), 0, "it begins with nothing");
+    assert_eq!(node.metric("larder_actor_restarts_total{device=\"0\"}"), 1.0);
+    assert_eq!(node.metric("larder_session_ends_total{how=\"fault\""), 1.0);
+    // All of its memory is written again, while a lease of its earlier life is still being read.
+    for name in 0..12 {
+        again.put(&prompt(name, 400));
+        are_right(&kept, &prompt(b'a', 8));
+    }
+    assert_eq!(again.get(&prompt(11, 400)), 400);
+}
+
+#[test]
+fn an_actor_that_begins_anew_finds_what_it_had_on_disk() {
+    let node = Node::start(
+        "[disk]\nfolder = \"{dir}/disk\"\ncapacity_bytes = \"64MiB\"\nsegment_bytes = \"4MiB\"\n",
+    );
+    let engine = node.engine(0);
+    engine.put(&prompt(b'a', 8));
+    while node.metric("larder_cached_chunks{device=\"0\",tier=\"disk\"}") < 8.0 {
+        std::thread::yield_now();
+    }
+    super::plant();
+    assert!(engine.session.lease(&engine.namespace, &engine.namespace.chain(prompt(b'a', 8))).is_err());
+    let again = node.engine(0);
+    while again.get(&prompt(b'a', 8)) < 8 {
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,96 @@
+//! A store that takes the place of one whose decisions cannot be relied on, over the same memory.
+//!
+//! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns it once nobody can touch
+//! what the old store put there, or gives it new memory.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::Store;
+use super::ids::ProcessId;
+use super::sessions::Sessions;
+
+/// Memory that an earlier store gave out.
+#[derive(Debug, Default)]
+pub(super) struct Seclusion {
+    /// Extents that are out of use, and the living processes that were shown each.
+    extents: BTreeMap<u32, HashSet<ProcessId>>,
+    /// Extents among them that wait for new memory.
+    renewing: HashSet<u32>,
+    /// Living processes that were left memory of extents, and the last life in which they were.
+    keepers: HashMap<ProcessId, u64>,
+    /// How many stores stood in this one's place before.
+    life: u64,
+}
+
+impl Store {
+    /// An empty store in the place of this one. Numbers go on; nothing is in use before [`Store::extent_returned`] or
+    /// [`Store::extent_renewed`].
+    #[must_use]
+    pub fn begin_anew(&self) -> Self {
+        let mut next = Self::new(self.limits.clone());
+        next.journal.keep_as(&self.journal);
+        next.last_number = self.last_number;
+        next.tenths = self.tenths;
+        next.sessions = Sessions::after(&self.sessions);
+        next.slab.seclude_all(&self.slab);
+        let shown = |extent| {
+            let before = self.seclusion.extents.get(&extent).into_iter().flatten().copied();
+            (extent, before.chain(self.sessions.shown(extent)).collect())
+        };
+        next.seclusion.extents = (0..self.limits.extents).map(shown).collect();
+        next.seclusion.keepers.clone_from(&self.seclusion.keepers);
+        next.seclusion.life = self.seclusion.life + 1;
+        next
+    }
+
+    /// Extents that are out of use and wait for nothing but the caller.
+    #[must_use]
+    pub fn secluded(&self) -> Vec<u32> {
+        let Seclusion { extents, renewing, .. } = &self.seclusion;
+        extents.keys().copied().filter(|extent| !renewing.contains(extent)).collect()
+    }
+
+    /// Whether every process that was shown a secluded extent is gone.
+    #[must_use]
+    pub fn is_left_by_all(&self, extent: u32) -> bool {
+        self.seclusion.extents.get(&extent).is_none_or(HashSet::is_empty)
+    }
+
+    /// Nobody can touch what an earlier store put into this extent: it is in use again, with the memory that it has.
+    pub fn extent_returned(&mut self, extent: u32) {
+        if self.seclusion.extents.remove(&extent).is_some() {
+            self.seclusion.renewing.remove(&extent);
+            self.slab.include(extent, true);
+        }
+    }
+
+    /// Leaves the memory of a secluded extent to the engines that were shown it: the caller gives the extent other memory and
+    /// calls [`Store::extent_renewed`]. False, and nothing happens, where one of them was left memory of an earlier life too.
+    pub fn leave_to_engines(&mut self, extent: u32) -> bool {
+        let Seclusion { extents, renewing, keepers, life } = &mut self.seclusion;
+        let Some(shown) = extents.get(&extent) else { return false };
+        if shown.iter().any(|process| keepers.get(process).is_some_and(|left| left < life)) {
+            return false;
+        }
+        keepers.extend(shown.iter().map(|&process| (process, *life)));
+        renewing.insert(extent);
+        true
+    }
+
+    /// A secluded extent has new memory; whether it was one.
+    pub(super) fn secluded_is_renewed(&mut self, extent: u32) -> bool {
+        let was_secluded = self.seclusion.extents.remove(&extent).is_some();
+        if was_secluded {
+            self.seclusion.renewing.remove(&extent);
+            self.slab.include(extent, false);
+        }
+        was_secluded
+    }
+
+    /// A process is gone: it touches nothing any more.
+    pub(super) fn process_left_seclusion(&mut self, process: ProcessId) {
+        let Seclusion { extents, keepers, .. } = &mut self.seclusion;
+        extents.values_mut().for_each(|shown| _ = shown.remove(&process));
+        keepers.remove(&process);
+    }
+}
