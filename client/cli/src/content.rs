@@ -6,12 +6,44 @@
 
 use larder_protocol::ChunkHash;
 
-/// The hash of a trace's block: BLAKE3 of `"larder trace"` and the id. To Larder it is an engine-given hash.
+use crate::trace::Request;
+
+/// Which trace a block belongs to: one id stands for different prompts in different traces, so it names different chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TraceName(Option<[u8; 32]>);
+
+impl TraceName {
+    /// The generated trace of a seed.
+    #[must_use]
+    pub fn generated(seed: u64) -> Self {
+        Self((seed > 0).then(|| *blake3::hash(&seed.to_le_bytes()).as_bytes()))
+    }
+
+    /// The trace that begins with this request.
+    #[must_use]
+    pub fn of(first: &Request) -> Self {
+        let Request { timestamp_ms, input_tokens, output_tokens, ref block_ids } = *first;
+        let mut hasher = blake3::Hasher::new();
+        for number in [timestamp_ms, input_tokens, output_tokens].iter().chain(block_ids) {
+            hasher.update(&number.to_le_bytes());
+        }
+        Self(Some(hasher.finalize().into()))
+    }
+
+    /// The hash of a block: BLAKE3 of `"larder trace"`, the trace's name and the id. To Larder it is an engine-given hash.
+    #[must_use]
+    pub fn chunk(&self, block_id: u64) -> ChunkHash {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"larder trace").update(self.0.as_ref().map_or(&[], |name| name));
+        hasher.update(&block_id.to_le_bytes());
+        ChunkHash(hasher.finalize().into())
+    }
+}
+
+/// The hash of a block of the trace that is generated without a seed.
 #[must_use]
 pub fn chunk_hash(block_id: u64) -> ChunkHash {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(b"larder trace").update(&block_id.to_le_bytes());
-    ChunkHash(hasher.finalize().into())
+    TraceName::default().chunk(block_id)
 }
 
 /// Writes the bytes of the chunk `hash` to `out`.
@@ -101,6 +133,22 @@ mod tests {
     fn hashes_and_bytes_are_what_they_always_were() {
         assert_eq!(chunk_hash(7).to_string(), GOLDEN_HASH);
         assert_eq!(blake3::hash(&bytes(7, 10_000)).to_hex().as_str(), GOLDEN_CONTENT);
+    }
+
+    #[test]
+    fn one_id_names_other_chunks_in_other_traces() {
+        let request =
+            |timestamp_ms| Request { timestamp_ms, input_tokens: 512, output_tokens: 1, block_ids: vec![0] };
+        let names = [
+            TraceName::generated(0),
+            TraceName::generated(3),
+            TraceName::of(&request(0)),
+            TraceName::of(&request(1)),
+        ];
+        let mut hashes = names.map(|name| name.chunk(0));
+        hashes.sort_unstable();
+        assert!(hashes.windows(2).all(|pair| pair[0] != pair[1]));
+        assert_eq!(TraceName::of(&request(1)), names[3]);
     }
 
     #[test]

@@ -11,10 +11,12 @@ use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::sha256_cbor;
 use larder_protocol::{Chain, ChunkHash, Fingerprint, NamespaceSpec};
 
+use crate::content::TraceName;
 use crate::failure::Usage;
 use crate::replay::DEFAULT_BLOCK_BYTES;
 use crate::replay::namespace::replay_namespace;
-use crate::{args, content, namespace_file};
+use crate::trace::TraceReader;
+use crate::{args, namespace_file};
 
 /// Which prompt.
 #[derive(Debug, clap::Args)]
@@ -22,6 +24,14 @@ pub(crate) struct PromptArgs {
     /// Ids of the prompt's full blocks, as the trace has them, first to last
     #[arg(required_unless_present_any = ["tokens", "hashes"], conflicts_with_all = ["namespace"], value_name = "BLOCK_ID")]
     block_ids: Vec<u64>,
+
+    /// The trace that the blocks are of [default: the one that `larder replay` generates]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "hashes", "seed"])]
+    trace: Option<PathBuf>,
+
+    /// The seed of the generated trace that the blocks are of
+    #[arg(long, value_name = "N", conflicts_with_all = ["tokens", "hashes"], default_value_t = 0)]
+    seed: u64,
 
     /// The prompt's token ids: a JSON array, or numbers between white space; `-` reads standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["block_ids", "hashes"], requires = "namespace")]
@@ -63,7 +73,8 @@ impl PromptArgs {
             (Some(path), _) => Prompt::Tokens(read_list(path, |word| Ok(word.parse()?))?),
             (None, Some(path)) => Prompt::Hashes(read_list(path, |word| Ok(word.parse()?))?),
             (None, None) => {
-                Prompt::Hashes(self.block_ids.iter().map(|&id| content::chunk_hash(id)).collect())
+                let trace = self.trace_name()?;
+                Prompt::Hashes(self.block_ids.iter().map(|&id| trace.chunk(id)).collect())
             }
         };
         let (Prompt::Tokens(tokens), HashAlgorithm::Engine(engine)) = (&prompt, &spec.hash) else {
@@ -80,6 +91,17 @@ impl PromptArgs {
         let hashes =
             sha256_cbor::hash_prompt(seed, tokens, spec.engine_block_tokens, spec.chunk_tokens, extra);
         Ok((spec, Prompt::Hashes(hashes)))
+    }
+}
+
+impl PromptArgs {
+    /// What the chunks of the prompt's trace are named by.
+    fn trace_name(&self) -> anyhow::Result<TraceName> {
+        let Some(path) = &self.trace else { return Ok(TraceName::generated(self.seed)) };
+        let wrong = || Usage(format!("cannot use the trace {}", path.display()));
+        let file = io::BufReader::new(fs::File::open(path).with_context(wrong)?);
+        let requests = TraceReader::new(file).read_all(Some(1)).with_context(wrong)?;
+        Ok(TraceName::of(requests.first().context("it has no request").with_context(wrong)?))
     }
 }
 
@@ -165,7 +187,7 @@ mod tests {
 
     #[test]
     fn hashes_are_read_from_both_kinds_of_list() {
-        let hash = content::chunk_hash(1);
+        let hash = crate::content::chunk_hash(1);
         let parse = |text: &str| parse_list(text, |word| Ok(word.parse::<ChunkHash>()?)).unwrap();
         assert_eq!(parse(&format!("{hash}\n{hash}")), [hash; 2]);
         assert_eq!(parse(&format!("[\"{hash}\"]")), [hash]);

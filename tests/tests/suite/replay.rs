@@ -210,7 +210,12 @@ fn a_flipped_bit_in_the_arena_fails_the_replay_and_names_the_key() {
     assert_eq!(output.status.code(), Some(1), "{third}");
     assert!(third["wrong_bytes"].as_u64() > Some(0), "{third}");
     let text = third.to_string() + &String::from_utf8_lossy(&output.stderr);
-    let first_key = larder_cli::content::chunk_hash(requests(&trace)[0].1[0]).to_string();
+    let played =
+        larder_cli::trace::TraceReader::new(std::io::BufReader::new(std::fs::File::open(&trace).unwrap()))
+            .read_all(Some(1))
+            .unwrap();
+    let name = larder_cli::content::TraceName::of(&played[0]);
+    let first_key = name.chunk(requests(&trace)[0].1[0]).to_string();
     assert!(text.contains(&first_key), "the wrong key is named: {text}");
 }
 

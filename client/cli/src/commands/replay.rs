@@ -12,6 +12,7 @@ use larder_node::store::policy::PolicyName;
 
 use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};
+use crate::content::TraceName;
 use crate::dev::{DevCluster, DevDisk, DevOptions};
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
@@ -186,7 +187,7 @@ async fn play(
         prefill_tokens_per_s: args.prefill_tokens_per_s,
     };
     let driver = tokio::select! {
-        driver = Driver::connect(nodes, settings) => driver?.traced(args.tracing.config().sampler()),
+        driver = Driver::connect(nodes, settings) => driver?.named(args.trace_name(requests)).traced(args.tracing.config().sampler()),
         () = &mut stop => bail!("interrupted before the first request"),
     };
     let progress = Progress::new(requests.len() as u64, args.quiet);
@@ -219,6 +220,14 @@ impl Args {
             Box::new(BufReader::new(File::open(path).with_context(wrong)?))
         };
         TraceReader::new(lines).read_all(self.limit).with_context(wrong)
+    }
+
+    /// What the trace's chunks are named by.
+    fn trace_name(&self, requests: &[Request]) -> TraceName {
+        match (&self.file, requests.first()) {
+            (Some(_), Some(first)) => TraceName::of(first),
+            _ => TraceName::generated(self.seed),
+        }
     }
 
     /// The nodes to play through, with the cluster that was started for it.

@@ -23,7 +23,7 @@ use super::tally::Transport;
 use super::{Report, Tally, part_chunks};
 use crate::clock::now;
 use crate::cluster::NodeAddress;
-use crate::content;
+use crate::content::{self, TraceName};
 use crate::trace::{CHUNK_TOKENS, Request};
 
 /// A replay under way.
@@ -34,6 +34,8 @@ pub struct Driver {
     in_flight: u16,
     deadline: Duration,
     prefill_tokens_per_s: f64,
+    /// Part of every chunk's name.
+    trace: TraceName,
     /// Which requests are traced.
     sampler: Sampler,
     /// Never borrowed across an await.
@@ -73,9 +75,16 @@ impl Driver {
             in_flight,
             deadline,
             prefill_tokens_per_s,
+            trace: TraceName::default(),
             sampler: Sampler::default(),
             state: RefCell::new(state),
         })
+    }
+
+    /// The same, for requests of this trace.
+    #[must_use]
+    pub fn named(self, trace: TraceName) -> Self {
+        Self { trace, ..self }
     }
 
     /// The same, with a trace for some of the requests.
@@ -172,7 +181,7 @@ impl Driver {
         let opened = &link.open().await?;
         let traced = trace.context().map(|context| Rc::new(opened.traced(context)));
         let open = traced.as_ref().unwrap_or(opened);
-        let hashes = request.full_chunks().iter().map(|&id| content::chunk_hash(id)).collect();
+        let hashes = request.full_chunks().iter().map(|&id| self.trace.chunk(id)).collect();
         let chain = open.namespace.chain(hashes);
         let failed = |error| link.failed(opened, error);
         let found = self.look_up(open, &chain, request.input_tokens).await.map_err(failed)?;
