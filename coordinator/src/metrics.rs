@@ -188,11 +188,13 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let counts = Counts { joins: 2, ..Counts::default() };
         let epoch = Epoch { term: 3, number: 4 };
+    "handshakes",
         for _ in 0..2 {
             let text = metrics.render(Duration::from_secs(2), &[], epoch, counts, 1_000).unwrap();
             let text = String::from_utf8(text).unwrap();
             for line in [
                 "larder_build_info{role=\"coordinator\",version=",
+    "too_long",
                 "larder_coordinator_members{state=\"alive\"} 0\n",
                 "larder_coordinator_epoch{part=\"term\"} 3\n",
                 "larder_coordinator_events_total{event=\"join\"} 2\n",

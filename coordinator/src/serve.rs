@@ -5,12 +5,15 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use larder_client::quic::{Connection, Endpoint, Incoming, read_message, write_message};
+use larder_client::quic::{
+    Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_message,
+};
 use larder_protocol::identity::Role;
+use larder_protocol::limits::MAX_MEMBERS;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Join};
 use larder_protocol::table::{NodeNumber, Table};
 use quinn::{RecvStream, SendStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use crate::membership::{JoinRefused, Membership};
@@ -41,42 +44,39 @@ pub(crate) struct Server {
 
 /// Serves until the endpoint is closed.
 pub(crate) async fn serve(endpoint: Endpoint, server: Server) {
-    let server = Rc::new(server);
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (server, guests) = (Rc::new(server), Guests::new(limits_of));
     while let Some(incoming) = endpoint.accept().await {
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            server.metrics.rejected("connections");
-            continue;
-        };
-        let server = Rc::clone(&server);
-        actix_rt::spawn(async move {
-            server.serve_connection(incoming).await;
-            drop(place);
-        });
+        let (server, guests) = (Rc::clone(&server), guests.clone());
+        actix_rt::spawn(async move { server.serve_connection(incoming, &guests).await });
     }
 }
 
 impl Server {
-    async fn serve_connection(&self, incoming: Incoming) {
+    async fn serve_connection(&self, incoming: Incoming, guests: &Guests) {
         let remote = incoming.remote();
-        let connection = match timeout(HANDSHAKE_DEADLINE, incoming.accept()).await {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(rejected)) => {
-                tracing::warn!(%remote, %rejected, source = %rejected.source, "a connection was turned away");
-                return self.metrics.rejected(rejected.reason);
+        let guest = match guests.receive(incoming).await {
+            Ok(Some(guest)) => guest,
+            Ok(None) => return,
+            Err(turned_away) => {
+                let source = turned_away.source.as_deref().map(tracing::field::display);
+                tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
+                return self.metrics.rejected(turned_away.reason);
             }
-            Err(_) => return self.metrics.rejected("handshake"),
         };
+        let connection = guest.connection();
         // One stream a connection: a follower needs no more.
         let Ok(Ok((send, mut receive))) = timeout(REQUEST_DEADLINE, connection.quic().accept_bi()).await
         else {
             return;
         };
-        let first = timeout(REQUEST_DEADLINE, read_message::<FollowerMessage>(&mut receive)).await;
-        let Ok(Ok(Some(first))) = first else { return self.metrics.rejected("malformed") };
+        let first = match timeout(REQUEST_DEADLINE, guest.read::<FollowerMessage>(&mut receive)).await {
+            Ok(Ok(Some(Asked { message, .. }))) => message,
+            Ok(Err(MessageError::TooLong { .. })) => return self.metrics.rejected("too_long"),
+            _ => return self.metrics.rejected("malformed"),
+        };
         match (first, connection.peer().role) {
             (FollowerMessage::Join(join), Role::Node) => {
-                self.serve_node(&connection, join, send, receive).await;
+                self.serve_node(&guest, join, send, receive).await;
             }
             (FollowerMessage::Watch, Role::Node | Role::Engine | Role::Admin) => {
                 let (_keep, messages) = mpsc::channel(1);
@@ -89,13 +89,8 @@ impl Server {
         }
     }
 
-    async fn serve_node(
-        &self,
-        connection: &Connection,
-        mut join: Join,
-        send: SendStream,
-        mut receive: RecvStream,
-    ) {
+    async fn serve_node(&self, guest: &Guest, mut join: Join, send: SendStream, mut receive: RecvStream) {
+        let connection = guest.connection();
         let name = &connection.peer().name;
         let seen = connection.quic().remote_address().ip();
         for address in [&mut join.peer, &mut join.http] {
@@ -123,7 +118,7 @@ impl Server {
             }
             Err(JoinRefused::Full) => return self.metrics.rejected("full"),
         };
-        self.listen(name, number, incarnation, &mut receive, &sender).await;
+        self.listen(guest, number, incarnation, &mut receive, &sender).await;
         drop(sender);
         if timeout(FLUSH_DEADLINE, writing).await.is_err() {
             tracing::debug!(node = name, "a node does not read what it is told");
@@ -133,14 +128,15 @@ impl Server {
     /// Hears a node until its stream ends.
     async fn listen(
         &self,
-        name: &str,
+        guest: &Guest,
         number: NodeNumber,
         incarnation: u64,
         receive: &mut RecvStream,
         sender: &mpsc::Sender<CoordinatorMessage>,
     ) {
         loop {
-            match read_message(receive).await {
+            let message = guest.read(receive).await;
+            match message.map(|asked| asked.map(|asked| asked.message)) {
                 Ok(Some(FollowerMessage::Heartbeat(beat))) => {
                     let now = self.uptime.now();
                     let is_member = self.membership.lock().heartbeat(number, incarnation, &beat, now);
@@ -153,7 +149,7 @@ impl Server {
                     }
                 }
                 Ok(Some(FollowerMessage::Leave)) => {
-                    tracing::info!(node = name, "a node leaves");
+                    tracing::info!(node = guest.connection().peer().name, "a node leaves");
                     self.membership.lock().leave(number, incarnation);
                     return;
                 }
@@ -208,10 +204,23 @@ fn plain(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-/// Connections at a time.
-const MAX_CONNECTIONS: usize = 8_192;
+/// What those who connect may have, by role: nodes tell who does not answer them, others only watch, and none needs more than
+/// one stream a connection.
+fn limits_of(role: Role) -> GuestLimits {
+    let (connections, message_bytes) = match role {
+        Role::Node => (4, MAX_HEARTBEAT_BYTES),
+        Role::Engine | Role::Admin => (64, SMALL_MESSAGE_BYTES),
+        Role::Coordinator => (1, SMALL_MESSAGE_BYTES),
+    };
+    GuestLimits { connections, streams: 1, message_bytes, waiting_bytes: connections * message_bytes }
+}
 
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// Bytes of a heartbeat: at worst it names every other member.
+const MAX_HEARTBEAT_BYTES: usize = 4 * MAX_MEMBERS;
+
+/// Bytes of a message that names nothing.
+const SMALL_MESSAGE_BYTES: usize = 256;
+
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long a follower may take to read the last words.

@@ -3,6 +3,7 @@
 pub mod ca;
 mod credentials;
 mod endpoint;
+mod guests;
 mod inspect;
 mod messages;
 mod renewal;
@@ -11,6 +12,7 @@ mod socket;
 
 pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
 pub use endpoint::{BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, Rejected};
+pub use guests::{Asked, Guest, GuestLimits, Guests, TurnedAway};
 pub use inspect::{InspectError, Inspected, inspect};
 pub use messages::{MessageError, read_message, write_message};
 pub use renewal::{RENEWAL_CHECK, renew_when_changed};

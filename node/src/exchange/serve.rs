@@ -7,12 +7,14 @@ use std::time::Duration;
 use actix::Recipient;
 use bytes::Bytes;
 use larder_client::quic::{
-    Connection, Endpoint, Incoming, MAX_STREAMS, MessageError, read_message, write_message,
+    Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MAX_STREAMS, MessageError, write_message,
 };
 use larder_client::trace::{Sampler, Trace};
 use larder_protocol::TraceContext;
 use larder_protocol::identity::{Identity, Role};
-use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS};
+use larder_protocol::limits::{
+    MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS, MAX_PEER_MESSAGE_BYTES,
+};
 use larder_protocol::peer::{
     Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
@@ -51,7 +53,7 @@ pub(super) struct Server {
     /// Bytes that are being sent, in units of [`CREDIT_UNIT_BYTES`].
     sending: Arc<Semaphore>,
     pub(super) pace: Pace,
-    connections: Arc<Semaphore>,
+    guests: Guests,
 }
 
 /// Serves until the endpoint is closed.
@@ -63,18 +65,10 @@ pub(super) async fn serve(peers: Peers, endpoint: Endpoint, services: Services) 
         services,
         sending: Arc::new(Semaphore::new(units as usize)),
         pace,
-        connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        guests: Guests::new(limits_of),
     });
     while let Some(incoming) = endpoint.accept().await {
-        let Ok(place) = Arc::clone(&server.connections).try_acquire_owned() else {
-            server.peers.metrics().rejected("connections");
-            continue;
-        };
-        let server = Rc::clone(&server);
-        actix_rt::spawn(async move {
-            server.serve_connection(incoming).await;
-            drop(place);
-        });
+        actix_rt::spawn(Rc::clone(&server).serve_connection(incoming));
     }
 }
 
@@ -82,32 +76,35 @@ impl Server {
     async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
         let metrics = self.peers.metrics().clone();
         let remote = incoming.remote();
-        let connection = match timeout(HANDSHAKE_DEADLINE, incoming.accept()).await {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(rejected)) => {
-                tracing::warn!(%remote, %rejected, source = %rejected.source, "a connection was turned away");
-                return metrics.rejected(rejected.reason);
+        let guest = match self.guests.receive(incoming).await {
+            Ok(Some(guest)) => Rc::new(guest),
+            Ok(None) => return,
+            Err(turned_away) => {
+                let source = turned_away.source.as_deref().map(tracing::field::display);
+                tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
+                return metrics.rejected(turned_away.reason);
             }
-            Err(_) => return metrics.rejected("handshake"),
         };
-        self.peers.watch(&connection);
+        self.peers.watch(guest.connection());
         metrics.connections.inc();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
-        while let Ok((send, receive)) = connection.quic().accept_bi().await {
+        while let Ok((send, receive)) = guest.connection().quic().accept_bi().await {
             let Ok(place) = Arc::clone(&streams).acquire_owned().await else { break };
-            let (server, connection) = (Rc::clone(&self), connection.clone());
+            let (server, guest) = (Rc::clone(&self), Rc::clone(&guest));
             actix_rt::spawn(async move {
-                server.serve_stream(&connection, send, receive).await;
+                server.serve_stream(&guest, send, receive).await;
                 drop(place);
             });
         }
         metrics.connections.dec();
     }
 
-    async fn serve_stream(&self, connection: &Connection, mut send: SendStream, mut receive: RecvStream) {
-        let metrics = self.peers.metrics();
-        let (request, traced) = match timeout(REQUEST_DEADLINE, read_request(&mut receive)).await {
+    async fn serve_stream(&self, guest: &Guest, mut send: SendStream, mut receive: RecvStream) {
+        let (metrics, connection) = (self.peers.metrics(), guest.connection());
+        let read = timeout(REQUEST_DEADLINE, read_request(guest, &mut receive)).await;
+        let (Asked { message: request, bytes }, traced) = match read {
             Ok(Ok(Some(request))) => request,
+            Ok(Err(MessageError::TooLong { .. })) => return metrics.rejected("too_long"),
             Ok(Err(MessageError::Malformed(_) | MessageError::NotAFrame | MessageError::Cut)) => {
                 return metrics.rejected("malformed");
             }
@@ -125,9 +122,11 @@ impl Server {
                 let trace = self.trace(&request, traced);
                 match request {
                     PeerRequest::Fetch(fetch) => {
+                        drop(bytes);
                         return self.send_blocks(connection.peer(), send, fetch, trace).await;
                     }
                     PeerRequest::Follow(follow) => {
+                        drop(bytes);
                         return self.tell_follower(connection.peer(), send, follow).await;
                     }
                     request => self.answer(request).await,
@@ -338,11 +337,13 @@ fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
 
 /// The request of a stream, and what it belongs to.
 async fn read_request(
+    guest: &Guest,
     receive: &mut RecvStream,
-) -> Result<Option<(PeerRequest, Option<TraceContext>)>, MessageError> {
-    match read_message(receive).await? {
-        Some(PeerRequest::Trace(context)) => {
-            let request = read_message(receive).await?;
+) -> Result<Option<(Asked<PeerRequest>, Option<TraceContext>)>, MessageError> {
+    match guest.read(receive).await? {
+        Some(Asked { message: PeerRequest::Trace(context), bytes }) => {
+            drop(bytes);
+            let request = guest.read(receive).await?;
             Ok(request.map(|request| (request, Some(context))))
         }
         request => Ok(request.map(|request| (request, None))),
@@ -363,11 +364,19 @@ fn name_of(request: &PeerRequest) -> &'static str {
     }
 }
 
-/// Connections at a time: every node of the largest cluster, and as many handshakes.
-const MAX_CONNECTIONS: usize = 8_192;
+/// What those who connect may have, by role: an engine only asks whether anybody is there.
+fn limits_of(role: Role) -> GuestLimits {
+    let [connections, streams, message_bytes, waiting_bytes] = match role {
+        Role::Node => [16, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
+        Role::Coordinator => [4, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
+        Role::Admin => [16, 16, MAX_PEER_MESSAGE_BYTES / 2, MAX_PEER_MESSAGE_BYTES],
+        Role::Engine => [16, 4, SMALL_MESSAGE_BYTES, 4 * SMALL_MESSAGE_BYTES],
+    };
+    GuestLimits { connections, streams: streams as u32, message_bytes, waiting_bytes }
+}
 
-/// How long a handshake may take.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// Bytes of a message that names nothing.
+const SMALL_MESSAGE_BYTES: usize = 256;
 
 /// How long a request may take to come once its stream is open.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! Endpoints and connections whose other side is known.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_protocol::identity::{Identity, ParseIdentityError, Role};
@@ -21,7 +21,10 @@ use super::socket::BatchedSocket;
 pub struct Endpoint {
     endpoint: quinn::Endpoint,
     transport: Arc<TransportConfig>,
+    stranger_transport: Arc<TransportConfig>,
     client: Arc<Mutex<ClientConfig>>,
+    /// How connections of those begin who have not shown who they are.
+    strangers: Arc<Mutex<Arc<ServerConfig>>>,
     local: SocketAddr,
 }
 
@@ -36,6 +39,7 @@ pub struct Connection {
 #[derive(Debug)]
 pub struct Incoming {
     incoming: quinn::Incoming,
+    strangers: Arc<ServerConfig>,
 }
 
 /// Why an address cannot be used.
@@ -116,7 +120,7 @@ impl Endpoint {
     ) -> Result<Self, BindError> {
         let failed = |source| BindError { listen, source };
         let socket = BatchedSocket::bind(listen, settings).map_err(failed)?;
-        let transport = settings.transport();
+        let (transport, stranger_transport) = (settings.transport(), settings.transport_of_strangers());
         let mut config = EndpointConfig::default();
         let payload = config.max_udp_payload_size(MAX_DATAGRAM_BYTES);
         payload.map_err(|error| failed(std::io::Error::other(error)))?;
@@ -126,7 +130,8 @@ impl Endpoint {
         let endpoint = endpoint.map_err(failed)?;
         let local = endpoint.local_addr().map_err(failed)?;
         let client = Arc::new(Mutex::new(client_config(credentials, &transport)));
-        Ok(Self { endpoint, transport, client, local })
+        let strangers = Arc::new(Mutex::new(Arc::new(server_config(credentials, &stranger_transport))));
+        Ok(Self { endpoint, transport, stranger_transport, client, strangers, local })
     }
 
     /// Where it listens.
@@ -150,7 +155,7 @@ impl Endpoint {
         role: Role,
         name: Option<&str>,
     ) -> Result<Connection, ConnectError> {
-        let config = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let config = crate::lock(&self.client).clone();
         let quic = self.endpoint.connect_with(config, address, role.server_name())?.await?;
         let peer = identified(&quic)?;
         if peer.role == role && name.is_none_or(|name| peer.name == name) {
@@ -165,14 +170,16 @@ impl Endpoint {
     /// # Cancel safety
     /// Safe.
     pub async fn accept(&self) -> Option<Incoming> {
-        self.endpoint.accept().await.map(|incoming| Incoming { incoming })
+        let incoming = self.endpoint.accept().await?;
+        let strangers = Arc::clone(&crate::lock(&self.strangers));
+        Some(Incoming { incoming, strangers })
     }
 
     /// Uses other credentials for connections from now on.
     pub fn renew(&self, credentials: &Credentials) {
         self.endpoint.set_server_config(Some(server_config(credentials, &self.transport)));
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) =
-            client_config(credentials, &self.transport);
+        *crate::lock(&self.strangers) = Arc::new(server_config(credentials, &self.stranger_transport));
+        *crate::lock(&self.client) = client_config(credentials, &self.transport);
     }
 
     /// Closes every connection and waits a moment until the others know.
@@ -201,23 +208,44 @@ impl Incoming {
     /// # Cancel safety
     /// Dropped, the connection is closed.
     pub async fn accept(self) -> Result<Connection, Rejected> {
-        let failed = |error: ConnectionError| {
-            // TLS alerts have codes of their own (RFC 9001, section 4.8), whoever of the two raised them.
-            let code = match &error {
-                ConnectionError::TransportError(error) => u64::from(error.code),
-                ConnectionError::ConnectionClosed(close) => u64::from(close.error_code),
-                _ => 0,
-            };
-            let reason = if (0x100..0x200).contains(&code) { "certificate" } else { "handshake" };
-            Rejected { reason, source: Box::new(error) }
+        finish(self.incoming.accept()).await
+    }
+
+    /// The same, where little may be sent until [`Connection::admit`].
+    pub(super) async fn accept_stranger(self) -> Result<Connection, Rejected> {
+        finish(self.incoming.accept_with(self.strangers)).await
+    }
+
+    /// Whether the other side has shown that it gets what is sent to its address.
+    pub(super) fn has_proved_its_address(&self) -> bool {
+        self.incoming.remote_address_validated()
+    }
+
+    /// Has the other side come again, with that proof.
+    pub(super) fn ask_to_come_back(self) {
+        // An error: it has given the proof already, and is refused.
+        let _ = self.incoming.retry();
+    }
+}
+
+/// Ends a handshake.
+async fn finish(accepted: Result<quinn::Connecting, ConnectionError>) -> Result<Connection, Rejected> {
+    let failed = |error: ConnectionError| {
+        // TLS alerts have codes of their own (RFC 9001, section 4.8), whoever of the two raised them.
+        let code = match &error {
+            ConnectionError::TransportError(error) => u64::from(error.code),
+            ConnectionError::ConnectionClosed(close) => u64::from(close.error_code),
+            _ => 0,
         };
-        let quic = self.incoming.accept().map_err(failed)?.await.map_err(failed)?;
-        match identified(&quic) {
-            Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer) }),
-            Err(error) => {
-                quic.close(CLOSED_FOR_IDENTITY, error.to_string().as_bytes());
-                Err(Rejected { reason: "identity", source: Box::new(error) })
-            }
+        let reason = if (0x100..0x200).contains(&code) { "certificate" } else { "handshake" };
+        Rejected { reason, source: Box::new(error) }
+    };
+    let quic = accepted.map_err(failed)?.await.map_err(failed)?;
+    match identified(&quic) {
+        Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer) }),
+        Err(error) => {
+            quic.close(CLOSED_FOR_IDENTITY, error.to_string().as_bytes());
+            Err(Rejected { reason: "identity", source: Box::new(error) })
         }
     }
 }
@@ -227,6 +255,14 @@ impl Connection {
     #[must_use]
     pub fn peer(&self) -> &Identity {
         &self.peer
+    }
+
+    /// From now on the other side may have so many streams open; a member may have more on its way, too.
+    pub(super) fn admit(&self, streams: u32, is_member: bool) {
+        self.quic.set_max_concurrent_bi_streams(VarInt::from_u32(streams));
+        if is_member {
+            self.quic.set_receive_window(VarInt::from_u32(MEMBER_WINDOW_BYTES));
+        }
     }
 
     /// The connection, for streams.
@@ -261,7 +297,11 @@ fn client_config(credentials: &Credentials, transport: &Arc<TransportConfig>) ->
 
 fn server_config(credentials: &Credentials, transport: &Arc<TransportConfig>) -> ServerConfig {
     let mut config = ServerConfig::with_crypto(credentials.server());
-    config.transport_config(Arc::clone(transport)).max_incoming(MAX_INCOMING);
+    config
+        .transport_config(Arc::clone(transport))
+        .max_incoming(MAX_INCOMING)
+        .incoming_buffer_size(INCOMING_BUFFER_BYTES)
+        .incoming_buffer_size_total(MAX_INCOMING as u64 / 4 * INCOMING_BUFFER_BYTES);
     config
 }
 
@@ -269,8 +309,14 @@ fn expected(role: Role, name: Option<&str>) -> String {
     name.map_or_else(|| format!("a {role}"), |name| format!("the {role} {name}"))
 }
 
-/// Handshakes under way at a time; more are refused.
+/// Connections that nobody has looked at; more are refused.
 const MAX_INCOMING: usize = 1_024;
+
+/// Bytes that may come for one of them: a handshake's first flight takes three datagrams.
+const INCOMING_BUFFER_BYTES: u64 = 16 << 10;
+
+/// Bytes of requests of a member that may be on their way in a connection: two of the longest.
+const MEMBER_WINDOW_BYTES: u32 = 2 << 20;
 
 /// What is received may be as large as UDP allows: what is sent is the other side's setting.
 const MAX_DATAGRAM_BYTES: u16 = 65_507;

@@ -18,9 +18,17 @@ pub enum MessageError {
     /// The stream ended within a message.
     #[error("the stream ended within a message")]
     Cut,
-    /// The bytes are no frame of this protocol, or too long.
+    /// The bytes are no frame of this protocol.
     #[error("this is no frame of a message")]
     NotAFrame,
+    /// Longer than any message that the other side may send.
+    #[error("a message of {bytes} bytes; at most {most} are allowed")]
+    TooLong {
+        /// Bytes announced.
+        bytes: usize,
+        /// Bytes allowed.
+        most: usize,
+    },
     /// The bytes are no message.
     #[error(transparent)]
     Malformed(#[from] MalformedMessage),
@@ -42,7 +50,8 @@ pub async fn write_message<M: Message>(stream: &mut SendStream, message: &M) -> 
     Ok(())
 }
 
-/// Reads a message; `None` where the stream ended before one began.
+/// Reads a message; `None` where the stream ended before one began. Memory is taken as bytes arrive, not as they are
+/// announced.
 ///
 /// # Errors
 /// [`MessageError`]: the stream is of no use any more.
@@ -50,6 +59,14 @@ pub async fn write_message<M: Message>(stream: &mut SendStream, message: &M) -> 
 /// # Cancel safety
 /// Dropped, it may have taken half a message off the stream: stop it.
 pub async fn read_message<M: Message>(stream: &mut RecvStream) -> Result<Option<M>, MessageError> {
+    match read_header(stream, MAX_PEER_MESSAGE_BYTES).await? {
+        Some(bytes) => read_body(stream, bytes).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Reads how many bytes the next message has; `None` where the stream ended before one began.
+pub(super) async fn read_header(stream: &mut RecvStream, most: usize) -> Result<Option<usize>, MessageError> {
     let mut header = [0; HEADER_BYTES];
     match stream.read_exact(&mut header).await {
         Ok(()) => {}
@@ -58,13 +75,28 @@ pub async fn read_message<M: Message>(stream: &mut RecvStream) -> Result<Option<
     }
     let [a, b, c, d, zeros @ ..] = header;
     let bytes = u32::from_le_bytes([a, b, c, d]) as usize;
-    if zeros != [0; 4] || bytes > MAX_PEER_MESSAGE_BYTES {
-        return Err(MessageError::NotAFrame);
+    match zeros {
+        [0, 0, 0, 0] if bytes <= most => Ok(Some(bytes)),
+        [0, 0, 0, 0] => Err(MessageError::TooLong { bytes, most }),
+        _ => Err(MessageError::NotAFrame),
     }
-    let mut message = AlignedVec::<16>::with_capacity(bytes);
-    message.resize(bytes, 0);
-    stream.read_exact(&mut message).await.map_err(cut)?;
-    Ok(Some(M::decode(&message)?))
+}
+
+/// Reads a message of so many bytes.
+pub(super) async fn read_body<M: Message>(stream: &mut RecvStream, bytes: usize) -> Result<M, MessageError> {
+    let mut message = AlignedVec::<16>::new();
+    while message.len() < bytes {
+        let Some(piece) = stream.read_chunk(bytes - message.len(), true).await? else {
+            return Err(MessageError::Cut);
+        };
+        // Grows to twice its size, but never beyond what was announced.
+        if message.capacity() < message.len() + piece.bytes.len() {
+            let wanted = (2 * message.len()).max(message.len() + piece.bytes.len()).min(bytes);
+            message.reserve_exact(wanted - message.len());
+        }
+        message.extend_from_slice(&piece.bytes);
+    }
+    Ok(M::decode(&message)?)
 }
 
 fn cut(error: ReadExactError) -> MessageError {

@@ -49,6 +49,20 @@ impl TransportSettings {
     }
 
     pub(super) fn transport(&self) -> Arc<TransportConfig> {
+        Arc::new(self.config())
+    }
+
+    /// For connections of those who have not shown who they are, which only send requests.
+    pub(super) fn transport_of_strangers(&self) -> Arc<TransportConfig> {
+        let mut transport = self.config();
+        transport
+            .stream_receive_window(VarInt::from_u32(STRANGER_STREAM_BYTES))
+            .receive_window(VarInt::from_u32(STRANGER_WINDOW_BYTES))
+            .max_concurrent_bidi_streams(VarInt::from_u32(1));
+        Arc::new(transport)
+    }
+
+    fn config(&self) -> TransportConfig {
         let mut transport = TransportConfig::default();
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(self.max_datagram_bytes.max(MIN_DATAGRAM_BYTES));
@@ -66,12 +80,18 @@ impl TransportSettings {
             .datagram_receive_buffer_size(None)
             .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(idle))))
             .keep_alive_interval(Some(self.idle_timeout / KEEP_ALIVES));
-        Arc::new(transport)
+        transport
     }
 }
 
 /// Streams that the other side may have open at a time: what it wants beyond waits there.
 pub const MAX_STREAMS: u32 = 256;
+
+/// Bytes of a request that may be on their way before somebody reads it.
+const STRANGER_STREAM_BYTES: u32 = 512 << 10;
+
+/// Bytes of all requests of a connection, until it is known whose it is.
+const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
 
 /// The largest payload of a UDP datagram over IPv4, and so of a batch.
 const MAX_BATCH_BYTES: usize = 65_507;

@@ -1,6 +1,7 @@
 //! QUIC over loopback: who gets a connection and who does not, and what a connection carries.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod guests;
 mod refusals;
 mod renewal;
 mod transport;

@@ -206,5 +206,13 @@ const FETCHED: &[&str] =
     &["here", "not_held", "busy", "unreachable", "deadline", "broken", "malformed", "checksum", "full"];
 
 /// Why somebody is turned away.
-const REJECTED: &[&str] =
-    &["connections", "certificate", "identity", "handshake", "malformed", "not_allowed"];
+const REJECTED: &[&str] = &[
+    "handshakes",
+    "connections",
+    "certificate",
+    "identity",
+    "handshake",
+    "malformed",
+    "too_long",
+    "not_allowed",
+];

@@ -1,0 +1,258 @@
+//! Those who connect to a server: how many connections each may have, and how many bytes of requests may be on their way.
+//!
+//! Any certificate of the cluster opens connections. What each may take is bounded by who it is, so that one that asks for
+//! too much, by fault or by will, is in its own way alone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use larder_protocol::identity::{Identity, Role};
+use larder_protocol::peer::Message;
+use quinn::{RecvStream, VarInt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::endpoint::{Connection, Incoming};
+use super::messages::{MessageError, read_body, read_header};
+
+/// What one identity may have at a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestLimits {
+    /// Connections. For one more a node's oldest is closed, since it may be that of an earlier life; others are turned away.
+    pub connections: usize,
+    /// Streams that it may have open on each.
+    pub streams: u32,
+    /// Bytes of the longest message that it sends.
+    pub message_bytes: usize,
+    /// Bytes of messages that are being read or answered at a time, all connections together: others wait.
+    pub waiting_bytes: usize,
+}
+
+/// Everybody who is connected to a server. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct Guests(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limits: fn(Role) -> GuestLimits,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    handshakes: usize,
+    handshakes_by_source: HashMap<IpAddr, usize>,
+    by_identity: HashMap<Identity, Connected>,
+    members: usize,
+    others: usize,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Connected {
+    /// The oldest first.
+    connections: BTreeMap<u64, quinn::Connection>,
+    waiting_bytes: Arc<Semaphore>,
+}
+
+/// A connection of somebody who is let in. It counts as long as this lives.
+#[derive(Debug)]
+pub struct Guest {
+    connection: Connection,
+    limits: GuestLimits,
+    waiting_bytes: Arc<Semaphore>,
+    guests: Guests,
+    number: u64,
+}
+
+/// A message, which counts until it is answered.
+#[derive(Debug)]
+pub struct Asked<M> {
+    /// The message.
+    pub message: M,
+    /// What of its sender's bytes it takes.
+    pub bytes: OwnedSemaphorePermit,
+}
+
+/// Why somebody is not let in.
+#[derive(Debug, thiserror::Error)]
+#[error("turned away: {reason}")]
+pub struct TurnedAway {
+    /// For metrics: that of [`Rejected`](super::Rejected), or `handshakes` or `connections` where there are too many.
+    pub reason: &'static str,
+    /// What exactly, where there is more to say.
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// A place for a handshake.
+struct Handshake {
+    guests: Guests,
+    source: IpAddr,
+}
+
+impl Guests {
+    /// Nobody yet. `limits` says what each of a role may have.
+    #[must_use]
+    pub fn new(limits: fn(Role) -> GuestLimits) -> Self {
+        Self(Arc::new(Shared { limits, known: Mutex::default() }))
+    }
+
+    /// Ends the handshake of a connection that came in, and lets it in where it may. `None` where it has to show first that
+    /// it can be reached at the address that it comes from: then it comes in again.
+    ///
+    /// # Errors
+    /// [`TurnedAway`]: the connection is closed.
+    ///
+    /// # Cancel safety
+    /// Dropped, the connection is closed.
+    pub async fn receive(&self, incoming: Incoming) -> Result<Option<Guest>, TurnedAway> {
+        let source = incoming.remote().ip().to_canonical();
+        let (handshake, is_crowded) = self.begin_handshake(source)?;
+        if is_crowded && !incoming.has_proved_its_address() {
+            incoming.ask_to_come_back();
+            return Ok(None);
+        }
+        let connection = match timeout(HANDSHAKE_DEADLINE, incoming.accept_stranger()).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(rejected)) => {
+                return Err(TurnedAway { reason: rejected.reason, source: Some(rejected.source) });
+            }
+            Err(_) => return Err(TurnedAway { reason: "handshake", source: None }),
+        };
+        drop(handshake);
+        self.let_in(connection).map(Some)
+    }
+
+    /// A place for a handshake with somebody at this address; whether there are many already.
+    fn begin_handshake(&self, source: IpAddr) -> Result<(Handshake, bool), TurnedAway> {
+        let mut known = crate::lock(&self.0.known);
+        let of_source = known.handshakes_by_source.get(&source).copied().unwrap_or(0);
+        if known.handshakes >= MAX_HANDSHAKES || of_source >= MAX_HANDSHAKES_OF_A_SOURCE {
+            return Err(TurnedAway { reason: "handshakes", source: None });
+        }
+        known.handshakes += 1;
+        known.handshakes_by_source.insert(source, of_source + 1);
+        Ok((Handshake { guests: self.clone(), source }, known.handshakes > MANY_HANDSHAKES))
+    }
+
+    fn let_in(&self, connection: Connection) -> Result<Guest, TurnedAway> {
+        let identity = connection.peer().clone();
+        let limits = (self.0.limits)(identity.role);
+        let is_member = is_member(identity.role);
+        let quic = connection.quic().clone();
+        let turn_away = || {
+            quic.close(CLOSED_FOR_NUMBER, b"too many connections");
+            TurnedAway { reason: "connections", source: None }
+        };
+        let mut known = crate::lock(&self.0.known);
+        let (now, most) = match is_member {
+            true => (known.members, MAX_MEMBER_CONNECTIONS),
+            false => (known.others, MAX_OTHER_CONNECTIONS),
+        };
+        if now >= most {
+            return Err(turn_away());
+        }
+        known.last += 1;
+        let number = known.last;
+        let connected = known.by_identity.entry(identity).or_insert_with(|| Connected {
+            connections: BTreeMap::new(),
+            waiting_bytes: Arc::new(Semaphore::new(limits.waiting_bytes)),
+        });
+        if connected.connections.len() >= limits.connections {
+            let mut open = connected.connections.values().filter(|quic| quic.close_reason().is_none());
+            match open.next() {
+                // It counts until its server has seen that it is closed.
+                Some(oldest) if is_member && connected.connections.len() < 2 * limits.connections => {
+                    oldest.close(CLOSED_FOR_NUMBER, b"a newer connection took its place");
+                }
+                _ => return Err(turn_away()),
+            }
+        }
+        let waiting_bytes = Arc::clone(&connected.waiting_bytes);
+        connected.connections.insert(number, quic);
+        *(if is_member { &mut known.members } else { &mut known.others }) += 1;
+        drop(known);
+        connection.admit(limits.streams, is_member);
+        Ok(Guest { connection, limits, waiting_bytes, guests: self.clone(), number })
+    }
+}
+
+impl Guest {
+    /// Its connection.
+    #[must_use]
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Reads a message; `None` where the stream ended before one began. One that finds too many bytes of its sender's on their
+    /// way waits until there are fewer.
+    ///
+    /// # Errors
+    /// [`MessageError`]: the stream is of no use any more.
+    ///
+    /// # Cancel safety
+    /// Dropped, it may have taken half a message off the stream: stop it.
+    pub async fn read<M: Message>(&self, stream: &mut RecvStream) -> Result<Option<Asked<M>>, MessageError> {
+        let Some(bytes) = read_header(stream, self.limits.message_bytes).await? else { return Ok(None) };
+        let permits = bytes.min(self.limits.waiting_bytes) as u32;
+        // An error: never, since nobody closes it.
+        let permits = Arc::clone(&self.waiting_bytes).acquire_many_owned(permits).await;
+        let permits = permits.map_err(|_| MessageError::Cut)?;
+        let message = read_body(stream, bytes).await?;
+        Ok(Some(Asked { message, bytes: permits }))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let identity = self.connection.peer();
+        let mut known = crate::lock(&self.guests.0.known);
+        *(if is_member(identity.role) { &mut known.members } else { &mut known.others }) -= 1;
+        if let Some(connected) = known.by_identity.get_mut(identity) {
+            connected.connections.remove(&self.number);
+            if connected.connections.is_empty() {
+                known.by_identity.remove(identity);
+            }
+        }
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        let mut known = crate::lock(&self.guests.0.known);
+        known.handshakes -= 1;
+        if let Some(count) = known.handshakes_by_source.get_mut(&self.source) {
+            *count -= 1;
+            if *count == 0 {
+                known.handshakes_by_source.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// Whether somebody of this role is a part of the cluster, of which there are only so many.
+fn is_member(role: Role) -> bool {
+    matches!(role, Role::Node | Role::Coordinator)
+}
+
+/// Connections of nodes and coordinators: two of each in the largest cluster.
+const MAX_MEMBER_CONNECTIONS: usize = 8_192;
+
+/// Connections of all others, however many they are.
+const MAX_OTHER_CONNECTIONS: usize = 2_048;
+
+/// Handshakes under way.
+const MAX_HANDSHAKES: usize = 1_024;
+
+/// Handshakes under way with one address.
+const MAX_HANDSHAKES_OF_A_SOURCE: usize = MAX_HANDSHAKES / 2;
+
+/// With more handshakes under way than this, whoever comes has to show first that its address is its own.
+const MANY_HANDSHAKES: usize = 128;
+
+/// How long a handshake may take.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+const CLOSED_FOR_NUMBER: VarInt = VarInt::from_u32(2);
