@@ -114,6 +114,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// Ends a node with SIGKILL.
+    ///
+    /// # Errors
+    /// Where it cannot be killed.
+    pub fn kill_node(&mut self, number: usize) -> anyhow::Result<()> {
+        self.nodes[number].kill()
+    }
+
     /// Stops the last node as an operator would.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ pub struct NodeAddress {
     pub name: String,
     /// Where it serves HTTP.
     pub http: SocketAddr,
-    /// Its session sockets, by tenant.
+    /// Its session sockets, by tenant; none as long as it has not told.
     pub sockets: BTreeMap<String, PathBuf>,
 }
 
@@ -38,19 +38,20 @@ struct NodeSockets {
 }
 
 impl Addresses {
-    /// Asks a coordinator for its nodes, and each node for its session sockets.
+    /// Asks a coordinator for its nodes, and each node for its session sockets. A node that does not answer has none.
     ///
     /// # Errors
-    /// The coordinator or one of its nodes does not answer.
+    /// The coordinator does not answer.
     pub fn discover(coordinator: SocketAddr) -> anyhow::Result<Self> {
         let status: Status =
             http::get_json(coordinator, "/status").context("cannot ask the coordinator for its nodes")?;
         let ask = |node: larder_coordinator::NodeStatus| {
-            NodeAddress::discover(node.http)
-                .with_context(|| format!("cannot ask {} for its sockets", node.name))
+            NodeAddress::discover(node.http).unwrap_or_else(|error| {
+                tracing::warn!(node = node.name, "a node cannot be asked for its sockets: {error:#}");
+                NodeAddress { name: node.name, http: node.http, sockets: BTreeMap::new() }
+            })
         };
-        let nodes = status.nodes.into_iter().map(ask).collect::<anyhow::Result<_>>()?;
-        Ok(Self { coordinator: Some(coordinator), nodes })
+        Ok(Self { coordinator: Some(coordinator), nodes: status.nodes.into_iter().map(ask).collect() })
     }
 }
 

@@ -220,6 +220,21 @@ fn a_flipped_bit_in_the_arena_fails_the_replay_and_names_the_key() {
 }
 
 #[test]
+fn a_replay_plays_through_the_nodes_that_are_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = generated(folder.path(), 100);
+    let mut cluster = Cluster::start(LARDER, 2).unwrap();
+    cluster.kill_node(1).unwrap();
+    let path = trace.to_str().unwrap();
+    let (report, output) =
+        replay(&[path, "--coordinator", cluster.coordinator_http(), "--block-bytes", "4096"]);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!((&report["requests"], &report["failed_requests"]), (&Value::from(100), &Value::from(0)));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("a node cannot be asked for its sockets") && text.contains("node-1"), "{text}");
+}
+
+#[test]
 fn capacity_options_are_refused_where_the_cluster_runs_already() {
     for option in [["--chunks-per-node", "10"], ["--policy", "lru"]] {
         let output = Command::new(LARDER)

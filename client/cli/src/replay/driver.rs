@@ -52,14 +52,17 @@ struct State {
 }
 
 impl Driver {
-    /// Opens a session with each node. Needs a tokio runtime with IO and time.
+    /// Opens a session with each node, of which some may be down. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`LinkError`] names the node that cannot be used.
+    /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] where none is there.
     pub async fn connect(nodes: &[NodeAddress], settings: LinkSettings) -> Result<Self, LinkError> {
         let mut links = Vec::new();
         for node in nodes {
             links.push(Link::connect(node, settings).await?);
+        }
+        if !links.iter().any(Link::is_open) {
+            return Err(LinkError::AllDown);
         }
         let LinkSettings { block_bytes, in_flight, deadline, prefill_tokens_per_s } = settings;
         let state = State {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use larder_client::{Namespace, Session, SessionError, SessionOptions};
 use larder_protocol::TraceContext;
 use larder_protocol::session::RefusalCode;
+use tokio::time::timeout;
 
 use super::namespace::replay_namespace;
 use super::part_chunks;
@@ -16,7 +17,7 @@ use crate::dev::TENANT;
 
 /// A node as a replay sees it: one session, which all requests share, with one of its devices.
 pub struct Link {
-    address: NodeAddress,
+    address: RefCell<NodeAddress>,
     settings: LinkSettings,
     state: RefCell<State>,
     /// Bytes that earlier sessions moved.
@@ -71,6 +72,15 @@ pub enum LinkError {
         /// Which.
         node: String,
     },
+    /// No node is there.
+    #[error("no node answers: see `larder status`")]
+    AllDown,
+    /// It does not say where its sockets are.
+    #[error("{node} does not answer")]
+    Silent {
+        /// Which.
+        node: String,
+    },
     /// It lets no session in, or does not take the namespace.
     #[error("no session with {node}")]
     Session {
@@ -102,19 +112,29 @@ pub enum RequestError {
 }
 
 impl Link {
-    /// Opens the session and makes the namespace of the replay known.
+    /// Opens the session and makes the namespace of the replay known. A node that is down is tried again later.
     ///
     /// # Errors
-    /// [`LinkError`]
+    /// [`LinkError`]: the node is there, and cannot be used.
     pub async fn connect(address: &NodeAddress, settings: LinkSettings) -> Result<Self, LinkError> {
-        let open = open(address, settings).await?;
+        let state = match timeout(OPEN_DEADLINE, open(address, settings)).await {
+            Ok(Ok(open)) => State::Open(Rc::new(open)),
+            Ok(Err(error)) if !error.is_of_a_node_that_is_down() => return Err(error),
+            Ok(Err(_)) | Err(_) => State::Lost(now() + RETRY_AFTER),
+        };
         Ok(Self {
-            address: address.clone(),
+            address: RefCell::new(address.clone()),
             settings,
-            state: RefCell::new(State::Open(Rc::new(open))),
+            state: RefCell::new(state),
             earlier_bytes: Cell::new(0),
             reconnected: Cell::new(0),
         })
+    }
+
+    /// Whether it has a session.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Open(_))
     }
 
     /// Whether it is worth asking: it serves, or it is time to see whether it does again.
@@ -140,7 +160,7 @@ impl Link {
         }
         self.state.replace(State::Opening);
         // A request is dropped only with the whole replay, so that nobody waits for an opening that was given up.
-        match tokio::time::timeout(OPEN_DEADLINE, open(&self.address, self.settings)).await {
+        match timeout(OPEN_DEADLINE, self.find_and_open()).await {
             Ok(Ok(open)) => {
                 let open = Rc::new(open);
                 self.state.replace(State::Open(Rc::clone(&open)));
@@ -154,18 +174,18 @@ impl Link {
         }
     }
 
+    async fn find_and_open(&self) -> Result<Open, LinkError> {
+        let known = self.address.borrow().clone();
+        let address = if known.sockets.is_empty() { ask_again(known).await? } else { known };
+        let open = open(&address, self.settings).await?;
+        self.address.replace(address);
+        Ok(open)
+    }
+
     /// The error of a request; after one that says that the node is gone or hangs, no request waits for it for a while.
     pub fn failed(&self, used: &Rc<Open>, source: SessionError) -> RequestError {
-        let lives = match &source {
-            SessionError::Refused(refusal) => refusal.code != RefusalCode::Stopping,
-            SessionError::Closed
-            | SessionError::Timeout
-            | SessionError::Connect { .. }
-            | SessionError::Socket(_) => false,
-            _ => true,
-        };
-        if lives {
-            return RequestError::Session { node: self.address.name.clone(), source: Box::new(source) };
+        if !is_of_a_node_that_is_down(&source) {
+            return RequestError::Session { node: self.name(), source: Box::new(source) };
         }
         let is_current = matches!(&*self.state.borrow(), State::Open(open) if Rc::ptr_eq(open, used));
         if is_current {
@@ -192,8 +212,40 @@ impl Link {
     }
 
     fn lost(&self) -> RequestError {
-        RequestError::Lost { node: self.address.name.clone() }
+        RequestError::Lost { node: self.name() }
     }
+
+    fn name(&self) -> String {
+        self.address.borrow().name.clone()
+    }
+}
+
+impl LinkError {
+    fn is_of_a_node_that_is_down(&self) -> bool {
+        match self {
+            Self::NoSocket { .. } | Self::AllDown => false,
+            Self::Silent { .. } => true,
+            Self::Session { source, .. } => is_of_a_node_that_is_down(source),
+        }
+    }
+}
+
+/// Whether the node is gone, or does not answer.
+fn is_of_a_node_that_is_down(error: &SessionError) -> bool {
+    match error {
+        SessionError::Refused(refusal) => refusal.code == RefusalCode::Stopping,
+        SessionError::Closed
+        | SessionError::Timeout
+        | SessionError::Connect { .. }
+        | SessionError::Socket(_) => true,
+        _ => false,
+    }
+}
+
+/// A node's address, which it did not tell before.
+async fn ask_again(known: NodeAddress) -> Result<NodeAddress, LinkError> {
+    let asked = tokio::task::spawn_blocking(move || NodeAddress::discover(known.http)).await;
+    asked.ok().and_then(Result::ok).ok_or(LinkError::Silent { node: known.name })
 }
 
 impl std::fmt::Debug for Link {
@@ -205,6 +257,9 @@ impl std::fmt::Debug for Link {
 async fn open(address: &NodeAddress, settings: LinkSettings) -> Result<Open, LinkError> {
     let LinkSettings { block_bytes, in_flight, deadline, .. } = settings;
     let node = || address.name.clone();
+    if address.sockets.is_empty() {
+        return Err(LinkError::Silent { node: node() });
+    }
     let socket = address.sockets.get(TENANT).ok_or_else(|| LinkError::NoSocket { node: node() })?;
     let failed = |source| LinkError::Session { node: node(), source };
     let options = SessionOptions {
