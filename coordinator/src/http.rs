@@ -1,20 +1,28 @@
 //! What the coordinator answers over HTTP.
 
+mod bodies;
+mod prefix;
+
+use std::any::Any;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 
-use actix_web::web::{Data, Json, JsonConfig, ServiceConfig, get, post};
-use actix_web::{HttpRequest, HttpResponse, error};
+use actix_web::body::MessageBody;
+use actix_web::dev::{Extensions, ServiceRequest, ServiceResponse};
+use actix_web::middleware::Next;
+use actix_web::rt::net::TcpStream;
+use actix_web::web::{Data, Json, ServiceConfig, get, post};
+use actix_web::{HttpResponse, error};
+use larder_client::connections::{Connections, Open};
 use larder_client::trace::Sampler;
-use larder_protocol::hashing::{PromptExtra, hash_prompt};
-use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use larder_protocol::table::MemberState;
-use larder_protocol::{Chain, ChunkHash, Fingerprint, sha256_cbor};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
+pub(crate) use self::bodies::Bodies;
 use crate::membership::{MemberReport, Patience};
 use crate::metrics::Metrics;
-use crate::prefix::{Holdings, Question};
+use crate::prefix::Question;
 use crate::serve::SharedMembership;
 use crate::server::Uptime;
 
@@ -56,81 +64,13 @@ pub struct NodeStatus {
     pub silent_seconds: f64,
 }
 
-/// The body of `POST /v1/prefix`.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PrefixRequest {
-    /// The namespace: 64 hexadecimal digits, as nodes' events have it.
-    fingerprint: String,
-    /// Tokens of one chunk.
-    chunk_tokens: u32,
-    /// The prompt's chunks as hashes, first to last, 64 hexadecimal digits each.
-    hashes: Option<Vec<String>>,
-    /// The prompt's tokens, where the coordinator knows the hash.
-    tokens: Option<Vec<u32>>,
-    /// How the namespace's chunks are hashed from tokens; by Larder's own hash where it is not given.
-    #[serde(default)]
-    hash: Hash,
-}
-
-/// How chunks are hashed from tokens.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
-enum Hash {
-    /// Larder's own.
-    #[default]
-    Larder,
-    /// vLLM's.
-    Sha256Cbor(EnginePrompt),
-}
-
-/// What vLLM hashes besides the tokens.
-#[derive(Debug, Clone, Deserialize)]
-struct EnginePrompt {
-    /// The engines' `PYTHONHASHSEED`, or what stands for none.
-    seed: Option<String>,
-    /// Tokens of the engine's own blocks; those of a chunk where it is not given.
-    block_tokens: Option<u32>,
-    cache_salt: Option<String>,
-    lora: Option<Lora>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Lora {
-    name: String,
-    path: String,
-}
-
-/// The answer to it.
-#[derive(Debug, Serialize)]
-struct PrefixAnswer {
-    /// What all nodes together have.
-    cluster: Held,
-    /// What each has.
-    nodes: Vec<NodeHeld>,
-    /// Nodes that did not answer: what they know is missing.
-    silent_homes: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeHeld {
-    name: String,
-    #[serde(flatten)]
-    held: Held,
-}
-
-#[derive(Debug, Serialize)]
-struct Held {
-    chunks: usize,
-    tokens: u64,
-}
-
 /// What all requests share.
 pub(crate) struct State {
     pub(crate) membership: SharedMembership,
     pub(crate) patience: Patience,
     pub(crate) questions: mpsc::Sender<Question>,
+    /// Bodies of questions that are being read and understood.
+    pub(crate) bodies: Bodies,
     pub(crate) metrics: Metrics,
     pub(crate) uptime: Uptime,
     /// Which questions are traced.
@@ -140,12 +80,29 @@ pub(crate) struct State {
 /// The paths.
 pub(crate) fn routes(service: &mut ServiceConfig) {
     service
-        .app_data(JsonConfig::default().limit(MAX_BODY_BYTES))
         .route("/healthz", get().to(healthy))
         .route("/readyz", get().to(ready))
         .route("/metrics", get().to(metrics))
         .route("/status", get().to(status))
-        .route("/v1/prefix", post().to(prefix));
+        .route("/v1/prefix", post().to(prefix::answer));
+}
+
+/// Notes a connection that came in: where there are too many, it or an idle one is shut down.
+pub(crate) fn note_connection(connections: &Connections, socket: &dyn Any, extensions: &mut Extensions) {
+    let Some(socket) = socket.downcast_ref::<TcpStream>() else { return };
+    match connections.enter(socket.as_fd()) {
+        Ok(open) => _ = extensions.insert(open),
+        Err(error) => tracing::debug!(%error, "an HTTP connection is shut down"),
+    }
+}
+
+/// Keeps a connection from making way while its request is answered.
+pub(crate) async fn busy(
+    request: ServiceRequest,
+    next: Next<impl MessageBody>,
+) -> actix_web::Result<ServiceResponse<impl MessageBody>> {
+    let _busy = request.conn_data::<Open>().map(Open::busy);
+    next.call(request).await
 }
 
 async fn healthy() -> &'static str {
@@ -183,78 +140,6 @@ async fn status(state: Data<State>) -> Json<Status> {
     })
 }
 
-/// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; one that
-/// is none counts as none, as its standard has it.
-async fn prefix(
-    state: Data<State>,
-    head: HttpRequest,
-    request: Json<PrefixRequest>,
-) -> actix_web::Result<Json<PrefixAnswer>> {
-    let parent = head.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse().ok());
-    let trace = state.sampler.request("prefix", parent);
-    let chunk_tokens = request.chunk_tokens;
-    let (fingerprint, chain) = request.into_inner().chain().map_err(error::ErrorBadRequest)?;
-    if trace.is_recorded() {
-        trace.set("larder.namespace", tracing::field::display(fingerprint));
-        trace.count("larder.chunks", chain.hashes.len() as u64);
-    }
-    let (answer, answered) = oneshot::channel();
-    if state.questions.try_send(Question { fingerprint, chain, trace, answer }).is_err() {
-        return Err(error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n"));
-    }
-    let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;
-    let Holdings { cluster_chunks, chunks, silent_homes } = answered;
-    let held = |chunks: usize| Held { chunks, tokens: chunks as u64 * u64::from(chunk_tokens) };
-    Ok(Json(PrefixAnswer {
-        cluster: held(cluster_chunks),
-        nodes: chunks.into_iter().map(|(name, chunks)| NodeHeld { name, held: held(chunks) }).collect(),
-        silent_homes,
-    }))
-}
-
-impl PrefixRequest {
-    fn chain(self) -> Result<(Fingerprint, Chain), String> {
-        let fingerprint: ChunkHash = self
-            .fingerprint
-            .parse()
-            .map_err(|error| format!("fingerprint: {error}; a node's /events tells those in use\n"))?;
-        let fingerprint = Fingerprint(fingerprint.0);
-        if !(1..=MAX_CHUNK_TOKENS).contains(&self.chunk_tokens) {
-            return Err(format!("chunk_tokens: 1 to {MAX_CHUNK_TOKENS}\n"));
-        }
-        let root = fingerprint.root();
-        let hashes = match (self.hashes, self.tokens) {
-            (Some(hashes), None) => hashes
-                .iter()
-                .enumerate()
-                .map(|(i, hash)| hash.parse().map_err(|error| format!("hashes[{i}]: {error}\n")))
-                .collect::<Result<Vec<ChunkHash>, String>>()?,
-            (None, Some(tokens)) => match &self.hash {
-                Hash::Larder => hash_prompt(root, &tokens, self.chunk_tokens, PromptExtra::default()),
-                Hash::Sha256Cbor(prompt) => prompt.hashes(&tokens, self.chunk_tokens)?,
-            },
-            _ => return Err("give either `hashes` or `tokens`\n".to_owned()),
-        };
-        if hashes.len() > MAX_CHAIN_CHUNKS {
-            return Err(format!("at most {MAX_CHAIN_CHUNKS} chunks\n"));
-        }
-        Ok((fingerprint, Chain::from_root(root, hashes)))
-    }
-}
-
-impl EnginePrompt {
-    fn hashes(&self, tokens: &[u32], chunk_tokens: u32) -> Result<Vec<ChunkHash>, String> {
-        let block_tokens = self.block_tokens.unwrap_or(chunk_tokens);
-        if block_tokens == 0 || !chunk_tokens.is_multiple_of(block_tokens) {
-            return Err(format!("hash.block_tokens: a chunk of {chunk_tokens} tokens is of whole blocks\n"));
-        }
-        let seed = self.seed.as_deref().unwrap_or(sha256_cbor::DEFAULT_SEED);
-        let lora = self.lora.as_ref().map(|Lora { name, path }| sha256_cbor::Lora { name, path });
-        let extra = sha256_cbor::PromptExtra { cache_salt: self.cache_salt.as_deref(), lora };
-        Ok(sha256_cbor::hash_prompt(seed, tokens, block_tokens, chunk_tokens, extra))
-    }
-}
-
 fn node_status(report: MemberReport) -> NodeStatus {
     let MemberReport { member, partitions, silent_ms } = report;
     NodeStatus {
@@ -272,6 +157,3 @@ fn node_status(report: MemberReport) -> NodeStatus {
         silent_seconds: silent_ms as f64 / 1_000.0,
     }
 }
-
-/// A prompt of two million tokens, as numbers of seven digits.
-const MAX_BODY_BYTES: usize = 16 << 20;

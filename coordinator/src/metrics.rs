@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use larder_client::connections::{Connections, HTTP};
 use larder_client::metrics::{
-    Families, Label, Metric, PROCESS, ProcessMetrics, Section, TRACING, TracingMetrics,
+    CERTIFICATE, CertificateMetrics, Families, Label, Metric, PROCESS, ProcessMetrics, Section, TRACING,
+    TracingMetrics,
 };
 use larder_protocol::table::MemberState;
 use prometheus::{
@@ -26,6 +28,8 @@ pub(crate) struct Metrics {
     late_heartbeats: IntGauge,
     process: ProcessMetrics,
     tracing: TracingMetrics,
+    certificate: CertificateMetrics,
+    connections: Connections,
 }
 
 impl Metrics {
@@ -46,8 +50,20 @@ impl Metrics {
             late_heartbeats: families.gauge("larder_coordinator_late_members")?,
             process: ProcessMetrics::new(&families)?,
             tracing: TracingMetrics::new(&families)?,
+            certificate: CertificateMetrics::new(&families)?,
+            connections: Connections::new(MAX_HTTP_CONNECTIONS, &families)?,
             registry,
         })
+    }
+
+    /// Connections to the HTTP endpoint.
+    pub(crate) fn connections(&self) -> Connections {
+        self.connections.clone()
+    }
+
+    /// Until when the own certificate may be used.
+    pub(crate) fn certificate(&self) -> CertificateMetrics {
+        self.certificate.clone()
     }
 
     /// Counts a connection or stream that was turned away.
@@ -161,17 +177,24 @@ pub const COORDINATOR: &[Section] = &[
             ),
         ],
     },
+    CERTIFICATE,
     TRACING,
+    HTTP,
     PROCESS,
 ];
 
+/// Connections to the HTTP endpoint: each takes two descriptors. Routers keep some open.
+const MAX_HTTP_CONNECTIONS: usize = 1_024;
+
 /// Why somebody is turned away.
 const REJECTED: &[&str] = &[
+    "handshakes",
     "connections",
     "certificate",
     "identity",
     "handshake",
     "malformed",
+    "too_long",
     "not_allowed",
     "full",
     "out_of_order",
@@ -188,13 +211,11 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let counts = Counts { joins: 2, ..Counts::default() };
         let epoch = Epoch { term: 3, number: 4 };
-    "handshakes",
         for _ in 0..2 {
             let text = metrics.render(Duration::from_secs(2), &[], epoch, counts, 1_000).unwrap();
             let text = String::from_utf8(text).unwrap();
             for line in [
                 "larder_build_info{role=\"coordinator\",version=",
-    "too_long",
                 "larder_coordinator_members{state=\"alive\"} 0\n",
                 "larder_coordinator_epoch{part=\"term\"} 3\n",
                 "larder_coordinator_events_total{event=\"join\"} 2\n",

@@ -15,7 +15,7 @@ use larder_protocol::peer::{Find, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
 use larder_protocol::{Chain, Fingerprint};
 use serde::Serialize;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 /// A question, and where its answer goes.
@@ -45,7 +45,10 @@ pub(crate) async fn answer(
     mut questions: mpsc::Receiver<Question>,
 ) {
     let asker = std::rc::Rc::new(Asker { endpoint, connections: RefCell::default() });
+    let asking = Arc::new(Semaphore::new(MAX_ASKING));
     while let Some(Question { fingerprint, chain, trace, answer }) = questions.recv().await {
+        // An error: never, since nobody closes it.
+        let Ok(place) = Arc::clone(&asking).acquire_owned().await else { return };
         let (asker, table) = (std::rc::Rc::clone(&asker), Arc::clone(&tables.borrow()));
         actix_rt::spawn(async move {
             let holdings = asker.holdings(&table, &fingerprint, &chain, &trace).await;
@@ -53,6 +56,7 @@ pub(crate) async fn answer(
             drop(trace);
             // An error: the router went away.
             let _ = answer.send(holdings);
+            drop(place);
         });
     }
 }
@@ -152,6 +156,9 @@ fn fold(table: &Table, holders: &[Vec<Holder>], silent_homes: Vec<String>) -> Ho
         silent_homes,
     }
 }
+
+/// Questions that are being asked of homes at a time; more wait.
+const MAX_ASKING: usize = 64;
 
 /// How long a home may take.
 const HOME_DEADLINE: Duration = Duration::from_millis(200);

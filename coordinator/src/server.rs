@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use actix_web::middleware::from_fn;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
 use larder_client::quic::{
@@ -16,7 +17,7 @@ use larder_protocol::table::Table;
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
-use crate::http::{State, routes};
+use crate::http::{Bodies, State, busy, note_connection, routes};
 use crate::membership::{Membership, Millis};
 use crate::metrics::Metrics;
 use crate::prefix;
@@ -74,6 +75,14 @@ pub enum ServeError {
     },
 }
 
+impl ServeError {
+    /// Whether the configuration, or what it names, has to be changed before another start can help.
+    #[must_use]
+    pub fn is_the_askers(&self) -> bool {
+        matches!(self, Self::Credentials(_) | Self::NotACoordinator { .. })
+    }
+}
+
 /// The coordinator's clock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Uptime(Instant);
@@ -113,28 +122,35 @@ pub async fn run(
         return Err(ServeError::NotACoordinator { found: found.clone() });
     }
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
-    let renewal = renew_when_changed(endpoint.clone(), config.peer.credentials(), credentials, RENEWAL_CHECK);
-    actix_rt::spawn(renewal);
     let (file, state) = StateFile::open(&config.state.path)?;
     let patience = config.membership.patience();
     let membership = SharedMembership::new(Membership::new(patience.clone(), state, uptime.now()));
     let metrics = Metrics::new()?;
+    let (files, certificate) = (config.peer.credentials(), metrics.certificate());
+    let expires = move |time| certificate.show(time);
+    actix_rt::spawn(renew_when_changed(endpoint.clone(), files, credentials, RENEWAL_CHECK, expires));
     let (publish, tables) = watch::channel(Arc::new(Table::default()));
     let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
 
     let listen = config.http.listen;
     let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
     let http = listener.local_addr().map_err(|source| ServeError::Listen { listen, source })?;
+    let connections = metrics.connections();
     let state = Data::new(State {
         membership: membership.clone(),
         patience,
         questions,
+        bodies: Bodies::new(),
         metrics: metrics.clone(),
         uptime,
         sampler: config.tracing.sampler(),
     });
     let failed = |source| ServeError::Serve { http, source };
-    let server = HttpServer::new(move || App::new().app_data(state.clone()).configure(routes))
+    let app = move || App::new().app_data(state.clone()).wrap(from_fn(busy)).configure(routes);
+    let server = HttpServer::new(app)
+        .on_connect(move |socket, extensions| note_connection(&connections, socket, extensions))
+        .client_request_timeout(HTTP_IDLE)
+        .keep_alive(HTTP_IDLE)
         .workers(HTTP_WORKERS)
         .disable_signals()
         .shutdown_timeout(STOP_SECONDS)
@@ -195,6 +211,9 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// Questions about prefixes that wait.
 const WAITING_QUESTIONS: usize = 256;
+
+/// How long an HTTP connection may be silent, before its first request or between two.
+const HTTP_IDLE: Duration = Duration::from_secs(5);
 
 /// HTTP is for people, scrapers and routers here: one thread is plenty.
 const HTTP_WORKERS: usize = 1;

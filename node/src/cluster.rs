@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix::prelude::*;
 use actix_rt::Arbiter;
 use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
-use larder_client::metrics::Families;
+use larder_client::metrics::{CERTIFICATE, CertificateMetrics, Families};
 use larder_client::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
@@ -142,7 +142,9 @@ impl Cluster {
         });
         let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
         let files = limits.credentials.clone();
-        arbiter.spawn(renew_when_changed(endpoint.clone(), files, in_use, RENEWAL_CHECK));
+        let certificate = CertificateMetrics::new(&Families::new(registry, &[CERTIFICATE]))?;
+        let expires = move |time| certificate.show(time);
+        arbiter.spawn(renew_when_changed(endpoint.clone(), files, in_use, RENEWAL_CHECK, expires));
         let silent = SilentPeers::default();
         let sharing = if limits.share {
             Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, &silent)?)

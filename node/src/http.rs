@@ -3,17 +3,24 @@
 //! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give
 //! up soon.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use actix::Addr;
+use actix_web::body::MessageBody;
+use actix_web::dev::{Extensions, ServiceRequest, ServiceResponse};
+use actix_web::middleware::Next;
+use actix_web::rt::net::TcpStream;
 use actix_web::web::{Data, Json, ServiceConfig, get};
-use actix_web::{HttpResponse, error};
+use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use larder_client::connections::{Connections, Open};
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
@@ -193,6 +200,24 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/events", get().to(events));
 }
 
+/// Notes a connection that came in: where there are too many, it or an idle one is shut down.
+pub(crate) fn note_connection(connections: &Connections, socket: &dyn Any, extensions: &mut Extensions) {
+    let Some(socket) = socket.downcast_ref::<TcpStream>() else { return };
+    match connections.enter(socket.as_fd()) {
+        Ok(open) => _ = extensions.insert(open),
+        Err(error) => tracing::debug!(%error, "an HTTP connection is shut down"),
+    }
+}
+
+/// Keeps a connection from making way while its request is answered.
+pub(crate) async fn busy(
+    request: ServiceRequest,
+    next: Next<impl MessageBody>,
+) -> actix_web::Result<ServiceResponse<impl MessageBody>> {
+    let _busy = request.conn_data::<Open>().map(Open::busy);
+    next.call(request).await
+}
+
 async fn healthy() -> &'static str {
     "ok\n"
 }
@@ -226,7 +251,7 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
 }
 
 /// What is held, and then what changes, as server-sent events.
-async fn events(state: Data<Arc<State>>) -> HttpResponse {
+async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
     let Some(actors) = state.actors.get() else {
         return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
     };
@@ -234,8 +259,9 @@ async fn events(state: Data<Arc<State>>) -> HttpResponse {
         let full = format!("{MAX_FOLLOWERS} follow the events already\n");
         return HttpResponse::ServiceUnavailable().body(full);
     };
+    let busy = request.conn_data::<Open>().map(Open::busy);
     let events = events::follow(actors.clone()).map(move |event| {
-        let _held_as_long_as_the_stream = &place;
+        let _held_as_long_as_the_stream = (&place, &busy);
         event
     });
     HttpResponse::Ok()

@@ -9,6 +9,7 @@ pub mod table;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use larder_client::connections::Connections;
 use larder_client::metrics::{Families, ProcessMetrics, TracingMetrics};
 use larder_protocol::session::Tier;
 use prometheus::{
@@ -62,6 +63,8 @@ pub struct Metrics {
     tracing: TracingMetrics,
     known: KnownNamespaces,
     /// Lookups that the lookup log left out.
+    /// Connections to the HTTP endpoint.
+    pub connections: Connections,
     pub unrecorded: IntCounter,
     rates: RateGauges,
 }
@@ -129,6 +132,7 @@ impl Metrics {
             tracing: TracingMetrics::new(&families)?,
             known: KnownNamespaces::default(),
             unrecorded: families.counter("larder_unrecorded_lookups_total")?,
+            connections: Connections::new(MAX_HTTP_CONNECTIONS, &families)?,
             rates: RateGauges::new(&families)?,
             registry,
         })
@@ -246,6 +250,9 @@ mod tests {
     use crate::store::{Evictions, Usage};
 
     #[test]
+/// Connections to the HTTP endpoint: each takes two descriptors.
+const MAX_HTTP_CONNECTIONS: usize = 512;
+
     fn what_is_counted_is_rendered() {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0);

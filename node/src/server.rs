@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use actix::{Actor, Addr};
 use actix_rt::Arbiter;
+use actix_web::middleware::from_fn;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,7 +29,7 @@ use crate::copy::CopyLane;
 use crate::device_lane::{DevicePlace, Devices};
 use crate::events::Feed;
 use crate::hardware::{DeviceHardware, HardwareStatus};
-use crate::http::{MAX_FOLLOWERS, State, routes};
+use crate::http::{MAX_FOLLOWERS, State, busy, note_connection, routes};
 use crate::kv_events::KvEvents;
 use crate::limits::{ActorLimits, Limits};
 use crate::metrics::{Metrics, SharedMetrics};
@@ -302,13 +303,17 @@ fn serve_http(
     state: Arc<State>,
 ) -> Result<(actix_web::dev::ServerHandle, Serving), ServeError> {
     let state = Data::new(state);
-    let server = HttpServer::new(move || App::new().app_data(state.clone()).configure(routes))
-        .workers(HTTP_WORKERS)
-        .disable_signals()
-        .shutdown_timeout(STOP_SECONDS)
-        .listen(listener)
-        .map_err(|source| ServeError::Serve { http, source })?
-        .run();
+    let server =
+        HttpServer::new(move || App::new().app_data(state.clone()).wrap(from_fn(busy)).configure(routes))
+            .on_connect(move |socket, extensions| note_connection(&connections, socket, extensions))
+            .client_request_timeout(HTTP_IDLE)
+            .keep_alive(HTTP_IDLE)
+            .workers(HTTP_WORKERS)
+            .disable_signals()
+            .shutdown_timeout(STOP_SECONDS)
+            .listen(listener)
+            .map_err(|source| ServeError::Serve { http, source })?
+            .run();
     Ok((server.handle(), actix_rt::spawn(server)))
 }
 
@@ -316,6 +321,7 @@ fn serve_http(
 struct Shared {
     metrics: SharedMetrics,
     clock: Clock,
+    let connections = state.metrics.connections.clone();
     tenants: Arc<[String]>,
     recorder: Option<Recorder>,
     objects: Option<Objects>,
@@ -476,3 +482,6 @@ const WEIGHT_BYTES: u64 = 1 << 20;
 
 /// HTTP is for people and scrapers here: one thread is plenty.
 const HTTP_WORKERS: usize = 1;
+/// How long an HTTP connection may be silent, before its first request or between two.
+const HTTP_IDLE: Duration = Duration::from_secs(5);
+

@@ -122,7 +122,7 @@ fn endpoint(dir: &Path, name: &str) -> Endpoint {
     let credentials = Credentials::load(&files).unwrap();
     let any: SocketAddr = ([127, 0, 0, 1], 0).into();
     let endpoint = Endpoint::bind(any, &credentials, &TransportSettings::default()).unwrap();
-    tokio::spawn(renew_when_changed(endpoint.clone(), files, credentials, Duration::from_millis(5)));
+    tokio::spawn(renew_when_changed(endpoint.clone(), files, credentials, Duration::from_millis(5), |_| ()));
     endpoint
 }
 

@@ -12,6 +12,7 @@
 //! - **GPU memory**: [`EngineLane`] copies it in the engine's process, the [`device_lane`] has the node copy it.
 
 mod blocking;
+pub mod connections;
 pub mod device_lane;
 pub mod engine_lane;
 mod error;

@@ -5,12 +5,14 @@
 //! each of something that is bounded itself. Where every label of a metric has a closed list, all of its values are there
 //! from the start, at zero.
 
+mod certificate;
 mod families;
 mod process;
 mod tracing;
 
 use std::fmt;
 
+pub use certificate::{CERTIFICATE, CertificateMetrics};
 pub use families::Families;
 pub use process::{PROCESS, ProcessMetrics};
 pub use tracing::{TRACING, TracingMetrics};

@@ -4,7 +4,8 @@ mod cluster;
 mod disk;
 mod object;
 
-use larder_client::metrics::{Label, Metric, PROCESS, Section, TRACING};
+use larder_client::connections::HTTP;
+use larder_client::metrics::{CERTIFICATE, Label, Metric, PROCESS, Section, TRACING};
 
 pub use cluster::{DIRECTORY, MEMBERSHIP, PEERS};
 pub use disk::{DISK, OUTCOMES as DISK_OUTCOMES};
@@ -12,7 +13,19 @@ pub use object::OBJECT;
 
 /// All of it, in the order in which people read.
 pub const NODE: &[Section] = &[
-    VALUE, OPERATIONS, TIERS, DISK, OBJECT, TENANTS, PEERS, DIRECTORY, MEMBERSHIP, RECORDING, TRACING,
+    VALUE,
+    OPERATIONS,
+    TIERS,
+    DISK,
+    OBJECT,
+    TENANTS,
+    PEERS,
+    DIRECTORY,
+    MEMBERSHIP,
+    CERTIFICATE,
+    RECORDING,
+    TRACING,
+    HTTP,
     PROCESS,
 ];
 

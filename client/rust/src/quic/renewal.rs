@@ -1,13 +1,14 @@
 //! Certificates that are renewed while a process runs.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::{CredentialFiles, Credentials, Endpoint};
+use super::{CredentialFiles, Credentials, Endpoint, InspectError, Inspected, inspect};
 
 /// Has `endpoint` use what is in `files` whenever that changes, for connections made from then on. `credentials` are those
 /// in use. Files that cannot be used, as those that are half written, and those of somebody else, are warned of and looked
-/// at again. Never ready.
+/// at again. A certificate in use that expires soon, or others would turn down, is warned of at once and then once a day, and
+/// `expires` is told when it does, if it ever does. Never ready.
 ///
 /// # Cancel safety
 /// Safe.
@@ -16,10 +17,17 @@ pub async fn renew_when_changed(
     files: CredentialFiles,
     credentials: Credentials,
     every: Duration,
+    expires: impl Fn(Option<SystemTime>),
 ) {
     // An error: they have gone since they were read, and count as changed when they are back.
     let mut in_use = contents(&files).unwrap_or_default();
+    let mut next_warning = SystemTime::UNIX_EPOCH;
     loop {
+        let now = SystemTime::now();
+        if now >= next_warning && contents(&files).is_ok_and(|now| now == in_use) {
+            judge(&files, now, &expires);
+            next_warning = now + WARNED_EVERY;
+        }
         tokio::time::sleep(every).await;
         let now = match contents(&files) {
             Ok(now) if now != in_use => now,
@@ -33,6 +41,7 @@ pub async fn renew_when_changed(
             Ok(new) if new.identity() == credentials.identity() => {
                 endpoint.renew(&new);
                 in_use = now;
+                next_warning = SystemTime::UNIX_EPOCH;
                 tracing::info!(identity = %new.identity(), "the certificates are renewed");
             }
             Ok(new) => tracing::warn!(
@@ -45,8 +54,39 @@ pub async fn renew_when_changed(
     }
 }
 
+/// Says what others would say of the certificate in use.
+fn judge(files: &CredentialFiles, now: SystemTime, expires: &impl Fn(Option<SystemTime>)) {
+    let days = |time: Duration| time.as_secs() / SECONDS_OF_A_DAY;
+    let remedy = "`larder ca issue` makes a new one, which is used without a restart";
+    match inspect(files, now) {
+        Ok(Inspected { identity, not_after }) => {
+            expires(not_after);
+            let left = not_after.map(|end| end.duration_since(now).unwrap_or_default());
+            if let Some(left) = left.filter(|left| *left < SOON) {
+                tracing::warn!(%identity, days = days(left), remedy, "the own certificate expires soon");
+            }
+        }
+        Err(InspectError::Expired { not_after }) => {
+            expires(Some(not_after));
+            let days = days(now.duration_since(not_after).unwrap_or_default());
+            tracing::error!(days, remedy, "the own certificate has expired: others turn this process away");
+        }
+        Err(error) => {
+            tracing::error!(%error, remedy, "others turn this process away: its certificate is not accepted");
+        }
+    }
+}
+
 /// How often a process looks whether its certificates have changed.
 pub const RENEWAL_CHECK: Duration = Duration::from_secs(30);
+
+/// How often a certificate that needs renewal is warned of.
+const WARNED_EVERY: Duration = Duration::from_secs(SECONDS_OF_A_DAY);
+
+/// Time enough to issue another.
+const SOON: Duration = Duration::from_secs(7 * SECONDS_OF_A_DAY);
+
+const SECONDS_OF_A_DAY: u64 = 86_400;
 
 fn contents(files: &CredentialFiles) -> io::Result<[Vec<u8>; 3]> {
     Ok([std::fs::read(&files.ca)?, std::fs::read(&files.certificate)?, std::fs::read(&files.key)?])

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder_client::quic::{CredentialFiles, Credentials, Endpoint, renew_when_changed};
 use larder_protocol::identity::{Identity, Role};
@@ -15,6 +15,26 @@ fn write(ca: &Ca, identity: &Identity, files: &CredentialFiles) {
     fs::write(&files.ca, &ca.1).unwrap();
     fs::write(&files.certificate, issued.certificate_pem).unwrap();
     fs::write(&files.key, issued.key_pem).unwrap();
+}
+
+#[tokio::test]
+async fn an_own_certificate_that_has_expired_is_told_until_it_is_renewed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ca, files) = (Ca::new(), files(dir.path()));
+    let node = Identity::new(Role::Node, "node-0");
+    let (begin, end) = (UNIX_EPOCH + Duration::from_secs(1_000), UNIX_EPOCH + Duration::from_secs(2_000));
+    let issued = ca.0.issue(&node, Validity { not_before: begin, not_after: end }).unwrap();
+    fs::write(&files.ca, &ca.1).unwrap();
+    fs::write(&files.certificate, issued.certificate_pem).unwrap();
+    fs::write(&files.key, issued.key_pem).unwrap();
+    let credentials = Credentials::load(&files).unwrap();
+    let (every, (tell, mut told)) = (Duration::from_millis(5), tokio::sync::mpsc::unbounded_channel());
+    let expires = move |time| tell.send(time).unwrap();
+    tokio::spawn(renew_when_changed(bind(&credentials), files.clone(), credentials, every, expires));
+    assert_eq!(told.recv().await, Some(Some(end)));
+    write(&ca, &node, &files);
+    let renewed = tokio::time::timeout(Duration::from_secs(10), told.recv()).await.unwrap();
+    assert!(renewed.unwrap().is_some_and(|time| time > SystemTime::now()));
 }
 
 fn files(dir: &Path) -> CredentialFiles {
@@ -50,7 +70,8 @@ async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
             });
         }
     });
-    tokio::spawn(renew_when_changed(server.clone(), files.clone(), credentials, Duration::from_millis(5)));
+    let every = Duration::from_millis(5);
+    tokio::spawn(renew_when_changed(server.clone(), files.clone(), credentials, every, |_| ()));
     assert!(is_taken(&first, &server).await);
 
     fs::write(&files.certificate, "half a certificate").unwrap();

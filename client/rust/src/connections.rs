@@ -1,0 +1,251 @@
+//! The connections of a server: how many there may be, and which idle one makes way for a new one.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use prometheus::{IntCounterVec, IntGauge};
+use rustix::net::{Shutdown, shutdown};
+
+use crate::metrics::{Families, Label, Metric, Section};
+
+/// The connections of a server. Where there are as many as there may be, the one that has been idle for the longest is shut
+/// down for a new one; where none is idle, the new one is. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct Connections(Arc<Shared>);
+
+/// One connection, as long as it lives.
+#[derive(Debug)]
+pub struct Open {
+    connections: Connections,
+    number: u64,
+}
+
+/// A request on a connection, which is not idle meanwhile.
+#[derive(Debug)]
+pub struct Busy {
+    connections: Connections,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    most: usize,
+    known: Mutex<Known>,
+    open: IntGauge,
+    closed: IntCounterVec,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_number: BTreeMap<u64, State>,
+    /// The idle ones by when they became that, the first first.
+    idle: BTreeMap<u64, u64>,
+    /// Counts connections, and times at which one became idle.
+    last: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    socket: OwnedFd,
+    requests: u32,
+    idle_since: u64,
+}
+
+/// The part of a server's table that is about its HTTP connections.
+pub const HTTP: Section = Section {
+    title: "HTTP",
+    only: "",
+    metrics: &[
+        Metric::gauge("larder_http_connections", "connections", &[], "Connections to the HTTP endpoint"),
+        Metric::counter(
+            "larder_http_connections_closed_total",
+            "connections",
+            &[Label::one_of("reason", &["made_way", "refused"])],
+            "Connections that were shut down because there were as many as there may be: idle ones that made way, and new ones where none was idle",
+        ),
+    ],
+};
+
+impl Connections {
+    /// None yet, and never more than `most`.
+    ///
+    /// # Errors
+    /// Where the metrics are registered already, or not in the table.
+    pub fn new(most: usize, families: &Families<'_>) -> Result<Self, prometheus::Error> {
+        Ok(Self(Arc::new(Shared {
+            most,
+            known: Mutex::default(),
+            open: families.gauge("larder_http_connections")?,
+            closed: families.counters("larder_http_connections_closed_total")?,
+        })))
+    }
+
+    /// Takes a new connection in.
+    ///
+    /// # Errors
+    /// Where the system gives no descriptor, or there is no room: the connection is shut down.
+    pub fn enter(&self, socket: BorrowedFd<'_>) -> io::Result<Open> {
+        let own = match socket.try_clone_to_owned() {
+            Ok(own) => own,
+            Err(error) => {
+                shutdown(socket, Shutdown::Both)?;
+                return Err(error);
+            }
+        };
+        let mut known = self.lock();
+        if known.by_number.len() >= self.0.most {
+            let Some(idle) = known.take_longest_idle() else {
+                self.0.closed.with_label_values(&["refused"]).inc();
+                shutdown(socket, Shutdown::Both)?;
+                return Err(io::Error::other("there are as many connections as there may be"));
+            };
+            self.0.closed.with_label_values(&["made_way"]).inc();
+            self.0.open.dec();
+            // An error: the other side was faster.
+            let _ = shutdown(&idle, Shutdown::Both);
+        }
+        let number = known.next();
+        known.by_number.insert(number, State { socket: own, requests: 0, idle_since: number });
+        known.idle.insert(number, number);
+        self.0.open.inc();
+        Ok(Open { connections: self.clone(), number })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        crate::lock(&self.0.known)
+    }
+}
+
+impl Open {
+    /// A request has come; the connection is idle again when the result is dropped.
+    #[must_use]
+    pub fn busy(&self) -> Busy {
+        self.connections.lock().begin(self.number);
+        Busy { connections: self.connections.clone(), number: self.number }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.connections.lock().remove(self.number) {
+            self.connections.0.open.dec();
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.connections.lock().end(self.number);
+    }
+}
+
+impl Known {
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn begin(&mut self, number: u64) {
+        if let Some(state) = self.by_number.get_mut(&number) {
+            state.requests += 1;
+            self.idle.remove(&state.idle_since);
+        }
+    }
+
+    fn end(&mut self, number: u64) {
+        let now = self.next();
+        let Some(state) = self.by_number.get_mut(&number) else { return };
+        state.requests -= 1;
+        if state.requests == 0 {
+            state.idle_since = now;
+            self.idle.insert(now, number);
+        }
+    }
+
+    /// Whether it was there.
+    fn remove(&mut self, number: u64) -> bool {
+        let Some(state) = self.by_number.remove(&number) else { return false };
+        self.idle.remove(&state.idle_since);
+        true
+    }
+
+    fn take_longest_idle(&mut self) -> Option<OwnedFd> {
+        let (_, number) = self.idle.pop_first()?;
+        self.by_number.remove(&number).map(|state| state.socket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use prometheus::Registry;
+
+    use super::*;
+
+    /// A connection's two ends.
+    fn connect(connections: &Connections) -> (io::Result<Open>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (connections.enter(ours.as_fd()), theirs)
+    }
+
+    fn is_shut_down(theirs: &mut UnixStream) -> bool {
+        theirs.set_nonblocking(true).unwrap();
+        matches!(theirs.read(&mut [0]), Ok(0))
+    }
+
+    fn connections(registry: &Registry) -> Connections {
+        Connections::new(2, &Families::new(registry, &[HTTP])).unwrap()
+    }
+
+    #[test]
+    fn the_longest_idle_connection_makes_way_and_a_busy_one_does_not() {
+        let registry = Registry::new();
+        let connections = connections(&registry);
+        let (first, mut one) = connect(&connections);
+        let (second, mut two) = connect(&connections);
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let at_work = first.busy();
+        let (third, mut three) = connect(&connections);
+        assert!(is_shut_down(&mut two) && !is_shut_down(&mut one) && third.is_ok());
+        drop((second, at_work));
+        // The first is idle since later than the third.
+        let (fourth, _four) = connect(&connections);
+        assert!(is_shut_down(&mut three) && !is_shut_down(&mut one) && fourth.is_ok());
+        assert_eq!(connections.0.open.get(), 2);
+        drop((first, fourth, third));
+        assert_eq!(connections.0.open.get(), 0);
+    }
+
+    #[test]
+    fn where_all_are_at_work_the_new_one_is_shut_down() {
+        let registry = Registry::new();
+        let connections = connections(&registry);
+        let (first, second) = (connect(&connections), connect(&connections));
+        let at_work = (first.0.as_ref().unwrap().busy(), second.0.as_ref().unwrap().busy());
+        let (refused, mut theirs) = connect(&connections);
+        assert!(refused.is_err() && is_shut_down(&mut theirs));
+        drop(at_work);
+        assert!(connect(&connections).0.is_ok());
+    }
+
+    #[test]
+    fn a_connection_with_two_requests_is_idle_when_both_have_ended() {
+        let registry = Registry::new();
+        let connections = connections(&registry);
+        let (first, mut one) = connect(&connections);
+        let (second, _two) = connect(&connections);
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let (a, b, c) = (first.busy(), first.busy(), second.busy());
+        drop(a);
+        assert!(connect(&connections).0.is_err());
+        drop(b);
+        let (third, _three) = connect(&connections);
+        assert!(third.is_ok() && is_shut_down(&mut one));
+        drop(c);
+    }
+}

@@ -1,0 +1,104 @@
+//! Bodies of questions: how many bytes of them may be here, and where they are understood.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::http::header::CONTENT_LENGTH;
+use actix_web::web::{Bytes, BytesMut, Payload};
+use actix_web::{Error, HttpRequest, error};
+use futures_util::StreamExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// The bodies that are being read and understood. Cloning shares.
+#[derive(Clone)]
+pub(crate) struct Bodies {
+    /// Bytes that may be here, in units of [`UNIT_BYTES`].
+    room: Arc<Semaphore>,
+    /// Places on the threads that understand them.
+    threads: Arc<Semaphore>,
+}
+
+/// One body, as long as it is here.
+pub(super) struct Body {
+    bytes: BytesMut,
+    held: OwnedSemaphorePermit,
+    threads: Arc<Semaphore>,
+}
+
+impl Bodies {
+    pub(crate) fn new() -> Self {
+        let room = Arc::new(Semaphore::new(MAX_BYTES_HERE.div_ceil(UNIT_BYTES)));
+        Self { room, threads: Arc::new(Semaphore::new(THREADS)) }
+    }
+
+    /// Reads a request's body. It counts as it arrives, not as announced.
+    pub(super) async fn read(&self, head: &HttpRequest, payload: Payload) -> Result<Body, Error> {
+        let announced =
+            head.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|bytes: u64| bytes > MAX_BODY_BYTES as u64) {
+            return Err(too_long());
+        }
+        let read = timeout(READ_DEADLINE, self.read_all(payload)).await;
+        read.unwrap_or_else(|_| Err(error::ErrorRequestTimeout("the body did not come in time\n")))
+    }
+
+    async fn read_all(&self, mut payload: Payload) -> Result<Body, Error> {
+        let mut body =
+            Body { bytes: BytesMut::new(), held: self.take(1)?, threads: Arc::clone(&self.threads) };
+        while let Some(piece) = payload.next().await {
+            let piece: Bytes = piece?;
+            let bytes = body.bytes.len() + piece.len();
+            if bytes > MAX_BODY_BYTES {
+                return Err(too_long());
+            }
+            let missing = bytes.div_ceil(UNIT_BYTES).saturating_sub(body.held.num_permits());
+            body.held.merge(self.take(missing)?);
+            body.bytes.extend_from_slice(&piece);
+        }
+        Ok(body)
+    }
+
+    fn take(&self, units: usize) -> Result<OwnedSemaphorePermit, Error> {
+        let taken = Arc::clone(&self.room).try_acquire_many_owned(units as u32);
+        taken.map_err(|_| {
+            error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n")
+        })
+    }
+}
+
+impl Body {
+    /// What `read` makes of it, on a thread that may take its time; its error is the asker's.
+    pub(super) async fn understand<T: Send + 'static>(
+        self,
+        read: impl FnOnce(BytesMut) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, Error> {
+        let Self { bytes, held, threads } = self;
+        // An error: never, since nobody closes it.
+        let place = threads.acquire_owned().await.map_err(error::ErrorInternalServerError)?;
+        let understood = tokio::task::spawn_blocking(move || {
+            let _until_done = (held, place);
+            read(bytes)
+        });
+        understood.await.map_err(error::ErrorInternalServerError)?.map_err(error::ErrorBadRequest)
+    }
+}
+
+fn too_long() -> Error {
+    error::ErrorPayloadTooLarge(format!("a body has at most {MAX_BODY_BYTES} bytes\n"))
+}
+
+/// A prompt of two million tokens, as numbers of seven digits.
+const MAX_BODY_BYTES: usize = 16 << 20;
+
+/// Bytes of all bodies that are here: four of the largest.
+const MAX_BYTES_HERE: usize = 4 * MAX_BODY_BYTES;
+
+/// What is counted at a time.
+const UNIT_BYTES: usize = 16 << 10;
+
+/// How long a body may take to come.
+const READ_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Bodies that are understood at a time: the coordinator's other threads need CPUs too.
+const THREADS: usize = 2;

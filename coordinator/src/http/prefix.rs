@@ -1,0 +1,210 @@
+//! `POST /v1/prefix`: how much of a prompt each node holds.
+
+use actix_web::web::{Data, Json, Payload};
+use actix_web::{HttpRequest, error};
+use larder_protocol::hashing::{PromptExtra, hash_prompt};
+use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
+use larder_protocol::{Chain, ChunkHash, Fingerprint, sha256_cbor};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use super::State;
+use crate::prefix::{Holdings, Question};
+
+/// The body of `POST /v1/prefix`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrefixRequest {
+    /// The namespace: 64 hexadecimal digits, as nodes' events have it.
+    fingerprint: String,
+    /// Tokens of one chunk.
+    chunk_tokens: u32,
+    /// The prompt's chunks as hashes, first to last, 64 hexadecimal digits each.
+    hashes: Option<Vec<String>>,
+    /// The prompt's tokens, where the coordinator knows the hash.
+    tokens: Option<Vec<u32>>,
+    /// How the namespace's chunks are hashed from tokens; by Larder's own hash where it is not given.
+    #[serde(default)]
+    hash: Hash,
+}
+
+/// How chunks are hashed from tokens.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+enum Hash {
+    /// Larder's own.
+    #[default]
+    Larder,
+    /// vLLM's.
+    Sha256Cbor(EnginePrompt),
+}
+
+/// What vLLM hashes besides the tokens.
+#[derive(Debug, Clone, Deserialize)]
+struct EnginePrompt {
+    /// The engines' `PYTHONHASHSEED`, or what stands for none.
+    seed: Option<String>,
+    /// Tokens of the engine's own blocks; those of a chunk where it is not given.
+    block_tokens: Option<u32>,
+    cache_salt: Option<String>,
+    lora: Option<Lora>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Lora {
+    name: String,
+    path: String,
+}
+
+/// The answer to it.
+#[derive(Debug, Serialize)]
+pub(super) struct PrefixAnswer {
+    /// What all nodes together have.
+    cluster: Held,
+    /// What each has.
+    nodes: Vec<NodeHeld>,
+    /// Nodes that did not answer: what they know is missing.
+    silent_homes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeHeld {
+    name: String,
+    #[serde(flatten)]
+    held: Held,
+}
+
+#[derive(Debug, Serialize)]
+struct Held {
+    chunks: usize,
+    tokens: u64,
+}
+
+/// What a request asks.
+struct Asked {
+    fingerprint: Fingerprint,
+    chain: Chain,
+    chunk_tokens: u32,
+}
+
+/// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; one that
+/// is none counts as none, as its standard has it.
+///
+/// A prompt is read and hashed on a thread of its own: meanwhile this one answers others.
+pub(super) async fn answer(
+    state: Data<State>,
+    head: HttpRequest,
+    payload: Payload,
+) -> actix_web::Result<Json<PrefixAnswer>> {
+    let parent = head.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse().ok());
+    let trace = state.sampler.request("prefix", parent);
+    let body = state.bodies.read(&head, payload).await?;
+    let Asked { fingerprint, chain, chunk_tokens } = body.understand(|body| Asked::of(&body)).await?;
+    if trace.is_recorded() {
+        trace.set("larder.namespace", tracing::field::display(fingerprint));
+        trace.count("larder.chunks", chain.hashes.len() as u64);
+    }
+    let (answer, answered) = oneshot::channel();
+    if state.questions.try_send(Question { fingerprint, chain, trace, answer }).is_err() {
+        return Err(error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n"));
+    }
+    let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;
+    let Holdings { cluster_chunks, chunks, silent_homes } = answered;
+    let held = |chunks: usize| Held { chunks, tokens: chunks as u64 * u64::from(chunk_tokens) };
+    Ok(Json(PrefixAnswer {
+        cluster: held(cluster_chunks),
+        nodes: chunks.into_iter().map(|(name, chunks)| NodeHeld { name, held: held(chunks) }).collect(),
+        silent_homes,
+    }))
+}
+
+impl Asked {
+    /// What a body asks.
+    fn of(body: &[u8]) -> Result<Self, String> {
+        let request: PrefixRequest =
+            serde_json::from_slice(body).map_err(|error| format!("the body is no question: {error}\n"))?;
+        let chunk_tokens = request.chunk_tokens;
+        let (fingerprint, chain) = request.chain()?;
+        Ok(Self { fingerprint, chain, chunk_tokens })
+    }
+}
+
+impl PrefixRequest {
+    fn chain(self) -> Result<(Fingerprint, Chain), String> {
+        let fingerprint: ChunkHash = self
+            .fingerprint
+            .parse()
+            .map_err(|error| format!("fingerprint: {error}; a node's /events tells those in use\n"))?;
+        let fingerprint = Fingerprint(fingerprint.0);
+        if !(1..=MAX_CHUNK_TOKENS).contains(&self.chunk_tokens) {
+            return Err(format!("chunk_tokens: 1 to {MAX_CHUNK_TOKENS}\n"));
+        }
+        let root = fingerprint.root();
+        let chunks = match (&self.hashes, &self.tokens) {
+            (Some(hashes), _) => hashes.len(),
+            (None, Some(tokens)) => tokens.len() / self.chunk_tokens as usize,
+            (None, None) => 0,
+        };
+        if chunks > MAX_CHAIN_CHUNKS {
+            return Err(format!("at most {MAX_CHAIN_CHUNKS} chunks\n"));
+        }
+        if self.tokens.as_ref().is_some_and(|tokens| tokens.len() > MAX_TOKENS) {
+            return Err(format!("at most {MAX_TOKENS} tokens\n"));
+        }
+        let hashes = match (self.hashes, self.tokens) {
+            (Some(hashes), None) => hashes
+                .iter()
+                .enumerate()
+                .map(|(i, hash)| hash.parse().map_err(|error| format!("hashes[{i}]: {error}\n")))
+                .collect::<Result<Vec<ChunkHash>, String>>()?,
+            (None, Some(tokens)) => match &self.hash {
+                Hash::Larder => hash_prompt(root, &tokens, self.chunk_tokens, PromptExtra::default()),
+                Hash::Sha256Cbor(prompt) => prompt.hashes(&tokens, self.chunk_tokens)?,
+            },
+            _ => return Err("give either `hashes` or `tokens`\n".to_owned()),
+        };
+        Ok((fingerprint, Chain::from_root(root, hashes)))
+    }
+}
+
+impl EnginePrompt {
+    fn hashes(&self, tokens: &[u32], chunk_tokens: u32) -> Result<Vec<ChunkHash>, String> {
+        let block_tokens = self.block_tokens.unwrap_or(chunk_tokens);
+        if block_tokens == 0 || !chunk_tokens.is_multiple_of(block_tokens) {
+            return Err(format!("hash.block_tokens: a chunk of {chunk_tokens} tokens is of whole blocks\n"));
+        }
+        let seed = self.seed.as_deref().unwrap_or(sha256_cbor::DEFAULT_SEED);
+        let lora = self.lora.as_ref().map(|Lora { name, path }| sha256_cbor::Lora { name, path });
+        let extra = sha256_cbor::PromptExtra { cache_salt: self.cache_salt.as_deref(), lora };
+        Ok(sha256_cbor::hash_prompt(seed, tokens, block_tokens, chunk_tokens, extra))
+    }
+}
+
+/// Tokens of one prompt: as many as the longest chain has with chunks of 256.
+const MAX_TOKENS: usize = MAX_CHAIN_CHUNKS * 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(tokens: usize, chunk_tokens: u32, hash: &str) -> Result<Asked, String> {
+        let fingerprint = "ab".repeat(32);
+        let body = serde_json::json!({
+            "fingerprint": fingerprint, "chunk_tokens": chunk_tokens, "tokens": vec![7; tokens],
+            "hash": serde_json::from_str::<serde_json::Value>(hash).unwrap(),
+        });
+        Asked::of(body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn a_prompt_of_too_many_chunks_or_tokens_is_refused_before_it_is_hashed() {
+        let engine = r#"{"name": "sha256_cbor", "block_tokens": 1}"#;
+        for hash in [r#"{"name": "larder"}"#, engine] {
+            assert_eq!(asked(MAX_CHAIN_CHUNKS, 1, hash).unwrap().chain.len(), MAX_CHAIN_CHUNKS);
+            assert_eq!(asked(MAX_CHAIN_CHUNKS + 1, 1, hash).err().unwrap(), "at most 8192 chunks\n");
+        }
+        let refused = asked(MAX_TOKENS + 1, 65_536, engine).err().unwrap();
+        assert_eq!(refused, "at most 2097152 tokens\n");
+    }
+}
