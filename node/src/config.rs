@@ -178,6 +178,10 @@ pub struct TenantConfig {
     pub socket: PathBuf,
     /// At most so much of the arena, all actors together.
     pub max_bytes: Option<ByteSize>,
+    /// At most so much in write windows, all sessions together; they are memory besides the arena, taken when a session
+    /// opens. Where it is not given, as much as `session.max_sessions` windows of the largest size take, but no more than the
+    /// tenant's part of half the memory that the arena leaves.
+    pub max_window_bytes: Option<ByteSize>,
 }
 
 /// What one engine session may hold.
@@ -186,7 +190,7 @@ pub struct TenantConfig {
 pub struct SessionConfig {
     /// Sessions of one tenant at a time.
     pub max_sessions: u32,
-    /// The largest write window. Windows are memory besides the arena: at worst this times the sessions of all tenants.
+    /// The largest write window. Windows are memory besides the arena; `tenants.max_window_bytes` bounds all of a tenant's.
     pub max_window_bytes: ByteSize,
     /// Blocks that one session leases at a time.
     pub max_leased_blocks: u64,
@@ -326,6 +330,7 @@ impl Default for Config {
                 name: "default".into(),
                 socket: "/run/larder/default.sock".into(),
                 max_bytes: None,
+                max_window_bytes: None,
             }],
             disk: None,
             object: None,

@@ -145,15 +145,20 @@ impl DiskOptions {
     /// Where no tier can be that size.
     pub fn geometry(&self) -> Result<Geometry, OpenError> {
         let Self { capacity_bytes, segment_bytes, .. } = *self;
+        Geometry::of(capacity_bytes, segment_bytes).ok_or(OpenError::Size { capacity_bytes, segment_bytes })
+    }
+}
+
+impl Geometry {
+    /// Of a tier of so many bytes in segments of so many; `None` where no tier can be that size.
+    #[must_use]
+    pub fn of(capacity_bytes: u64, segment_bytes: u64) -> Option<Self> {
         let is_possible = (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes)
             && segment_bytes.is_multiple_of(format::PAGE_BYTES);
         let segments = if is_possible { capacity_bytes / segment_bytes } else { 0 };
-        match u32::try_from(segments) {
-            Ok(segments) if (MIN_SEGMENTS..=MAX_SEGMENTS).contains(&segments) => {
-                Ok(Geometry { segments, segment_pages: (segment_bytes / format::PAGE_BYTES) as u32 })
-            }
-            _ => Err(OpenError::Size { capacity_bytes, segment_bytes }),
-        }
+        let segments = u32::try_from(segments).ok()?;
+        let segment_pages = (segment_bytes / format::PAGE_BYTES) as u32;
+        (MIN_SEGMENTS..=MAX_SEGMENTS).contains(&segments).then_some(Self { segments, segment_pages })
     }
 }
 

@@ -194,8 +194,10 @@ pub struct TenantLimits {
     pub name: String,
     /// The Unix socket that serves it.
     pub socket: PathBuf,
-    /// At most so many bytes on this node, all actors together.
+    /// At most so many bytes of the arena, all actors together.
     pub max_bytes: Option<u64>,
+    /// At most so many bytes of write windows, all sessions together: whole pages.
+    pub max_window_bytes: u64,
 }
 
 /// What engine sessions may hold.
@@ -237,6 +239,12 @@ pub const MIN_EXTENTS: u64 = 2;
 
 /// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, of which one ends the text.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// QUIC needs datagrams of this size on every path.
+pub const MIN_DATAGRAM_BYTES: u16 = 1_200;
+
+/// The largest payload of a UDP datagram over IPv4.
+pub const MAX_DATAGRAM_BYTES: u16 = 65_507;
 
 /// Actors of one node.
 pub const MAX_ACTORS: usize = 64;

@@ -163,6 +163,12 @@ pub fn is_url_of_a_store(url: &str) -> bool {
     store::parse(url).is_some()
 }
 
+/// The first of the settings that a store of this URL does not have.
+#[must_use]
+pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
+    store::unknown_setting(url, settings)
+}
+
 /// Tries a store out as a node does when it starts: writes, reads and deletes a small object.
 ///
 /// # Errors

@@ -29,6 +29,7 @@ impl ConfigReport {
             if let Some(bytes) = tenant.max_bytes {
                 report.add(&format!("tenant {} bytes", tenant.name), bytes);
             }
+            report.add(&format!("tenant {} write windows bytes", tenant.name), tenant.max_window_bytes);
         }
         let session = &limits.session;
         report.add("sessions a tenant", session.max_sessions);

@@ -113,7 +113,7 @@ impl FromStr for Identity {
         let mut parts = text.strip_prefix("larder://").ok_or_else(wrong)?.split('/');
         let role = parts.next().and_then(|name| Role::ALL.into_iter().find(|role| role.name() == name));
         let role = role.ok_or_else(wrong)?;
-        let mut word = || parts.next().filter(|word| is_word(word)).map(str::to_owned).ok_or_else(wrong);
+        let mut word = || parts.next().filter(|word| is_name(word)).map(str::to_owned).ok_or_else(wrong);
         let tenant = if role == Role::Engine { Some(word()?) } else { None };
         let name = word()?;
         if parts.next().is_some() {
@@ -123,7 +123,9 @@ impl FromStr for Identity {
     }
 }
 
-fn is_word(text: &str) -> bool {
+/// Whether a text can be the name of a process or tenant: 1 to 256 characters out of `A-Z a-z 0-9 . _ -`.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=MAX_NAME_BYTES).contains(&text.len()) && text.bytes().all(allowed)
 }

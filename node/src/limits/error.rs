@@ -5,7 +5,12 @@ use std::path::PathBuf;
 use bytesize::ByteSize;
 use larder_client::trace::InvalidEndpoint;
 
-use super::{MAX_ACTORS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, PAGE_BYTES};
+use super::{
+    MAX_ACTORS, MAX_DATAGRAM_BYTES, MAX_SOCKET_PATH_BYTES, MIN_DATAGRAM_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS,
+    PAGE_BYTES,
+};
+use crate::disk::log::MIN_SEGMENTS;
+use crate::disk::{MAX_SEGMENT_BYTES, MAX_SEGMENTS, MIN_SEGMENT_BYTES};
 use crate::host::PciAddress;
 use crate::store::policy::UnknownPolicy;
 
@@ -39,6 +44,12 @@ pub enum ConfigError {
     /// The node has no name.
     #[error("the node has no name: set `name`")]
     NoName,
+    /// A name that no certificate, label or topic could carry.
+    #[error("the node's name is {}: set `name` to {NAME_RULE}", shown(name))]
+    NodeName {
+        /// The name.
+        name: String,
+    },
     /// More GPUs than a node serves.
     #[error("{found} [[gpus]]: a node serves at most {MAX_ACTORS}; run a second node")]
     TooManyGpus {
@@ -71,6 +82,17 @@ pub enum ConfigError {
         within: MemoryOf,
         /// Bytes that there are: ordinary ones, and those of huge pages that it gets.
         memory_bytes: u64,
+    },
+    /// Write windows do not fit into the machine beside the arena.
+    #[error(
+        "[[tenants]] max_window_bytes come to {}, beside the arena there are {}: lower them, or [host] arena_bytes",
+        exact(*window_bytes), exact(*left_bytes)
+    )]
+    WindowsTooLarge {
+        /// Bytes of all tenants' windows.
+        window_bytes: u64,
+        /// What the arena leaves.
+        left_bytes: u64,
     },
     /// The arena has room for fewer than two extents for each actor.
     #[error(
@@ -126,14 +148,65 @@ pub enum ConfigError {
         /// The number found.
         found: f64,
     },
+    /// A disk tier of no possible size.
+    #[error(
+        "[disk] capacity_bytes is {} for {actors} actors: each needs at least {MIN_SEGMENTS} segments of {}, so set it to {} or \
+         more, or segment_bytes lower",
+        exact(*capacity_bytes), exact(*segment_bytes),
+        exact(segment_bytes.saturating_mul(u64::from(MIN_SEGMENTS)).saturating_mul(*actors))
+    )]
+    DiskTooSmall {
+        /// Bytes on disk of all actors.
+        capacity_bytes: u64,
+        /// Bytes of a segment.
+        segment_bytes: u64,
+        /// Actors that share them.
+        actors: u64,
+    },
+    /// A disk tier that cannot be divided like this.
+    #[error(
+        "[disk] capacity_bytes is {} for {actors} actors, in segments of {}: each has at most {MAX_SEGMENTS} segments, of {} to \
+         {}, in multiples of {PAGE_BYTES}; set segment_bytes accordingly",
+        exact(*capacity_bytes), exact(*segment_bytes), exact(MIN_SEGMENT_BYTES), exact(MAX_SEGMENT_BYTES)
+    )]
+    DiskSegments {
+        /// Bytes on disk of all actors.
+        capacity_bytes: u64,
+        /// Bytes of a segment.
+        segment_bytes: u64,
+        /// Actors that share them.
+        actors: u64,
+    },
+    /// A setting that this kind of object store does not have.
+    #[error("[object.settings] {key}: there is no such setting of `{url}`; correct its name or remove it")]
+    ObjectSetting {
+        /// The store.
+        url: String,
+        /// The setting's name.
+        key: String,
+    },
+    /// The coordinator's address cannot be dialled.
+    #[error("[cluster] coordinator is `{found}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601")]
+    Coordinator {
+        /// As configured.
+        found: String,
+    },
+    /// A datagram of no possible size.
+    #[error(
+        "[cluster] max_datagram_bytes is {found}: set it to between {MIN_DATAGRAM_BYTES} and {MAX_DATAGRAM_BYTES}"
+    )]
+    Datagram {
+        /// The size found.
+        found: u16,
+    },
     /// Spans cannot be sent there.
     #[error(transparent)]
     TracingEndpoint(#[from] InvalidEndpoint),
     /// No tenant.
     #[error("no [[tenants]]: add one, or leave the key away for the default one")]
     NoTenants,
-    /// A tenant whose name is empty or too long.
-    #[error("[[tenants]] name `{name}`: it must say something, in at most 256 bytes")]
+    /// A tenant whose name no certificate, label or topic could carry.
+    #[error("[[tenants]] name {}: it must be {NAME_RULE}", shown(name))]
     TenantName {
         /// The name.
         name: String,
@@ -199,6 +272,13 @@ fn exact(bytes: u64) -> String {
     if size.parse() == Ok(ByteSize(bytes)) { size } else { format!("{size} ({bytes} bytes)") }
 }
 
+/// A name for people, however long, and whatever is in it.
+fn shown(name: &str) -> String {
+    let start: String = name.chars().take(SHOWN_CHARACTERS).collect();
+    let more = if start.len() < name.len() { format!("... ({} bytes)", name.len()) } else { String::new() };
+    format!("{start:?}{more}")
+}
+
 fn needed(extent_bytes: u64, actors: u64) -> u64 {
     extent_bytes.saturating_mul(MIN_EXTENTS).saturating_mul(actors)
 }
@@ -210,3 +290,9 @@ fn display_controllers(present: &[PciAddress]) -> String {
     let addresses: Vec<String> = present.iter().map(ToString::to_string).collect();
     format!("this machine has {}", addresses.join(", "))
 }
+
+/// What a name is made of.
+const NAME_RULE: &str = "1 to 256 of the characters A-Z a-z 0-9 . _ -";
+
+/// Characters of a name that an error shows.
+const SHOWN_CHARACTERS: usize = 64;

@@ -1,30 +1,32 @@
 //! Makes numbers of configuration, for the machine it is to run on.
 
 use std::collections::HashSet;
+use std::net::Ipv6Addr;
 use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use larder_client::quic::CredentialFiles;
 use larder_client::trace::Sampler;
-use larder_protocol::limits::MAX_NAME_BYTES;
+use larder_protocol::identity::is_name;
 
 use super::error::MemoryOf;
 use super::near::{ActorPlace, expected_huge_bytes, loosen_what_does_not_fit};
 use super::{
     ActorLimits, ArenaLimits, Binding, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits,
     DEVICE_COPY_DEADLINE_MS, DEVICE_ORDERS, DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE,
-    DeviceLimits, DiskLimits, Limits, MAX_ACTORS, MAX_COPY_THREADS, MAX_DEFAULT_EXTENT_BYTES,
-    MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch,
-    OBJECT_BYTES_IN_FLIGHT, OBJECT_KNOWN_BLOCKS, OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE,
-    OBJECT_WAITING_SHARE, ObjectLimits, PAGE_BYTES, PASSING_SHARE, PeerPlace, RESERVED_SHARE,
-    SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
+    DeviceLimits, DiskLimits, Limits, MAX_ACTORS, MAX_COPY_THREADS, MAX_DATAGRAM_BYTES,
+    MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
+    MIN_DATAGRAM_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch, OBJECT_BYTES_IN_FLIGHT, OBJECT_KNOWN_BLOCKS,
+    OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits, PAGE_BYTES, PASSING_SHARE,
+    PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
 };
 use crate::config::{
     ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
 };
+use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
-use crate::object::{ObjectOptions, is_url_of_a_store};
+use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};
 use crate::record::RecordLimits;
 use crate::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
 
@@ -37,9 +39,7 @@ impl Config {
     /// Where the configuration cannot be met: what is wrong, and what to set.
     pub fn resolve(&self, host: &HostFacts) -> Result<Limits, ConfigError> {
         let name = self.name.clone().unwrap_or_else(|| host.name.clone());
-        if name.is_empty() {
-            return Err(ConfigError::NoName);
-        }
+        check_name(&name)?;
         check_gpus(&self.gpus, host)?;
         check_tenants(&self.tenants)?;
         check_watermarks(&self.host)?;
@@ -56,7 +56,7 @@ impl Config {
         Ok(Limits {
             name,
             http_listen: self.http.listen,
-            tenants: self.tenants.iter().map(tenant_limits).collect(),
+            tenants: self.tenant_limits(&session, &actors, host)?,
             object: self.object.as_ref().map(|object| object_limits(object, &actors)).transpose()?,
             actors,
             session,
@@ -92,6 +92,34 @@ impl Config {
             max_lingering_processes: session.max_lingering_processes,
             trust_engines: self.trust_engines,
         })
+    }
+
+    /// Windows are ordinary memory besides what the arena takes of that.
+    fn tenant_limits(
+        &self,
+        session: &SessionLimits,
+        actors: &[ActorLimits],
+        host: &HostFacts,
+    ) -> Result<Vec<TenantLimits>, ConfigError> {
+        let arena = self.host.arena_bytes.0.saturating_sub(expected_huge_bytes(actors, host));
+        let left = host.ordinary_bytes().saturating_sub(arena);
+        let usual = u64::from(session.max_sessions).saturating_mul(session.max_window_bytes);
+        let share = left / WINDOWS_SHARE / self.tenants.len() as u64;
+        let default = usual.min(share).max(session.max_window_bytes);
+        let whole_pages =
+            |bytes: u64| bytes.min(host.memory_bytes).max(PAGE_BYTES).next_multiple_of(PAGE_BYTES);
+        let configured = self.tenants.iter().filter_map(|tenant| tenant.max_window_bytes);
+        let window_bytes = configured.fold(0_u64, |sum, bytes| sum.saturating_add(bytes.0));
+        if window_bytes > left {
+            return Err(ConfigError::WindowsTooLarge { window_bytes, left_bytes: left });
+        }
+        let limits = |tenant: &TenantConfig| TenantLimits {
+            name: tenant.name.clone(),
+            socket: tenant.socket.clone(),
+            max_bytes: tenant.max_bytes.map(|bytes| bytes.0),
+            max_window_bytes: whole_pages(tenant.max_window_bytes.map_or(default, |bytes| bytes.0)),
+        };
+        Ok(self.tenants.iter().map(limits).collect())
     }
 
     fn record_limits(&self) -> Result<Option<RecordLimits>, ConfigError> {
@@ -252,14 +280,22 @@ fn check_gpus(gpus: &[GpuConfig], host: &HostFacts) -> Result<(), ConfigError> {
     Ok(())
 }
 
+fn check_name(name: &str) -> Result<(), ConfigError> {
+    match name {
+        "" => Err(ConfigError::NoName),
+        name if is_name(name) => Ok(()),
+        name => Err(ConfigError::NodeName { name: name.to_owned() }),
+    }
+}
+
 fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
     if tenants.is_empty() {
         return Err(ConfigError::NoTenants);
     }
     let (mut names, mut sockets) = (HashSet::new(), HashSet::new());
-    for TenantConfig { name, socket, max_bytes } in tenants {
+    for TenantConfig { name, socket, max_bytes, max_window_bytes } in tenants {
         let (name, socket) = (name.clone(), socket.clone());
-        if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+        if !is_name(&name) {
             return Err(ConfigError::TenantName { name });
         }
         if !names.insert(name.clone()) {
@@ -273,6 +309,7 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
             return Err(ConfigError::DuplicateSocket { name, socket });
         }
         nonzero("tenants.max_bytes", max_bytes.map_or(1, |bytes| bytes.0))?;
+        nonzero("tenants.max_window_bytes", max_window_bytes.map_or(1, |bytes| bytes.0))?;
     }
     Ok(())
 }
@@ -295,17 +332,18 @@ fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> R
     Ok(())
 }
 
-fn tenant_limits(tenant: &TenantConfig) -> TenantLimits {
-    let TenantConfig { name, socket, max_bytes } = tenant.clone();
-    TenantLimits { name, socket, max_bytes: max_bytes.map(|bytes| bytes.0) }
-}
-
 fn cluster_limits(cluster: &ClusterConfig, place: PeerPlace) -> Result<ClusterLimits, ConfigError> {
     nonzero("cluster.staging_bytes", cluster.staging_bytes.0)?;
     nonzero("cluster.fetch_deadline_ms", cluster.fetch_deadline_ms)?;
     nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
     let send_bytes_per_second = cluster.send_bytes_per_second.map(|bytes| bytes.0);
     nonzero("cluster.send_bytes_per_second", send_bytes_per_second.unwrap_or(u64::MAX))?;
+    if !is_host_and_port(&cluster.coordinator) {
+        return Err(ConfigError::Coordinator { found: cluster.coordinator.clone() });
+    }
+    if !(MIN_DATAGRAM_BYTES..=MAX_DATAGRAM_BYTES).contains(&cluster.max_datagram_bytes) {
+        return Err(ConfigError::Datagram { found: cluster.max_datagram_bytes });
+    }
     Ok(ClusterLimits {
         coordinator: cluster.coordinator.clone(),
         listen: cluster.listen,
@@ -318,10 +356,22 @@ fn cluster_limits(cluster: &ClusterConfig, place: PeerPlace) -> Result<ClusterLi
         share: cluster.share,
         fetch_deadline: Duration::from_millis(cluster.fetch_deadline_ms),
         find_deadline: Duration::from_millis(cluster.find_deadline_ms),
-        max_datagram_bytes: cluster.max_datagram_bytes.clamp(MIN_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES),
+        max_datagram_bytes: cluster.max_datagram_bytes,
         send_bytes_per_second: send_bytes_per_second.and_then(NonZeroU64::new),
         place,
     })
+}
+
+/// Whether a text is `HOST:PORT`, with a port that can be dialled; an IPv6 address stands in brackets.
+fn is_host_and_port(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_host = match host.strip_prefix('[') {
+        Some(address) => address.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
+        None => {
+            !host.is_empty() && !host.contains([':', '/', '[', ']']) && !host.contains(char::is_whitespace)
+        }
+    };
+    is_host && port.parse::<u16>().is_ok_and(|port| port != 0)
 }
 
 fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<DiskLimits, ConfigError> {
@@ -329,6 +379,13 @@ fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<
     nonzero("disk.segment_bytes", disk.segment_bytes.0)?;
     nonzero("disk.write_after_uses", disk.write_after_uses.into())?;
     nonzero("disk.read_deadline_ms", disk.read_deadline_ms)?;
+    let (capacity_bytes, segment_bytes) = (disk.capacity_bytes.0, disk.segment_bytes.0);
+    if Geometry::of(capacity_bytes / actors, segment_bytes).is_none() {
+        return Err(match capacity_bytes / actors / segment_bytes < MIN_SEGMENTS.into() {
+            true => ConfigError::DiskTooSmall { capacity_bytes, segment_bytes, actors },
+            false => ConfigError::DiskSegments { capacity_bytes, segment_bytes, actors },
+        });
+    }
     Ok(DiskLimits {
         folder: disk.folder.join(format!("device-{i}")),
         namespaces: disk.folder.join("namespaces"),
@@ -350,6 +407,9 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
     nonzero("object.find_deadline_ms", object.find_deadline_ms)?;
     if !is_url_of_a_store(&object.url) {
         return Err(ConfigError::ObjectUrl { url: object.url.clone() });
+    }
+    if let Some(key) = unknown_setting(&object.url, &object.settings) {
+        return Err(ConfigError::ObjectSetting { url: object.url.clone(), key: key.to_owned() });
     }
     let mut settings = object.settings.clone();
     if let Some(endpoint) = &object.endpoint {
@@ -390,11 +450,9 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
     (bytes as f64 * fraction) as u64
 }
 
-/// QUIC needs datagrams of this size on every path.
-const MIN_DATAGRAM_BYTES: u16 = 1_200;
-
-/// The largest payload of a UDP datagram over IPv4.
-const MAX_DATAGRAM_BYTES: u16 = 65_507;
+/// The part of the memory that the arena leaves which write windows may take together where the configuration does not say,
+/// as a divisor.
+const WINDOWS_SHARE: u64 = 2;
 
 /// Extents in which an actor's arena is divided where the configuration does not say.
 const DEFAULT_EXTENTS: u64 = 32;

@@ -1,10 +1,11 @@
 //! From options to a store of the `object_store` crate.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
@@ -47,6 +48,21 @@ pub(super) fn parse(url: &str) -> Option<(ObjectStoreScheme, Path)> {
         _ => false,
     };
     is_one.then_some((scheme, prefix))
+}
+
+/// The first of the settings whose name this kind of store does not know.
+pub(super) fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
+    let (scheme, _) = parse(url)?;
+    let is_known = |key: &&str| {
+        let key = key.to_ascii_lowercase();
+        match scheme {
+            ObjectStoreScheme::AmazonS3 => key.parse::<AmazonS3ConfigKey>().is_ok(),
+            ObjectStoreScheme::GoogleCloudStorage => key.parse::<GoogleConfigKey>().is_ok(),
+            ObjectStoreScheme::MicrosoftAzure => key.parse::<AzureConfigKey>().is_ok(),
+            _ => false,
+        }
+    };
+    settings.keys().map(String::as_str).find(|key| !is_known(key))
 }
 
 /// The store that the options name. Nothing is asked of it.

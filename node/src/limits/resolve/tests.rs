@@ -31,6 +31,30 @@ fn without_configuration_there_is_one_actor_with_a_gibibyte() {
     assert_eq!(actor.store.max_pinned_bytes, GIB / 2);
     assert_eq!(actor.store.tenant_bytes, [u64::MAX]);
     assert_eq!(limits.tenants[0].name, "default");
+    assert_eq!(limits.tenants[0].max_window_bytes, 4 * GIB, "64 windows of 64 MiB");
+}
+
+#[test]
+fn write_windows_get_half_of_what_the_arena_leaves_unless_the_configuration_says_how_much() {
+    let windows = |text: &str| -> Vec<u64> {
+        resolve(text).unwrap().tenants.iter().map(|tenant| tenant.max_window_bytes).collect()
+    };
+    let two =
+        "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b', max_window_bytes = 5000 }]";
+    assert_eq!(windows(&format!("host = {{ arena_bytes = '62GiB' }}\n{two}")), [GIB / 2, 8192]);
+    assert_eq!(
+        windows("host = { arena_bytes = '64GiB' }"),
+        [64 * MIB],
+        "one window of the largest size at least"
+    );
+}
+
+#[test]
+fn a_coordinator_is_named_by_host_or_address_and_port() {
+    for found in ["coordinator:7601", "10.0.0.1:7601", "[::1]:7601", "a.b.example:1"] {
+        let keys = format!("coordinator = '{found}', ca = '/ca', certificate = '/c', key = '/k'");
+        assert_eq!(resolve(&format!("cluster = {{ {keys} }}")).unwrap().cluster.unwrap().coordinator, found);
+    }
 }
 
 #[test]
@@ -70,6 +94,8 @@ fn extents_follow_the_arena_between_two_bounds() {
 #[test]
 fn what_cannot_be_is_refused_with_what_to_do() {
     let long = format!("tenants = [{{ name = 'a', socket = '/{}' }}]", "x".repeat(107));
+    let endless = format!("name = '{}'", "x".repeat(10_000));
+    let cluster = |keys: &str| format!("cluster = {{ {keys}, ca = '/ca', certificate = '/c', key = '/k' }}");
     let cases = [
         ("name = ''", "the node has no name: set `name`"),
         ("host = { arena_bytes = 0 }", "`host.arena_bytes` is 0"),
@@ -103,7 +129,50 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         ),
         ("gpus = [{ pci = '0000:17:00.0' }, { pci = '0000:17:00.0' }]", "0000:17:00.0 stands there twice"),
         ("tenants = []", "no [[tenants]]: add one"),
-        ("tenants = [{ name = '', socket = '/a' }]", "it must say something"),
+        ("tenants = [{ name = '', socket = '/a' }]", "[[tenants]] name \"\": it must be 1 to 256 of"),
+        (
+            "tenants = [{ name = 'a b', socket = '/a' }]",
+            "name \"a b\": it must be 1 to 256 of the characters",
+        ),
+        (
+            "tenants = [{ name = 'a', socket = '/a', max_window_bytes = 0 }]",
+            "`tenants.max_window_bytes` is 0",
+        ),
+        (
+            "tenants = [{ name = 'a', socket = '/a', max_window_bytes = '64GiB' }]",
+            "max_window_bytes come to 64.0 GiB, beside the arena there are 63.0 GiB: lower them",
+        ),
+        (
+            "name = 'a/b'",
+            "the node's name is \"a/b\": set `name` to 1 to 256 of the characters A-Z a-z 0-9 . _ -",
+        ),
+        ("name = \"a\\u0000\"", "the node's name is \"a\\0\": set `name`"),
+        (&endless, "xxxx\"... (10000 bytes): set `name`"),
+        (
+            "disk = { folder = '/d', capacity_bytes = '1MiB' }",
+            "capacity_bytes is 1.0 MiB for 1 actors: each needs at least 4 segments of 256.0 MiB, so set it to 1.0 GiB or",
+        ),
+        (
+            "disk = { folder = '/d', capacity_bytes = '1TiB', segment_bytes = 100 }",
+            "each has at most 65536 segments, of 64.0 KiB to 16.0 GiB, in multiples of 4096",
+        ),
+        (
+            "object = { url = 's3://b/p', settings = { regoin = 'x' } }",
+            "[object.settings] regoin: there is no such setting of `s3://b/p`",
+        ),
+        (
+            "object = { url = 'file:///p', settings = { region = 'x' } }",
+            "[object.settings] region: there is no such",
+        ),
+        (&cluster("coordinator = 'host'"), "[cluster] coordinator is `host`: write HOST:PORT"),
+        (&cluster("coordinator = 'host:0'"), "[cluster] coordinator is `host:0`: write HOST:PORT"),
+        (&cluster("coordinator = ':7601'"), "[cluster] coordinator is `:7601`: write HOST:PORT"),
+        (&cluster("coordinator = '::1:7601'"), "[cluster] coordinator is `::1:7601`: write HOST:PORT"),
+        (&cluster("coordinator = 'https://host:7601'"), "[cluster] coordinator is `https://host:7601`"),
+        (
+            &cluster("coordinator = 'host:7601', max_datagram_bytes = 10"),
+            "[cluster] max_datagram_bytes is 10: set it to between 1200 and 65507",
+        ),
         ("tenants = [{ name = 'a', socket = '' }]", "a socket's has 1 to 107"),
         (&long, "has 108 bytes; a socket's has 1 to 107"),
         ("tenants = [{ name = 'a', socket = '/a' }, { name = 'a', socket = '/b' }]", "a stands there twice"),
