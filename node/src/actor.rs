@@ -394,7 +394,10 @@ impl Handler<Close> for GpuActor {
 
     fn handle(&mut self, Close { session }: Close, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
-            actor.windows.remove(&session);
+            if let Some(window) = actor.windows.remove(&session) {
+                // Giving its memory back takes the kernel milliseconds, in which other sessions go on.
+                actix_rt::task::spawn_blocking(move || drop(window));
+            }
             actor.waiting.retain(|_, waiting| waiting.session != session);
             actor.forget_followers_of(session);
             actor.end_copies_of(session);

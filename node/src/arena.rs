@@ -68,6 +68,16 @@ pub enum MemoryError {
         /// What the system says.
         source: Errno,
     },
+    /// There is no memory for a write window.
+    #[error(
+        "cannot get {bytes} bytes of memory for a write window: the host has too little, or lower [session] max_window_bytes"
+    )]
+    Window {
+        /// The size.
+        bytes: u64,
+        /// What the system says.
+        source: Errno,
+    },
     /// The file cannot be sealed.
     #[error("cannot seal memory: the kernel must be Linux 5.1 or newer")]
     Seal {

@@ -13,7 +13,8 @@ use larder_client::connections::Connections;
 use larder_client::metrics::{Families, ProcessMetrics, TracingMetrics};
 use larder_protocol::session::Tier;
 use prometheus::{
-    Counter, CounterVec, Encoder, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    TextEncoder,
 };
 
 use crate::disk::{DiskFamilies, DiskMetrics};
@@ -59,12 +60,13 @@ pub struct Metrics {
     pub object: ObjectMetrics,
     session_ends: IntCounterVec,
     tenant_bytes: IntGaugeVec,
+    window_bytes: IntGaugeVec,
     process: ProcessMetrics,
     tracing: TracingMetrics,
-    known: KnownNamespaces,
-    /// Lookups that the lookup log left out.
     /// Connections to the HTTP endpoint.
     pub connections: Connections,
+    known: KnownNamespaces,
+    /// Lookups that the lookup log left out.
     pub unrecorded: IntCounter,
     rates: RateGauges,
 }
@@ -128,11 +130,12 @@ impl Metrics {
             up: families.gauges("larder_actor_up")?,
             session_ends: families.counters("larder_session_ends_total")?,
             tenant_bytes: families.gauges("larder_tenant_arena_bytes")?,
+            window_bytes: families.gauges("larder_tenant_window_bytes")?,
             process: ProcessMetrics::new(&families)?,
+            connections: Connections::new(MAX_HTTP_CONNECTIONS, &families)?,
             tracing: TracingMetrics::new(&families)?,
             known: KnownNamespaces::default(),
             unrecorded: families.counter("larder_unrecorded_lookups_total")?,
-            connections: Connections::new(MAX_HTTP_CONNECTIONS, &families)?,
             rates: RateGauges::new(&families)?,
             registry,
         })
@@ -159,6 +162,13 @@ impl Metrics {
     /// Counts the end of a session.
     pub fn session_ended(&self, tenant: &str, how: &str) {
         self.session_ends.with_label_values(&[tenant, how]).inc();
+    }
+
+    /// The gauge of a tenant's write windows, of which there may be so many bytes.
+    #[must_use]
+    pub fn windows(&self, tenant: &str, limit_bytes: u64) -> IntGauge {
+        self.window_bytes.with_label_values(&[tenant, "limit"]).set(limit_bytes as i64);
+        self.window_bytes.with_label_values(&[tenant, "held"])
     }
 
     /// Notes whether an actor answers.
@@ -240,6 +250,9 @@ pub fn tier_name(tier: Tier) -> &'static str {
 /// The metrics of a node, shared by its threads.
 pub type SharedMetrics = Arc<Metrics>;
 
+/// Connections to the HTTP endpoint: each takes two descriptors.
+const MAX_HTTP_CONNECTIONS: usize = 512;
+
 /// Where lookups find tokens.
 const HIT_TIERS: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
 
@@ -250,9 +263,6 @@ mod tests {
     use crate::store::{Evictions, Usage};
 
     #[test]
-/// Connections to the HTTP endpoint: each takes two descriptors.
-const MAX_HTTP_CONNECTIONS: usize = 512;
-
     fn what_is_counted_is_rendered() {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0);

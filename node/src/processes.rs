@@ -1,13 +1,13 @@
 //! The engine processes behind the sessions, and how the node learns that one is gone.
 //!
 //! A closed socket proves nothing: mappings and transfers may live on. Only the exit of the process does, which its
-//! pidfd reports. Where there is none (an engine in a foreign PID namespace on an old kernel) the process is never
-//! known to be gone, and what it held stays quarantined.
+//! pidfd reports. A process without one opens no session: what it held could never be used again.
 
 mod peer;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use tokio::sync::watch;
 use crate::actor::{GpuActor, ProcessGone};
 use crate::store::ids::{ProcessId, TenantId};
 
-pub use peer::Peer;
+use peer::Exit;
+pub use peer::{Peer, PeerError};
 
 /// The processes that have, or had, a session and are not known to be gone. Lives on one thread.
 #[derive(Clone)]
@@ -39,7 +40,7 @@ struct Known {
 
 struct Process {
     tenant: TenantId,
-    pidfd: Option<Arc<OwnedFd>>,
+    pidfd: Arc<OwnedFd>,
     sessions: Arc<AtomicU32>,
     gone: watch::Sender<bool>,
 }
@@ -53,14 +54,21 @@ pub struct Membership {
     sessions: Arc<AtomicU32>,
 }
 
-/// Too many processes of a tenant have closed their sessions but still run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{lingering} processes of this tenant have closed their session but still run, and keep memory from reuse: end them"
-)]
-pub struct TooManyLinger {
-    /// How many.
-    pub lingering: u32,
+/// Why a process gets no session.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnterError {
+    /// Too many processes of the tenant have closed their sessions but still run.
+    #[error(
+        "{lingering} processes of this tenant have closed their session but still run, and keep memory from reuse: end them"
+    )]
+    TooManyLinger {
+        /// How many.
+        lingering: u32,
+    },
+    /// The system can watch no more processes.
+    #[error("the node cannot watch this engine's process now: try again")]
+    Watch(#[source] io::Error),
 }
 
 impl Processes {
@@ -73,8 +81,8 @@ impl Processes {
     /// Notes a session of the process behind a socket.
     ///
     /// # Errors
-    /// [`TooManyLinger`] where the tenant leaves too many behind.
-    pub fn enter(&self, tenant: TenantId, peer: Peer) -> Result<Membership, TooManyLinger> {
+    /// [`EnterError`]: nothing is noted.
+    pub fn enter(&self, tenant: TenantId, peer: Peer) -> Result<Membership, EnterError> {
         let mut known = self.known.borrow_mut();
         let same = peer.pid.and_then(|pid| known.by_pid.get(&(tenant, pid)).copied());
         let alive = |id: &ProcessId| known.processes.get(id).is_some_and(|process| !process.has_exited());
@@ -85,17 +93,13 @@ impl Processes {
             |process: &&Process| process.tenant == tenant && process.sessions.load(Ordering::Acquire) == 0;
         let lingering = known.processes.values().filter(lingers).count() as u32;
         if lingering >= self.most_lingering {
-            return Err(TooManyLinger { lingering });
+            return Err(EnterError::TooManyLinger { lingering });
         }
+        let (pidfd, (gone, _)) = (Arc::new(peer.pidfd), watch::channel(false));
+        let exit = Exit::of(Arc::clone(&pidfd)).map_err(EnterError::Watch)?;
         known.last += 1;
         let id = ProcessId(known.last);
-        let (pidfd, (gone, _)) = (peer.pidfd.map(Arc::new), watch::channel(false));
-        match &pidfd {
-            Some(pidfd) => _ = actix_rt::spawn(self.clone().wait_for_exit(id, Arc::clone(pidfd))),
-            None => {
-                tracing::warn!(pid = peer.pid, "no pidfd: what this process leaves behind stays quarantined")
-            }
-        }
+        actix_rt::spawn(self.clone().wait_for_exit(id, exit));
         if let Some(pid) = peer.pid {
             known.by_pid.insert((tenant, pid), id);
         }
@@ -105,8 +109,8 @@ impl Processes {
         Ok(member)
     }
 
-    async fn wait_for_exit(self, id: ProcessId, pidfd: Arc<OwnedFd>) {
-        if let Err(error) = peer::exited(pidfd).await {
+    async fn wait_for_exit(self, id: ProcessId, exit: Exit) {
+        if let Err(error) = exit.wait().await {
             tracing::error!(process = id.0, %error, "cannot watch a process: what it held stays quarantined");
             return;
         }
@@ -135,11 +139,9 @@ impl Process {
 
     /// Whether it has exited by now, though its end may not have been handled yet.
     fn has_exited(&self) -> bool {
-        self.pidfd.as_ref().is_some_and(|pidfd| {
-            let mut polled = [PollFd::new(&**pidfd, PollFlags::IN)];
-            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-            poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
-        })
+        let mut polled = [PollFd::new(&*self.pidfd, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 }
 

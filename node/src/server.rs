@@ -31,15 +31,16 @@ use crate::events::Feed;
 use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, busy, note_connection, routes};
 use crate::kv_events::KvEvents;
-use crate::limits::{ActorLimits, Limits};
+use crate::limits::{ActorLimits, Limits, TenantLimits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
 use crate::record::{RecordLimits, Recorder};
-use crate::session::{Listener, Listening, SessionActor, SessionSettings};
+use crate::session::{BindError, Listener, Listening, SessionActor, SessionSettings};
 use crate::siblings::{Sibling, Siblings};
 use crate::store::Store;
 use crate::store::ids::TenantId;
 use crate::threads;
+use crate::window::WindowBudget;
 
 /// The node serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,14 +64,14 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// A tenant's socket cannot be used.
-    #[error("cannot listen on the socket {} of tenant `{tenant}`: may this user write there, and does no other node serve it?", path.display())]
+    #[error("cannot listen on the socket {} of tenant `{tenant}`", path.display())]
     Socket {
         /// The tenant.
         tenant: String,
         /// Its socket.
         path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
+        /// Why.
+        source: BindError,
     },
     /// The arena cannot be had.
     #[error("cannot make the arena of device {device}")]
@@ -124,6 +125,20 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl ServeError {
+    /// Whether the configuration, or what it names, has to be changed before another start can help.
+    #[must_use]
+    pub fn is_the_askers(&self) -> bool {
+        match self {
+            Self::Cluster(error) => {
+                matches!(error, ClusterError::Credentials(_) | ClusterError::SomebodyElse { .. })
+            }
+            Self::Socket { source, .. } => matches!(source, BindError::NotASocket(_)),
+            _ => false,
+        }
+    }
 }
 
 /// Serves until `stop` is ready, then ends what is under way; at most [`STOP_SECONDS`] long. `on_ready` is called once,
@@ -302,6 +317,7 @@ fn serve_http(
     http: SocketAddr,
     state: Arc<State>,
 ) -> Result<(actix_web::dev::ServerHandle, Serving), ServeError> {
+    let connections = state.metrics.connections.clone();
     let state = Data::new(state);
     let server =
         HttpServer::new(move || App::new().app_data(state.clone()).wrap(from_fn(busy)).configure(routes))
@@ -321,7 +337,6 @@ fn serve_http(
 struct Shared {
     metrics: SharedMetrics,
     clock: Clock,
-    let connections = state.metrics.connections.clone();
     tenants: Arc<[String]>,
     recorder: Option<Recorder>,
     objects: Option<Objects>,
@@ -438,10 +453,14 @@ fn listen_on_sockets(
     stopping: watch::Receiver<bool>,
 ) -> Result<Vec<Listening>, ServeError> {
     let addresses = actors.iter().map(|actor| actor.address.clone()).collect();
+    let windows = |tenant: &TenantLimits| {
+        WindowBudget::new(tenant.max_window_bytes, metrics.windows(&tenant.name, tenant.max_window_bytes))
+    };
     let settings = SessionSettings {
         node: limits.name.clone(),
         actors,
         max_window_bytes: limits.session.max_window_bytes,
+        windows: limits.tenants.iter().map(windows).collect(),
         trust_engines: limits.session.trust_engines,
         max_sessions: limits.session.max_sessions,
         processes: Processes::new(addresses, limits.session.max_lingering_processes),
@@ -449,7 +468,7 @@ fn listen_on_sockets(
         sampler: limits.sampler,
         stopping,
     };
-    let bind = |(number, tenant): (u16, &crate::limits::TenantLimits)| {
+    let bind = |(number, tenant): (u16, &TenantLimits)| {
         let listener = Listener::bind(TenantId(number), &tenant.name, &tenant.socket);
         let failed =
             |source| ServeError::Socket { tenant: tenant.name.clone(), path: tenant.socket.clone(), source };
@@ -480,8 +499,8 @@ const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
 /// A node's weight in the ring is its arena in these.
 const WEIGHT_BYTES: u64 = 1 << 20;
 
-/// HTTP is for people and scrapers here: one thread is plenty.
-const HTTP_WORKERS: usize = 1;
 /// How long an HTTP connection may be silent, before its first request or between two.
 const HTTP_IDLE: Duration = Duration::from_secs(5);
 
+/// HTTP is for people and scrapers here: one thread is plenty.
+const HTTP_WORKERS: usize = 1;

@@ -2,8 +2,11 @@
 //!
 //! `listen` accepts and opens, `serve` carries requests to the session's actor and answers back.
 
+mod greetings;
 mod hello;
 mod listen;
 mod serve;
+mod socket_file;
 
 pub use listen::{Listener, Listening, SessionActor, SessionSettings};
+pub use socket_file::{BindError, NotASocket, check_socket_path};

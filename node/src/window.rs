@@ -1,9 +1,15 @@
 //! A session's write window: the memory through which an engine hands blocks over.
 
+mod budget;
+
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+
+pub use self::budget::{WindowBudget, WindowShare};
 
 use crate::arena::mapping::{Access, Mapping};
 use crate::arena::{MemoryError, OutOfBounds, numa};
@@ -11,18 +17,28 @@ use crate::limits::{Binding, PAGE_BYTES};
 
 /// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail;
 /// what it writes, and when, is its own affair.
+///
+/// All of it is there from the start, and counts as the node's. Dropping it gives the memory back to the system at once, though
+/// the engine may keep its mapping: pages that it touches afterwards are the engine's.
 pub struct Window {
     mapping: Mapping,
     file: OwnedFd,
+    /// Given back last.
+    _share: Option<WindowShare>,
 }
 
 impl Window {
-    /// Makes a window of at least `bytes` (rounded up to whole pages), whose memory will come from NUMA node `numa_node`
-    /// where that is given. No page is there yet: the engine faults them in, and so pays for them.
+    /// Makes a window of at least `bytes` (rounded up to whole pages) and takes its memory, from NUMA node `numa_node` as long as
+    /// there is any, where that is given. Blocks for as long as the kernel clears the memory. `share` is what it takes of its
+    /// tenant's budget.
     ///
     /// # Errors
     /// Where the system does not give it.
-    pub fn create(bytes: u64, numa_node: Option<u32>) -> Result<Self, MemoryError> {
+    pub fn create(
+        bytes: u64,
+        numa_node: Option<u32>,
+        share: Option<WindowShare>,
+    ) -> Result<Self, MemoryError> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("larder-window", flags).map_err(MemoryError::create)?;
@@ -30,13 +46,15 @@ impl Window {
         let mapping = Mapping::new(file.as_fd(), bytes, Access::Read)
             .map_err(|source| MemoryError::Map { bytes, source })?;
         if let Some(node) = numa_node
-            && let Err(error) = numa::bind(&mapping, node, Binding::Strict)
+            && let Err(error) = numa::bind(&mapping, node, Binding::Preferred)
         {
             tracing::debug!(%error, node, "a window cannot be bound");
         }
+        fallocate(&file, FallocateFlags::empty(), 0, bytes)
+            .map_err(|source| MemoryError::Window { bytes, source })?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&file, seals).map_err(|source| MemoryError::Seal { source })?;
-        Ok(Self { mapping, file })
+        Ok(Self { mapping, file, _share: share })
     }
 
     /// Its size.
@@ -64,6 +82,15 @@ impl Window {
     }
 }
 
+impl Drop for Window {
+    fn drop(&mut self) {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = fallocate(&self.file, hole, 0, self.mapping.bytes()) {
+            tracing::warn!(%error, "the memory of a window stays until its engine unmaps it");
+        }
+    }
+}
+
 impl fmt::Debug for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Window").field("bytes", &self.bytes()).finish_non_exhaustive()
@@ -72,7 +99,7 @@ impl fmt::Debug for Window {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::fs::fstat;
     use rustix::io::Errno;
 
     use super::*;
@@ -83,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_node_sees_what_the_engine_writes() {
-        let window = Window::create(5000, Some(0)).unwrap();
+        let window = Window::create(5000, Some(0), None).unwrap();
         assert_eq!(window.bytes(), 8192, "whole pages");
         engines_mapping(&window).write(8000, b"block").unwrap();
         let mut seen = [0; 5];
@@ -91,9 +118,33 @@ mod tests {
         assert_eq!(&seen, b"block");
     }
 
+    /// Bytes of memory that a file has.
+    fn memory_bytes(file: impl AsFd) -> u64 {
+        fstat(file).unwrap().st_blocks as u64 * 512
+    }
+
+    #[test]
+    fn reading_pages_that_nobody_touched_takes_no_memory_that_was_not_taken_at_the_start() {
+        let window = Window::create(1 << 20, Some(0), None).unwrap();
+        assert_eq!(memory_bytes(window.descriptor()), 1 << 20);
+        let mut seen = vec![1; 1 << 20];
+        window.mapping().read(0, &mut seen).unwrap();
+        assert_eq!(memory_bytes(window.descriptor()), 1 << 20);
+        assert!(seen.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_window_that_is_dropped_has_no_memory_though_its_engine_keeps_it() {
+        let window = Window::create(1 << 20, None, None).unwrap();
+        let (kept, mapped) = (window.descriptor().try_clone_to_owned().unwrap(), engines_mapping(&window));
+        mapped.write(0, b"block").unwrap();
+        drop(window);
+        assert_eq!(memory_bytes(&kept), 0);
+    }
+
     #[test]
     fn the_engine_cannot_change_the_size_or_the_seals() {
-        let window = Window::create(8192, None).unwrap();
+        let window = Window::create(8192, None, None).unwrap();
         let file = window.descriptor();
         assert_eq!(ftruncate(file, 0), Err(Errno::PERM));
         assert_eq!(ftruncate(file, 1 << 20), Err(Errno::PERM));
@@ -102,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_window_whose_pages_the_engine_takes_away_reads_as_zeros() {
-        let window = Window::create(8192, None).unwrap();
+        let window = Window::create(8192, None, None).unwrap();
         engines_mapping(&window).write(0, b"block").unwrap();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(window.descriptor(), hole, 0, 8192).unwrap();
@@ -113,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_window_larger_than_the_address_space_is_refused() {
-        assert!(matches!(Window::create(1 << 62, None), Err(MemoryError::Map { .. })));
-        assert!(matches!(Window::create(u64::MAX, None), Err(MemoryError::Size { .. })));
+        assert!(matches!(Window::create(1 << 62, None, None), Err(MemoryError::Map { .. })));
+        assert!(matches!(Window::create(u64::MAX, None, None), Err(MemoryError::Size { .. })));
     }
 }

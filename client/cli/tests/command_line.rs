@@ -285,6 +285,40 @@ fn doctor_finds_what_is_wrong_with_the_files_of_a_configuration() {
 }
 
 #[test]
+fn servers_whose_certificate_cannot_be_used_end_with_status_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, file) = (dir.path().display(), dir.path().join("x.toml"));
+    let file = file.to_str().unwrap();
+    let files = format!("ca = \"{path}/ca.pem\"\ncertificate = \"{path}/a.pem\"\nkey = \"{path}/a.key\"\n");
+    let node = format!(
+        "name = \"a\"\n[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"4MiB\"\n[[tenants]]\nname = \"t\"\n\
+         socket = \"{path}/t.sock\"\n[cluster]\nlisten = \"127.0.0.1:0\"\ncoordinator = \"127.0.0.1:1\"\n{files}"
+    );
+    let coordinator = format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n[peer]\nlisten = \"127.0.0.1:0\"\n{files}[state]\npath = \"{path}/state\"\n"
+    );
+    let both_refuse = |expected: &str| {
+        for (role, config) in [("node", &node), ("coordinator", &coordinator)] {
+            std::fs::write(file, config).unwrap();
+            let (status, text) = refusal(&[role, "--config", file]);
+            assert!(status == Some(2) && text.contains(expected), "{role}: {status:?} {text}");
+        }
+    };
+    both_refuse("cannot read");
+    for name in ["ca.pem", "a.pem", "a.key"] {
+        std::fs::write(dir.path().join(name), "nonsense").unwrap();
+    }
+    both_refuse("PEM is expected");
+    for name in ["ca.pem", "a.pem", "a.key"] {
+        std::fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    for args in [&["ca", "init"][..], &["ca", "issue", "admin", "a"]] {
+        assert!(larder(&[args, &["--dir", dir.path().to_str().unwrap()]].concat()).status.success());
+    }
+    both_refuse("the certificate is that of larder://admin/a");
+}
+
+#[test]
 fn config_check_shows_what_a_file_comes_to_and_refuses_what_cannot_be() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.toml");

@@ -12,5 +12,5 @@
 mod reader;
 mod writer;
 
-pub use reader::{Frame, FrameReader, ReceiveError};
+pub use reader::{Frame, FrameReader, MAX_GREETING_BYTES, ReceiveError};
 pub use writer::FrameWriter;

@@ -98,7 +98,7 @@ fn nobody_gets_the_memory_of_a_vacated_extent() {
 #[test]
 fn children_of_the_node_get_neither_arena_nor_windows() {
     let _arena = arena(2);
-    let _window = crate::window::Window::create(4096, None).unwrap();
+    let _window = crate::window::Window::create(4096, None, None).unwrap();
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut of_larder = None;
     let mut flags = Vec::new();

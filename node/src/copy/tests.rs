@@ -19,7 +19,7 @@ fn lane(queue_orders: usize) -> CopyLane {
 
 /// A window filled with bytes that differ everywhere, and these bytes.
 fn filled_window(bytes: usize) -> (Arc<Window>, Vec<u8>) {
-    let window = Window::create(bytes as u64, None).unwrap();
+    let window = Window::create(bytes as u64, None, None).unwrap();
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut content = vec![0; bytes];
@@ -97,7 +97,7 @@ fn what_a_trusted_engine_wrote_into_the_arena_is_read_once_for_its_checksums() {
 #[test]
 fn places_outside_of_their_memory_are_refused_before_anything_is_done() {
     let arena = arena(2);
-    let window = Some(Arc::new(Window::create(4096, None).unwrap()));
+    let window = Some(Arc::new(Window::create(4096, None, None).unwrap()));
     let order = |block| CopyOrder::new(window.clone(), vec![block]).map(|_| ()).unwrap_err();
     assert_eq!(
         order(block(&arena, 4000, 0, 97, 97)),
@@ -117,7 +117,7 @@ fn a_full_queue_gives_the_order_back_instead_of_blocking() {
     let (queue, jobs) = sync_channel(1);
     let lane = CopyLane { queue: Some(queue), threads: Vec::new(), panics: Arc::default() };
     let arena = &mut arena(2);
-    let window = Arc::new(Window::create(4096, None).unwrap());
+    let window = Arc::new(Window::create(4096, None, None).unwrap());
     let order =
         |bytes| CopyOrder::new(Some(Arc::clone(&window)), vec![block(arena, 0, 0, bytes, 4096)]).unwrap();
     let mut first = lane.submit(order(1)).unwrap();

@@ -259,6 +259,12 @@ pub const TENANTS: Section = Section {
             &[TENANT, DEVICE, Label::one_of("state", &["held", "limit"])],
             "Bytes of extents that the tenant holds, whether or not blocks are in them, and how many it may hold",
         ),
+        Metric::gauge(
+            "larder_tenant_window_bytes",
+            "bytes",
+            &[TENANT, Label::one_of("state", &["held", "limit"])],
+            "Bytes of the write windows of the tenant's sessions, which are memory besides the arena, and how many there may be",
+        ),
     ],
 };
 

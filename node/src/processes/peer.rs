@@ -6,6 +6,7 @@ use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -17,34 +18,85 @@ pub struct Peer {
     /// Its number in the node's PID namespace; `None` where it has none there.
     pub pid: Option<u32>,
     /// Its pidfd, which becomes readable when it exits.
-    pub pidfd: Option<OwnedFd>,
+    pub pidfd: OwnedFd,
 }
+
+/// Why it is not known which process connected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// It has exited. What it left of the socket to others opens no session: nobody could tell when they end.
+    #[error("the process that connected has exited: connect from the process that uses the session")]
+    Gone,
+    /// The node cannot see it.
+    #[error(
+        "the node cannot tell when this engine's process ends, and so would never use again what it holds: run the node on \
+         Linux 6.5 or later, or let it share the engine's PID namespace (`hostPID: true`, `--pid=host`)"
+    )]
+    Unseen,
+    /// The system fails the node, as where it may open no more files.
+    #[error("the node cannot look at this engine's process now: try again")]
+    Io(#[source] io::Error),
+}
+
+/// A process whose exit can be waited for.
+#[derive(Debug)]
+pub(super) struct Exit(AsyncFd<Arc<OwnedFd>>);
 
 impl Peer {
     /// The process that connected this socket.
     ///
     /// # Errors
-    /// The socket's own.
-    pub fn of(socket: &UnixStream) -> io::Result<Self> {
+    /// [`PeerError`]: no session may be opened for it.
+    pub fn of(socket: &UnixStream) -> Result<Self, PeerError> {
         // 0 stands for a process outside of this PID namespace.
-        let pid = socket.peer_cred()?.pid().and_then(Pid::from_raw);
-        // Where the kernel cannot name the process of the socket itself, its number does, if it was not used again.
-        let pidfd = peer_pidfd(socket).ok().or_else(|| pidfd_open(pid?, PidfdFlags::empty()).ok());
+        let pid = socket.peer_cred().map_err(PeerError::Io)?.pid().and_then(Pid::from_raw);
+        let pidfd = identify(peer_pidfd(socket), || Some(pidfd_open(pid?, PidfdFlags::empty())))?;
         let pid = pid.and_then(|pid| u32::try_from(pid.as_raw_pid()).ok());
         Ok(Self { pid, pidfd })
     }
 }
 
-/// Waits until the process of a pidfd has exited.
-///
-/// Cancel safe.
-pub(super) async fn exited(pidfd: Arc<OwnedFd>) -> io::Result<()> {
-    // SAFETY: the descriptor is open for as long as it is registered, since the registration holds a share of its owner.
-    let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
-    pidfd.readable().await.map(drop)
+impl Exit {
+    /// Of the process of this pidfd. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Where the system can watch no more.
+    pub(super) fn of(pidfd: Arc<OwnedFd>) -> io::Result<Self> {
+        // SAFETY: the descriptor is open for as long as it is registered, since the registration holds a share of its owner.
+        Ok(Self(unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?))
+    }
+
+    /// Waits for it.
+    ///
+    /// Cancel safe.
+    pub(super) async fn wait(self) -> io::Result<()> {
+        self.0.readable().await.map(drop)
+    }
 }
 
-fn peer_pidfd(socket: &UnixStream) -> io::Result<OwnedFd> {
+/// The pidfd of a process, from what the kernel says of its socket. A kernel that cannot name the process of a socket is asked
+/// `by_number`, which is right unless the number was used again; `None` where the process has no number here.
+fn identify(
+    of_socket: Result<OwnedFd, Errno>,
+    by_number: impl FnOnce() -> Option<Result<OwnedFd, Errno>>,
+) -> Result<OwnedFd, PeerError> {
+    match of_socket {
+        Ok(pidfd) => return Ok(pidfd),
+        // Of a process that was waited for: by Linux before 6.9, later, and of a socket without one.
+        Err(Errno::INVAL | Errno::SRCH | Errno::NODATA) => return Err(PeerError::Gone),
+        Err(Errno::NOPROTOOPT | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(PeerError::Io(error.into())),
+    }
+    match by_number() {
+        Some(Ok(pidfd)) => Ok(pidfd),
+        Some(Err(Errno::SRCH)) => Err(PeerError::Gone),
+        None | Some(Err(Errno::NOSYS | Errno::PERM | Errno::INVAL)) => Err(PeerError::Unseen),
+        Some(Err(error)) => Err(PeerError::Io(error.into())),
+    }
+}
+
+fn peer_pidfd(socket: &UnixStream) -> Result<OwnedFd, Errno> {
     let mut descriptor: RawFd = -1;
     let mut bytes = size_of::<RawFd>() as libc::socklen_t;
     // SAFETY: `descriptor` and `bytes` live through the call, and `bytes` says how large `descriptor` is.
@@ -58,7 +110,7 @@ fn peer_pidfd(socket: &UnixStream) -> io::Result<OwnedFd> {
         )
     };
     if result != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
     }
     // SAFETY: the kernel made this descriptor for the caller of getsockopt, who is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
@@ -71,11 +123,45 @@ const SO_PEERPIDFD: libc::c_int = 77;
 mod tests {
     use super::*;
 
+    fn some_descriptor() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
     #[tokio::test]
     async fn the_peer_of_a_socket_pair_is_this_process() {
         let (a, _b) = UnixStream::pair().unwrap();
         let peer = Peer::of(&a).unwrap();
         assert_eq!(peer.pid, Some(std::process::id()));
-        assert!(peer.pidfd.is_some());
+    }
+
+    #[test]
+    fn a_process_that_was_waited_for_is_gone_whatever_its_number_means_now() {
+        for error in [Errno::SRCH, Errno::INVAL, Errno::NODATA] {
+            let found = identify(Err(error), || Some(Ok(some_descriptor())));
+            assert!(matches!(found, Err(PeerError::Gone)), "{error}: {found:?}");
+        }
+        let found = identify(Err(Errno::NOPROTOOPT), || Some(Err(Errno::SRCH)));
+        assert!(matches!(found, Err(PeerError::Gone)), "{found:?}");
+    }
+
+    #[test]
+    fn an_older_kernel_finds_the_process_by_its_number_or_says_what_helps() {
+        assert!(identify(Err(Errno::NOPROTOOPT), || Some(Ok(some_descriptor()))).is_ok());
+        for by_number in [None, Some(Err(Errno::NOSYS)), Some(Err(Errno::PERM))] {
+            let found = identify(Err(Errno::NOPROTOOPT), || by_number).unwrap_err();
+            assert!(matches!(found, PeerError::Unseen), "{found:?}");
+            let text = found.to_string();
+            assert!(text.contains("Linux 6.5") && text.contains("hostPID"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_without_descriptors_takes_nobody_for_gone() {
+        for error in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            let found = identify(Err(error), || Some(Err(Errno::SRCH)));
+            assert!(matches!(found, Err(PeerError::Io(_))), "{error}: {found:?}");
+            let found = identify(Err(Errno::NOPROTOOPT), || Some(Err(error)));
+            assert!(matches!(found, Err(PeerError::Io(_))), "{error}: {found:?}");
+        }
     }
 }

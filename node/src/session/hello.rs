@@ -11,41 +11,63 @@ use larder_protocol::limits::{MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
     Busy, Hello, Refusal, RefusalCode, Request, Response, Scarce, Welcome, decode_request,
 };
+use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::greetings::Place;
 use super::listen::{SessionActor, SessionSettings};
 use super::serve::{self, Opened};
-use crate::actor::Open;
-use crate::processes::Peer;
+use crate::actor::{Close, Open};
+use crate::limits::PAGE_BYTES;
+use crate::processes::{EnterError, Peer, PeerError};
 use crate::store::ids::TenantId;
 use crate::window::Window;
 
-/// Reads the hello of a new connection and, if all is well, starts its session; else says why not and closes.
-pub(super) async fn open(
-    socket: tokio::net::UnixStream,
+/// A connection that was just accepted.
+pub(super) struct Newcomer {
+    pub(super) socket: UnixStream,
+    pub(super) place: Place,
+    pub(super) tenant: TenantId,
+    pub(super) name: Arc<str>,
+}
+
+/// Whose session is to be opened.
+struct Guest<'a> {
     tenant: TenantId,
-    name: Arc<str>,
-    sessions: Arc<Semaphore>,
-    settings: SessionSettings,
-) {
-    let mut reader = FrameReader::new();
-    let hello = tokio::time::timeout(HELLO_DEADLINE, read_hello(&socket, &mut reader)).await;
+    name: &'a Arc<str>,
+    hello: Hello,
+    /// Number of the hello.
+    number: u64,
+}
+
+/// Reads the hello of a new connection and, if all is well, starts its session; else says why not and closes.
+pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings: SessionSettings) {
+    let Newcomer { socket, mut place, tenant, name } = newcomer;
+    let mut reader = FrameReader::of_a_stranger();
+    let too_late = || Err((0, refusal(RefusalCode::Protocol, "no hello came in time")));
+    // A hello that is here counts, whoever else wants its place.
+    let hello = tokio::select! {
+        biased;
+        hello = read_hello(&socket, &mut reader) => hello,
+        () = tokio::time::sleep(HELLO_DEADLINE) => too_late(),
+        () = place.makes_way() => too_late(),
+    };
+    drop(place);
     let result = match hello {
-        Ok(Ok((number, hello))) => match Arc::clone(&sessions).try_acquire_owned() {
-            Ok(permit) => welcome(&socket, tenant, &name, &settings, &hello, number, permit).await,
+        Ok((number, hello)) => match sessions.try_acquire_owned() {
+            Ok(permit) => {
+                let guest = Guest { tenant, name: &name, hello, number };
+                welcome(&socket, &settings, &guest, permit).await
+            }
             Err(_) => {
                 let busy = Busy { what: Scarce::Sessions, retry_after_ms: SESSIONS_RETRY_MS };
                 Err((number, Response::Busy(busy)))
             }
         },
-        Ok(Err(answer)) => Err(answer),
-        Err(_) => Err((0, refusal(RefusalCode::Protocol, "no hello came in time"))),
+        Err(answer) => Err(answer),
     };
     match result {
-        Ok((actor, opened)) => match socket.into_std() {
-            Ok(socket) => _ = actor.arbiter.spawn_fn(move || serve::start(socket, reader, opened)),
-            Err(error) => tracing::warn!(%error, "a session's socket failed"),
-        },
+        Ok((actor, opened)) => begin(&actor, socket, reader, opened).await,
         Err((number, response)) => {
             tracing::info!(tenant = &*name, ?response, "session refused");
             settings.metrics.session_ended(&name, "refused");
@@ -54,11 +76,26 @@ pub(super) async fn open(
     }
 }
 
+/// Hands an open session over to its actor's thread; ends it where that cannot be.
+async fn begin(actor: &SessionActor, socket: UnixStream, mut reader: FrameReader, opened: Opened) {
+    let session = opened.session;
+    reader.greeted();
+    let begun = match socket.into_std() {
+        Ok(socket) => actor.arbiter.spawn_fn(move || serve::start(socket, reader, opened)),
+        Err(error) => {
+            tracing::warn!(%error, "a session's socket failed");
+            false
+        }
+    };
+    if !begun {
+        actor.sessions.fetch_sub(1, Ordering::Relaxed);
+        // An error: the actor has ended, and the session with it.
+        let _ = actor.address.send(Close { session }).await;
+    }
+}
+
 /// Reads the first frame, which has to be a hello of this version.
-async fn read_hello(
-    socket: &tokio::net::UnixStream,
-    reader: &mut FrameReader,
-) -> Result<(u64, Hello), (u64, Response)> {
+async fn read_hello(socket: &UnixStream, reader: &mut FrameReader) -> Result<(u64, Hello), (u64, Response)> {
     let malformed = |number, what: &dyn std::fmt::Display| (number, refusal(RefusalCode::Protocol, what));
     loop {
         let frame = reader.next_frame().map_err(|error| malformed(0, &error))?;
@@ -98,46 +135,32 @@ async fn read_hello(
     }
 }
 
-/// Opens the session at its actor.
+/// Opens the session at its actor. Whatever may fail comes before: nothing closes a session that was opened for nobody.
 async fn welcome(
-    socket: &tokio::net::UnixStream,
-    tenant: TenantId,
-    name: &Arc<str>,
+    socket: &UnixStream,
     settings: &SessionSettings,
-    hello: &Hello,
-    number: u64,
+    guest: &Guest<'_>,
     permit: OwnedSemaphorePermit,
 ) -> Result<(SessionActor, Opened), (u64, Response)> {
+    let Guest { tenant, name, ref hello, number } = *guest;
     let refused = |code, what: &dyn std::fmt::Display| (number, refusal(code, what));
-    let internal = |error: &dyn std::fmt::Display| refused(RefusalCode::Internal, error);
     let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
         refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
     })?;
-    let peer = Peer::of(socket).map_err(|error| internal(&error))?;
+    let peer = Peer::of(socket).map_err(|error| refused(code_of(&error), &error))?;
     let pid = peer.pid;
     let member =
-        settings.processes.enter(tenant, peer).map_err(|error| refused(RefusalCode::Unknown, &error))?;
-    let window = make_window(settings, &actor, hello).map_err(|error| internal(&error))?;
+        settings.processes.enter(tenant, peer).map_err(|error| refused(code_of_entry(&error), &error))?;
+    let window = make_window(settings, tenant, &actor, hello).await.map_err(|answer| (number, answer))?;
+    let writer = write_welcome(settings, guest, device, window.as_deref())
+        .map_err(|error| refused(RefusalCode::Internal, &error))?;
     let mut lives = actor.lives.clone();
     lives.mark_unchanged();
-    let open = Open { tenant, process: member.process, window: window.as_ref().map(Arc::clone) };
     let session = actor
         .address
-        .send(open)
+        .send(Open { tenant, process: member.process, window })
         .await
         .map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
-    let welcome = Response::Welcome(Welcome {
-        version: SESSION_VERSION,
-        node: settings.node.clone(),
-        tenant: name.as_ref().into(),
-        device,
-        window_bytes: window.as_ref().map_or(0, |window| window.bytes()),
-        trusted: settings.trust_engines,
-    });
-    let descriptors: Vec<OwnedFd> = match &window {
-        Some(window) => vec![window.descriptor().try_clone_to_owned().map_err(|error| internal(&error))?],
-        None => Vec::new(),
-    };
     actor.sessions.fetch_add(1, Ordering::Relaxed);
     tracing::info!(
         tenant = &**name,
@@ -147,8 +170,6 @@ async fn welcome(
         session = session.0,
         "session opened"
     );
-    let mut writer = FrameWriter::new();
-    writer.push_response(number, &welcome, descriptors).map_err(|error| internal(&error))?;
     let opened = Opened {
         session,
         tenant: Arc::clone(name),
@@ -165,6 +186,42 @@ async fn welcome(
     Ok((actor, opened))
 }
 
+/// The welcome, ready to be sent.
+fn write_welcome(
+    settings: &SessionSettings,
+    guest: &Guest<'_>,
+    device: u16,
+    window: Option<&Window>,
+) -> io::Result<FrameWriter> {
+    let welcome = Response::Welcome(Welcome {
+        version: SESSION_VERSION,
+        node: settings.node.clone(),
+        tenant: guest.name.as_ref().into(),
+        device,
+        window_bytes: window.map_or(0, Window::bytes),
+        trusted: settings.trust_engines,
+    });
+    let descriptors: Vec<OwnedFd> =
+        window.map(|window| window.descriptor().try_clone_to_owned()).transpose()?.into_iter().collect();
+    let mut writer = FrameWriter::new();
+    writer.push_response(guest.number, &welcome, descriptors).map_err(io::Error::other)?;
+    Ok(writer)
+}
+
+fn code_of_entry(error: &EnterError) -> RefusalCode {
+    match error {
+        EnterError::TooManyLinger { .. } => RefusalCode::Unknown,
+        EnterError::Watch(_) => RefusalCode::Internal,
+    }
+}
+
+fn code_of(error: &PeerError) -> RefusalCode {
+    match error {
+        PeerError::Gone | PeerError::Unseen => RefusalCode::Unknown,
+        PeerError::Io(_) => RefusalCode::Internal,
+    }
+}
+
 fn choose(settings: &SessionSettings, device: Option<u16>) -> Option<(u16, SessionActor)> {
     let number = match device {
         Some(device) => usize::from(device),
@@ -176,16 +233,30 @@ fn choose(settings: &SessionSettings, device: Option<u16>) -> Option<(u16, Sessi
     Some((number as u16, settings.actors.get(number)?.clone()))
 }
 
-fn make_window(
+/// The session's window, out of its tenant's budget; the answer to the engine where there is none.
+async fn make_window(
     settings: &SessionSettings,
+    tenant: TenantId,
     actor: &SessionActor,
     hello: &Hello,
-) -> io::Result<Option<Arc<Window>>> {
-    let bytes = hello.window_bytes.min(settings.max_window_bytes).next_multiple_of(WINDOW_PAGE_BYTES);
+) -> Result<Option<Arc<Window>>, Response> {
+    let Some(budget) = settings.windows.get(usize::from(tenant.0)) else { return Ok(None) };
+    let most = settings.max_window_bytes.min(budget.limit_bytes());
+    let bytes = hello.window_bytes.min(most).next_multiple_of(PAGE_BYTES);
     if bytes == 0 || settings.trust_engines {
         return Ok(None);
     }
-    Ok(Some(Arc::new(Window::create(bytes, actor.numa_node).map_err(io::Error::other)?)))
+    let Some(share) = budget.take(bytes) else {
+        return Err(Response::Busy(Busy { what: Scarce::Memory, retry_after_ms: WINDOW_RETRY_MS }));
+    };
+    let numa_node = actor.numa_node;
+    // The kernel clears the memory meanwhile.
+    let made = tokio::task::spawn_blocking(move || Window::create(bytes, numa_node, Some(share))).await;
+    let made = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    made.map(|window| Some(Arc::new(window))).map_err(|error| {
+        tracing::warn!(%error, source = ?std::error::Error::source(&error), "no write window");
+        refusal(RefusalCode::Internal, &error)
+    })
 }
 
 pub(super) fn refusal(code: RefusalCode, what: &(impl std::fmt::Display + ?Sized)) -> Response {
@@ -193,7 +264,7 @@ pub(super) fn refusal(code: RefusalCode, what: &(impl std::fmt::Display + ?Sized
 }
 
 /// Says one thing to a connection that is about to be closed, if it listens.
-fn say(socket: &tokio::net::UnixStream, number: u64, response: &Response) {
+fn say(socket: &UnixStream, number: u64, response: &Response) {
     let mut writer = FrameWriter::new();
     let said = writer.push_response(number, response, Vec::new()).map_err(io::Error::other);
     if let Err(error) = said.and_then(|()| writer.flush(socket.as_fd())) {
@@ -207,5 +278,5 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// When a tenant with too many sessions may try again.
 const SESSIONS_RETRY_MS: u64 = 100;
 
-/// Windows are whole pages.
-const WINDOW_PAGE_BYTES: u64 = 4_096;
+/// When a tenant whose windows take all that they may can try again.
+const WINDOW_RETRY_MS: u64 = 1_000;

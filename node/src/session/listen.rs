@@ -1,10 +1,6 @@
 //! One socket a tenant: whoever can open it is that tenant.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -15,11 +11,14 @@ use larder_client::trace::Sampler;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 
-use super::hello;
+use super::greetings::{Greetings, Source};
+use super::hello::{self, Newcomer};
+use super::socket_file::{self, BindError, SocketFile};
 use crate::actor::GpuActor;
 use crate::metrics::SharedMetrics;
 use crate::processes::Processes;
 use crate::store::ids::TenantId;
+use crate::window::WindowBudget;
 
 /// What all sessions of a node share. Lives on the thread that accepts.
 #[derive(Clone)]
@@ -30,6 +29,8 @@ pub struct SessionSettings {
     pub actors: Vec<SessionActor>,
     /// The largest write window.
     pub max_window_bytes: u64,
+    /// What the write windows of each tenant may take together, by its number.
+    pub windows: Vec<WindowBudget>,
     /// Whether engines write straight into the arena.
     pub trust_engines: bool,
     /// Sessions of one tenant at a time.
@@ -63,13 +64,13 @@ pub struct SessionActor {
 pub struct Listener {
     tenant: TenantId,
     name: String,
-    path: PathBuf,
     socket: UnixListener,
+    file: SocketFile,
 }
 
 /// A socket that is being listened on; dropping it takes the socket's file away.
 pub struct Listening {
-    path: PathBuf,
+    _file: SocketFile,
     task: actix_rt::task::JoinHandle<()>,
 }
 
@@ -77,73 +78,44 @@ impl Listener {
     /// Binds a tenant's socket. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where another node listens there, or the folder cannot be written.
-    pub fn bind(tenant: TenantId, name: &str, path: &Path) -> io::Result<Self> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node serves this socket"));
-        }
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let socket = UnixListener::bind(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
-        Ok(Self { tenant, name: name.to_owned(), path: path.to_owned(), socket })
+    /// [`BindError`]: something else stands there, another node listens there, or the folder cannot be written.
+    pub fn bind(tenant: TenantId, name: &str, path: &Path) -> Result<Self, BindError> {
+        let (socket, file) = socket_file::bind(path)?;
+        Ok(Self { tenant, name: name.to_owned(), socket, file })
     }
 
     /// Starts to accept, on the thread of the caller.
     #[must_use]
     pub fn start(self, settings: SessionSettings) -> Listening {
-        let path = self.path.clone();
-        Listening { path, task: actix_rt::spawn(self.accept(settings)) }
-    }
-
-    async fn accept(self, settings: SessionSettings) {
-        let tenant: Arc<str> = self.name.into();
-        let sessions = Arc::new(Semaphore::new(settings.max_sessions as usize));
-        let greetings = Arc::new(Semaphore::new(MOST_GREETINGS));
-        loop {
-            let Ok(greeting) = Arc::clone(&greetings).acquire_owned().await else { return };
-            match self.socket.accept().await {
-                Ok((socket, _)) => {
-                    let opening = hello::open(
-                        socket,
-                        self.tenant,
-                        Arc::clone(&tenant),
-                        Arc::clone(&sessions),
-                        settings.clone(),
-                    );
-                    actix_rt::spawn(async move {
-                        opening.await;
-                        drop(greeting);
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, socket = %self.path.display(), "cannot accept a session");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
+        let Self { tenant, name, socket, file } = self;
+        Listening { _file: file, task: actix_rt::spawn(accept(tenant, name.into(), socket, settings)) }
     }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
         self.task.abort();
-        if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!(%error, socket = %self.path.display(), "the socket's file was gone already");
-        }
     }
 }
 
-/// The owner and its group may connect.
-const SOCKET_MODE: u32 = 0o660;
-
-/// Connections that have not said hello yet.
-const MOST_GREETINGS: usize = 64;
+/// Accepts for ever.
+async fn accept(tenant: TenantId, name: Arc<str>, socket: UnixListener, settings: SessionSettings) {
+    let sessions = Arc::new(Semaphore::new(settings.max_sessions as usize));
+    let greetings = Greetings::default();
+    loop {
+        match socket.accept().await {
+            Ok((accepted, _)) => {
+                let place = greetings.enter(Source::of(&accepted));
+                let newcomer = Newcomer { socket: accepted, place, tenant, name: Arc::clone(&name) };
+                actix_rt::spawn(hello::open(newcomer, Arc::clone(&sessions), settings.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, tenant = &*name, "cannot accept a session");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
 
 /// After a failed accept (no descriptor left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use actix::Addr;
+use actix::{Addr, Recipient};
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_client::trace::Sampler;
 use larder_protocol::TraceContext;
@@ -46,7 +46,9 @@ struct Session {
     reader: FrameReader,
     writer: FrameWriter,
     id: SessionId,
-    address: Addr<GpuActor>,
+    asks: Recipient<Ask>,
+    /// Bytes of answers that the engine may leave unread before its requests wait.
+    most_unsent_bytes: usize,
     clock: Clock,
     sampler: Sampler,
     /// What the request of this number belongs to.
@@ -82,21 +84,8 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
         let Opened { writer, metrics, sampler, mut stopping, permit, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
-                let address = address.clone();
-                let (answers_here, answers) = unbounded_channel();
-                let mut session = Session {
-                    socket,
-                    reader,
-                    writer,
-                    id: session,
-                    address,
-                    clock: Clock::start(),
-                    sampler,
-                    traced: None,
-                    waiting: 0,
-                    answers_here,
-                    answers,
-                };
+                let mut session = Session::new(socket, reader, writer, session, address.clone().recipient());
+                session.sampler = sampler;
                 let end = tokio::select! {
                     end = session.run() => end,
                     Ok(()) = lives.changed() => End::Fault,
@@ -119,13 +108,41 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
 }
 
 impl Session {
+    fn new(
+        socket: UnixStream,
+        reader: FrameReader,
+        writer: FrameWriter,
+        id: SessionId,
+        asks: Recipient<Ask>,
+    ) -> Self {
+        let (answers_here, answers) = unbounded_channel();
+        Self {
+            socket,
+            reader,
+            writer,
+            id,
+            asks,
+            most_unsent_bytes: MOST_UNSENT_BYTES,
+            clock: Clock::start(),
+            sampler: Sampler::default(),
+            traced: None,
+            waiting: 0,
+            answers_here,
+            answers,
+        }
+    }
+
     async fn run(&mut self) -> End {
         loop {
-            if let Err(end) = self.take_frames().await {
-                return end;
-            }
+            let is_ahead = match self.take_frames().await {
+                Ok(is_ahead) => is_ahead,
+                Err(end) => return end,
+            };
             if let Err(error) = self.writer.flush(self.socket.as_fd()) {
                 return End::Socket(error);
+            }
+            if is_ahead && self.writer.pending_bytes() < self.most_unsent_bytes {
+                continue;
             }
             let next = match self.receive_soon().await {
                 Some(received) => received,
@@ -137,13 +154,14 @@ impl Session {
         }
     }
 
-    /// Handles every request that has come, as long as the engine takes the answers.
-    async fn take_frames(&mut self) -> Result<(), End> {
-        while self.writer.pending_bytes() < MOST_UNSENT_BYTES {
+    /// Handles every request that has come, as long as the engine takes the answers. Whether it stopped for that: then there may
+    /// be requests here of which no socket will tell again.
+    async fn take_frames(&mut self) -> Result<bool, End> {
+        while self.writer.pending_bytes() < self.most_unsent_bytes {
             let protocol =
                 |number, what: &dyn std::fmt::Display| End::Protocol { number, what: what.to_string() };
             let frame = self.reader.next_frame().map_err(|error| protocol(0, &error))?;
-            let Some(frame) = frame else { return Ok(()) };
+            let Some(frame) = frame else { return Ok(false) };
             let number = frame.header.request;
             let descriptors = frame.descriptors;
             let request = decode_request(frame.payload);
@@ -160,7 +178,7 @@ impl Session {
             }
             self.handle(number, request, descriptors).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn handle(&mut self, number: u64, request: Request, descriptors: Vec<OwnedFd>) -> Result<(), End> {
@@ -171,7 +189,7 @@ impl Session {
         let reply_to = ReplyTo { number, answers: self.answers_here.clone() };
         let parent = self.traced.take().filter(|(of, _)| *of == number).map(|(_, context)| context);
         let trace = self.sampler.request(request.name(), parent);
-        let taken = self.address.send(Ask { session: self.id, request, descriptors, reply_to, trace });
+        let taken = self.asks.send(Ask { session: self.id, request, descriptors, reply_to, trace });
         self.waiting += 1;
         taken.await.map_err(|_| End::Stopping)?;
         while let Ok((number, answer)) = self.answers.try_recv() {
@@ -233,7 +251,7 @@ impl Session {
                 self.waiting -= 1;
                 return self.push(number, answer);
             }
-            ready = self.socket.readable(), if unsent < MOST_UNSENT_BYTES => {
+            ready = self.socket.readable(), if unsent < self.most_unsent_bytes => {
                 ready.map_err(End::Socket)?;
                 let socket = self.socket.as_fd();
                 let received = self.socket.try_io(Interest::READABLE, || self.reader.receive_now(socket));
@@ -304,8 +322,62 @@ const FAULT: &str =
 /// How long a session looks for the next request before its thread may sleep. Waking it takes 15 us and more.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Answers that an engine may leave unread before its requests wait: four frames of the largest size.
+/// Bytes of answers that an engine may leave unread before its requests wait: four frames of the largest size.
 const MOST_UNSENT_BYTES: usize = 4 << 20;
 
 /// How long the end of a session waits for copies; the store keeps what they write to apart for as long as it takes.
 const COPY_DEADLINE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream as Engine;
+
+    use actix::{Actor, Context, Handler};
+    use larder_protocol::session::{Response, decode_response};
+
+    use super::*;
+
+    /// Answers every request at once.
+    struct Prompt;
+
+    impl Actor for Prompt {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Ask> for Prompt {
+        type Result = ();
+
+        fn handle(&mut self, Ask { reply_to: ReplyTo { number, answers }, .. }: Ask, _: &mut Context<Self>) {
+            let answer = Answer { response: Some(Response::Unpinned), descriptors: Vec::new() };
+            answers.send((number, answer)).unwrap();
+        }
+    }
+
+    #[actix::test]
+    async fn requests_that_came_together_are_all_answered_though_answers_fill_the_writer_between_them() {
+        let (ours, engine) = Engine::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut requests = FrameWriter::new();
+        (1..=50).for_each(|number| requests.push_request(number, &Request::Unpin(number)).unwrap());
+        assert!(requests.flush(engine.as_fd()).unwrap());
+        let asks = Prompt.start().recipient();
+        let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
+        let mut session = Session::new(socket, FrameReader::new(), writer, SessionId(1), asks);
+        // One answer fills it; the socket takes it at once.
+        session.most_unsent_bytes = 1;
+        let serving = actix_rt::spawn(async move { session.run().await });
+        let read = actix_rt::task::spawn_blocking(move || {
+            engine.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let (mut reader, mut answered) = (FrameReader::new(), Vec::new());
+            while answered.len() < 50 && reader.receive(engine.as_fd()).is_ok_and(|bytes| bytes > 0) {
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    assert_eq!(decode_response(frame.payload).unwrap(), Response::Unpinned);
+                    answered.push(frame.header.request);
+                }
+            }
+            answered
+        });
+        assert_eq!(read.await.unwrap(), (1..=50).collect::<Vec<u64>>());
+        assert!(matches!(serving.await.unwrap(), End::Closed));
+    }
+}

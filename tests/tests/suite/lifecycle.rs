@@ -71,7 +71,36 @@ fn a_second_node_on_the_same_socket_does_not_start() {
     let tenant =
         format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", node.socket("default").display());
     let error = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{tenant}")).map(drop).unwrap_err();
-    assert!(format!("{error:#}").contains("does no other node serve it"), "{error:#}");
+    assert!(format!("{error:#}").contains("another process serves this socket"), "{error:#}");
+}
+
+#[test]
+fn a_file_where_a_socket_is_to_be_is_refused_with_status_2_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (precious, config) = (dir.path().join("precious"), dir.path().join("node.toml"));
+    std::fs::write(&precious, "notes").unwrap();
+    let tenant = format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", precious.display());
+    std::fs::write(&config, format!("{SMALL_HOST}{tenant}")).unwrap();
+    let config = config.to_str().unwrap();
+    for arguments in [["node", "--config", config], ["config", "check", config]] {
+        let output = Command::new(LARDER).args(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains("precious is a file, not a socket, and stays as it is"), "{text}");
+    }
+    assert_eq!(std::fs::read_to_string(&precious).unwrap(), "notes");
+}
+
+#[test]
+fn what_took_the_place_of_the_socket_outlives_the_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("default.sock");
+    let tenant = format!("[[tenants]]\nname = \"default\"\nsocket = \"{}\"\n", socket.display());
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{tenant}")).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "notes").unwrap();
+    assert_eq!(node.stop().unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "notes");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use larder_node::Config;
 use larder_node::host::HostFacts;
 use serde_json::json;
 
+use crate::commands::node;
 use crate::config_report::ConfigReport;
 use crate::failure::Usage;
 use crate::output;
@@ -33,7 +34,8 @@ enum Command {
 
 /// Show what a node's or a coordinator's configuration comes to on this machine
 ///
-/// Nothing is started and no file that it names is opened: `larder doctor --config FILE` looks at those.
+/// Nothing is started and no file that it names is opened: `larder doctor --config FILE` looks at those. A tenant's socket
+/// whose place is taken by something else is refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -80,6 +82,7 @@ impl Check {
             Role::Node => {
                 let config = Config::load(&self.file).with_context(wrong)?;
                 let limits = config.resolve(&HostFacts::read(Path::new("/"))?).with_context(wrong)?;
+                node::check_sockets(&limits).with_context(wrong)?;
                 ConfigReport::of_node(&limits)
             }
             Role::Coordinator => {

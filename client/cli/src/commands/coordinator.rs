@@ -62,8 +62,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
-        larder_coordinator::run(config, announce, stop).await?;
-        Ok(ExitCode::SUCCESS)
+        match larder_coordinator::run(config, announce, stop).await {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(error) if error.is_the_askers() => {
+                Err(error).context(Usage("the coordinator cannot start".into()))
+            }
+            Err(error) => Err(error.into()),
+        }
     })
 }
 

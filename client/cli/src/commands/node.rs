@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use larder_node::config::RecordConfig;
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
+use larder_node::session::{NotASocket, check_socket_path};
 use larder_node::{Config, Ready};
 
 use crate::commands::config;
@@ -58,9 +59,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .context(Usage("the node cannot start".into()))?;
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
-        larder_node::run(limits, announce, stop).await?;
-        Ok(ExitCode::SUCCESS)
+        match larder_node::run(limits, announce, stop).await {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(error) if error.is_the_askers() => Err(error).context(Usage("the node cannot start".into())),
+            Err(error) => Err(error.into()),
+        }
     })
+}
+
+/// Whether sockets can be made where the configuration wants them. Nothing is opened.
+pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
+    limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
 }
 
 impl Args {
@@ -83,7 +92,9 @@ fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits
     if let Some(path) = record {
         config.record = Some(RecordConfig::to(path.to_owned()));
     }
-    Ok(config.resolve(&HostFacts::read(Path::new("/"))?)?)
+    let limits = config.resolve(&HostFacts::read(Path::new("/"))?)?;
+    check_sockets(&limits)?;
+    Ok(limits)
 }
 
 fn announce(ready: Ready) {

@@ -1,9 +1,10 @@
 //! Where things are kept: the tenants' sockets, the disk tier, the object store.
 
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use larder_node::config::TenantConfig;
+use larder_node::session::{NotASocket, check_socket_path};
 use rustix::fs::{Access, access};
 
 use super::probes::{Disk, ObjectStore};
@@ -21,8 +22,8 @@ fn socket(tenant: &TenantConfig) -> Finding {
     const CHECK: &str = "socket";
     let TenantConfig { name, socket, .. } = tenant;
     let (path, folder) = (socket.display(), socket.parent().unwrap_or(Path::new("/")));
-    if std::fs::symlink_metadata(socket).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
-        let found = format!("{path} of tenant {name} is something else than a socket, and would be removed");
+    if let Err(NotASocket { what, .. }) = check_socket_path(socket) {
+        let found = format!("{path} of tenant {name} is {what}, not a socket: the node will not start");
         return problem(CHECK, found, "name another path, or move what is there away");
     }
     // The node makes what is missing.

@@ -224,7 +224,7 @@ fn faults_of_folders_are_found() {
         (|m| m.set_mode("run", 0o777), ("socket", Level::Problem, "anybody can write")),
         (
             |m| m.credentials("run/larder.sock", "text"),
-            ("socket", Level::Problem, "something else than a socket"),
+            ("socket", Level::Problem, "not a socket: the node will not start"),
         ),
     ]);
     let faults = [

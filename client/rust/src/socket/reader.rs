@@ -19,7 +19,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 /// an error nothing that follows can be trusted: close the socket.
 #[derive(Default)]
 pub struct FrameReader {
-    /// All of it may be read into; grows up to [`LARGEST_BUFFER_BYTES`].
+    /// All of it may be read into; grows with what arrives, up to [`LARGEST_BUFFER_BYTES`].
     buffer: AlignedVec,
     /// The part of `buffer` that was received and not yet returned. It starts at a frame.
     unread: Range<usize>,
@@ -27,6 +27,8 @@ pub struct FrameReader {
     position: u64,
     /// Descriptors that no frame has claimed, by the `recvmsg` that brought them.
     unclaimed: VecDeque<Batch>,
+    /// Only small frames may come, and no descriptors.
+    takes_only_greetings: bool,
 }
 
 /// One frame, in place in its reader's buffer.
@@ -61,6 +63,14 @@ pub enum ReceiveError {
         /// How many came.
         found: usize,
     },
+    /// Longer than any greeting, and nobody has been greeted.
+    #[error(
+        "a frame of {payload_bytes} bytes before a session is open; at most {MAX_GREETING_BYTES} are allowed"
+    )]
+    TooLongAGreeting {
+        /// Bytes announced.
+        payload_bytes: u32,
+    },
 }
 
 /// The descriptors that one `recvmsg` brought.
@@ -75,6 +85,18 @@ impl FrameReader {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A reader of somebody who is not known yet: until [`FrameReader::greeted`] it takes frames of at most
+    /// [`MAX_GREETING_BYTES`], and no descriptors.
+    #[must_use]
+    pub fn of_a_stranger() -> Self {
+        Self { takes_only_greetings: true, ..Self::default() }
+    }
+
+    /// From now on frames may be as long as any, and bring descriptors.
+    pub fn greeted(&mut self) {
+        self.takes_only_greetings = false;
     }
 
     /// Receives once, as much as there is and fits; blocks where the socket does. Returns the bytes received, 0 at the
@@ -108,6 +130,9 @@ impl FrameReader {
             return Err(ReceiveError::StrayDescriptors { found: batch.descriptors.len() });
         }
         let Some(header) = self.header()? else { return Ok(None) };
+        if self.takes_only_greetings && header.payload_bytes > MAX_GREETING_BYTES {
+            return Err(ReceiveError::TooLongAGreeting { payload_bytes: header.payload_bytes });
+        }
         let frame_bytes = HEADER_BYTES + header.padded_payload_bytes();
         if self.unread.len() < frame_bytes {
             return Ok(None);
@@ -143,30 +168,39 @@ impl FrameReader {
             self.unclaimed.push_back(Batch { stretch, descriptors });
         }
         let unclaimed: usize = self.unclaimed.iter().map(|batch| batch.descriptors.len()).sum();
+        if unclaimed > 0 && self.takes_only_greetings {
+            return Err(invalid("descriptors came before a session is open"));
+        }
         if unclaimed > MAX_UNCLAIMED_DESCRIPTORS {
             return Err(invalid("more descriptors came than any two frames can announce"));
         }
         Ok(received.bytes)
     }
 
-    /// Moves what is unread to the front, and makes the buffer large enough for the frame that has begun.
+    /// Moves what is unread to the front. A full buffer grows to twice its size, as long as the frame that has begun needs it:
+    /// what a header announces is not believed before it arrives.
     fn make_room(&mut self) -> io::Result<()> {
         self.position += self.unread.start as u64;
-        self.buffer.copy_within(self.unread.clone(), 0);
+        if self.unread.is_empty() && self.buffer.len() > KEPT_BUFFER_BYTES {
+            self.buffer = AlignedVec::new();
+        } else {
+            self.buffer.copy_within(self.unread.clone(), 0);
+        }
         self.unread = 0..self.unread.len();
         let frame_bytes = match self.header() {
             Ok(Some(header)) => HEADER_BYTES + header.padded_payload_bytes(),
             Ok(None) => HEADER_BYTES,
             Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         };
-        if frame_bytes > self.buffer.len() {
-            let wanted = frame_bytes.next_power_of_two().clamp(FIRST_BUFFER_BYTES, LARGEST_BUFFER_BYTES);
-            self.buffer.resize(wanted, 0);
+        if self.unread.end < self.buffer.len() {
+            return Ok(());
         }
-        if self.unread.end == self.buffer.len() {
+        if frame_bytes <= self.buffer.len() {
             let message = "take the frames that are here before receiving more";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
+        let grown = (2 * self.buffer.len()).clamp(FIRST_BUFFER_BYTES, LARGEST_BUFFER_BYTES);
+        self.buffer.resize(grown, 0);
         Ok(())
     }
 
@@ -198,6 +232,12 @@ fn invalid(what: &'static str) -> io::Error {
 
 /// Enough for all but the longest chains.
 const FIRST_BUFFER_BYTES: usize = 16 << 10;
+
+/// A buffer that grew beyond this is given back once it is empty.
+const KEPT_BUFFER_BYTES: usize = 512 << 10;
+
+/// Bytes of a greeting: a client's name has 256.
+pub const MAX_GREETING_BYTES: u32 = 4 << 10;
 
 /// One frame of the largest size.
 const LARGEST_BUFFER_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;

@@ -86,6 +86,9 @@ impl FrameWriter {
             }
         }
         self.buffer.clear();
+        if self.buffer.capacity() > KEPT_BUFFER_BYTES {
+            self.buffer = AlignedVec::new();
+        }
         self.sent = 0;
         Ok(true)
     }
@@ -163,6 +166,9 @@ impl FrameWriter {
         Ok(sent)
     }
 }
+
+/// A buffer that grew beyond this is given back once all of it is sent.
+const KEPT_BUFFER_BYTES: usize = 512 << 10;
 
 /// Sent bytes below this stay in the buffer until all of it is sent.
 const SENT_BYTES_KEPT: usize = 64 << 10;

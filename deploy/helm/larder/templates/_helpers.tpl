@@ -32,7 +32,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{- /* What a node needs besides its arena, in MiB: deploy/kubernetes/resources has the reasons. */ -}}
 {{- define "larder.besidesMiB" -}}
-{{ add 512 (div (add (int .Values.node.arenaMiB) 63) 64) }}
+{{ mul 2 (add 512 (div (add (int .Values.node.arenaMiB) 63) 64)) }}
 {{- end -}}
 
 {{- define "larder.tracingToml" -}}

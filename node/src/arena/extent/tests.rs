@@ -30,7 +30,7 @@ fn reopened(extent: &ExtentMemory, write: bool) -> std::io::Result<File> {
 }
 
 fn window_with(bytes: &[u8]) -> Window {
-    let window = Window::create(bytes.len() as u64, None).unwrap();
+    let window = Window::create(bytes.len() as u64, None, None).unwrap();
     Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap().write(0, bytes).unwrap();
     window
 }

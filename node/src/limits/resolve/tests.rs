@@ -94,8 +94,6 @@ fn extents_follow_the_arena_between_two_bounds() {
 #[test]
 fn what_cannot_be_is_refused_with_what_to_do() {
     let long = format!("tenants = [{{ name = 'a', socket = '/{}' }}]", "x".repeat(107));
-    let endless = format!("name = '{}'", "x".repeat(10_000));
-    let cluster = |keys: &str| format!("cluster = {{ {keys}, ca = '/ca', certificate = '/c', key = '/k' }}");
     let cases = [
         ("name = ''", "the node has no name: set `name`"),
         ("host = { arena_bytes = 0 }", "`host.arena_bytes` is 0"),
@@ -129,6 +127,40 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         ),
         ("gpus = [{ pci = '0000:17:00.0' }, { pci = '0000:17:00.0' }]", "0000:17:00.0 stands there twice"),
         ("tenants = []", "no [[tenants]]: add one"),
+        ("tenants = [{ name = 'a', socket = '' }]", "a socket's has 1 to 107"),
+        (&long, "has 108 bytes; a socket's has 1 to 107"),
+        ("tenants = [{ name = 'a', socket = '/a' }, { name = 'a', socket = '/b' }]", "a stands there twice"),
+        (
+            "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/a' }]",
+            "b has the socket /a of",
+        ),
+        ("tenants = [{ name = 'a', socket = '/a', max_bytes = 0 }]", "`tenants.max_bytes` is 0"),
+        (
+            "trust_engines = true\ntenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b' }]",
+            "it takes one tenant, not 2",
+        ),
+        ("session = { max_sessions = 0 }", "`session.max_sessions` is 0"),
+        ("session = { max_window_bytes = 0 }", "`session.max_window_bytes` is 0"),
+        ("session = { max_leased_blocks = 0 }", "`session.max_leased_blocks` is 0"),
+        ("session = { reservation_ttl_ms = 0 }", "`session.reservation_ttl_ms` is 0"),
+        ("session = { max_pin_ms = 0 }", "`session.max_pin_ms` is 0"),
+        ("session = { max_lingering_processes = 0 }", "`session.max_lingering_processes` is 0"),
+        (
+            "session = { max_pinned_fraction = 1.1 }",
+            "`session.max_pinned_fraction` is 1.1: set it to between",
+        ),
+    ];
+    for (text, part) in cases {
+        let error = resolve(text).unwrap_err().to_string();
+        assert!(error.contains(part), "{text:?} gives: {error}");
+    }
+}
+
+#[test]
+fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
+    let endless = format!("name = '{}'", "x".repeat(10_000));
+    let cluster = |keys: &str| format!("cluster = {{ {keys}, ca = '/ca', certificate = '/c', key = '/k' }}");
+    let cases = [
         ("tenants = [{ name = '', socket = '/a' }]", "[[tenants]] name \"\": it must be 1 to 256 of"),
         (
             "tenants = [{ name = 'a b', socket = '/a' }]",
@@ -172,28 +204,6 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         (
             &cluster("coordinator = 'host:7601', max_datagram_bytes = 10"),
             "[cluster] max_datagram_bytes is 10: set it to between 1200 and 65507",
-        ),
-        ("tenants = [{ name = 'a', socket = '' }]", "a socket's has 1 to 107"),
-        (&long, "has 108 bytes; a socket's has 1 to 107"),
-        ("tenants = [{ name = 'a', socket = '/a' }, { name = 'a', socket = '/b' }]", "a stands there twice"),
-        (
-            "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/a' }]",
-            "b has the socket /a of",
-        ),
-        ("tenants = [{ name = 'a', socket = '/a', max_bytes = 0 }]", "`tenants.max_bytes` is 0"),
-        (
-            "trust_engines = true\ntenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b' }]",
-            "it takes one tenant, not 2",
-        ),
-        ("session = { max_sessions = 0 }", "`session.max_sessions` is 0"),
-        ("session = { max_window_bytes = 0 }", "`session.max_window_bytes` is 0"),
-        ("session = { max_leased_blocks = 0 }", "`session.max_leased_blocks` is 0"),
-        ("session = { reservation_ttl_ms = 0 }", "`session.reservation_ttl_ms` is 0"),
-        ("session = { max_pin_ms = 0 }", "`session.max_pin_ms` is 0"),
-        ("session = { max_lingering_processes = 0 }", "`session.max_lingering_processes` is 0"),
-        (
-            "session = { max_pinned_fraction = 1.1 }",
-            "`session.max_pinned_fraction` is 1.1: set it to between",
         ),
     ];
     for (text, part) in cases {

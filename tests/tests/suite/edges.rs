@@ -1,0 +1,133 @@
+//! Connections that bring nothing: they keep nobody out who does.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use larder_client::{BlockingSession, SessionError, SessionOptions};
+use larder_protocol::frame::FrameHeader;
+use larder_protocol::session::{RefusalCode, Response};
+use larder_tests::cluster::Cluster;
+use larder_tests::content::prompt;
+use larder_tests::engine::EngineProcess;
+use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
+use larder_tests::raw::RawSession;
+use larder_tests::wait;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::{ENGINE, Engine, LARDER};
+
+/// As many files as this process may open: each connection is one.
+fn raise_open_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
+fn open_files(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+#[test]
+fn thousands_of_silent_connections_keep_no_engine_out() {
+    raise_open_files();
+    let node = NodeProcess::small(LARDER).unwrap();
+    let socket = node.socket("default");
+    let before = open_files(node.pid());
+    let mut silent = Vec::new();
+    for _ in 0..4_200 {
+        silent.push(UnixStream::connect(&socket).unwrap());
+    }
+    // Of the process that is silent, and of another one.
+    let engine = Engine::connect(&socket);
+    assert_eq!(engine.put(&prompt(b'a', 4)), 4);
+    drop(EngineProcess::start(ENGINE, &socket, "lease").unwrap());
+    assert_eq!(engine.get(&prompt(b'a', 4)), 4);
+    wait::until("silent connections to be closed", || (open_files(node.pid()) < before + 100).then_some(()));
+    drop(silent);
+}
+
+#[test]
+fn half_a_hello_and_a_long_one_take_little_and_are_told_why() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let header = |payload_bytes| FrameHeader { payload_bytes, descriptors: 0, request: 1 }.encode();
+    let mut long = RawSession::connect(&node.socket("default")).unwrap();
+    long.send_bytes(&header(1 << 20)).unwrap();
+    let Some((Response::Refused(refusal), _)) = long.read().unwrap() else { panic!("it is told why") };
+    assert_eq!(refusal.code, RefusalCode::Protocol);
+    assert!(refusal.message.contains("before a session is open; at most 4096 are allowed"), "{refusal:?}");
+    let mut half = RawSession::connect(&node.socket("default")).unwrap();
+    half.send_bytes(&header(64)[..7]).unwrap();
+    let Some((Response::Refused(refusal), _)) = half.read().unwrap() else { panic!("it is told why") };
+    assert_eq!(refusal.message, "no hello came in time");
+}
+
+#[test]
+fn write_windows_come_out_of_their_tenants_budget_and_go_back_to_it() {
+    let config = format!("{SMALL_HOST}{ONE_TENANT}max_window_bytes = \"2MiB\"\n");
+    let node = NodeProcess::start(LARDER, &config).unwrap();
+    let held = || node.metric("larder_tenant_window_bytes{state=\"held\"");
+    let connect = |window_bytes| {
+        BlockingSession::connect(
+            node.socket("default"),
+            SessionOptions { window_bytes, ..SessionOptions::default() },
+        )
+    };
+    let (first, second) = (connect(1 << 20).unwrap(), connect(1 << 20).unwrap());
+    assert_eq!(held(), f64::from(2 << 20));
+    assert!(matches!(connect(1 << 20).map(drop), Err(SessionError::Busy { .. })));
+    assert_eq!(connect(0).unwrap().window_bytes(), 0, "who does not write needs none");
+    drop((first, second));
+    wait::until("the windows to be given back", || (held() == 0.0).then_some(()));
+    assert_eq!(connect(1 << 30).unwrap().window_bytes(), 2 << 20, "no window is larger than the budget");
+}
+
+#[test]
+fn thousands_of_idle_http_connections_keep_no_health_check_out_and_are_closed() {
+    raise_open_files();
+    let cluster = Cluster::start(LARDER, 1).unwrap();
+    let (node, coordinator) = (cluster.node(0), cluster.coordinator_http().to_owned());
+    let before = open_files(node.pid());
+    let mut idle = Vec::new();
+    for _ in 0..2_500 {
+        idle.push(TcpStream::connect(node.http()).unwrap());
+        idle.push(TcpStream::connect(&coordinator).unwrap());
+    }
+    for _ in 0..10 {
+        assert_eq!(node.get("/healthz").unwrap(), "ok\n");
+        assert_eq!(larder_tests::server::get(&coordinator, "/healthz").unwrap(), "ok\n");
+    }
+    assert!(open_files(node.pid()) < before + 1_200, "{} files", open_files(node.pid()));
+    // Those that are left are closed for their silence.
+    let last = idle.last_mut().unwrap();
+    last.set_read_timeout(Some(wait::DEADLINE)).unwrap();
+    let mut said = Vec::new();
+    last.read_to_end(&mut said).unwrap();
+    wait::until("idle connections to be closed", || (open_files(node.pid()) < before + 50).then_some(()));
+}
+
+#[test]
+fn bodies_that_do_not_end_keep_no_question_waiting() {
+    let cluster = Cluster::start(LARDER, 1).unwrap();
+    let coordinator = cluster.coordinator_http();
+    let head = "POST /v1/prefix HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ";
+    let unending: Vec<TcpStream> = (0..100)
+        .map(|_| {
+            let mut socket = TcpStream::connect(coordinator).unwrap();
+            socket.write_all(format!("{head}16777216\r\n\r\n{{").as_bytes()).unwrap();
+            socket
+        })
+        .collect();
+    let fingerprint = "ab".repeat(32);
+    let body = format!("{{\"fingerprint\": \"{fingerprint}\", \"chunk_tokens\": 1, \"tokens\": [1, 2]}}");
+    let url = format!("http://{coordinator}/v1/prefix");
+    let answer = ureq::post(&url).send(&body).unwrap().body_mut().read_to_string().unwrap();
+    assert!(answer.contains("\"cluster\""), "{answer}");
+    assert_eq!(larder_tests::server::get(coordinator, "/healthz").unwrap(), "ok\n");
+    drop(unending);
+    let mut long = TcpStream::connect(coordinator).unwrap();
+    long.write_all(format!("{head}16777217\r\n\r\n").as_bytes()).unwrap();
+    long.set_read_timeout(Some(wait::DEADLINE)).unwrap();
+    let mut said = [0; 12];
+    long.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"HTTP/1.1 413");
+}
