@@ -235,19 +235,19 @@ fn credentials(ca_pem: &str, issued: &Issued) -> anyhow::Result<Credentials> {
 }
 
 /// Writes the certificate and key of a process.
-fn issue(authority: &Authority, dir: &Path, identity: &Identity) -> anyhow::Result<()> {
+pub(crate) fn issue(authority: &Authority, dir: &Path, identity: &Identity) -> anyhow::Result<()> {
     let issued = authority.issue(identity, Validity::days(1))?;
     fs::write(dir.join(format!("{}.pem", identity.name)), issued.certificate_pem)?;
     fs::write(dir.join(format!("{}.key", identity.name)), issued.key_pem)?;
     Ok(())
 }
 
-fn credential_files(dir: &Path, name: &str) -> String {
+pub(crate) fn credential_files(dir: &Path, name: &str) -> String {
     let dir = dir.display();
     format!("ca = \"{dir}/ca.pem\"\ncertificate = \"{dir}/{name}.pem\"\nkey = \"{dir}/{name}.key\"\n")
 }
 
-fn coordinator_config(dir: &Path, http: &str, peer: &str) -> String {
+pub(crate) fn coordinator_config(dir: &Path, http: &str, peer: &str) -> String {
     let files = credential_files(dir, "coordinator");
     let state = dir.join("coordinator.redb");
     format!(

@@ -13,5 +13,6 @@ pub mod raw;
 pub mod replay;
 pub mod s3;
 pub mod server;
+pub mod soak;
 pub mod visitor;
 pub mod wait;

@@ -1,10 +1,12 @@
 //! `larder replay` as a process, and the cluster that it starts for itself.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::Context as _;
+use larder_cli::generator::Generator;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -108,4 +110,22 @@ impl Drop for Replay {
             _ = child.wait();
         }
     }
+}
+
+/// Writes a trace of the generator's as a file of the traces' format.
+///
+/// # Errors
+/// Where the file cannot be written.
+pub fn write_generated(path: &Path, seed: u64, requests: usize) -> anyhow::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    for request in Generator::new(seed).take(requests) {
+        let line = serde_json::json!({
+            "timestamp": request.timestamp_ms,
+            "input_length": request.input_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": request.block_ids,
+        });
+        writeln!(file, "{line}")?;
+    }
+    Ok(file.flush()?)
 }

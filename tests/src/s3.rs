@@ -36,6 +36,12 @@ impl S3Server {
         Ok(Some(server))
     }
 
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     /// The part of a node's configuration that names a bucket there.
     #[must_use]
     pub fn config(&self, bucket: &str) -> String {

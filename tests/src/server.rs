@@ -2,8 +2,11 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
@@ -23,21 +26,73 @@ impl Server {
     /// # Errors
     /// Where it does not come up.
     pub fn start(program: &str, kind: &str, config: &Path) -> anyhow::Result<Self> {
+        Self::start_in(program, kind, config, &[])
+    }
+
+    /// The same, with these variables in its environment.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn start_in(
+        program: &str,
+        kind: &str,
+        config: &Path,
+        environment: &[(String, String)],
+    ) -> anyhow::Result<Self> {
+        let mut started = Self::spawn(program, kind, config, environment, Stdio::piped())?;
+        let stdout = started.child.stdout.take().context("it has a standard output")?;
+        let (said, line) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            // Nobody listens where that took too long.
+            let _ = said.send(BufReader::new(stdout).read_line(&mut line).map(|_| line));
+        });
+        let line = line.recv_timeout(READY).with_context(|| format!("not ready: {}", started.log()))??;
+        let ready = serde_json::from_str(&line);
+        started.ready = ready.with_context(|| format!("no ready line: {}", started.log()))?;
+        Ok(started)
+    }
+
+    /// Starts it and does not wait: it may never serve.
+    ///
+    /// # Errors
+    /// Where the system does not start it.
+    pub fn start_unready(
+        program: &str,
+        kind: &str,
+        config: &Path,
+        environment: &[(String, String)],
+    ) -> anyhow::Result<Self> {
+        Self::spawn(program, kind, config, environment, Stdio::null())
+    }
+
+    fn spawn(
+        program: &str,
+        kind: &str,
+        config: &Path,
+        environment: &[(String, String)],
+        stdout: Stdio,
+    ) -> anyhow::Result<Self> {
         let log = config.with_extension("log");
-        let mut child = Command::new(program)
+        let child = Command::new(program)
             .args([kind, "--config"])
             .arg(config)
             .args(["--parent", &std::process::id().to_string()])
-            .stdout(Stdio::piped())
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdout(stdout)
             .stderr(File::options().create(true).append(true).open(&log)?)
+            // Ctrl-C at a terminal goes to the test alone, which then ends what it started.
+            .process_group(0)
             .spawn()?;
-        let stdout = child.stdout.take().context("it has a standard output")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        let ready = serde_json::from_str(&line);
-        let mut started = Self { child, log, ready: Value::Null };
-        started.ready = ready.with_context(|| format!("no ready line: {}", started.log()))?;
-        Ok(started)
+        Ok(Self { child, log, ready: Value::Null })
+    }
+
+    /// How it ended; `None` while it runs.
+    ///
+    /// # Errors
+    /// Where the system does not say.
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
     }
 
     /// Its number in the system.
@@ -148,4 +203,7 @@ pub fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-const ANSWER: std::time::Duration = std::time::Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long a server may take to start.
+const READY: Duration = Duration::from_secs(60);

@@ -39,6 +39,13 @@ impl Visitor {
         self.runtime.block_on(self.endpoint.connect(address, role, None))
     }
 
+    /// Connects to whoever answers at once; `None` where nobody does.
+    #[must_use]
+    pub fn dial_soon(&self, address: SocketAddr, role: Role) -> Option<Connection> {
+        let dial = async { timeout(A_MOMENT, self.endpoint.connect(address, role, None)).await };
+        self.runtime.block_on(dial).ok()?.ok()
+    }
+
     /// Connects, and waits to be turned away; whether that happens.
     #[must_use]
     pub fn is_turned_away(&self, address: SocketAddr, role: Role) -> bool {
@@ -70,6 +77,23 @@ impl Visitor {
             anyhow::Ok(receive.read_to_end(MOST_BYTES).await.map_or(0, |answer| answer.len()))
         };
         self.runtime.block_on(async { timeout(PATIENCE, call).await })?
+    }
+
+    /// Announces a message of the longest kind on each of so many streams, and sends little of it.
+    pub fn open_half(&self, to: &Connection, streams: usize) {
+        let call = async {
+            for _ in 0..streams {
+                let Ok((mut send, receive)) = to.quic().open_bi().await else { return };
+                let mut half = [7; 64];
+                half[..8].copy_from_slice(&(MOST_BYTES as u64).to_le_bytes());
+                // It may be turned away meanwhile.
+                let _ = send.write_all(&half).await;
+                // Neither end of the stream is closed while the connection stays.
+                std::mem::forget((send, receive));
+            }
+        };
+        // Streams that are not granted are not waited for.
+        let _ = self.runtime.block_on(async { timeout(A_MOMENT, call).await });
     }
 
     /// Says something to a coordinator; its first answer, or `None` where it ends the stream or the connection instead.
@@ -124,6 +148,9 @@ pub(crate) async fn ask(node: &Connection, request: &PeerRequest) -> anyhow::Res
 
 /// Far more than any answer takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long somebody waits to bother.
+const A_MOMENT: Duration = Duration::from_millis(200);
 
 /// More than anybody answers to garbage.
 const MOST_BYTES: usize = 1 << 20;

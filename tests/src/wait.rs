@@ -28,7 +28,7 @@ pub fn through(time: Duration, mut check: impl FnMut()) {
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests of whole processes live in real time")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 

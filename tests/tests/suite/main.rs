@@ -22,6 +22,7 @@ mod prefetch;
 mod replay;
 mod rotation;
 mod routing;
+mod soak;
 mod tenants;
 mod tracing;
 

@@ -1,13 +1,12 @@
 //! Replays of whole traces, held against a model that is computed here.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use larder_cli::generator::Generator;
 use larder_tests::cluster::Cluster;
 use larder_tests::flip::flip_a_bit_in_every_page;
 use larder_tests::model::{leaf_lru, two_tiers};
+use larder_tests::replay::write_generated;
 use serde_json::Value;
 
 use super::LARDER;
@@ -63,16 +62,7 @@ fn requests(trace: &Path) -> Vec<(u64, Vec<u64>)> {
 /// A trace of the generator's, as a file of the traces' format.
 fn generated(folder: &Path, count: usize) -> PathBuf {
     let path = folder.join("generated.jsonl");
-    let mut file = std::fs::File::create(&path).unwrap();
-    for request in Generator::new(7).take(count) {
-        let line = serde_json::json!({
-            "timestamp": request.timestamp_ms,
-            "input_length": request.input_tokens,
-            "output_length": request.output_tokens,
-            "hash_ids": request.block_ids,
-        });
-        writeln!(file, "{line}").unwrap();
-    }
+    write_generated(&path, 7, count).unwrap();
     path
 }
 

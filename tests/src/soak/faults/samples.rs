@@ -1,0 +1,178 @@
+//! Watches memory and descriptors of every process, and whether nodes leave out peers that are well.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::server::{get, sum};
+use crate::soak::nodes::{Life, Node};
+use crate::soak::report::Verdict;
+use crate::wait::now;
+
+/// Threads that look, one a process. Dropping it ends them.
+pub(super) struct Samples {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Seen>>,
+}
+
+/// What was seen of one process.
+struct Seen {
+    name: String,
+    /// Samples of each life, by its number in the system.
+    lives: BTreeMap<u32, Vec<Sample>>,
+    left_out: LeftOut,
+    /// Whether its disk tier closed.
+    closed: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    /// Resident, without memory that is shared: arena and windows.
+    memory_bytes: u64,
+    descriptors: u64,
+}
+
+/// For how long a node left out more peers than were disturbed.
+#[derive(Debug, Default)]
+struct LeftOut {
+    since: Option<Instant>,
+    longest: Duration,
+}
+
+impl Samples {
+    /// Begins to look.
+    pub(super) fn start(nodes: &[Arc<Node>], coordinator: &Arc<Node>) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        for process in nodes.iter().chain([coordinator]) {
+            let others: Vec<Arc<Node>> =
+                nodes.iter().filter(|other| other.name != process.name).map(Arc::clone).collect();
+            let (process, stop) = (Arc::clone(process), Arc::clone(&stop));
+            let thread = std::thread::Builder::new().name(format!("samples of {}", process.name));
+            threads.push(thread.spawn(move || watch(&process, &others, &stop))?);
+        }
+        Ok(Self { stop, threads })
+    }
+
+    /// What all of it says. `is_long` says that the run was long enough for growth to show.
+    pub(super) fn end(mut self, is_long: bool) -> Vec<Verdict> {
+        self.stop.store(true, Ordering::Release);
+        let seen: Vec<Seen> = self.threads.drain(..).filter_map(|thread| thread.join().ok()).collect();
+        let longest = seen.iter().map(|process| process.left_out.longest).max().unwrap_or_default();
+        let left_out = Verdict {
+            what: "a healthy peer was left out for".into(),
+            seen: format!("{longest:.1?} at most"),
+            is_good: Some(longest <= MOST_LEFT_OUT),
+        };
+        let closed: Vec<&str> =
+            seen.iter().filter(|process| process.closed).map(|process| process.name.as_str()).collect();
+        let closed = Verdict {
+            what: "disk tiers that closed".into(),
+            seen: if closed.is_empty() { "none".into() } else { closed.join(", ") },
+            is_good: Some(closed.is_empty()),
+        };
+        let mut verdicts = vec![left_out, closed];
+        for process in &seen {
+            verdicts.extend(process.growth(is_long));
+        }
+        verdicts
+    }
+}
+
+impl Drop for Samples {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+impl Seen {
+    /// How memory and descriptors of its longest life went, by quarters.
+    fn growth(&self, is_long: bool) -> Vec<Verdict> {
+        let Some(samples) = self.lives.values().max_by_key(|samples| samples.len()) else {
+            return Vec::new();
+        };
+        let lives = self.lives.len();
+        let of = |what: &str, unit: &str, value: fn(&Sample) -> u64, slack: u64| {
+            let quarters = quarters(samples, value);
+            let is_flat = quarters[3] <= quarters[1] + quarters[1] / 10 + slack;
+            // A short life is all warming up.
+            let is_judged = is_long && lives == 1 && samples.len() >= 4;
+            let texts: Vec<String> = quarters.iter().map(u64::to_string).collect();
+            let word = if is_flat { "flat" } else { "growing" };
+            Verdict {
+                what: format!("{}: {what}", self.name),
+                seen: format!("{} {unit}by quarters of its longest life, {word}", texts.join(", ")),
+                is_good: is_judged.then_some(is_flat),
+            }
+        };
+        vec![
+            of("memory", "MiB ", |sample| sample.memory_bytes >> 20, 8),
+            of("descriptors", "", |sample| sample.descriptors, 32),
+        ]
+    }
+}
+
+/// The median of each quarter.
+fn quarters(samples: &[Sample], value: fn(&Sample) -> u64) -> [u64; 4] {
+    std::array::from_fn(|quarter| {
+        let (from, to) = (samples.len() * quarter / 4, samples.len() * (quarter + 1) / 4);
+        let mut part: Vec<u64> = samples[from..to].iter().map(value).collect();
+        part.sort_unstable();
+        part.get(part.len() / 2).copied().unwrap_or(0)
+    })
+}
+
+fn watch(process: &Node, others: &[Arc<Node>], stop: &AtomicBool) -> Seen {
+    let mut seen = Seen {
+        name: process.name.clone(),
+        lives: BTreeMap::new(),
+        left_out: LeftOut::default(),
+        closed: false,
+    };
+    while !stop.load(Ordering::Acquire) {
+        let began = now();
+        let life = process.life();
+        if let Some(sample) = sample(&life) {
+            seen.lives.entry(life.pid).or_default().push(sample);
+        }
+        // A node that is stopped or gone says nothing.
+        if let Ok(metrics) = get(&life.http, "/metrics") {
+            seen.closed |= sum(&metrics, "larder_disk_closed") > 0.0;
+            let silent = sum(&metrics, "larder_peer_silent") as u64;
+            let disturbed = |node: &&Arc<Node>| node.was_disturbed_since(began);
+            let excused = others.iter().filter(disturbed).count() as u64;
+            note(&mut seen.left_out, !process.was_disturbed_since(began) && silent > excused);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    seen
+}
+
+fn note(left_out: &mut LeftOut, leaves_out: bool) {
+    if !leaves_out {
+        left_out.since = None;
+        return;
+    }
+    let now = now();
+    let since = *left_out.since.get_or_insert(now);
+    left_out.longest = left_out.longest.max(now - since);
+}
+
+fn sample(life: &Life) -> Option<Sample> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", life.pid)).ok()?;
+    let kib = |field: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let memory_bytes = (kib("VmRSS:")?.saturating_sub(kib("RssShmem:")?)) << 10;
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", life.pid)).ok()?.count() as u64;
+    Some(Sample { memory_bytes, descriptors })
+}
+
+/// How often it looks.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// For how long a node may leave out a peer that is well: the deadline of a fetch, and what looking takes.
+const MOST_LEFT_OUT: Duration = Duration::from_millis(2_000 + 1_000);

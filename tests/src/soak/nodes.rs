@@ -1,0 +1,79 @@
+//! The nodes of a run, as its engines see them: where they are, and when they were disturbed on purpose.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::wait::now;
+
+/// One node, over all its lives.
+pub(super) struct Node {
+    pub(super) name: String,
+    /// Its session sockets, by tenant.
+    pub(super) sockets: Vec<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    life: Life,
+    disturbances: VecDeque<Disturbance>,
+}
+
+/// The process that a node is now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Life {
+    pub(super) pid: u32,
+    /// Where it serves HTTP.
+    pub(super) http: String,
+}
+
+struct Disturbance {
+    /// `None` while it lasts.
+    until: Option<Instant>,
+}
+
+impl Node {
+    pub(super) fn new(name: String, sockets: Vec<PathBuf>) -> Self {
+        Self { name, sockets, state: Mutex::default() }
+    }
+
+    /// It is another process from now on.
+    pub(super) fn lives(&self, life: Life) {
+        self.state().life = life;
+    }
+
+    pub(super) fn life(&self) -> Life {
+        self.state().life.clone()
+    }
+
+    /// It is killed or stopped in a moment: what it does not answer from now on is no failure.
+    pub(super) fn disturb(&self) {
+        let mut state = self.state();
+        state.disturbances.push_back(Disturbance { until: None });
+        if state.disturbances.len() > KEPT {
+            state.disturbances.pop_front();
+        }
+    }
+
+    /// It is back, and has to answer what it is asked after `slack`.
+    pub(super) fn settle(&self, slack: Duration) {
+        let until = now() + slack;
+        let mut state = self.state();
+        let lasting = state.disturbances.iter_mut().filter(|disturbance| disturbance.until.is_none());
+        lasting.for_each(|disturbance| disturbance.until = Some(until));
+    }
+
+    /// Whether it was killed or stopped, or was about to come back, at any time since then.
+    pub(super) fn was_disturbed_since(&self, then: Instant) -> bool {
+        self.state().disturbances.iter().any(|one| one.until.is_none_or(|until| until >= then))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Disturbances that are remembered: far more than a request lasts.
+const KEPT: usize = 64;

@@ -1,0 +1,191 @@
+//! What the command line of `tests/soak` understands.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+
+/// Attack a running cluster and check every byte that it serves
+///
+/// Starts a cluster of processes on this machine, plays engines against it, breaks it on purpose, and counts what must
+/// never happen: wrong bytes, failed requests, processes that died on their own.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "tests/soak",
+    after_help = "\
+Scenarios:
+  sizes   Two replays at once whose chunks have 64 KiB and 4 KiB, on two nodes with 64 MiB each
+  again   One trace after another on the same two nodes; then a tenant that gives the same hashes
+          different parents on each of them, and fills both
+  mixed   Two tenants with three namespaces each (4 KiB; two slices of 20 KiB; 64 KiB with a recurrent
+          state), memory for a tenth of what they use, a disk for half of it, chains with holes, leases
+          that are held, prefetches, pins and cancelled requests; a node is killed (SIGKILL) every 20 s
+          and started again
+  faults  The same, and more: nodes that stop for seconds (SIGSTOP), a clone with a node's identity, a
+          disk with sectors that cannot be read, an object store that hangs, idle and hostile
+          connections. Shows whether memory (resident, without arena and windows) and descriptors grow, and for
+          how long a healthy peer was left out
+
+What is counted:
+  wrong bytes      bytes served under a key that are not the bytes of that key
+  failed requests  requests that ended with an error, or were not answered in 10 s. Not counted: an answer
+                   that the node is busy (asked again for 10 s, then the engine computes), and what a node
+                   does not answer while this command keeps it killed or stopped; such a request is asked
+                   again once the node is back, and fails where that does not help within 60 s
+  deaths           processes that ended without being told to, parts of a node that panicked, and processes
+                   that do not end when they are told to
+
+Exit status: 0 where all three are 0 (and nothing grew, in a run of `faults` of 5 minutes or more), 1 where not, 2 where
+the arguments make no sense. The folder with all logs is kept where it is 1.
+
+Examples:
+  tests/soak                              20 minutes of `mixed`
+  tests/soak --minutes 2 --seed 7         Other requests, other victims
+  tests/soak sizes --rounds 5
+  tests/soak again --rounds 1 --requests 2000
+  tests/soak faults --minutes 20 --json > report.json"
+)]
+pub(super) struct Options {
+    /// What to do to the cluster
+    #[arg(value_enum, default_value_t = Scenario::Mixed)]
+    pub(super) scenario: Scenario,
+
+    /// How long at most [default: 20 for `mixed` and `faults`; `sizes` and `again` end with their rounds]
+    #[arg(long, value_name = "MINUTES", value_parser = positive)]
+    minutes: Option<f64>,
+
+    /// What all choices are drawn from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) seed: u64,
+
+    /// Rounds of `sizes` and `again`
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) rounds: u32,
+
+    /// Requests of each replay of `sizes` and `again` at most
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
+    pub(super) requests: usize,
+
+    /// The trace of small chunks in `sizes` [default: ../shared/traces/synthetic.jsonl beside the project, else a generated one]
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Nodes of `mixed` and `faults`
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=16))]
+    pub(super) nodes: u16,
+
+    /// MiB of each node's arena in `mixed` and `faults`; engines use ten times all of them
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(16..=4096))]
+    pub(super) arena_mib: u64,
+
+    /// Time between kills in `mixed` and `faults`, and between other faults
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = positive)]
+    kill_every: f64,
+
+    /// Print the results as one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Show no progress
+    #[arg(long, short)]
+    pub(super) quiet: bool,
+
+    /// Where configuration files, logs and disks go [default: a folder of its own, removed where all was right]
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) folder: Option<PathBuf>,
+
+    /// Keep that folder in any case
+    #[arg(long)]
+    pub(super) keep: bool,
+
+    /// The `larder` command [default: the one beside this program]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+/// What to do to the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Scenario {
+    /// Two block sizes
+    Sizes,
+    /// One trace after another
+    Again,
+    /// Namespaces, tenants, holes and kills
+    Mixed,
+    /// The same with more faults
+    Faults,
+}
+
+impl Scenario {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Sizes => "sizes",
+            Self::Again => "again",
+            Self::Mixed => "mixed",
+            Self::Faults => "faults",
+        }
+    }
+
+    /// Whether it ends with its rounds.
+    pub(super) fn has_rounds(self) -> bool {
+        matches!(self, Self::Sizes | Self::Again)
+    }
+}
+
+impl Options {
+    /// How long it may take; `None` where only its rounds end it.
+    pub(super) fn time(&self) -> Option<Duration> {
+        let minutes = self.minutes.or((!self.scenario.has_rounds()).then_some(20.0));
+        minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes))
+    }
+
+    pub(super) fn kill_every(&self) -> Duration {
+        Duration::from_secs_f64(self.kill_every)
+    }
+
+    /// The `larder` command.
+    pub(super) fn program(&self) -> anyhow::Result<PathBuf> {
+        let program = match &self.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()?.with_file_name("larder"),
+        };
+        program.canonicalize().with_context(|| format!("no `larder` command at {}", program.display()))
+    }
+
+    /// The trace of small chunks, where there is one.
+    pub(super) fn trace(&self) -> Option<PathBuf> {
+        let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces/synthetic.jsonl");
+        self.trace.clone().or_else(|| Some(PathBuf::from(beside)).filter(|path| Path::exists(path)))
+    }
+
+    /// The command that does the same again.
+    pub(super) fn command(&self) -> String {
+        let mut command = format!("tests/soak {} --seed {}", self.scenario.name(), self.seed);
+        let mut add = |option: &str, value: String| command += &format!(" {option} {value}");
+        if let Some(minutes) = self.minutes {
+            add("--minutes", minutes.to_string());
+        }
+        if self.scenario.has_rounds() {
+            add("--rounds", self.rounds.to_string());
+            if self.requests < usize::MAX {
+                add("--requests", self.requests.to_string());
+            }
+        } else {
+            add("--nodes", self.nodes.to_string());
+            add("--arena-mib", self.arena_mib.to_string());
+            add("--kill-every", self.kill_every.to_string());
+        }
+        if let Some(trace) = &self.trace {
+            add("--trace", trace.display().to_string());
+        }
+        command
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number < 1e6 => Ok(number),
+        _ => Err("not a number above 0".into()),
+    }
+}

@@ -1,0 +1,283 @@
+//! One request of an engine: what of a prompt is there is read and checked, what is not is written, with holes.
+
+mod layers;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use larder_cli::content;
+use larder_client::{LeaseGuard, LookupOptions, Namespace, Reservation, Session, SessionError};
+use larder_protocol::session::Wait;
+use larder_protocol::{Chain, ChunkHash};
+use tokio::time::sleep;
+
+use super::space::{CHUNK_TOKENS, Space};
+use super::tally::Tally;
+use crate::wait::now;
+
+/// What an engine asks, drawn before it asks: a request that is asked again is the same.
+pub(super) struct Request {
+    /// Which namespace.
+    pub(super) space: usize,
+    hashes: Vec<ChunkHash>,
+    way: Way,
+    /// For how long it keeps what it reads, and reads it again.
+    hold: Option<Duration>,
+    /// When the engine loses interest.
+    cancel_after: Option<Duration>,
+    /// What its smaller choices are drawn from.
+    seed: u64,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { space, hashes, way, hold, cancel_after, seed } = self;
+        let chunks = hashes.len();
+        write!(f, "{chunks} chunks of namespace {space} by {way:?}")?;
+        write!(f, ", held for {hold:?}, given up after {cancel_after:?}, seed {seed}")
+    }
+}
+
+/// How an engine reads.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// It asks how much there is and leases that.
+    LookUp {
+        pin: Option<Duration>,
+    },
+    /// It leases at once.
+    Lease,
+    Prefetch(Wait),
+    /// It begins a prefetch and gives it up.
+    GiveUp,
+    /// It follows whoever writes the prompt now, and reads the layers that are in place.
+    Follow,
+}
+
+/// Where a request goes.
+pub(super) struct Asked<'a> {
+    pub(super) session: &'a Session,
+    pub(super) namespace: &'a Namespace,
+    pub(super) space: &'a Space,
+    pub(super) tenant: usize,
+    pub(super) tally: &'a Tally,
+}
+
+impl Request {
+    pub(super) fn draw(spaces: &[Space], rng: &mut fastrand::Rng) -> Self {
+        let space = rng.usize(..spaces.len());
+        let wait = |rng: &mut fastrand::Rng| match rng.u8(..3) {
+            0 => Wait::BestEffort,
+            1 => Wait::Complete,
+            _ => Wait::TimeoutMs(rng.u64(1..=200)),
+        };
+        let way = match rng.u8(..20) {
+            0..=8 => Way::LookUp { pin: None },
+            9 => Way::LookUp { pin: Some(Duration::from_millis(rng.u64(1..=2_000))) },
+            10..=12 => Way::Lease,
+            13..=17 => Way::Prefetch(wait(rng)),
+            18 => Way::Follow,
+            _ => Way::GiveUp,
+        };
+        let sometimes = |rng: &mut fastrand::Rng, one_in: u8, most_ms: u64| {
+            (rng.u8(..one_in) == 0).then(|| Duration::from_millis(rng.u64(1..=most_ms)))
+        };
+        Self {
+            space,
+            hashes: spaces[space].draw(rng),
+            way,
+            hold: sometimes(rng, 10, 200),
+            cancel_after: sometimes(rng, 25, 30),
+            seed: rng.u64(..),
+        }
+    }
+
+    /// Plays it.
+    pub(super) async fn play(&self, asked: &Asked<'_>) -> Result<(), SessionError> {
+        match self.cancel_after {
+            None => self.play_whole(asked).await,
+            Some(after) => tokio::time::timeout(after, self.play_whole(asked)).await.unwrap_or(Ok(())),
+        }
+    }
+
+    async fn play_whole(&self, asked: &Asked<'_>) -> Result<(), SessionError> {
+        let chain = asked.namespace.chain(self.hashes.clone());
+        let lease = self.read(asked, &chain).await?;
+        let hit = lease.as_ref().map_or(0, LeaseGuard::chunks);
+        asked.tally.count(|counts| {
+            counts.chunks_asked += chain.len() as u64;
+            counts.chunks_hit += hit as u64;
+        });
+        if let Some(lease) = lease {
+            asked.check(&self.hashes, &lease);
+            if let Some(hold) = self.hold {
+                sleep(hold).await;
+                asked.check(&self.hashes, &lease);
+            }
+        }
+        self.save(asked, &chain, hit).await
+    }
+
+    async fn read(&self, asked: &Asked<'_>, chain: &Chain) -> Result<Option<LeaseGuard>, SessionError> {
+        let Asked { session, namespace, .. } = asked;
+        let prompt_tokens = chain.len() as u64 * u64::from(CHUNK_TOKENS) + 1;
+        let options = || LookupOptions { prompt_tokens, ..LookupOptions::default() };
+        match self.way {
+            Way::LookUp { pin } => {
+                let options = LookupOptions { pin, ..options() };
+                let ask = async || session.lookup(namespace, chain, options.clone()).await;
+                let found = asked.patiently(ask).await?.map_or(0, |found| found.tokens);
+                let chain = chain.part(0, (found / u64::from(CHUNK_TOKENS)) as usize);
+                if chain.is_empty() {
+                    return Ok(None);
+                }
+                asked.patiently(async || session.lease(namespace, &chain).await).await
+            }
+            Way::Lease => asked.patiently(async || session.lease(namespace, chain).await).await,
+            Way::Prefetch(wait) => {
+                let ask = async || session.prefetch(namespace, chain, options()).await;
+                let Some(ticket) = asked.patiently(ask).await? else { return Ok(None) };
+                session.progress(&ticket).await?;
+                match session.collect(ticket, wait).await {
+                    Err(SessionError::Busy { .. }) => Ok(None),
+                    leased => leased.map(Some),
+                }
+            }
+            Way::Follow => asked.follow(chain).await.map(|()| None),
+            Way::GiveUp => {
+                let ask = async || session.prefetch(namespace, chain, options()).await;
+                drop(asked.patiently(ask).await?);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes what is missing behind the first `hit` chunks, a part at a time, now and then from the end, and leaves out some
+    /// parts and some chunks.
+    async fn save(&self, asked: &Asked<'_>, chain: &Chain, hit: usize) -> Result<(), SessionError> {
+        let mut rng = fastrand::Rng::with_seed(self.seed);
+        let part_chunks = (PART_BYTES / asked.space.chunk_bytes()).max(1) as usize;
+        let mut starts: Vec<usize> = (hit..chain.len()).step_by(part_chunks).collect();
+        if rng.u8(..8) == 0 {
+            starts.reverse();
+        }
+        for from in starts {
+            if rng.u8(..10) == 0 {
+                continue;
+            }
+            let part = chain.part(from, chain.len().min(from + part_chunks));
+            let reserve = async || asked.session.reserve(asked.namespace, &part, 0).await;
+            let Some(reservation) = asked.patiently(reserve).await? else { break };
+            let holes = rng.u8(..4) == 0;
+            let chosen = |position: &u32| !(holes && (position + rng.u32(..2)).is_multiple_of(4));
+            let positions: Vec<u32> = reservation.chunks().iter().copied().filter(chosen).collect();
+            let wrote = match rng.u8(..30) {
+                0 => true,
+                1..=5 if asked.has_one_pool() => asked.hand_over(&part, &reservation, &positions).await?,
+                _ => asked.write(&part, &reservation, &positions).await?,
+            };
+            if !wrote {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Asked<'_> {
+    /// Compares all blocks of a lease with what they must be.
+    fn check(&self, hashes: &[ChunkHash], lease: &LeaseGuard) {
+        let mut checked = 0;
+        let largest = self.space.block_bytes.iter().copied().max().unwrap_or(0) as usize;
+        let mut bytes = vec![0; largest];
+        for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
+            for block in 0..lease.blocks_per_chunk() {
+                if !lease.has_block(position, block) {
+                    continue;
+                }
+                let bytes = &mut bytes[..self.namespace.block_bytes(block) as usize];
+                lease.copy_block(position, block, bytes);
+                checked += bytes.len() as u64;
+                let key = self.space.key(self.tenant, hash, block);
+                if content::first_difference(&key, bytes).is_some() {
+                    self.complain(&key, bytes, || format!("block {block} of chunk {position}, {hash}"));
+                }
+            }
+        }
+        self.tally.count(|counts| counts.bytes_checked += checked);
+    }
+
+    fn complain(&self, key: &ChunkHash, bytes: &[u8], which: impl FnOnce() -> String) {
+        let wrong = content::differences(key, bytes) as u64;
+        let (model, node) = (&self.space.spec.model, self.session.node());
+        self.tally.wrong(wrong, || {
+            format!(
+                "{wrong} of {} bytes: {} of `{model}`, tenant {}, at {node}",
+                bytes.len(),
+                which(),
+                self.tenant
+            )
+        });
+    }
+
+    /// Writes chunks of a reservation; whether the node took them.
+    async fn write(
+        &self,
+        part: &Chain,
+        reservation: &Reservation,
+        positions: &[u32],
+    ) -> Result<bool, SessionError> {
+        let mut staged = Vec::with_capacity(positions.len());
+        let mut bytes = Vec::new();
+        for &position in positions {
+            let mut chunk = self.session.stage(reservation, position).await?;
+            let blocks: Vec<usize> = chunk.blocks().collect();
+            for block in blocks {
+                bytes.resize(self.namespace.block_bytes(block) as usize, 0);
+                let key = self.space.key(self.tenant, &part.hashes[position as usize], block);
+                content::fill(&key, &mut bytes);
+                chunk.copy_from(block, 0, &bytes);
+            }
+            staged.push(chunk);
+        }
+        self.was_taken(self.session.commit(reservation, staged).await)
+    }
+
+    /// Whether a node took what was written; one that is busy does not.
+    fn was_taken<T>(&self, answer: Result<T, SessionError>) -> Result<bool, SessionError> {
+        match answer {
+            Err(SessionError::Busy { .. }) => {
+                self.tally.count(|counts| counts.given_up += 1);
+                Ok(false)
+            }
+            answer => answer.map(|_| true),
+        }
+    }
+
+    /// Asks again as long as the node is busy, after the time that it says; `None` where it still is at the end.
+    async fn patiently<T>(
+        &self,
+        mut ask: impl AsyncFnMut() -> Result<T, SessionError>,
+    ) -> Result<Option<T>, SessionError> {
+        let start: Instant = now();
+        loop {
+            let retry_after = match ask().await {
+                Err(SessionError::Busy { retry_after, .. }) => retry_after,
+                answer => return answer.map(Some),
+            };
+            self.tally.count(|counts| counts.busy_answers += 1);
+            if start.elapsed() > BUSY_PATIENCE {
+                self.tally.count(|counts| counts.given_up += 1);
+                return Ok(None);
+            }
+            sleep(retry_after.min(MOST_RETRY_AFTER)).await;
+        }
+    }
+}
+
+/// Bytes that are reserved and written together, where one chunk is not more.
+pub(super) const PART_BYTES: u64 = 256 << 10;
+
+/// How long a busy node is asked.
+const BUSY_PATIENCE: Duration = Duration::from_secs(10);
+const MOST_RETRY_AFTER: Duration = Duration::from_millis(100);
