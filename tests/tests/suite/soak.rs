@@ -1,6 +1,34 @@
-//! The command line of `tests/soak`.
+//! `tests/soak` in its short form.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::LARDER;
+
+/// Runs `tests/soak` with these arguments, where all has to be right; its report.
+fn passes(arguments: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_soak"))
+        .args(["--program", LARDER, "--json"])
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{report}");
+    serde_json::from_str(&report).unwrap()
+}
+
+#[test]
+fn tenants_with_namespaces_of_three_block_sizes_outlive_nodes_that_are_killed() {
+    let short = ["--minutes", "0.25", "--kill-every", "4", "--arena-mib", "16", "--nodes", "3"];
+    let report = passes(&[&["mixed"], &short[..]].concat());
+    assert!(report["kills"].as_u64() >= Some(1), "{report}");
+    assert!(
+        report["chunks_hit"].as_u64() > Some(0) && report["bytes_checked"].as_u64() > Some(0),
+        "{report}"
+    );
+}
 
 #[test]
 fn arguments_that_make_no_sense_are_refused_and_the_help_teaches() {
