@@ -82,13 +82,13 @@ pub struct StateConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MembershipConfig {
-    /// How often nodes send a heartbeat.
+    /// How often nodes send a heartbeat. A node that crashed may join again when it has missed two.
     pub heartbeat_ms: u64,
     /// Silence after which a node is suspect: others are asked first.
     pub suspect_after_ms: u64,
     /// Silence after which it is removed: others become home to what it was home to.
     pub remove_after_ms: u64,
-    /// How long after its start the coordinator suspects and removes nobody.
+    /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
 }
 

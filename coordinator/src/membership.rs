@@ -2,12 +2,14 @@
 //!
 //! Pure: it takes `now` and returns tables. A node is a member from its join on; silent for a while it is suspect, for long
 //! it is removed. Every change makes a new table with a higher epoch, several at once where they come together. A
-//! coordinator that starts opens a new term and removes nobody for its grace time.
+//! coordinator that starts opens a new term and removes nobody for its grace time. Of two processes with one name the one
+//! that is heard of stays: the other may join when that one has missed [`MISSED_HEARTBEATS`].
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use larder_protocol::limits::MAX_MEMBERS;
+use larder_protocol::limits::{MAX_INCARNATION, MAX_MEMBERS, MAX_TERM};
 use larder_protocol::membership::{Heartbeat, Join, Joined};
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, Table};
 use rkyv::{Archive, Deserialize, Serialize};
@@ -26,7 +28,7 @@ pub struct Patience {
     pub suspect_after_ms: u64,
     /// Silence after which it is removed.
     pub remove_after_ms: u64,
-    /// How long after its start the coordinator suspects and removes nobody.
+    /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
 }
 
@@ -35,7 +37,7 @@ pub struct Patience {
 pub struct State {
     /// The last table.
     pub table: Table,
-    /// Every number ever given out, by node name.
+    /// The numbers that were given out, by node name. Those that left stand before the members, who left longest ago first.
     pub numbers: Vec<(String, NodeNumber)>,
 }
 
@@ -45,7 +47,9 @@ pub struct Membership {
     patience: Patience,
     epoch: Epoch,
     table: Arc<Table>,
-    numbers: BTreeMap<String, NodeNumber>,
+    numbers: BTreeMap<String, Given>,
+    /// How often somebody left: later is more.
+    leavings: u64,
     members: BTreeMap<NodeNumber, Known>,
     started: Millis,
     last_tick: Millis,
@@ -67,6 +71,10 @@ pub struct Counts {
     pub removals: u64,
     /// Partitions that changed their home.
     pub moved_partitions: u64,
+    /// Joins that were refused because another process of that name is heard of.
+    pub contests: u64,
+    /// Numbers that were given to another name, since there was no other.
+    pub reused_numbers: u64,
 }
 
 /// Why a node is no member.
@@ -75,9 +83,40 @@ pub enum JoinRefused {
     /// Another life of it is newer: it may join again as this incarnation.
     #[error("another life of the node is newer; it may join as incarnation {0}")]
     Outdated(u64),
+    /// Another process of this name is heard of.
+    #[error("another process of this name lives at {address}; it is asked for again in {retry_after_ms} ms")]
+    InUse {
+        /// Where peers reach that process.
+        address: SocketAddr,
+        /// When it has missed its heartbeats, unless it is heard of until then.
+        retry_after_ms: u64,
+        /// Whether nobody was told of this rival lately.
+        is_news: bool,
+    },
     /// The cluster is full.
-    #[error("a cluster has at most {MAX_MEMBERS} nodes")]
+    #[error("the cluster has {MAX_MEMBERS} nodes, and cannot have more: stop one of them first")]
     Full,
+    /// Its numbers are none that time or a coordinator could have brought about.
+    #[error(
+        "it says that it is incarnation {incarnation} and knows of term {term}: neither can be; restart the node, and look at its clock"
+    )]
+    Implausible {
+        /// What it said.
+        incarnation: u64,
+        /// What it said.
+        term: u64,
+    },
+}
+
+/// What becomes of a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beat {
+    /// It was heard.
+    Heard,
+    /// It was heard, and a process of the same name wanted to join meanwhile, from this address.
+    Contested(SocketAddr),
+    /// It is no member's (any more).
+    Removed,
 }
 
 /// A member, for reports.
@@ -91,12 +130,33 @@ pub struct MemberReport {
     pub silent_ms: u64,
 }
 
+/// A number that was given out.
+#[derive(Debug)]
+struct Given {
+    number: NodeNumber,
+    /// When its node left last, as counted by leavings.
+    left: u64,
+}
+
 #[derive(Debug)]
 struct Known {
     member: Member,
     heard: Millis,
+    /// It was a member of the coordinator before this one, and has not come back yet.
+    is_awaited: bool,
     /// Who said when that it does not answer.
     reports: BTreeMap<NodeNumber, Millis>,
+    rival: Option<Rival>,
+}
+
+/// Another process of a member's name.
+#[derive(Debug)]
+struct Rival {
+    address: SocketAddr,
+    /// When it was news.
+    since: Millis,
+    /// Whether the member was told.
+    is_told: bool,
 }
 
 impl Membership {
@@ -106,16 +166,17 @@ impl Membership {
         let State { table, numbers } = state;
         let known = |member: &Member| {
             let member = Member { state: MemberState::Alive, ..member.clone() };
-            (member.number, Known { member, heard: now, reports: BTreeMap::new() })
+            (member.number, Known { is_awaited: true, ..Known::new(member, now) })
         };
         let members: BTreeMap<_, _> = table.members.iter().map(known).collect();
         Self {
             patience,
-            epoch: Epoch { term: table.epoch.term + 1, number: 0 },
+            epoch: next_term(table.epoch),
             is_changed: !members.is_empty(),
             members,
             table: Arc::new(table),
-            numbers: numbers.into_iter().collect(),
+            leavings: numbers.len() as u64,
+            numbers: given(numbers),
             started: now,
             last_tick: now,
             published: None,
@@ -123,22 +184,28 @@ impl Membership {
         }
     }
 
-    /// A node wants to be a member. Its earlier life, if there is one, ends here.
+    /// A node wants to be a member. Its earlier life, if there is one, ends here, once that is not heard of any more.
     ///
     /// # Errors
     /// [`JoinRefused`]
     pub fn join(&mut self, name: &str, join: &Join, now: Millis) -> Result<Joined, JoinRefused> {
-        // A coordinator that lost its state is told by its nodes how far it had come.
-        if join.epoch.term >= self.epoch.term {
-            self.epoch = Epoch { term: join.epoch.term + 1, number: 0 };
+        self.wake(now);
+        let Join { incarnation, epoch, peer, .. } = *join;
+        if incarnation > MAX_INCARNATION || epoch.term > MAX_TERM {
+            return Err(JoinRefused::Implausible { incarnation, term: epoch.term });
+        }
+        self.end_earlier_life(name, incarnation, peer, now)?;
+        let number = self.number_of(name)?;
+        // A coordinator that lost its state is told by its nodes how far it had come. Its own tables are no news.
+        if epoch > self.epoch {
+            self.epoch = next_term(epoch);
             self.is_changed = true;
         }
-        let number = self.number_of(name, join)?;
         let member = Member {
             number,
             name: name.to_owned(),
-            incarnation: join.incarnation,
-            peer: join.peer,
+            incarnation,
+            peer,
             http: join.http,
             devices: join.devices,
             weight: join.weight.max(1),
@@ -149,20 +216,28 @@ impl Membership {
             self.counts.joins += 1;
             self.is_changed = true;
         }
-        self.members.insert(number, Known { member, heard: now, reports: BTreeMap::new() });
+        self.members.insert(number, Known::new(member, now));
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
     }
 
-    /// A node lives; whether it is (still) a member.
+    /// A node lives.
     pub fn heartbeat(
         &mut self,
         number: NodeNumber,
         incarnation: u64,
         heartbeat: &Heartbeat,
         now: Millis,
-    ) -> bool {
-        let Some(known) = self.current(number, incarnation) else { return false };
+    ) -> Beat {
+        self.wake(now);
+        let Some(known) = self.current(number, incarnation) else { return Beat::Removed };
         known.heard = now;
+        let beat = match &mut known.rival {
+            Some(rival) if !rival.is_told => {
+                rival.is_told = true;
+                Beat::Contested(rival.address)
+            }
+            _ => Beat::Heard,
+        };
         known.reports.clear();
         if known.member.state == MemberState::Suspect {
             known.member.state = MemberState::Alive;
@@ -173,7 +248,7 @@ impl Membership {
                 known.reports.insert(number, now);
             }
         }
-        true
+        beat
     }
 
     /// A node goes, in order.
@@ -182,16 +257,13 @@ impl Membership {
             self.members.remove(&number);
             self.counts.leaves += 1;
             self.is_changed = true;
+            self.note_left(&[number]);
         }
     }
 
     /// Judges silence; a new table where something changed, and the last one is old enough. Call it often.
     pub fn tick(&mut self, now: Millis) -> Option<Arc<Table>> {
-        let stalled = now.saturating_sub(self.last_tick);
-        if stalled > STALL_MS {
-            // This process stood still itself: nobody could be heard.
-            self.members.values_mut().for_each(|known| known.heard += stalled);
-        }
+        self.wake(now);
         self.last_tick = now;
         if now.saturating_sub(self.started) >= self.patience.grace_ms {
             self.judge(now);
@@ -234,7 +306,9 @@ impl Membership {
     /// What must not be forgotten.
     #[must_use]
     pub fn state(&self) -> State {
-        let numbers = self.numbers.iter().map(|(name, &number)| (name.clone(), number)).collect();
+        let mut numbers: Vec<_> = self.numbers.iter().collect();
+        numbers.sort_by_key(|(_, given)| (self.members.contains_key(&given.number), given.left));
+        let numbers = numbers.into_iter().map(|(name, given)| (name.clone(), given.number)).collect();
         State { table: (*self.table).clone(), numbers }
     }
 
@@ -254,33 +328,93 @@ impl Membership {
         self.members.get_mut(&number).filter(|known| known.member.incarnation == incarnation)
     }
 
-    fn number_of(&mut self, name: &str, join: &Join) -> Result<NodeNumber, JoinRefused> {
-        if let Some(&number) = self.numbers.get(name) {
-            let known = self.members.get(&number).map_or(0, |known| known.member.incarnation);
-            if known > join.incarnation {
-                return Err(JoinRefused::Outdated(known + 1));
+    /// Whether this process stood still itself: then nobody could be heard.
+    fn wake(&mut self, now: Millis) {
+        let stalled = now.saturating_sub(self.last_tick);
+        if stalled > STALL_MS {
+            self.members.values_mut().for_each(|known| known.heard = (known.heard + stalled).min(now));
+            self.last_tick = now;
+        }
+    }
+
+    /// Makes way for another life of a node, if the one that is a member has missed its heartbeats.
+    fn end_earlier_life(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        address: SocketAddr,
+        now: Millis,
+    ) -> Result<(), JoinRefused> {
+        let known = self.numbers.get(name).and_then(|given| self.members.get_mut(&given.number));
+        let Some(known) = known else { return Ok(()) };
+        if (known.member.incarnation, known.member.peer) == (incarnation, address) {
+            return Ok(());
+        }
+        let patience_ms = MISSED_HEARTBEATS * self.patience.heartbeat_ms;
+        let silent_ms = now.saturating_sub(known.heard);
+        if silent_ms < patience_ms {
+            self.counts.contests += 1;
+            let lately = |rival: &Rival| {
+                rival.address == address && now.saturating_sub(rival.since) < RIVAL_IS_NEWS_MS
+            };
+            let is_news = !known.rival.as_ref().is_some_and(lately);
+            if is_news {
+                known.rival = Some(Rival { address, since: now, is_told: false });
             }
-            return Ok(number);
+            let retry_after_ms = patience_ms - silent_ms;
+            return Err(JoinRefused::InUse { address: known.member.peer, retry_after_ms, is_news });
+        }
+        if known.member.incarnation > incarnation {
+            return Err(JoinRefused::Outdated(known.member.incarnation + 1));
+        }
+        Ok(())
+    }
+
+    fn number_of(&mut self, name: &str) -> Result<NodeNumber, JoinRefused> {
+        if let Some(given) = self.numbers.get(name) {
+            return Ok(given.number);
         }
         if self.members.len() >= MAX_MEMBERS {
             return Err(JoinRefused::Full);
         }
-        let last = self.numbers.values().max().map_or(0, |number| number.0);
-        let next = last.checked_add(1).map(NodeNumber);
-        let number = next.filter(|&next| next < NodeNumber::THIS_NODE).ok_or(JoinRefused::Full)?;
-        self.numbers.insert(name.to_owned(), number);
+        let last = self.numbers.values().map(|given| given.number.0).max().unwrap_or(0);
+        let next = last.checked_add(1).map(NodeNumber).filter(|&next| next < NodeNumber::THIS_NODE);
+        let number = next.or_else(|| self.take_back()).ok_or(JoinRefused::Full)?;
+        self.numbers.insert(name.to_owned(), Given { number, left: 0 });
         Ok(number)
+    }
+
+    /// The number of the node that left longest ago, when there is no other. All but the members have left, some 60,000, so
+    /// that no table names it any more; and whoever goes by an old one finds another name and incarnation there.
+    fn take_back(&mut self) -> Option<NodeNumber> {
+        let gone = self.numbers.iter().filter(|(_, given)| !self.members.contains_key(&given.number));
+        let name = gone.min_by_key(|(_, given)| given.left)?.0.clone();
+        self.counts.reused_numbers += 1;
+        self.numbers.remove(&name).map(|given| given.number)
+    }
+
+    fn note_left(&mut self, gone: &[NodeNumber]) {
+        for given in self.numbers.values_mut().filter(|given| gone.contains(&given.number)) {
+            self.leavings += 1;
+            given.left = self.leavings;
+        }
     }
 
     fn judge(&mut self, now: Millis) {
         let Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, .. } = self.patience;
-        let before = self.members.len();
-        self.members.retain(|_, known| now.saturating_sub(known.heard) < remove_after_ms);
-        let removed = before - self.members.len();
-        self.counts.removals += removed as u64;
-        self.is_changed |= removed > 0;
+        let graced = self.started + self.patience.grace_ms;
+        let silent_ms = |known: &Known| {
+            let since = if known.is_awaited { known.heard.max(graced) } else { known.heard };
+            now.saturating_sub(since)
+        };
+        let is_gone =
+            |(&number, known): (&NodeNumber, &Known)| (silent_ms(known) >= remove_after_ms).then_some(number);
+        let gone: Vec<NodeNumber> = self.members.iter().filter_map(is_gone).collect();
+        self.members.retain(|number, _| !gone.contains(number));
+        self.counts.removals += gone.len() as u64;
+        self.is_changed |= !gone.is_empty();
         for known in self.members.values_mut() {
-            let silent_ms = now.saturating_sub(known.heard);
+            let silent_ms = silent_ms(known);
             known.reports.retain(|_, &mut then| now.saturating_sub(then) < suspect_after_ms);
             let is_reported = known.reports.len() >= REPORTERS && silent_ms > 2 * heartbeat_ms;
             if known.member.state == MemberState::Alive && (silent_ms >= suspect_after_ms || is_reported) {
@@ -289,8 +423,37 @@ impl Membership {
                 self.is_changed = true;
             }
         }
+        if !gone.is_empty() {
+            self.note_left(&gone);
+        }
     }
 }
+
+impl Known {
+    fn new(member: Member, heard: Millis) -> Self {
+        Self { member, heard, is_awaited: false, reports: BTreeMap::new(), rival: None }
+    }
+}
+
+/// Numbers that an earlier coordinator gave out, in the order in which their nodes left.
+fn given(numbers: Vec<(String, NodeNumber)>) -> BTreeMap<String, Given> {
+    (1..).zip(numbers).map(|(left, (name, number))| (name, Given { number, left })).collect()
+}
+
+/// The first epoch of the term after this one. The last term has no next: it goes on.
+fn next_term(epoch: Epoch) -> Epoch {
+    match epoch.term.checked_add(1) {
+        Some(term) => Epoch { term, number: 0 },
+        None => epoch,
+    }
+}
+
+/// Heartbeats that a life must have missed before another process may take its name. A node that crashed and is started
+/// again at once is a member so many heartbeats after the last one, and one round trip.
+pub const MISSED_HEARTBEATS: u64 = 2;
+
+/// The same rival is told of again after this time.
+const RIVAL_IS_NEWS_MS: u64 = 60_000;
 
 /// How long changes wait for others, so that many nodes that start together make few tables.
 const BATCH_MS: u64 = 50;

@@ -96,13 +96,15 @@ impl Metrics {
         self.longest_silence.set(longest as f64 / 1_000.0);
         let late = members.iter().filter(|report| report.silent_ms > 2 * heartbeat_ms).count();
         self.late_heartbeats.set(late as i64);
-        let Counts { joins, leaves, suspects, removals, moved_partitions } = counts;
+        let Counts { joins, leaves, suspects, removals, moved_partitions, contests, reused_numbers } = counts;
         for (event, total) in [
             ("join", joins),
             ("leave", leaves),
             ("suspect", suspects),
             ("remove", removals),
             ("partition_moved", moved_partitions),
+            ("contest", contests),
+            ("number_reused", reused_numbers),
         ] {
             let counter = self.events.with_label_values(&[event]);
             counter.inc_by(total.saturating_sub(counter.get()));
@@ -148,8 +150,8 @@ pub const COORDINATOR: &[Section] = &[
             Metric::counter(
                 "larder_coordinator_events_total",
                 "events",
-                &[Label::one_of("event", &["join", "leave", "suspect", "remove", "partition_moved"])],
-                "Nodes that joined, left, became suspect or were removed, and partitions that moved",
+                &[Label::one_of("event", EVENTS)],
+                "Nodes that joined, left, became suspect or were removed; partitions that moved; joins under the name of a member that lives; numbers given to another name",
             ),
             Metric::counter(
                 "larder_coordinator_table_pushes_total",
@@ -186,6 +188,10 @@ pub const COORDINATOR: &[Section] = &[
 /// Connections to the HTTP endpoint: each takes two descriptors. Routers keep some open.
 const MAX_HTTP_CONNECTIONS: usize = 1_024;
 
+/// What happens to members.
+const EVENTS: &[&str] =
+    &["join", "leave", "suspect", "remove", "partition_moved", "contest", "number_reused"];
+
 /// Why somebody is turned away.
 const REJECTED: &[&str] = &[
     "handshakes",
@@ -197,6 +203,8 @@ const REJECTED: &[&str] = &[
     "too_long",
     "not_allowed",
     "full",
+    "implausible",
+    "in_use",
     "out_of_order",
 ];
 

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use larder_client::quic::{Connection, Endpoint, read_message, write_message};
 use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::identity::Role;
-use larder_protocol::peer::{Find, PeerRequest, PeerResponse};
+use larder_protocol::peer::{Find, PeerRequest, PeerResponse, RowSpan};
 use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
 use larder_protocol::{Chain, Fingerprint};
 use serde::Serialize;
@@ -98,12 +98,7 @@ impl Asker {
                 silent_homes.extend(table.member(home).map(|member| member.name.clone()));
                 continue;
             };
-            for span in spans {
-                let within = span.from as usize..(span.to as usize).min(positions.len());
-                positions.get(within).unwrap_or_default().iter().for_each(|&position| {
-                    holders[position as usize].push(span.holder);
-                });
-            }
+            note(&mut holders, positions, &spans);
         }
         fold(table, &holders, silent_homes)
     }
@@ -114,7 +109,7 @@ impl Asker {
         home: NodeNumber,
         rows: Vec<RowKey>,
         trace: &Trace,
-    ) -> Option<Vec<larder_protocol::peer::RowSpan>> {
+    ) -> Option<Vec<RowSpan>> {
         let connection = self.connection(table, home).await?;
         let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
         if let Some(context) = trace.context() {
@@ -143,6 +138,18 @@ impl Asker {
     }
 }
 
+/// Notes what a home said. An honest one names each chunk [`MAX_HOLDERS`] times at most: what goes beyond is passed over.
+fn note(holders: &mut [Vec<Holder>], positions: &[u32], spans: &[RowSpan]) {
+    let mut named = positions.len() * MAX_HOLDERS;
+    for span in spans {
+        let within = span.from as usize..(span.to as usize).min(positions.len());
+        let within = positions.get(within).unwrap_or_default();
+        let Some(left) = named.checked_sub(within.len()) else { return };
+        named = left;
+        within.iter().for_each(|&position| holders[position as usize].push(span.holder));
+    }
+}
+
 /// What holders of single chunks come to, as prefixes.
 fn fold(table: &Table, holders: &[Vec<Holder>], silent_homes: Vec<String>) -> Holdings {
     let prefix = |holds: &dyn Fn(&Vec<Holder>) -> bool| holders.iter().take_while(|held| holds(held)).count();
@@ -162,3 +169,29 @@ const MAX_ASKING: usize = 64;
 
 /// How long a home may take.
 const HOME_DEADLINE: Duration = Duration::from_millis(200);
+
+/// Holders that a home names for a chunk.
+const MAX_HOLDERS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_that_names_everybody_for_everything_costs_no_more_than_an_honest_one() {
+        let positions: Vec<u32> = (0..8_192).collect();
+        let span =
+            |node| RowSpan { from: 0, to: u32::MAX, holder: Holder { node: NodeNumber(node), device: 0 } };
+        let spans: Vec<RowSpan> = (0..60_000).map(span).collect();
+        let mut holders = vec![Vec::new(); positions.len()];
+        note(&mut holders, &positions, &spans);
+        assert!(holders.iter().all(|holders| holders.len() == MAX_HOLDERS));
+        let mut holders = vec![Vec::new(); positions.len()];
+        note(
+            &mut holders,
+            &positions,
+            &[RowSpan { from: 9, to: 3, ..span(1) }, RowSpan { from: 8_190, ..span(2) }],
+        );
+        assert_eq!(holders.iter().filter(|holders| !holders.is_empty()).count(), 2);
+    }
+}

@@ -1,6 +1,6 @@
 //! Serving those who follow: streams of nodes and watchers.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use larder_client::quic::{
 };
 use larder_protocol::identity::Role;
 use larder_protocol::limits::MAX_MEMBERS;
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Join};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join};
 use larder_protocol::table::{NodeNumber, Table};
 use quinn::{RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::membership::{JoinRefused, Membership};
+use crate::membership::{Beat, JoinRefused, Membership};
 use crate::metrics::Metrics;
 use crate::server::Uptime;
 
@@ -110,18 +110,42 @@ impl Server {
                 let _ = sender.send(CoordinatorMessage::Joined(joined)).await;
                 joined.number
             }
-            Err(JoinRefused::Outdated(at_least)) => {
-                let _ = sender.send(CoordinatorMessage::Outdated(at_least)).await;
+            Err(refused) => {
+                let _ = sender.send(self.refusal(name, join.peer, refused)).await;
                 drop(sender);
                 let _ = writing.await;
                 return;
             }
-            Err(JoinRefused::Full) => return self.metrics.rejected("full"),
         };
         self.listen(guest, number, incarnation, &mut receive, &sender).await;
         drop(sender);
         if timeout(FLUSH_DEADLINE, writing).await.is_err() {
             tracing::debug!(node = name, "a node does not read what it is told");
+        }
+    }
+
+    /// What a node is told that may not join.
+    fn refusal(&self, name: &str, address: SocketAddr, refused: JoinRefused) -> CoordinatorMessage {
+        match refused {
+            JoinRefused::Outdated(at_least) => CoordinatorMessage::Outdated(at_least),
+            JoinRefused::InUse { address: other, retry_after_ms, is_news } => {
+                self.metrics.rejected("in_use");
+                if is_news {
+                    tracing::warn!(
+                        node = name,
+                        member = %other,
+                        rival = %address,
+                        "a process wants to join under the name of a member: it may once that one is silent"
+                    );
+                }
+                CoordinatorMessage::InUse(InUse { address: other, retry_after_ms })
+            }
+            JoinRefused::Full | JoinRefused::Implausible { .. } => {
+                let reason = refused.to_string();
+                self.metrics.rejected(if refused == JoinRefused::Full { "full" } else { "implausible" });
+                tracing::warn!(node = name, %address, reason, "a node may not join");
+                CoordinatorMessage::Refused(reason)
+            }
         }
     }
 
@@ -139,12 +163,14 @@ impl Server {
             match message.map(|asked| asked.map(|asked| asked.message)) {
                 Ok(Some(FollowerMessage::Heartbeat(beat))) => {
                     let now = self.uptime.now();
-                    let is_member = self.membership.lock().heartbeat(number, incarnation, &beat, now);
-                    let answer =
-                        if is_member { CoordinatorMessage::Heard } else { CoordinatorMessage::Removed };
+                    let beat = self.membership.lock().heartbeat(number, incarnation, &beat, now);
                     // A node that does not read its answers may miss some.
-                    let _ = sender.try_send(answer);
-                    if !is_member {
+                    let _ = sender.try_send(match beat {
+                        Beat::Heard => CoordinatorMessage::Heard,
+                        Beat::Contested(address) => CoordinatorMessage::Contested(address),
+                        Beat::Removed => CoordinatorMessage::Removed,
+                    });
+                    if beat == Beat::Removed {
                         return;
                     }
                 }

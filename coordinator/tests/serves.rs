@@ -234,6 +234,32 @@ fn nodes_and_watchers_see_who_joins_leaves_dies_and_comes_back() {
 }
 
 #[test]
+fn a_second_process_of_one_name_waits_until_the_first_is_silent_and_both_are_told() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let mut first = place.node("a", 1, &coordinator);
+        let epoch = first.sees("itself", members(1)).await.table.epoch;
+        let mut second = place.node("a", 2, &coordinator);
+        let known = second.sees("why it may not join", |known| known.refused.is_some()).await;
+        let address = first.known.borrow().table.members[0].peer.to_string();
+        assert!(known.refused.as_ref().is_some_and(|reason| reason.contains(&address)), "{known:?}");
+        // It asks again and again, and nothing comes of it.
+        coordinator.counted("larder_coordinator_rejected_total{reason=\"in_use\"} 3").await;
+        assert_eq!(first.known.borrow().table.epoch, epoch, "the first one is not evicted");
+        coordinator.counted("larder_coordinator_events_total{event=\"join\"} 1").await;
+
+        // Killed, it leaves its place to the next within some heartbeats.
+        first.task.abort();
+        let known =
+            second.sees("itself", |known| known.own != NodeNumber(0) && known.refused.is_none()).await;
+        assert_eq!(known.incarnation, 2);
+        second.sees("its table", members(1)).await;
+        second.leave().await;
+    });
+}
+
+#[test]
 fn a_coordinator_that_comes_back_goes_on_where_it_was() {
     on_one_thread(async {
         let place = Place::new();

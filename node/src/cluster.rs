@@ -106,6 +106,9 @@ pub struct ClusterStatus {
     pub silent: Vec<String>,
     /// Whether it shares chunks.
     pub shares: bool,
+    /// Why the coordinator does not let it join, as long as it does not.
+    #[serde(default)]
+    pub refused: Option<String>,
 }
 
 impl Cluster {
@@ -238,7 +241,7 @@ impl Cluster {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
         let gauges = self.gauges.clone();
         move || {
-            let Known { table, own, incarnation } = known.borrow().clone();
+            let Known { table, own, incarnation, refused } = known.borrow().clone();
             gauges.show(&table);
             let name = |number: &NodeNumber| table.member(*number).map(|member| member.name.clone());
             let suspects = table.members.iter().filter(|member| member.state == MemberState::Suspect);
@@ -250,6 +253,7 @@ impl Cluster {
                 suspects: suspects.count(),
                 silent: silent.get().iter().filter_map(name).collect(),
                 shares,
+                refused,
             }
         }
     }
@@ -322,7 +326,7 @@ async fn spread_tables(
     directory: Addr<DirectoryActor>,
 ) {
     while known.changed().await.is_ok() {
-        let Known { table, own, incarnation } = known.borrow_and_update().clone();
+        let Known { table, own, incarnation, .. } = known.borrow_and_update().clone();
         if table.member(own).is_none_or(|member| member.incarnation != incarnation) {
             continue;
         }

@@ -48,8 +48,11 @@ pub const MAX_PEER_MESSAGE_BYTES: usize = 1 << 20;
 /// Chunks that one question to the directory names: a quarter of a message.
 pub const MAX_FIND_ROWS: usize = MAX_CHAIN_CHUNKS;
 
-/// Changes in one announcement: a quarter of a message.
+/// Changes in the announcements of one message: a quarter of it.
 pub const MAX_ANNOUNCE_CHANGES: usize = 8_192;
+
+/// Announcements in one message, each of another actor of its node.
+pub const MAX_ANNOUNCES: usize = 256;
 
 /// Chunks that one fetch names.
 pub const MAX_FETCH_CHUNKS: usize = 256;
@@ -68,3 +71,9 @@ pub const MAX_SESSION_COPIES: usize = 16;
 
 /// Pages of one copy.
 pub const MAX_COPY_PAGES: usize = 65_536;
+
+/// The largest incarnation of a node that a coordinator believes: as microseconds since 1970 it lies 146,000 years ahead.
+pub const MAX_INCARNATION: u64 = 1 << 62;
+
+/// The largest term that a coordinator learns from a node: no number of starts comes near it.
+pub const MAX_TERM: u64 = 1 << 62;

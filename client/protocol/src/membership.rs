@@ -63,6 +63,21 @@ pub enum CoordinatorMessage {
     Table(Table),
     /// A heartbeat was heard.
     Heard,
+    /// The node is not a member: another process of its name is, and is heard of.
+    InUse(InUse),
+    /// A heartbeat was heard; and another process of the node's name, at this address, wanted to join.
+    Contested(SocketAddr),
+    /// The node cannot be a member, for this reason. Asking again may help once that is mended.
+    Refused(String),
+}
+
+/// Another process has the node's name.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// Where peers reach that process.
+    pub address: SocketAddr,
+    /// When the node may take its place, if that process is silent until then.
+    pub retry_after_ms: u64,
 }
 
 /// The node is a member.

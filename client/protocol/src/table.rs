@@ -25,7 +25,8 @@ pub struct Epoch {
     pub number: u64,
 }
 
-/// A node's number: the coordinator gives it out by name, once, and never to another name. 0 names none.
+/// A node's number: the coordinator gives it out by name. Another name gets it only when all have been given out, and then
+/// the one whose node left longest ago. 0 names none.
 #[derive(
     Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]

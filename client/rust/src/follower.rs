@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::identity::Role;
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join};
 use larder_protocol::table::{Epoch, NodeNumber, Table};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -47,6 +47,8 @@ pub struct Known {
     pub own: NodeNumber,
     /// The incarnation that the follower joined as.
     pub incarnation: u64,
+    /// Why the coordinator does not let the follower join, as long as it does not.
+    pub refused: Option<String>,
 }
 
 /// Follows a coordinator until `stop` is ready, and tells every newer table. `coordinator` is `host:port`, and is resolved
@@ -62,7 +64,8 @@ pub async fn follow(
     stop: impl Future<Output = ()>,
 ) {
     let incarnation = if let FollowAs::Node(facts) = &follow_as { facts.incarnation } else { 0 };
-    let mut follower = Follower { endpoint, coordinator, follow_as, known, incarnation };
+    let (retry_after, warned) = (None, None);
+    let mut follower = Follower { endpoint, coordinator, follow_as, known, incarnation, retry_after, warned };
     tokio::pin!(stop);
     let mut pause = FIRST_PAUSE;
     loop {
@@ -85,8 +88,9 @@ pub async fn follow(
         if started.elapsed() > LAST_PAUSE {
             pause = FIRST_PAUSE;
         }
+        let asked = follower.retry_after.take();
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep(asked.unwrap_or(pause)) => {}
             () = &mut stop => return,
         }
         pause = (pause * 2).min(LAST_PAUSE);
@@ -99,6 +103,10 @@ struct Follower {
     follow_as: FollowAs,
     known: watch::Sender<Known>,
     incarnation: u64,
+    /// When the coordinator wants to be asked again.
+    retry_after: Option<Duration>,
+    /// The last refusal that the log has, and since when.
+    warned: Option<(String, Instant)>,
 }
 
 type Ended = Box<dyn std::error::Error>;
@@ -134,31 +142,27 @@ impl Follower {
     ) -> Result<(), Ended> {
         let mut every = Duration::from_secs(1);
         let mut next_beat = Instant::now() + every;
+        let mut heard = Instant::now();
         let is_node = matches!(self.follow_as, FollowAs::Node(_));
         loop {
             tokio::select! {
-                message = messages.recv() => match message.ok_or("the coordinator closed the stream")? {
-                    CoordinatorMessage::Joined(joined) => {
-                        every = Duration::from_millis(joined.heartbeat_ms.max(1));
+                message = messages.recv() => {
+                    heard = Instant::now();
+                    let message = message.ok_or("the coordinator closed the stream")?;
+                    if let Some(heartbeat) = self.hear(message)? {
+                        every = heartbeat;
                         next_beat = Instant::now() + every;
-                        let incarnation = self.incarnation;
-                        self.known.send_modify(|known| {
-                            (known.own, known.incarnation) = (joined.number, incarnation);
-                        });
                     }
-                    CoordinatorMessage::Outdated(at_least) => {
-                        self.incarnation = at_least.max(self.incarnation + 1);
-                        return Err("a later life of this node is known".into());
-                    }
-                    CoordinatorMessage::Removed => return Err("this node was removed".into()),
-                    CoordinatorMessage::Table(table) => self.learn(table),
-                    CoordinatorMessage::Heard => {}
-                },
+                }
                 () = sleep_until(next_beat), if is_node => {
-                    next_beat += every;
+                    next_beat = Instant::now() + every;
                     let silent = if let FollowAs::Node(facts) = &self.follow_as { (facts.silent)() } else { Vec::new() };
                     let beat = Heartbeat { epoch: self.epoch(), silent };
                     write_message(send, &FollowerMessage::Heartbeat(beat)).await?;
+                }
+                // It may have started again: nothing else would tell before the connection is idle for long.
+                () = sleep_until(heard + (every * 5 / 2).max(LEAST_PATIENCE)), if is_node => {
+                    return Err("the coordinator does not answer heartbeats".into());
                 }
                 _ = leaving.wait_for(|leaving| *leaving) => {
                     write_message(send, &FollowerMessage::Leave).await?;
@@ -167,6 +171,67 @@ impl Follower {
                     return Ok(());
                 }
             }
+        }
+    }
+
+    /// Takes what the coordinator says. Answers how often it wants to hear of the node, where it says that.
+    fn hear(&mut self, message: CoordinatorMessage) -> Result<Option<Duration>, Ended> {
+        match message {
+            CoordinatorMessage::Joined(joined) => {
+                let incarnation = self.incarnation;
+                self.known.send_modify(|known| {
+                    (known.own, known.incarnation) = (joined.number, incarnation);
+                    known.refused = None;
+                });
+                self.warned = None;
+                return Ok(Some(Duration::from_millis(joined.heartbeat_ms.max(1))));
+            }
+            CoordinatorMessage::Outdated(at_least) => {
+                self.incarnation = at_least.max(self.incarnation.saturating_add(1));
+                return Err("a later life of this node is known".into());
+            }
+            CoordinatorMessage::InUse(InUse { address, retry_after_ms }) => {
+                let retry_after = Duration::from_millis(retry_after_ms);
+                self.retry_after = Some(retry_after.clamp(FIRST_PAUSE, LONGEST_WAIT));
+                let own = self.own_address();
+                return Err(self.refused(format!(
+                    "another process of this node's name lives at {address}, this one at {own}: stop one of them, or give it a name and certificate of its own"
+                )));
+            }
+            CoordinatorMessage::Refused(reason) => {
+                self.retry_after = Some(LAST_PAUSE);
+                return Err(self.refused(reason));
+            }
+            CoordinatorMessage::Contested(rival) => {
+                let own = self.own_address();
+                tracing::warn!(%rival, own, "another process wants to join under this node's name: it may not while this one lives");
+            }
+            CoordinatorMessage::Removed => return Err("this node was removed".into()),
+            CoordinatorMessage::Table(table) => self.learn(table),
+            CoordinatorMessage::Heard => {}
+        }
+        Ok(None)
+    }
+
+    /// Notes why this node is no member. The log has it at first, and from time to time.
+    fn refused(&mut self, reason: String) -> Ended {
+        let is_old = |(said, since): &(String, Instant)| *said == reason && since.elapsed() < WARN_AGAIN;
+        if !self.warned.as_ref().is_some_and(is_old) {
+            tracing::warn!(reason, "the coordinator does not let this node join");
+            self.warned = Some((reason.clone(), Instant::now()));
+        }
+        self.known.send_if_modified(|known| {
+            let is_news = known.refused.as_ref() != Some(&reason);
+            known.refused = Some(reason.clone());
+            is_news
+        });
+        reason.into()
+    }
+
+    fn own_address(&self) -> String {
+        match &self.follow_as {
+            FollowAs::Node(facts) => facts.peer.to_string(),
+            FollowAs::Watcher => String::new(),
         }
     }
 
@@ -213,6 +278,16 @@ const LEAVE_DEADLINE: Duration = Duration::from_millis(500);
 /// Pauses between two attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest that a node waits for another of its name to fall silent, before it asks again.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// The log is told again after this time why a node may not join.
+const WARN_AGAIN: Duration = Duration::from_secs(60);
+
+/// The coordinator is dialled again when two heartbeats are not answered; but it may be as late as this, however often it
+/// wants them.
+const LEAST_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Messages that were read and wait.
 const WAITING_MESSAGES: usize = 16;

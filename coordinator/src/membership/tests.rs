@@ -40,12 +40,38 @@ fn nodes_that_join_together_make_one_table() {
 }
 
 #[test]
-fn nobody_gets_the_number_by_which_a_node_calls_itself() {
-    let last = NodeNumber(NodeNumber::THIS_NODE.0 - 2);
-    let numbers = vec![("gone".to_owned(), last)];
+fn numbers_are_given_again_once_there_are_no_others_and_the_longest_unused_goes_first() {
+    let last = NodeNumber::THIS_NODE.0 - 1;
+    let numbers = (1..last).map(|number| (format!("gone-{number}"), NodeNumber(number))).collect();
     let mut membership = Membership::new(patience(), State { numbers, ..State::default() }, 0);
-    assert_eq!(membership.join("a", &join(1), 0).unwrap().number.0, last.0 + 1);
-    assert!(matches!(membership.join("b", &join(1), 0), Err(JoinRefused::Full)));
+    let mut joins = |name: &str, now| membership.join(name, &join(1), now).unwrap().number.0;
+    assert_eq!(
+        joins("a", 0),
+        last,
+        "one was never given out; nobody gets the one by which a node calls itself"
+    );
+    assert_eq!(joins("gone-1", 0), 1, "it came back before anybody needed its number");
+    assert_eq!((joins("b", 0), joins("c", 0)), (2, 3));
+    membership.tick(0);
+    membership.leave(NodeNumber(1), 1);
+    assert_eq!(membership.join("d", &join(1), 100).unwrap().number.0, 4);
+    // Another coordinator goes on with that order.
+    run(&mut membership, 100, 200);
+    let state = membership.state();
+    assert_eq!(state.numbers.len(), usize::from(last));
+    let mut next = Membership::new(patience(), state, 0);
+    assert_eq!(next.join("e", &join(1), 0).unwrap().number.0, 5);
+    assert_eq!(next.join("gone-2", &join(1), 0).unwrap().number.0, 6, "its number is another's");
+    assert_eq!(next.join("gone-1", &join(1), 0).unwrap().number.0, 1);
+    assert_eq!(next.counts().reused_numbers, 2);
+}
+
+#[test]
+fn a_full_cluster_says_so_and_what_to_do() {
+    let (mut membership, _) = cluster(MAX_MEMBERS as u64);
+    let refused = membership.join("one-more", &join(1), 0).unwrap_err();
+    assert_eq!(refused, JoinRefused::Full);
+    assert!(refused.to_string().contains("stop one of them"), "{refused}");
 }
 
 #[test]
@@ -55,7 +81,7 @@ fn a_silent_node_is_suspect_then_removed_and_its_partitions_go_to_others() {
     let mut states = Vec::new();
     for now in (1_000..=35_000).step_by(500) {
         for &living in &numbers[..2] {
-            assert!(membership.heartbeat(living, 1, &beat(), now));
+            assert_eq!(membership.heartbeat(living, 1, &beat(), now), Beat::Heard);
         }
         if let Some(table) = membership.tick(now) {
             states.push((now, table.members.len(), table.member(numbers[2]).map(|member| member.state)));
@@ -63,7 +89,7 @@ fn a_silent_node_is_suspect_then_removed_and_its_partitions_go_to_others() {
     }
     assert_eq!(states, [(3_000, 3, Some(MemberState::Suspect)), (30_000, 2, None)]);
     assert!(membership.table().homes.iter().all(|home| numbers[..2].contains(home)));
-    assert!(!membership.heartbeat(numbers[2], 1, &beat(), 36_000), "it has to join again");
+    assert_eq!(membership.heartbeat(numbers[2], 1, &beat(), 36_000), Beat::Removed, "it has to join again");
 }
 
 #[test]
@@ -93,14 +119,112 @@ fn two_who_get_no_answer_make_a_node_suspect_early() {
 }
 
 #[test]
-fn a_node_that_comes_back_has_its_number_and_its_new_incarnation_at_once() {
+fn a_node_that_comes_back_has_its_number_and_its_new_incarnation_once_its_heartbeats_are_missed() {
     let (mut membership, numbers) = cluster(2);
     run(&mut membership, 0, 100);
-    assert_eq!(membership.join("node-1", &join(7), 200).unwrap().number, numbers[1]);
-    let table = run(&mut membership, 200, 300).unwrap();
+    run(&mut membership, 200, 1_000);
+    membership.heartbeat(numbers[1], 1, &beat(), 1_000);
+    let refused = membership.join("node-1", &join(7), 1_300);
+    let address = join(7).peer;
+    assert_eq!(refused, Err(JoinRefused::InUse { address, retry_after_ms: 1_700, is_news: true }));
+    run(&mut membership, 1_300, 2_900);
+    assert_eq!(membership.join("node-1", &join(7), 3_000).unwrap().number, numbers[1]);
+    let table = run(&mut membership, 3_000, 3_100).unwrap();
     assert_eq!(table.member(numbers[1]).unwrap().incarnation, 7);
-    assert!(!membership.heartbeat(numbers[1], 1, &beat(), 400), "its earlier life counts no more");
-    assert_eq!(membership.join("node-1", &join(3), 500), Err(JoinRefused::Outdated(8)));
+    assert_eq!(
+        membership.heartbeat(numbers[1], 1, &beat(), 3_200),
+        Beat::Removed,
+        "that life counts no more"
+    );
+    run(&mut membership, 3_200, 5_000);
+    assert_eq!(membership.join("node-1", &join(3), 5_000), Err(JoinRefused::Outdated(8)));
+}
+
+#[test]
+fn of_two_processes_with_one_name_the_first_stays_and_hears_of_the_other() {
+    let (mut membership, numbers) = cluster(1);
+    membership.tick(0);
+    let other: SocketAddr = ([127, 0, 0, 1], 2).into();
+    let clone = Join { peer: other, ..join(9) };
+    let (mut refused, mut told) = (0, Vec::new());
+    for now in (100..20_000).step_by(100) {
+        if now % 1_000 == 0 {
+            told.push(membership.heartbeat(numbers[0], 1, &beat(), now));
+        }
+        refused +=
+            u64::from(matches!(membership.join("node-0", &clone, now), Err(JoinRefused::InUse { .. })));
+        assert!(membership.tick(now).is_none(), "nobody is evicted, and no table is made");
+    }
+    assert_eq!((refused, membership.counts().contests), (199, 199));
+    assert_eq!(
+        told.iter().filter(|&&beat| beat == Beat::Contested(other)).count(),
+        1,
+        "once a while is enough"
+    );
+    // The first one goes, in order: its name is free at once.
+    membership.leave(numbers[0], 1);
+    assert_eq!(membership.join("node-0", &clone, 20_000).unwrap().number, numbers[0]);
+}
+
+#[test]
+fn a_copy_of_a_process_with_its_very_incarnation_is_another_process() {
+    let (mut membership, _) = cluster(1);
+    let clone = Join { peer: ([127, 0, 0, 1], 2).into(), ..join(1) };
+    assert!(matches!(membership.join("node-0", &clone, 500), Err(JoinRefused::InUse { .. })));
+    assert!(membership.join("node-0", &join(1), 500).is_ok(), "the same one, on a new connection");
+}
+
+#[test]
+fn a_coordinator_that_stood_still_does_not_take_that_for_silence_of_a_member() {
+    let (mut membership, _) = cluster(1);
+    run(&mut membership, 0, 1_000);
+    let joined = membership.join("node-0", &join(9), 61_000);
+    assert!(matches!(joined, Err(JoinRefused::InUse { .. })), "{joined:?}");
+}
+
+#[test]
+fn who_joins_again_at_the_same_coordinator_raises_no_term_and_makes_no_table() {
+    let (mut membership, numbers) = cluster(2);
+    let epoch = membership.tick(10).unwrap().epoch;
+    let again = membership.join("node-0", &Join { epoch, ..join(1) }, 200).unwrap();
+    assert_eq!(again.number, numbers[0]);
+    assert!(run(&mut membership, 200, 1_000).is_none());
+    assert_eq!(membership.table().epoch, epoch);
+}
+
+#[test]
+fn no_node_makes_terms_or_incarnations_wrap() {
+    let mut membership = Membership::new(patience(), State::default(), 0);
+    let last = |number| Epoch { term: u64::MAX, number };
+    let refused = membership.join("a", &Join { epoch: last(7), ..join(1) }, 0);
+    assert_eq!(refused, Err(JoinRefused::Implausible { incarnation: 1, term: u64::MAX }));
+    assert!(matches!(membership.join("a", &join(u64::MAX), 0), Err(JoinRefused::Implausible { .. })));
+    membership.join("a", &join(1), 0).unwrap();
+    assert_eq!(membership.tick(0).unwrap().epoch, Epoch { term: 1, number: 1 }, "nobody learns from it");
+
+    // A state that an earlier version wrote.
+    let mut state = membership.state();
+    state.table.epoch = last(3);
+    let mut membership = Membership::new(patience(), state, 0);
+    assert_eq!(
+        membership.tick(0).unwrap().epoch,
+        last(4),
+        "its tables are newer than those before all the same"
+    );
+}
+
+#[test]
+fn members_that_a_coordinator_took_over_have_its_grace_time_to_come_back() {
+    let (mut before, numbers) = cluster(2);
+    run(&mut before, 0, 100);
+    let mut membership = Membership::new(patience(), before.state(), 0);
+    membership.tick(0);
+    // One comes back late; the other is gone.
+    assert!(run(&mut membership, 100, 5_800).is_none(), "nobody is suspect within the time to come back");
+    membership.join("node-0", &join(1), 5_900).unwrap();
+    let table = run(&mut membership, 5_900, 6_100).unwrap();
+    let states: Vec<_> = table.members.iter().map(|member| (member.number, member.state)).collect();
+    assert_eq!(states, [(numbers[0], MemberState::Alive), (numbers[1], MemberState::Suspect)]);
 }
 
 #[test]
@@ -171,8 +295,8 @@ fn in_the_end_the_members_are_the_living_nodes() {
             random.shuffle(&mut due);
             for (_, node, incarnation, is_join) in due {
                 let name = format!("node-{node}");
-                let number = membership.numbers.get(&name).copied().unwrap_or_default();
-                if is_join || !membership.heartbeat(number, incarnation, &beat(), now) {
+                let number = membership.numbers.get(&name).map_or(NodeNumber(0), |given| given.number);
+                if is_join || membership.heartbeat(number, incarnation, &beat(), now) == Beat::Removed {
                     // A message of an earlier life is refused, whenever it comes.
                     let _ = membership.join(&name, &join(incarnation), now);
                 }

@@ -148,6 +148,77 @@ fn lives(cluster: &Cluster) -> Vec<(u16, u64)> {
     table.members.iter().map(|member| (member.number.0, member.incarnation)).collect()
 }
 
+/// What the coordinator counted of events of a kind.
+fn events(cluster: &Cluster, event: &str) -> f64 {
+    cluster.coordinator().metric(&format!("larder_coordinator_events_total{{event=\"{event}\"}}"))
+}
+
+#[test]
+fn a_second_process_of_a_nodes_name_evicts_nobody_and_takes_its_place_once_it_is_gone() {
+    let mut cluster = Cluster::start(LARDER, 2).unwrap();
+    let (epoch, first) = (cluster.table().unwrap().epoch, cluster.member("node-1"));
+    let config = cluster.dir().join("node-1.toml");
+    let text = std::fs::read_to_string(config).unwrap().replace("node-1.sock", "clone.sock");
+    let config = cluster.dir().join("clone.toml");
+    std::fs::write(&config, text).unwrap();
+    let clone = server::Server::start(LARDER, "node", &config).unwrap();
+
+    wait::until("it has asked again", || (events(&cluster, "contest") >= 3.0).then_some(()));
+    assert_eq!(cluster.table().unwrap().epoch, epoch, "no table was made");
+    assert_eq!(events(&cluster, "join"), 2.0);
+    let status: Value = serde_json::from_str(&clone.get("/status").unwrap()).unwrap();
+    let refused = status["cluster"]["refused"].as_str().expect("it says why");
+    assert!(refused.contains(&first.peer.to_string()), "{refused}");
+    wait::until("the first one has heard of it", || {
+        cluster.node(1).log().contains("another process").then_some(())
+    });
+    assert!(cluster.coordinator().log().contains(&first.peer.to_string()), "both addresses are in the log");
+
+    cluster.kill_node(1).unwrap();
+    let killed = std::time::SystemTime::now();
+    wait::until("the other one is a member", || {
+        (cluster.member("node-1").incarnation > first.incarnation).then_some(())
+    });
+    println!("a member {} ms after the first was killed", killed.elapsed().unwrap().as_millis());
+    assert_eq!(cluster.member("node-1").number, first.number);
+    let status: Value = serde_json::from_str(&clone.get("/status").unwrap()).unwrap();
+    assert_eq!(status["cluster"]["refused"], Value::Null);
+}
+
+#[test]
+fn a_stopped_node_whose_place_was_taken_takes_it_from_nobody_when_it_goes_on() {
+    let cluster = Cluster::start(LARDER, 2).unwrap();
+    let first = cluster.member("node-1");
+    let text = std::fs::read_to_string(cluster.dir().join("node-1.toml")).unwrap();
+    let config = cluster.dir().join("clone.toml");
+    std::fs::write(&config, text.replace("node-1.sock", "clone.sock")).unwrap();
+    cluster.node(1).signal(Signal::STOP).unwrap();
+    let _clone = server::Server::start(LARDER, "node", &config).unwrap();
+    let taken = wait::until("the other one is a member", || {
+        Some(cluster.member("node-1").incarnation).filter(|&now| now > first.incarnation)
+    });
+    cluster.node(1).signal(Signal::CONT).unwrap();
+    let contests = events(&cluster, "contest");
+    wait::until("the first one was refused", || {
+        (events(&cluster, "contest") >= contests + 3.0).then_some(())
+    });
+    assert_eq!(cluster.member("node-1").incarnation, taken);
+}
+
+#[test]
+fn no_node_is_suspect_because_the_coordinator_started_again() {
+    let mut cluster = Cluster::start(LARDER, 3).unwrap();
+    let before = lives(&cluster);
+    cluster.kill_coordinator();
+    cluster.start_coordinator().unwrap();
+    // As long as a member may be silent, and some more.
+    wait::through(Duration::from_secs(5), || {
+        assert_eq!(events(&cluster, "suspect"), 0.0);
+    });
+    assert_eq!(events(&cluster, "remove"), 0.0);
+    assert_eq!(lives(&cluster), before);
+}
+
 #[test]
 fn nobody_waits_for_a_stopped_node_longer_than_a_fetch_may_take() {
     let deadlines = ["--node-deadline-ms", "1000"];
