@@ -4,12 +4,15 @@
 //! coordinator. They start in the order in which they need each other: the asking half, the directory, the GPU actors
 //! (elsewhere), then the serving half.
 
+pub(crate) mod watched;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actix::prelude::*;
 use actix_rt::Arbiter;
+use futures_util::FutureExt as _;
 use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
 use larder_client::metrics::{CERTIFICATE, CertificateMetrics, Families};
 use larder_client::quic::{
@@ -22,6 +25,7 @@ use prometheus::{IntGaugeVec, Registry};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
+use self::watched::Watch;
 use crate::actor::{GpuActor, Peers};
 use crate::clock::Clock;
 use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics, NewTable};
@@ -41,6 +45,7 @@ pub(crate) struct Cluster {
     endpoint: Endpoint,
     sharing: Option<Sharing>,
     silent: SilentPeers,
+    watch: Watch,
     known: watch::Sender<Known>,
     gauges: MembershipGauges,
     stop: Option<oneshot::Sender<()>>,
@@ -52,6 +57,8 @@ struct Sharing {
     handle: ExchangeHandle,
     peer: Addr<PeerActor>,
     directory: Addr<DirectoryActor>,
+    /// How often the directory began again.
+    restarts: watch::Receiver<u64>,
 }
 
 /// The table, as metrics.
@@ -145,12 +152,16 @@ impl Cluster {
         });
         let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
         let files = limits.credentials.clone();
-        let certificate = CertificateMetrics::new(&Families::new(registry, &[CERTIFICATE]))?;
-        let expires = move |time| certificate.show(time);
-        arbiter.spawn(renew_when_changed(endpoint.clone(), files, in_use, RENEWAL_CHECK, expires));
+        let certificate = Arc::new(CertificateMetrics::new(&Families::new(registry, &[CERTIFICATE]))?);
+        let (watch, renewed) = (Watch::new(registry)?, endpoint.clone());
+        arbiter.spawn(watch.clone().keep("certificates", move || {
+            let certificate = Arc::clone(&certificate);
+            let expires = move |time| certificate.show(time);
+            renew_when_changed(renewed.clone(), files.clone(), in_use.clone(), RENEWAL_CHECK, expires)
+        }));
         let silent = SilentPeers::default();
         let sharing = if limits.share {
-            Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, &silent)?)
+            Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, (&silent, &watch))?)
         } else {
             None
         };
@@ -165,6 +176,7 @@ impl Cluster {
             endpoint,
             sharing,
             silent,
+            watch,
             known,
             gauges,
             stop: None,
@@ -174,12 +186,13 @@ impl Cluster {
 
     /// How the actor of a device reaches other nodes; `None` where chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
-        let Sharing { handle, directory, .. } = self.sharing.as_ref()?;
+        let Sharing { handle, directory, restarts, .. } = self.sharing.as_ref()?;
         let (handle, following) = (handle.clone(), handle.clone());
         Some(Peers {
             device,
             holders: directory.clone().recipient(),
             changed: directory.clone().recipient(),
+            restarts: restarts.clone(),
             stale: directory.clone().recipient(),
             fetch: Box::new(move |order| handle.fetch(order)),
             follow: Box::new(move |order| following.follow(order)),
@@ -207,23 +220,24 @@ impl Cluster {
         }
         let port = self.endpoint.local_address().port();
         let peer = self.limits.advertise.unwrap_or_else(|| SocketAddr::new(self.limits.listen.ip(), port));
-        let silent = self.silent.clone();
-        let facts = NodeFacts {
-            incarnation: now_us(),
-            peer,
-            http,
-            devices: actors.len() as u16,
-            weight,
-            silent: Box::new(move || silent.get().into_iter().collect()),
+        let (silent, incarnation, devices) = (self.silent.clone(), now_us(), actors.len() as u16);
+        let facts = move || {
+            let silent = silent.clone();
+            let silent = Box::new(move || silent.get().into_iter().collect());
+            NodeFacts { incarnation, peer, http, devices, weight, silent }
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();
         let (endpoint, coordinator) = (self.endpoint.clone(), self.limits.coordinator.clone());
-        let known = self.known.clone();
+        let (known, watch) = (self.known.clone(), self.watch.clone());
         self.arbiter.spawn_fn(move || {
             actix_rt::spawn(async move {
-                let stop = async { drop(stopped.await) };
-                follow(endpoint.clone(), coordinator, FollowAs::Node(facts), known, stop).await;
+                let stop = async { drop(stopped.await) }.boxed_local().shared();
+                let begin = || {
+                    let (endpoint, coordinator) = (endpoint.clone(), coordinator.clone());
+                    follow(endpoint, coordinator, FollowAs::Node(facts()), known.clone(), stop.clone())
+                };
+                watch.keep("follower", begin).await;
                 endpoint.close().await;
                 // An error: nobody waits for it any more.
                 let _ = left.send(());
@@ -231,8 +245,12 @@ impl Cluster {
         });
         (self.stop, self.left) = (Some(stop), Some(leaving));
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
-            let (peer, directory) = (peer.clone(), directory.clone());
-            self.arbiter.spawn(spread_tables(self.known.subscribe(), peer, directory));
+            let (peer, directory, known) = (peer.clone(), directory.clone(), self.known.clone());
+            self.arbiter.spawn(
+                self.watch.clone().keep("tables", move || {
+                    spread_tables(known.subscribe(), peer.clone(), directory.clone())
+                }),
+            );
         }
     }
 
@@ -298,24 +316,28 @@ impl Sharing {
         endpoint: &Endpoint,
         registry: &Registry,
         clock: Clock,
-        silent: &SilentPeers,
+        (silent, watch): (&SilentPeers, &Watch),
     ) -> Result<Self, ClusterError> {
         let send_bytes_per_second = limits.send_bytes_per_second;
         let exchange_limits = ExchangeLimits { send_bytes_per_second, ..ExchangeLimits::default() };
         let (handle, orders) = ExchangeHandle::new(&exchange_limits);
         let metrics = ExchangeMetrics::new(registry)?;
-        let (endpoint, known_silent) = (endpoint.clone(), silent.clone());
+        let (endpoint, known_silent, watches) = (endpoint.clone(), silent.clone(), watch.clone());
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
-            PeerActor::new(endpoint, exchange_limits, metrics, clock, known_silent, orders)
+            PeerActor::new(endpoint, exchange_limits, metrics, clock, known_silent, watches, orders)
         });
-        let directory_limits =
-            DirectoryLimits { find_deadline: limits.find_deadline, ..DirectoryLimits::default() };
+        let directory_limits = DirectoryLimits {
+            find_deadline: limits.find_deadline,
+            announce_deadline: ANNOUNCE_DEADLINE,
+            max_rows: limits.directory_rows,
+        };
         let metrics = DirectoryMetrics::new(registry)?;
-        let asks = peer.clone().recipient();
+        let (asks, silent, watches) = (peer.clone().recipient(), silent.clone(), watch.clone());
+        let (begins, restarts) = watch::channel(0);
         let directory = DirectoryActor::start_in_arbiter(&arbiter.handle(), move |_| {
-            DirectoryActor::new(asks, directory_limits, metrics, clock)
+            DirectoryActor::new(asks, silent, begins, directory_limits, metrics, clock, watches)
         });
-        Ok(Self { handle, peer, directory })
+        Ok(Self { handle, peer, directory, restarts })
     }
 }
 
@@ -338,6 +360,9 @@ async fn spread_tables(
         tracing::info!(epoch = %table.epoch, members = table.members.len(), "a new table");
     }
 }
+
+/// How long an announcement waits for its answer before it is sent again.
+const ANNOUNCE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Microseconds since 1970.
 fn now_us() -> u64 {

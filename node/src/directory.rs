@@ -4,6 +4,7 @@
 //! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
 
 mod actor;
+mod agenda;
 pub mod cache;
 mod held;
 mod holders;
@@ -58,8 +59,19 @@ pub struct Changed {
 pub enum Changes {
     /// Since the last message.
     Since(Vec<Change>),
-    /// Messages were lost: this is all that it holds.
-    All(Vec<(Fingerprint, ChunkRef)>),
+    /// Changes were lost: some of all that it holds. What changes between two pages is told in between.
+    Page(Page),
+}
+
+/// Some of all that an actor holds.
+#[derive(Debug)]
+pub struct Page {
+    /// Whether it is the first. Pages before it count no more.
+    pub is_first: bool,
+    /// The chunks.
+    pub chunks: Vec<(Fingerprint, ChunkRef)>,
+    /// Whether it is the last: the actor holds what was in the pages, and nothing else.
+    pub is_last: bool,
 }
 
 /// One chunk gained or lost.
@@ -113,8 +125,8 @@ pub struct ServeFind(pub Find);
 
 /// A peer tells this home what it gained and lost. That it speaks for itself was checked.
 #[derive(Message, Debug)]
-#[rtype(result = "Announced")]
-pub struct ServeAnnounce(pub Announce);
+#[rtype(result = "Vec<Announced>")]
+pub struct ServeAnnounce(pub Vec<Announce>);
 
 /// A peer tells this home that a holder did not have what its rows say.
 #[derive(Message, Debug)]

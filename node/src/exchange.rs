@@ -4,6 +4,7 @@
 //! the arena without a copy. What comes is written straight into the slots that the asking actor reserved, and handed
 //! over only when its length, key and checksum are right.
 
+mod busy;
 mod fetch;
 mod follow;
 mod gate;
@@ -11,9 +12,11 @@ mod handoff;
 mod metrics;
 mod pace;
 mod peers;
+mod sending;
 mod serve;
 
 use std::num::NonZeroU64;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +36,7 @@ pub use self::peers::SilentPeers;
 pub use self::serve::Services;
 use crate::arena::ExtentMemory;
 use crate::clock::Clock;
+use crate::cluster::watched::{Watch, here};
 use crate::copy::BlockChecksums;
 use crate::directory::NewTable;
 use crate::store::policy::PolicyName;
@@ -71,6 +75,7 @@ impl Default for ExchangeLimits {
 pub struct PeerActor {
     peers: Peers,
     endpoint: Endpoint,
+    watch: Watch,
     orders: Option<mpsc::Receiver<Order>>,
 }
 
@@ -98,10 +103,11 @@ impl PeerActor {
         metrics: ExchangeMetrics,
         clock: Clock,
         silent: SilentPeers,
+        watch: Watch,
         orders: ExchangeOrders,
     ) -> Self {
-        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, silent);
-        Self { peers, endpoint, orders: Some(orders.0) }
+        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, silent, watch.clone());
+        Self { peers, endpoint, watch, orders: Some(orders.0) }
     }
 }
 
@@ -142,16 +148,38 @@ impl Actor for PeerActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-        ctx.run_interval(METRICS_TICK, |actor, _| actor.peers.show());
-        let Some(mut orders) = self.orders.take() else { return };
-        let peers = self.peers.clone();
+        ctx.run_interval(METRICS_TICK, |actor, _| actor.guarded(Peers::show));
+        let Some(orders) = self.orders.take() else { return };
+        let (peers, orders) = (self.peers.clone(), Rc::new(tokio::sync::Mutex::new(orders)));
+        let carry_out = move || carry_out_orders(peers.clone(), Rc::clone(&orders));
+        actix_rt::spawn(self.watch.clone().keep("orders", carry_out));
+    }
+}
+
+impl PeerActor {
+    /// Does something with the peers; where that panics, nothing is known of them any more.
+    fn guarded(&self, work: impl FnOnce(&Peers)) {
+        if self.watch.catch("peers", || work(&self.peers)).is_none() {
+            self.peers.begin_again();
+        }
+    }
+}
+
+/// Hands each order to a task of its own. One that panics drops what it was to tell, which says that nothing came.
+async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Receiver<Order>>>) {
+    let mut orders = orders.lock().await;
+    while let Some(order) = orders.recv().await {
+        here("orders");
+        let peers = peers.clone();
         actix_rt::spawn(async move {
-            while let Some(order) = orders.recv().await {
-                match order {
-                    Order::Fetch(order, done) => {
-                        actix_rt::spawn(fetch::carry_out(peers.clone(), order, done));
-                    }
-                    Order::Follow(order) => _ = actix_rt::spawn(follow::carry_out(peers.clone(), order)),
+            match order {
+                Order::Fetch(order, done) => {
+                    let node = order.holder.node;
+                    peers.watched("fetch", Some(node), fetch::carry_out(peers.clone(), order, done)).await;
+                }
+                Order::Follow(order) => {
+                    let node = peers.number_of(&order.node);
+                    peers.watched("follow", node, follow::carry_out(peers.clone(), order)).await;
                 }
             }
         });
@@ -163,7 +191,12 @@ impl Handler<AskPeer> for PeerActor {
 
     fn handle(&mut self, ask: AskPeer, _: &mut Self::Context) -> Self::Result {
         let peers = self.peers.clone();
-        Box::pin(async move { peers.ask(ask.node, &ask.request, ask.deadline, &ask.trace).await })
+        Box::pin(async move {
+            let AskPeer { node, request, deadline, trace } = ask;
+            let asked = peers.ask(node, &request, deadline, &trace);
+            let panicked = || Err(PeerUnavailable { node, reason: "asking it panicked".to_owned() });
+            peers.watched("peers", Some(node), asked).await.unwrap_or_else(panicked)
+        })
     }
 }
 
@@ -171,7 +204,7 @@ impl Handler<NewTable> for PeerActor {
     type Result = ();
 
     fn handle(&mut self, new: NewTable, _: &mut Self::Context) {
-        self.peers.set_table(new.table, new.own);
+        self.guarded(|peers| peers.set_table(new.table, new.own));
     }
 }
 
@@ -179,7 +212,9 @@ impl Handler<Serve> for PeerActor {
     type Result = ();
 
     fn handle(&mut self, Serve(services): Serve, _: &mut Self::Context) {
-        actix_rt::spawn(serve::serve(self.peers.clone(), self.endpoint.clone(), services));
+        let (server, endpoint) = (serve::Server::new(self.peers.clone(), services), self.endpoint.clone());
+        let accept = move || serve::accept(Rc::clone(&server), endpoint.clone());
+        actix_rt::spawn(self.watch.clone().keep("accept", accept));
     }
 }
 
@@ -293,6 +328,8 @@ pub struct FetchOrder {
     pub chunks: Vec<FetchChunk>,
     /// How long a part of it may take, from when the holder is asked for that.
     pub deadline: Duration,
+    /// Whether others have all of it too: then nobody waits for a holder that is busy.
+    pub has_others: bool,
     /// What waits for them; it may change until the holder is asked.
     pub class: watch::Receiver<Class>,
     /// A message here stops it: what has not come by then does not. Without one it is never stopped.

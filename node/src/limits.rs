@@ -74,6 +74,8 @@ pub struct ClusterLimits {
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that are sent a second at most.
     pub send_bytes_per_second: Option<NonZeroU64>,
+    /// Rows of the directory that it keeps.
+    pub directory_rows: u64,
     /// Where its thread runs.
     pub place: PeerPlace,
 }

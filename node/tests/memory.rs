@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use larder_node::clock::Millis;
-use larder_node::directory::{Change, ChangeKind, Changes, Outbox, Shard};
+use larder_node::directory::{BatchId, Change, ChangeKind, Changes, Outbox, Shard};
 use larder_node::store::ids::{ProcessId, SessionId, TenantId};
 use larder_node::store::policy::PolicyName;
 use larder_node::store::{Checksums, Store, StoreLimits};
@@ -170,8 +170,10 @@ fn directory() -> (Outbox, Shard) {
                 break;
             }
             for batch in due {
-                let answer = shard.announce(&batch.announce);
-                outbox.answered(&batch.id(), Some(answer), now);
+                for announce in &batch.announces {
+                    let answer = shard.announce(announce);
+                    outbox.answered(&BatchId::new(batch.home, announce), Some(answer), now);
+                }
             }
             if outbox.waiting() == 0 {
                 break;

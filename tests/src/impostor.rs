@@ -185,7 +185,10 @@ impl Member {
         let request = read_message(&mut receive).await?.context("no request")?;
         let response = match request {
             PeerRequest::Fetch(fetch) => return self.send_blocks(send, &fetch).await,
-            PeerRequest::Announce(announce) => PeerResponse::Announced(Announced::Known(announce.sequence)),
+            PeerRequest::Announce(announces) => {
+                let known = announces.iter().map(|announce| Announced::Known(announce.sequence));
+                PeerResponse::Announced(known.collect())
+            }
             PeerRequest::Find(find) => {
                 let span = RowSpan { from: 0, to: u32::try_from(find.rows.len())?, holder: self.holder() };
                 PeerResponse::Rows(Rows { epoch: self.table().epoch, spans: vec![span] })
@@ -256,7 +259,7 @@ impl Member {
     ) -> anyhow::Result<bool> {
         let address = table.member(node).context("homes are members")?.peer;
         let home = self.endpoint.connect(address, Role::Node, None).await?;
-        let announce = PeerRequest::Announce(Announce {
+        let announce = PeerRequest::Announce(vec![Announce {
             holder: self.holder(),
             incarnation: self.incarnation,
             epoch: table.epoch,
@@ -264,9 +267,9 @@ impl Member {
             sequence: 0,
             digest: None,
             changes,
-        });
+        }]);
         match visitor::ask(&home, &announce).await? {
-            PeerResponse::Announced(announced) => Ok(matches!(announced, Announced::Known(_))),
+            PeerResponse::Announced(announced) => Ok(matches!(announced[..], [Announced::Known(_)])),
             other => anyhow::bail!("not heard: {other:?}"),
         }
     }

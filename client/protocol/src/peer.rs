@@ -26,8 +26,8 @@ use crate::trace::TraceContext;
 pub enum PeerRequest {
     /// Asks the home who holds chunks; answered [`PeerResponse::Rows`].
     Find(Find),
-    /// Tells the home what a holder has and has not; answered [`PeerResponse::Announced`].
-    Announce(Announce),
+    /// Tells the home what the asker's actors have and have not, each at most once; answered [`PeerResponse::Announced`].
+    Announce(Vec<Announce>),
     /// Tells the home that a holder did not have what its rows say; answered [`PeerResponse::Done`].
     Repair(Repair),
     /// Asks a holder for blocks; answered [`PeerResponse::Fetched`], and the bytes behind it.
@@ -73,7 +73,7 @@ pub struct Announce {
     /// The sum, modulo 2^64, of [`RowKey::digest`] over all that the holder has of this home's partitions, where the
     /// home knows all of it with this batch. A home with the same table that comes to another sum has it start anew.
     pub digest: Option<u64>,
-    /// In the order in which it happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES).
+    /// In the order in which it happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES) in one message.
     pub changes: Vec<RowChange>,
 }
 
@@ -181,8 +181,8 @@ pub enum Class {
 pub enum PeerResponse {
     /// Who holds the chunks, in the order of the request. A chunk that nobody holds has no holder.
     Rows(Rows),
-    /// How an announcement ended.
-    Announced(Announced),
+    /// How each announcement ended, in the order of the request.
+    Announced(Vec<Announced>),
     /// What follows, one a chunk of the request.
     Fetched(Vec<FetchedChunk>),
     /// Something came of a chunk that is followed, and of layers the bytes behind it.

@@ -217,6 +217,7 @@ impl GpuActor {
         let Some(first) = fetches.first() else { return };
         let most = self.peers_deadline();
         let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(now).min(most));
+        let has_others = fetches.iter().all(|fetch| !fetch.candidates.is_empty());
         let bytes: u64 = fetches.iter().map(|fetch| fetch.bytes()).sum();
         let chunks = fetches.iter().map(|fetch| self.fetch_chunk(&fetch.wanted)).collect();
         let class =
@@ -225,7 +226,8 @@ impl GpuActor {
         let (waits, cancelled) = (class.subscribe(), Some(cancelled));
         let trace = first.trace.child(SpanKind::Internal, "fetch");
         trace.count("larder.bytes", bytes);
-        let order = FetchOrder { holder, fingerprint, chunks, deadline, class: waits, cancelled, trace };
+        let order =
+            FetchOrder { holder, fingerprint, chunks, deadline, has_others, class: waits, cancelled, trace };
         let Some(coming) = self.order_from(order) else {
             // Too many fetches are under way: asking another node would meet the same queue.
             ids.into_iter().for_each(|id| self.did_not_come(id));
@@ -270,7 +272,7 @@ impl GpuActor {
 
     /// What a holder sent is here, or not.
     fn fetched(&mut self, holder: Holder, came: Vec<(FetchId, Option<Fetched>)>, ctx: &mut Context<Self>) {
-        let (mut again, mut stale) = (Vec::new(), Vec::new());
+        let (mut again, mut stale, mut busy) = (Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.elapsed();
         self.meter(holder, &came, now);
         for (id, came) in came {
@@ -286,9 +288,14 @@ impl GpuActor {
                     stale.extend(self.fetching.get(&id).map(|fetch| (fetch.fingerprint, fetch.wanted.chunk)));
                     again.push(id);
                 }
+                // Where other nodes are busy, the exchange waits.
+                Some(Fetched::Busy { retry_after_ms }) if holder.node == NodeNumber::THIS_NODE => {
+                    busy.push((id, retry_after_ms));
+                }
                 Some(Fetched::Busy { .. } | Fetched::Failed(_)) | None => again.push(id),
             }
         }
+        self.ask_busy_sibling_again(holder, busy, ctx);
         if let (Some(peers), Some(&(fingerprint, _))) = (&self.peers, stale.first()) {
             let chunks = stale.iter().map(|&(_, chunk)| chunk).collect();
             if peers.stale.try_send(Stale { holder, fingerprint, chunks }).is_err() {
@@ -305,6 +312,24 @@ impl GpuActor {
         self.order_fetches(again, ctx);
         self.ask_again(lost, ctx);
         self.follow_up(ctx);
+    }
+
+    /// Asks a sibling that is busy again when it said, unless others have the chunks; for as long as these may take.
+    fn ask_busy_sibling_again(&mut self, holder: Holder, busy: Vec<(FetchId, u64)>, ctx: &mut Context<Self>) {
+        let Some(pause_ms) = busy.iter().map(|&(_, pause_ms)| pause_ms).max() else { return };
+        for (id, _) in &busy {
+            if let Some(fetch) = self.fetching.get_mut(id) {
+                // The others are asked first.
+                fetch.candidates.insert(0, holder);
+            }
+        }
+        self.later(ctx, Duration::from_millis(pause_ms), move |actor, ctx| {
+            let ids = busy.into_iter().map(|(id, _)| id);
+            let (wanted, unwanted): (Vec<_>, Vec<_>) = ids.partition(|&id| actor.store.is_awaited(id));
+            unwanted.into_iter().for_each(|id| actor.did_not_come(id));
+            actor.order_fetches(wanted, ctx);
+            actor.follow_up(ctx);
+        });
     }
 
     /// Measures what came together: chunk by chunk the first would count for the time of all.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use actix::prelude::*;
 use larder_protocol::{ChunkHash, Fingerprint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use crate::directory::{AskHolders, Change, Changed, Changes, Stale};
+use crate::directory::{self, AskHolders, Change, Changed, Changes, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
     AskBlocks, FetchOrder, Fetched, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease,
@@ -25,6 +25,8 @@ pub struct Peers {
     pub holders: Recipient<AskHolders>,
     /// Hears what this actor gained and lost.
     pub changed: Recipient<Changed>,
+    /// How often the directory began again: each time it wants to hear all that is held.
+    pub restarts: watch::Receiver<u64>,
     /// Hears who did not have what it should.
     pub stale: Recipient<Stale>,
     /// Fetches.
@@ -51,17 +53,26 @@ pub(super) struct Untold {
     told_followers: usize,
     /// Number of the next event.
     sequence: u64,
-    /// So much was lost that only all of it will do.
-    is_lost: bool,
+    /// What has still to be told of all that is held, where changes were lost.
+    resync: Option<Resync>,
     is_scheduled: bool,
 }
 
 impl Untold {
     /// Everything that was told is lost; numbers go on.
     pub(super) fn begin_anew(&mut self) {
-        let (sequence, is_lost) = (self.sequence, true);
-        *self = Self { sequence, is_lost, ..Self::default() };
+        let (sequence, resync) = (self.sequence, Some(Resync::default()));
+        *self = Self { sequence, resync, ..Self::default() };
     }
+}
+
+/// How far the directory was told all that is held.
+#[derive(Clone, Copy, Default)]
+struct Resync {
+    /// Where in the store the next page begins.
+    from: usize,
+    /// Whether a page was told.
+    has_begun: bool,
 }
 
 /// Leases of peers that have ended.
@@ -86,7 +97,14 @@ impl GpuActor {
             siblings.note(&changes);
         }
         self.untold.changes.extend(changes);
-        if !self.untold.is_scheduled && (self.untold.is_lost || !self.untold.changes.is_empty()) {
+        if let Some(peers) = &mut self.peers
+            && peers.restarts.has_changed().unwrap_or(false)
+        {
+            // The directory began again, and knows nothing.
+            peers.restarts.mark_unchanged();
+            self.untold.resync = Some(Resync::default());
+        }
+        if !self.untold.is_scheduled && (self.untold.resync.is_some() || !self.untold.changes.is_empty()) {
             self.untold.is_scheduled = true;
             self.later(ctx, TELL_AFTER, |actor, ctx| {
                 actor.untold.is_scheduled = false;
@@ -97,28 +115,63 @@ impl GpuActor {
     }
 
     fn tell_now(&mut self) {
-        let Untold { changes, told_followers, sequence, is_lost, .. } = &mut self.untold;
+        let Untold { changes, told_followers, sequence, .. } = &mut self.untold;
         let news = &changes[*told_followers..];
         self.feed.tell(*sequence, news);
         *sequence += news.len() as u64;
         *told_followers = changes.len();
-        let Some(peers) = &self.peers else {
+        if self.peers.is_none() {
             (*changes, *told_followers) = (Vec::new(), 0);
             return;
         };
-        if changes.len() > MAX_UNTOLD_CHANGES {
-            *is_lost = true;
+        if self.tell_since() {
+            self.tell_page();
         }
-        let taken = std::mem::take(changes);
+    }
+
+    /// Tells the directory what changed; whether it took that.
+    fn tell_since(&mut self) -> bool {
+        let (Some(peers), Untold { changes, told_followers, resync, .. }) = (&self.peers, &mut self.untold)
+        else {
+            return false;
+        };
+        if changes.len() > MAX_UNTOLD_CHANGES {
+            (*changes, *told_followers, *resync) = (Vec::new(), 0, Some(Resync::default()));
+        }
+        // Before the first page nothing of it counts.
+        if resync.is_some_and(|resync| !resync.has_begun) {
+            (*changes, *told_followers) = (Vec::new(), 0);
+        }
+        if changes.is_empty() {
+            return true;
+        }
+        let since = Changes::Since(std::mem::take(changes));
         *told_followers = 0;
-        let told = if *is_lost { Changes::All(self.store.held().collect()) } else { Changes::Since(taken) };
-        match peers.changed.try_send(Changed { device: peers.device, changes: told }) {
-            Ok(()) => *is_lost = false,
+        match peers.changed.try_send(Changed { device: peers.device, changes: since }) {
+            Ok(()) => true,
             Err(SendError::Full(Changed { changes: Changes::Since(untold), .. })) => {
                 *told_followers = untold.len();
                 *changes = untold;
+                false
             }
-            Err(_) => *is_lost = true,
+            Err(_) => {
+                *resync = Some(Resync::default());
+                false
+            }
+        }
+    }
+
+    /// Tells the directory the next page of all that is held, where that is wanted. It may change until the next one.
+    fn tell_page(&mut self) {
+        let (Some(peers), Some(resync)) = (&self.peers, &mut self.untold.resync) else { return };
+        let (chunks, next) = self.store.held_from(resync.from, RESYNC_CHUNKS);
+        let page = directory::Page { is_first: !resync.has_begun, chunks, is_last: next.is_none() };
+        if peers.changed.try_send(Changed { device: peers.device, changes: Changes::Page(page) }).is_ok() {
+            resync.has_begun = true;
+            match next {
+                Some(next) => resync.from = next,
+                None => self.untold.resync = None,
+            }
         }
     }
 }
@@ -232,6 +285,9 @@ impl StreamHandler<u64> for GpuActor {
 
 /// How long changes wait for others.
 const TELL_AFTER: Duration = Duration::from_millis(3);
+
+/// Chunks of a page of all that is held: collecting them takes less than a millisecond.
+const RESYNC_CHUNKS: usize = 1_024;
 
 /// Changes kept for a directory that does not take them; beyond these it is told everything anew.
 const MAX_UNTOLD_CHANGES: usize = 65_536;

@@ -1,22 +1,25 @@
 //! The directory's actor: a mailbox around the shard, the outbox and the cache.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::future::join_all;
 use larder_client::trace::{SpanKind, Trace};
 use larder_protocol::peer::{Announce, Announced, Chunks, PeerRequest, PeerResponse, Repair, Rows};
-use larder_protocol::table::{NodeNumber, RowKey};
+use larder_protocol::table::{NodeNumber, RowKey, Table};
+use tokio::sync::watch;
 
 use super::cache::Cache;
 use super::lookup::{HomeAsk, Lookup, View, row_keys};
 use super::metrics::DirectoryMetrics;
-use super::outbox::{Answered, Moved, Outbox, Outgoing};
+use super::outbox::{Answered, BatchId, Moved, Outbox, Outgoing};
 use super::shard::Shard;
 use super::{AskHolders, Changed, Holders, NewTable, ServeAnnounce, ServeFind, ServeRepair, Stale};
 use crate::clock::Clock;
-use crate::exchange::AskPeer;
+use crate::cluster::watched::{Watch, here};
+use crate::exchange::{AskPeer, SilentPeers};
 
 /// The directory's part of one node: home of its rows, speaker of its actors.
 pub struct DirectoryActor {
@@ -25,9 +28,13 @@ pub struct DirectoryActor {
     outbox: Outbox,
     cache: Cache,
     peers: Recipient<AskPeer>,
+    silent: SilentPeers,
+    /// How often it began again; the actors tell it all that they hold then.
+    begins: watch::Sender<u64>,
     limits: DirectoryLimits,
     metrics: DirectoryMetrics,
     clock: Clock,
+    watch: Watch,
     finds: usize,
 }
 
@@ -42,24 +49,17 @@ pub struct DirectoryLimits {
     pub max_rows: u64,
 }
 
-impl Default for DirectoryLimits {
-    fn default() -> Self {
-        Self {
-            find_deadline: Duration::from_millis(100),
-            announce_deadline: Duration::from_secs(1),
-            max_rows: 1 << 25,
-        }
-    }
-}
-
 impl DirectoryActor {
     /// A directory that knows no table yet: until then nobody holds anything, and changes wait.
     #[must_use]
     pub fn new(
         peers: Recipient<AskPeer>,
+        silent: SilentPeers,
+        begins: watch::Sender<u64>,
         limits: DirectoryLimits,
         metrics: DirectoryMetrics,
         clock: Clock,
+        watch: Watch,
     ) -> Self {
         Self {
             view: View::default(),
@@ -67,11 +67,39 @@ impl DirectoryActor {
             outbox: Outbox::default(),
             cache: Cache::default(),
             peers,
+            silent,
+            begins,
             limits,
             metrics,
             clock,
+            watch,
             finds: 0,
         }
+    }
+
+    /// Does something. Where that panics, nothing that it worked on is trusted: rows, streams and answers are dropped, the
+    /// holders of the rows are asked for them again, and so are this node's actors.
+    fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let watch = self.watch.clone();
+        let came = watch.catch("directory", || work(self));
+        if came.is_none() {
+            let (table, own) = (Arc::clone(&self.view.table), self.view.own);
+            self.view = View::default();
+            self.shard = Shard::new(self.limits.max_rows);
+            self.outbox = self.outbox.begin_again();
+            self.cache = Cache::default();
+            // A table that makes it panic again is waited out.
+            watch.catch("directory", || self.take_table(table, own));
+            self.begins.send_modify(|begins| *begins += 1);
+        }
+        came
+    }
+
+    fn take_table(&mut self, table: Arc<Table>, own: NodeNumber) {
+        self.cache.new_table(&self.view.table, &table);
+        self.shard.new_table(&table, own);
+        self.outbox.new_table(&table, own, self.clock.now());
+        (self.view.table, self.view.own) = (table, own);
     }
 
     /// Sends what is due. What this node is home to goes to its own shard at once.
@@ -81,8 +109,8 @@ impl DirectoryActor {
             for outgoing in self.outbox.due(self.clock.now()) {
                 if outgoing.home == self.view.own {
                     has_own = true;
-                    let answer = self.serve_announce(&outgoing.announce);
-                    self.announced(&outgoing, Some(answer), ctx);
+                    let answers = self.serve_announces(&outgoing.announces);
+                    self.announced(&outgoing, Some(answers), ctx);
                 } else {
                     self.send(outgoing, ctx);
                 }
@@ -95,33 +123,38 @@ impl DirectoryActor {
     }
 
     fn send(&self, outgoing: Outgoing, ctx: &mut Context<Self>) {
-        let request = PeerRequest::Announce(outgoing.announce.clone());
+        let request = PeerRequest::Announce(outgoing.announces.clone());
         let asked = self.ask(outgoing.home, request, self.limits.announce_deadline);
         let answered = asked.into_actor(self).map(move |answer, act, ctx| {
             let answer = match answer {
                 Some(PeerResponse::Announced(announced)) => Some(announced),
                 Some(_) | None => None,
             };
-            act.announced(&outgoing, answer, ctx);
+            act.guarded(|act| act.announced(&outgoing, answer, ctx));
         });
         ctx.spawn(answered);
     }
 
-    fn announced(&mut self, batch: &Outgoing, answer: Option<Announced>, ctx: &mut Context<Self>) {
-        let outcome = match self.outbox.answered(&batch.id(), answer, self.clock.now()) {
-            Answered::Known { changes, lag_ms, moved } => {
-                self.metrics.changes.inc_by(changes as u64);
-                if changes > 0 {
-                    self.metrics.lag.observe(lag_ms as f64 / 1e3);
+    fn announced(&mut self, message: &Outgoing, answers: Option<Vec<Announced>>, ctx: &mut Context<Self>) {
+        // An answer that is too short answers the batches of which it says nothing with nothing.
+        let answers = answers.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat(None));
+        for (announce, answer) in message.announces.iter().zip(answers) {
+            let batch = BatchId::new(message.home, announce);
+            let outcome = match self.outbox.answered(&batch, answer, self.clock.now()) {
+                Answered::Known { changes, lag_ms, moved } => {
+                    self.metrics.changes.inc_by(changes as u64);
+                    if changes > 0 {
+                        self.metrics.lag.observe(lag_ms as f64 / 1e3);
+                    }
+                    moved.into_iter().for_each(|moved| self.tell_moved(moved, ctx));
+                    "known"
                 }
-                moved.into_iter().for_each(|moved| self.tell_moved(moved, ctx));
-                "known"
-            }
-            Answered::Restarted => "restarted",
-            Answered::Again => "again",
-            Answered::Late => "late",
-        };
-        self.metrics.batches.with_label_values(&[outcome]).inc();
+                Answered::Restarted => "restarted",
+                Answered::Again => "again",
+                Answered::Late => "late",
+            };
+            self.metrics.batches.with_label_values(&[outcome]).inc();
+        }
     }
 
     fn tell_moved(&self, moved: Moved, ctx: &mut Context<Self>) {
@@ -133,6 +166,10 @@ impl DirectoryActor {
             let outcome = if answer == Some(PeerResponse::Done) { "done" } else { "failed" };
             act.metrics.moved.with_label_values(&[outcome]).inc();
         }));
+    }
+
+    fn serve_announces(&mut self, announces: &[Announce]) -> Vec<Announced> {
+        announces.iter().map(|announce| self.serve_announce(announce)).collect()
     }
 
     fn serve_announce(&mut self, announce: &Announce) -> Announced {
@@ -149,7 +186,9 @@ impl DirectoryActor {
 
     /// Asks what is not known here, the homes in parallel.
     fn look_up(&mut self, ask: AskHolders) -> ResponseActFuture<Self, Vec<Holders>> {
+        here("directory");
         let now = self.clock.now();
+        self.view.silent = self.silent.get();
         let mut lookup = Lookup::new(&ask.fingerprint, &ask.chunks, &self.view, &self.cache, now);
         self.metrics.asked.inc_by(ask.chunks.len() as u64);
         self.metrics.cached.inc_by(lookup.cached() as u64);
@@ -166,7 +205,7 @@ impl DirectoryActor {
         trace.count("larder.homes", others.len() as u64);
         if others.is_empty() || self.finds + others.len() > MAX_FINDS {
             self.metrics.finds.with_label_values(&["shed"]).inc_by(others.len() as u64);
-            return Box::pin(fut::ready(lookup.finish(&self.view, now)));
+            return Box::pin(fut::ready(lookup.finish(&self.view)));
         }
         self.finds += others.len();
         let asked = others.into_iter().map(|HomeAsk { home, find, positions }| {
@@ -175,21 +214,33 @@ impl DirectoryActor {
             let answer = self.ask_traced(home, PeerRequest::Find(find), self.limits.find_deadline, trace);
             async move { (home, positions, answer.await) }
         });
+        let chunks = ask.chunks.len();
         Box::pin(join_all(asked).into_actor(self).map(move |answers, act, _| {
-            let now = act.clock.now();
             act.finds -= answers.len();
-            for (home, positions, answer) in answers {
-                if let Some(rows) = act.rows_of(home, answer) {
-                    lookup.fill(&positions, &rows, &act.view, Some(&mut act.cache), now);
-                }
-            }
-            let holders = lookup.finish(&act.view, now);
-            trace.count("larder.chunks_here", holders.iter().filter(|held| !held.is_empty()).count() as u64);
-            holders
+            let nobody = || vec![Holders::default(); chunks];
+            act.guarded(|act| act.answers(lookup, answers, &trace)).unwrap_or_else(nobody)
         }))
     }
 
-    /// A home's answer to a question. One that does not come makes the home silent for a moment.
+    /// Takes the homes' answers to a question.
+    fn answers(
+        &mut self,
+        mut lookup: Lookup,
+        answers: Vec<(NodeNumber, Vec<u32>, Option<PeerResponse>)>,
+        trace: &Trace,
+    ) -> Vec<Holders> {
+        let now = self.clock.now();
+        for (home, positions, answer) in answers {
+            if let Some(rows) = self.rows_of(home, answer) {
+                lookup.fill(&positions, &rows, &self.view, Some(&mut self.cache), now);
+            }
+        }
+        let holders = lookup.finish(&self.view);
+        trace.count("larder.chunks_here", holders.iter().filter(|held| !held.is_empty()).count() as u64);
+        holders
+    }
+
+    /// A home's answer to a question.
     fn rows_of(&mut self, home: NodeNumber, answer: Option<PeerResponse>) -> Option<Rows> {
         let now = self.clock.now();
         let (rows, outcome) = match answer {
@@ -199,7 +250,7 @@ impl DirectoryActor {
             None => (None, "silent"),
         };
         match outcome {
-            "silent" => self.view.is_silent(home, now),
+            "silent" => self.view.is_late(home, now),
             _ => self.view.answers(home),
         }
         self.metrics.finds.with_label_values(&[outcome]).inc();
@@ -261,10 +312,12 @@ impl Actor for DirectoryActor {
 
     fn started(&mut self, ctx: &mut Context<Self>) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-        ctx.run_interval(TICK, |act, ctx| act.send_due(ctx));
+        ctx.run_interval(TICK, |act, ctx| _ = act.guarded(|act| act.send_due(ctx)));
         ctx.run_interval(SLOW_TICK, |act, _| {
-            act.shard.tick(act.clock.now());
-            act.metrics.show(&act.shard, &act.outbox);
+            act.guarded(|act| {
+                act.shard.tick(act.clock.now());
+                act.metrics.show(&act.shard, &act.outbox);
+            });
         });
     }
 }
@@ -273,7 +326,8 @@ impl Handler<AskHolders> for DirectoryActor {
     type Result = ResponseActFuture<Self, Vec<Holders>>;
 
     fn handle(&mut self, ask: AskHolders, _: &mut Context<Self>) -> Self::Result {
-        self.look_up(ask)
+        let nobody = vec![Holders::default(); ask.chunks.len()];
+        self.guarded(|act| act.look_up(ask)).unwrap_or_else(|| Box::pin(fut::ready(nobody)))
     }
 }
 
@@ -281,8 +335,10 @@ impl Handler<Changed> for DirectoryActor {
     type Result = ();
 
     fn handle(&mut self, changed: Changed, ctx: &mut Context<Self>) {
-        self.outbox.changed(changed.device, &changed.changes, self.clock.now());
-        self.send_due(ctx);
+        self.guarded(|act| {
+            act.outbox.changed(changed.device, &changed.changes, act.clock.now());
+            act.send_due(ctx);
+        });
     }
 }
 
@@ -290,7 +346,7 @@ impl Handler<Stale> for DirectoryActor {
     type Result = ();
 
     fn handle(&mut self, stale: Stale, ctx: &mut Context<Self>) {
-        self.stale(&stale, ctx);
+        self.guarded(|act| act.stale(&stale, ctx));
     }
 }
 
@@ -298,11 +354,10 @@ impl Handler<NewTable> for DirectoryActor {
     type Result = ();
 
     fn handle(&mut self, NewTable { table, own }: NewTable, ctx: &mut Context<Self>) {
-        self.cache.new_table(&self.view.table, &table);
-        self.shard.new_table(&table, own);
-        self.outbox.new_table(&table, own, self.clock.now());
-        (self.view.table, self.view.own) = (table, own);
-        self.send_due(ctx);
+        self.guarded(|act| {
+            act.take_table(table, own);
+            act.send_due(ctx);
+        });
     }
 }
 
@@ -311,15 +366,17 @@ impl Handler<ServeFind> for DirectoryActor {
 
     fn handle(&mut self, ServeFind(find): ServeFind, _: &mut Context<Self>) -> Self::Result {
         self.metrics.served.inc();
-        MessageResult(self.shard.find(&find, self.clock.now()))
+        let rows = self.guarded(|act| act.shard.find(&find, act.clock.now()));
+        let nothing = || Rows { epoch: self.view.table.epoch, spans: Vec::new() };
+        MessageResult(rows.unwrap_or_else(nothing))
     }
 }
 
 impl Handler<ServeAnnounce> for DirectoryActor {
     type Result = MessageResult<ServeAnnounce>;
 
-    fn handle(&mut self, ServeAnnounce(announce): ServeAnnounce, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(self.serve_announce(&announce))
+    fn handle(&mut self, ServeAnnounce(announces): ServeAnnounce, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.guarded(|act| act.serve_announces(&announces)).unwrap_or_default())
     }
 }
 
@@ -327,7 +384,7 @@ impl Handler<ServeRepair> for DirectoryActor {
     type Result = ();
 
     fn handle(&mut self, ServeRepair(repair): ServeRepair, _: &mut Context<Self>) {
-        self.shard.not_held(repair.holder, &repair.rows, self.clock.now());
+        self.guarded(|act| act.shard.not_held(repair.holder, &repair.rows, act.clock.now()));
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) struct HolderState {
     pub(super) digest: u64,
     /// Rows it has.
     pub(super) rows: u64,
+    /// Rows that it should have, and for which there was no room.
+    pub(super) missing: u64,
 }
 
 /// What a batch is to its stream.
@@ -49,6 +51,11 @@ impl KnownHolders {
         self.by_holder.len()
     }
 
+    /// Rows of all for which there was no room.
+    pub(super) fn missing(&self) -> u64 {
+        self.slots.iter().flatten().map(|state| state.missing).sum()
+    }
+
     /// The slot of a holder that is known.
     pub(super) fn find(&self, holder: Holder) -> Option<Slot> {
         self.by_holder.get(&holder).copied()
@@ -67,7 +74,8 @@ impl KnownHolders {
             }
             None => return None,
         };
-        let state = HolderState { holder, incarnation, stream: 0, next: None, digest: 0, rows: 0 };
+        let state =
+            HolderState { holder, incarnation, stream: 0, next: None, digest: 0, rows: 0, missing: 0 };
         self.slots[usize::from(slot)] = Some(state);
         self.by_holder.insert(holder, slot);
         Some(slot)
@@ -139,7 +147,7 @@ impl HolderState {
 
     /// All rows are gone.
     pub(super) fn forget_all(&mut self) {
-        (self.digest, self.rows) = (0, 0);
+        (self.digest, self.rows, self.missing) = (0, 0, 0);
     }
 }
 

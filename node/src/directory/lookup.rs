@@ -1,6 +1,6 @@
 //! One question of an actor: which homes it goes to, what their answers come to.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use larder_protocol::limits::{MAX_FIND_ROWS, MAX_MEMBERS};
@@ -20,8 +20,19 @@ pub struct View {
     pub table: Arc<Table>,
     /// This node in it.
     pub own: NodeNumber,
-    /// Members that did not answer, until when nobody asks them again.
-    silent: HashMap<NodeNumber, Millis>,
+    /// Members that nothing is heard of.
+    pub silent: BTreeSet<NodeNumber>,
+    /// Homes that did not answer in time.
+    late: HashMap<NodeNumber, Late>,
+}
+
+/// A home that did not answer in time.
+#[derive(Debug, Clone, Default)]
+struct Late {
+    /// Questions in a row.
+    questions: u32,
+    /// Until when nobody asks it again.
+    until: Millis,
 }
 
 /// A question under way.
@@ -45,33 +56,41 @@ pub struct HomeAsk {
 }
 
 impl View {
-    /// A member did not answer: for a moment nobody asks it again.
-    pub fn is_silent(&mut self, node: NodeNumber, now: Millis) {
-        self.silent.retain(|_, until| *until > now);
-        if self.silent.len() < MAX_MEMBERS {
-            self.silent.insert(node, now + SILENT_MS);
+    /// A home did not answer in time. After the second time in a row nobody asks it for a moment, a longer one each time.
+    /// It may be a holder as good as any: that blocks come from it is another matter.
+    pub fn is_late(&mut self, home: NodeNumber, now: Millis) {
+        let members = &self.table;
+        self.late.retain(|home, late| late.until + FORGOTTEN_MS > now && members.member(*home).is_some());
+        if self.late.len() < MAX_MEMBERS {
+            let late = self.late.entry(home).or_default();
+            late.questions += 1;
+            let pause_ms = match late.questions {
+                0 | 1 => 0,
+                questions => (FIRST_PAUSE_MS << (questions - 2).min(8)).min(LAST_PAUSE_MS),
+            };
+            late.until = now + pause_ms;
         }
     }
 
-    /// A member answered.
-    pub fn answers(&mut self, node: NodeNumber) {
-        self.silent.remove(&node);
+    /// A home answered.
+    pub fn answers(&mut self, home: NodeNumber) {
+        self.late.remove(&home);
     }
 
-    /// Whether a member may be asked.
+    /// Whether a home may be asked.
     #[must_use]
-    pub fn may_ask(&self, node: NodeNumber, now: Millis) -> bool {
-        self.silent.get(&node).is_none_or(|&until| until <= now)
+    pub fn may_ask(&self, home: NodeNumber, now: Millis) -> bool {
+        !self.silent.contains(&home) && self.late.get(&home).is_none_or(|late| late.until <= now)
     }
 
     /// The holders worth asking: members other than this node, and those that are suspect or silent only where nobody
     /// else has the chunk.
-    fn choose(&self, holders: &mut Holders, now: Millis) {
+    fn choose(&self, holders: &mut Holders) {
         let member = |holder: &Holder| self.table.member(holder.node);
         holders.retain(|holder| holder.node != self.own && member(holder).is_some());
         let is_well = |holder: &Holder| {
             member(holder).is_some_and(|member| member.state == MemberState::Alive)
-                && self.may_ask(holder.node, now)
+                && !self.silent.contains(&holder.node)
         };
         if holders.iter().any(is_well) {
             holders.retain(|holder| is_well(holder));
@@ -80,7 +99,7 @@ impl View {
 }
 
 impl Lookup {
-    /// Plans it: what the cache does not know goes to the homes, one message each. Silent homes are not asked.
+    /// Plans it: what the cache does not know goes to the homes, one message each. Homes that are silent or late are not asked.
     #[must_use]
     pub fn new(
         fingerprint: &Fingerprint,
@@ -134,9 +153,14 @@ impl Lookup {
         cache: Option<&mut Cache>,
         now: Millis,
     ) {
+        // An honest home names each chunk so many times at most; a liar keeps nobody longer.
+        let mut named = positions.len() * MAX_FOUND_HOLDERS;
         for span in rows.spans.iter().take(MAX_SPANS) {
             let range = span.from as usize..span.to as usize;
-            for &position in positions.get(range).unwrap_or_default() {
+            let within = positions.get(range).unwrap_or_default();
+            let Some(left) = named.checked_sub(within.len()) else { break };
+            named = left;
+            for &position in within {
                 let holders = &mut self.found[position as usize];
                 if holders.len() < MAX_FOUND_HOLDERS && !holders.contains(&span.holder) {
                     holders.push(span.holder);
@@ -156,8 +180,8 @@ impl Lookup {
 
     /// The answer, one item a chunk in their order.
     #[must_use]
-    pub fn finish(mut self, view: &View, now: Millis) -> Vec<Holders> {
-        self.found.iter_mut().for_each(|holders| view.choose(holders, now));
+    pub fn finish(mut self, view: &View) -> Vec<Holders> {
+        self.found.iter_mut().for_each(|holders| view.choose(holders));
         self.found
     }
 }
@@ -176,8 +200,12 @@ pub(super) fn row_keys(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<Ro
     chunks.iter().map(key).collect()
 }
 
-/// How long a home or holder that did not answer is left alone.
-pub const SILENT_MS: u64 = 1_000;
+/// How long a home is left alone that was late twice in a row, and how long at most.
+pub const FIRST_PAUSE_MS: u64 = 100;
+const LAST_PAUSE_MS: u64 = 1_000;
+
+/// After this time it is forgotten that a home was late.
+const FORGOTTEN_MS: u64 = 10_000;
 
 /// Spans of one answer: as many as an honest home sends at most.
 const MAX_SPANS: usize = MAX_FIND_ROWS * MAX_FOUND_HOLDERS;

@@ -12,6 +12,10 @@ use crate::metrics::table;
 pub struct DirectoryMetrics {
     /// Rows of this home.
     rows: IntGauge,
+    /// Rows for which this home has no room.
+    missing_rows: IntGauge,
+    /// Rows that this home can keep.
+    max_rows: IntGauge,
     /// Holders that announce to this home.
     holders: IntGauge,
     /// Chunks that this node's actors hold.
@@ -53,6 +57,8 @@ impl DirectoryMetrics {
         let families = Families::new(registry, &[table::DIRECTORY]);
         Ok(Self {
             rows: families.gauge("larder_directory_rows")?,
+            missing_rows: families.gauge("larder_directory_missing_rows")?,
+            max_rows: families.gauge("larder_directory_max_rows")?,
             holders: families.gauge("larder_directory_holders")?,
             held: families.gauge("larder_directory_held_chunks")?,
             waiting: families.gauge("larder_directory_waiting_changes")?,
@@ -74,13 +80,18 @@ impl DirectoryMetrics {
     /// Brings the gauges up to date.
     pub(super) fn show(&self, shard: &Shard, outbox: &Outbox) {
         self.rows.set(shard.len() as i64);
+        self.missing_rows.set(shard.missing() as i64);
+        self.max_rows.set(shard.max_rows() as i64);
         self.holders.set(shard.holders() as i64);
         self.held.set(outbox.held() as i64);
         self.waiting.set(outbox.waiting() as i64);
-        let ShardCounts { foreign, dropped, restarts, differing, repaired } = shard.counts();
+        let ShardCounts { foreign, dropped, crowded, refilled, restarts, differing, repaired } =
+            shard.counts();
         let events = [
             ("foreign", foreign),
             ("dropped", dropped),
+            ("crowded", crowded),
+            ("refilled", refilled),
             ("restart", restarts),
             ("differing", differing),
             ("repaired", repaired),

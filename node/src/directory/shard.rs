@@ -34,8 +34,12 @@ pub struct Shard {
 pub struct ShardCounts {
     /// Changes left out because their partition has another home.
     pub foreign: u64,
-    /// Rows left out because there were too many, of all chunks or of one.
+    /// Rows left out for want of room.
     pub dropped: u64,
+    /// Rows left out because enough others have the chunk.
+    pub crowded: u64,
+    /// Holders that were asked for rows that had been left out, once there was room.
+    pub refilled: u64,
     /// Streams that were told to start anew.
     pub restarts: u64,
     /// Of these, the ones whose sum differed.
@@ -123,6 +127,11 @@ impl Shard {
             self.counts.differing += 1;
             return self.start_anew();
         }
+        if announce.digest.is_some() && self.has_room_for_missing(slot) {
+            self.holders.get_mut(slot).distrust();
+            self.counts.refilled += 1;
+            return self.start_anew();
+        }
         Announced::Known(announce.sequence)
     }
 
@@ -177,6 +186,18 @@ impl Shard {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows == 0
+    }
+
+    /// Rows that were announced, and for which there is no room.
+    #[must_use]
+    pub fn missing(&self) -> u64 {
+        self.holders.missing()
+    }
+
+    /// Rows that it can keep.
+    #[must_use]
+    pub fn max_rows(&self) -> u64 {
+        self.max_rows
     }
 
     /// Holders that announce to this home.
@@ -240,8 +261,13 @@ impl Shard {
                 }
                 others += 1;
             }
-            if others >= MAX_ROW_HOLDERS || self.rows >= self.max_rows {
+            if others >= MAX_ROW_HOLDERS {
+                self.counts.crowded += 1;
+                return;
+            }
+            if self.rows >= self.max_rows {
                 self.counts.dropped += 1;
+                state.missing += 1;
                 return;
             }
             rows.insert_unique(row.digest, row, |row| row.digest);
@@ -253,8 +279,18 @@ impl Shard {
                 entry.remove();
                 state.rows -= 1;
                 self.rows -= 1;
+            } else {
+                // It was left out: for want of room, or because others had it.
+                state.missing = state.missing.saturating_sub(1);
             }
         }
+    }
+
+    /// Whether a holder's rows were left out, and there is room for them now, and some more: it would be asked for them again
+    /// and again where there is just enough.
+    fn has_room_for_missing(&self, slot: Slot) -> bool {
+        let missing = self.holders.get(slot).missing;
+        missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE
     }
 
     fn holders_of(&self, key: &RowKey, now: Millis) -> impl Iterator<Item = Holder> {
@@ -288,6 +324,9 @@ impl Shard {
         }
     }
 }
+
+/// One part in so many stays free before rows that were left out are asked for.
+const KEPT_FREE: u64 = 16;
 
 /// Holders of one chunk that a home keeps: enough to read from, and no hot chunk's row becomes a long search.
 pub const MAX_ROW_HOLDERS: usize = 32;

@@ -25,7 +25,6 @@ pub(super) struct Stream {
     flight: Flight,
     not_before: Millis,
     backoff_ms: u64,
-    probe_at: Millis,
 }
 
 /// The one batch that may be under way.
@@ -57,6 +56,7 @@ pub(super) enum Due {
 }
 
 impl Stream {
+    /// A stream that has nothing to tell yet.
     pub(super) fn new(home_incarnation: u64, number: u64, now: Millis) -> Self {
         Self {
             home_incarnation,
@@ -65,11 +65,10 @@ impl Stream {
             pending: BTreeSet::new(),
             unannounced: Vec::new(),
             digest: 0,
-            waiting_since: Some(now),
+            waiting_since: None,
             flight: Flight::None,
             not_before: now,
             backoff_ms: MIN_BACKOFF_MS,
-            probe_at: now,
         }
     }
 
@@ -91,18 +90,26 @@ impl Stream {
         }
     }
 
-    /// Something waits from now on, if not before.
-    pub(super) fn wait_since(&mut self, now: Millis) {
+    /// Partitions wait from now on to be told as a whole, not at once.
+    pub(super) fn wait(&mut self, now: Millis, not_before: Millis) {
         self.waiting_since.get_or_insert(now);
+        self.not_before = self.not_before.max(not_before);
     }
 
-    /// Sees to it that the home and the holder compare their sums soon.
-    pub(super) fn probe_soon(&mut self, now: Millis) {
-        self.probe_at = self.probe_at.min(now + PROBE_SOON_MS);
+    /// When there is something to do next; `None` before something else happens.
+    pub(super) fn next_due(&self) -> Option<Millis> {
+        let at = match self.flight {
+            Flight::Sent(_) => return None,
+            Flight::Waits(_) => self.not_before,
+            Flight::None if self.pending.len() >= FLUSH_CHANGES => self.not_before,
+            Flight::None => self.waiting_since? + FLUSH_MS,
+        };
+        Some(at.max(self.not_before))
     }
 
-    /// What to do.
-    pub(super) fn due(&mut self, now: Millis) -> Due {
+    /// What goes with a message to the home now: whatever waits. Where nothing does, `probes` says whether the home and the
+    /// holder are to compare their sums all the same.
+    pub(super) fn due(&mut self, now: Millis, probes: bool) -> Due {
         if now < self.not_before {
             return Due::Nothing;
         }
@@ -116,22 +123,14 @@ impl Stream {
                 self.flight = Flight::Sent(batch);
                 Due::Again(announce)
             }
-            Flight::None => {
-                let waits = self.waiting_since.is_some_and(|since| since + FLUSH_MS <= now);
-                let is_due = waits || self.pending.len() >= FLUSH_CHANGES || self.probe_at <= now;
-                if is_due { Due::Batch } else { Due::Nothing }
-            }
+            Flight::None if self.waiting_since.is_some() || probes => Due::Batch,
+            Flight::None => Due::Nothing,
         }
     }
 
     /// The number of the stream, and of the batch that comes next.
     pub(super) fn numbers(&self) -> (u64, u64) {
         (self.number, self.next_sequence)
-    }
-
-    /// Whether it has sent a batch since it began.
-    pub(super) fn has_spoken(&self) -> bool {
-        self.next_sequence > 0
     }
 
     /// A new batch is sent, and with it all that waited unless something is left.
@@ -141,7 +140,6 @@ impl Stream {
             self.waiting_since = Some(since);
         }
         self.next_sequence += 1;
-        self.probe_at = now + PROBE_MS;
         self.flight = Flight::Sent(Batch { announce, since });
     }
 
@@ -192,13 +190,6 @@ pub(super) const FLUSH_MS: u64 = 5;
 
 /// So many changes wait for no others.
 pub(super) const FLUSH_CHANGES: usize = 1_024;
-
-/// A stream in which nothing happens compares sums this often. With 256 nodes of 8 actors that is 400 small messages a
-/// second to each home.
-pub(super) const PROBE_MS: u64 = 5_000;
-
-/// The same after a new table.
-const PROBE_SOON_MS: u64 = 500;
 
 const MIN_BACKOFF_MS: u64 = 20;
 

@@ -1,5 +1,6 @@
 //! What several tests of the directory need, and tests of its parts together.
 
+mod panics;
 mod simulation;
 
 use std::collections::BTreeMap;

@@ -14,10 +14,13 @@ use larder_protocol::peer::{
 };
 use quinn::RecvStream;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
+use super::busy::BusyPause;
+use super::metrics::Counted;
 use super::peers::{Link, NoLink, Peers, write_trace};
 use super::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
+use crate::cluster::watched::here;
 use crate::copy::BlockChecksums;
 
 /// Carries an order out, and tells what came of each chunk. Once it has told, nothing writes to the slots.
@@ -35,7 +38,8 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
     };
     let chunks = order.chunks.len();
     let metrics = peers.metrics().clone();
-    metrics.fetches_in_flight.add(chunks as i64);
+    let counted = Counted::new(&metrics.fetches_in_flight, chunks as i64);
+    here("fetch");
     let came: Rc<RefCell<Vec<Option<Fetched>>>> = Rc::new(RefCell::new((0..chunks).map(|_| None).collect()));
     let link = peers.link(order.holder.node);
     let left = match &link {
@@ -50,7 +54,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
             FetchFailure::Deadline
         }
     };
-    metrics.fetches_in_flight.sub(chunks as i64);
+    drop(counted);
     let came = came.take().into_iter().map(|came| came.unwrap_or(Fetched::Failed(left)));
     let came: Vec<Fetched> = came.inspect(|came| metrics.fetched(came)).collect();
     if order.trace.is_recorded() {
@@ -76,9 +80,8 @@ fn outcome(came: &[Fetched]) -> &'static str {
 
 /// Some of an order's chunks, which share a stream.
 struct Batch<'a> {
-    /// Position of the first in the order.
-    first: usize,
-    chunks: &'a [FetchChunk],
+    /// Each with its position in the order.
+    chunks: Vec<(usize, &'a FetchChunk)>,
     bytes: u64,
 }
 
@@ -89,29 +92,61 @@ async fn fetch_batches(
     came: &RefCell<Vec<Option<Fetched>>>,
 ) {
     let batches = batches(&order.chunks, peers.limits().batch_bytes);
-    join_all(batches.iter().map(|batch| fetch_batch(peers, link, order, batch, came))).await;
+    join_all(batches.into_iter().map(|batch| fetch_batch(peers, link, order, batch, came))).await;
 }
 
-/// Waits until the holder may be asked for a batch, and has it come within the deadline.
+/// Has a batch come within the deadline. What the holder is too busy to send it is asked for again, unless others have it.
 async fn fetch_batch(
     peers: &Peers,
     link: &Rc<Link>,
     order: &FetchOrder,
-    batch: &Batch<'_>,
+    mut batch: Batch<'_>,
     came: &RefCell<Vec<Option<Fetched>>>,
 ) {
-    let waits_since = peers.clock().elapsed();
-    let _pass = link.gate.enter(batch.bytes, order.class.clone()).await;
-    let class = *order.class.borrow();
-    peers.metrics().waited(&link.name, class, peers.clock().elapsed() - waits_since);
-    if link.is_silent() {
-        let unreachable = || Some(Fetched::Failed(FetchFailure::Unreachable));
-        let mut came = came.borrow_mut();
-        return came[batch.first..][..batch.chunks.len()].fill_with(unreachable);
+    let mut pause = BusyPause::default();
+    let mut over = None;
+    loop {
+        let waits_since = peers.clock().elapsed();
+        let pass = link.gate.enter(batch.bytes, order.class.clone()).await;
+        let now = peers.clock().elapsed();
+        let class = *order.class.borrow();
+        peers.metrics().waited(&link.name, class, now - waits_since);
+        // The deadline counts from when the holder is asked for the first time.
+        let over = *over.get_or_insert(now + order.deadline);
+        if link.is_silent() {
+            let unreachable = |&(at, _): &(usize, _)| {
+                came.borrow_mut()[at] = Some(Fetched::Failed(FetchFailure::Unreachable));
+            };
+            return batch.chunks.iter().for_each(unreachable);
+        }
+        let asked = peers.asks(link);
+        let coming = receive_batch(peers, link, order, class, &batch, came);
+        if timeout(over.saturating_sub(now), coming).await.is_err() {
+            return peers.fetch_is_late(link, &asked, order.deadline);
+        }
+        drop(pass);
+        let Some((busy, retry)) = batch.busy(&came.borrow()) else { return };
+        let pause = pause.next(retry);
+        if order.has_others || peers.clock().elapsed() + pause >= over {
+            return;
+        }
+        sleep(pause).await;
+        batch = busy;
     }
-    let coming = receive_batch(peers, link, order, class, batch, came);
-    if timeout(order.deadline, coming).await.is_err() {
-        peers.misses_deadline(link, order.deadline);
+}
+
+impl<'a> Batch<'a> {
+    /// The chunks that their holder is too busy for, and when to ask again.
+    fn busy(&self, came: &[Option<Fetched>]) -> Option<(Self, RetryAfter)> {
+        let (mut chunks, mut longest_ms) = (Vec::new(), 0);
+        for &(at, chunk) in &self.chunks {
+            if let Some(Fetched::Busy { retry_after_ms }) = came[at] {
+                chunks.push((at, chunk));
+                longest_ms = retry_after_ms.max(longest_ms);
+            }
+        }
+        let bytes = chunks.iter().map(|(_, chunk)| bytes_of(chunk)).sum();
+        (!chunks.is_empty()).then_some((Batch { chunks, bytes }, RetryAfter { retry_after_ms: longest_ms }))
     }
 }
 
@@ -124,7 +159,7 @@ async fn receive_batch(
     came: &RefCell<Vec<Option<Fetched>>>,
 ) {
     let by_peer = &peers.metrics().by_peer;
-    let note = |at: usize, fetched: Fetched| came.borrow_mut()[batch.first + at] = Some(fetched);
+    let note = |at: usize, fetched: Fetched| came.borrow_mut()[batch.chunks[at].0] = Some(fetched);
     let fill = |from: usize, with: &dyn Fn() -> Fetched| {
         (from..batch.chunks.len()).for_each(|at| note(at, with()));
     };
@@ -139,14 +174,18 @@ async fn receive_batch(
     trace.count("larder.chunks", batch.chunks.len() as u64);
     trace.count("larder.bytes", batch.bytes);
     trace.set("larder.peer", &*link.name);
-    let mut stream = match ask(&connection, order, class, batch, &trace).await {
+    let asked = ask(&connection, order, class, batch, &trace).await;
+    if asked.is_ok() {
+        peers.heard(link);
+    }
+    let mut stream = match asked {
         Ok(Asked::Coming(stream, held)) => Coming::new(stream, held),
         Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
             return fill(0, &|| Fetched::Busy { retry_after_ms });
         }
         Err(failure) => return fill(0, &|| Fetched::Failed(failure)),
     };
-    for (at, chunk) in batch.chunks.iter().enumerate() {
+    for (at, (_, chunk)) in batch.chunks.iter().enumerate() {
         match stream.receive(chunk).await {
             Ok(fetched) => {
                 peers.heard(link);
@@ -181,10 +220,10 @@ async fn ask(
 ) -> Result<Asked, FetchFailure> {
     let broken = |_| FetchFailure::Broken;
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
-    let hashes = batch.chunks.iter().map(|chunk| chunk.hash).collect();
+    let hashes = batch.chunks.iter().map(|(_, chunk)| chunk.hash).collect();
     let request = PeerRequest::Fetch(Fetch {
         chunks: Chunks { device: order.holder.device, fingerprint: order.fingerprint, hashes },
-        block_bytes: batch.chunks[0].blocks.iter().map(|block| block.bytes).collect(),
+        block_bytes: batch.chunks[0].1.blocks.iter().map(|block| block.bytes).collect(),
         class,
     });
     write_trace(&mut send, trace).await.map_err(|_| FetchFailure::Broken)?;
@@ -300,20 +339,22 @@ impl Coming {
 
 /// Splits an order into pieces of at most `most` bytes, at least a chunk each.
 fn batches(chunks: &[FetchChunk], most: u64) -> Vec<Batch<'_>> {
-    let bytes_of = |chunk: &FetchChunk| chunk.blocks.iter().map(|block| block.bytes).sum::<u64>();
-    let mut batches = Vec::new();
-    let mut first = 0;
-    while first < chunks.len() {
-        let mut bytes = bytes_of(&chunks[first]);
-        let mut end = first + 1;
-        while end < chunks.len() && end - first < MAX_FETCH_CHUNKS && bytes + bytes_of(&chunks[end]) <= most {
-            bytes += bytes_of(&chunks[end]);
-            end += 1;
+    let mut batches: Vec<Batch<'_>> = Vec::new();
+    for (at, chunk) in chunks.iter().enumerate() {
+        let bytes = bytes_of(chunk);
+        match batches.last_mut() {
+            Some(batch) if batch.chunks.len() < MAX_FETCH_CHUNKS && batch.bytes + bytes <= most => {
+                batch.chunks.push((at, chunk));
+                batch.bytes += bytes;
+            }
+            _ => batches.push(Batch { chunks: vec![(at, chunk)], bytes }),
         }
-        batches.push(Batch { first, chunks: &chunks[first..end], bytes });
-        first = end;
     }
     batches
+}
+
+fn bytes_of(chunk: &FetchChunk) -> u64 {
+    chunk.blocks.iter().map(|block| block.bytes).sum()
 }
 
 /// Packets that are taken from a connection at a time.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use larder_client::quic::{read_message, write_message};
+use larder_client::quic::{Connection, read_message, write_message};
 use larder_client::trace::Trace;
 use larder_protocol::PoolSet;
 use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges};
@@ -23,16 +23,19 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{sleep, timeout};
 
+use super::busy::BusyPause;
 use super::peers::{Link, NoLink, Peers};
-use super::serve::{BUSY_RETRY_MS, SEND_DEADLINE, Server};
+use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
 use super::{
     AskFollow, ChunkStep, Destination, FetchChunk, FetchFailure, Fetched, FollowCame, FollowOrder, PeerNews,
     PeerStep,
 };
+use crate::cluster::watched::here;
 use crate::copy::BlockChecksums;
 
 /// Carries a follow out, and tells what comes of each chunk. Once it has told the end of one, nothing writes to its slots.
 pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
+    here("follow");
     let chunks: Vec<Coming> = order.chunks.iter().map(Coming::new).collect();
     let coming = RefCell::new(chunks);
     let news = order.news.clone();
@@ -118,13 +121,14 @@ async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
     }
 }
 
-/// Asks the node whether it is there, again and again, as long as it is: a writer may be silent for long, its node not.
-async fn until_silent(peers: &Peers, link: &Link) {
-    loop {
+/// Asks the node whether it is there, again and again, as long as it is: a writer may be silent for long, its node not. One
+/// answer that is late is no reason to give up.
+async fn until_silent(peers: &Peers, link: &Rc<Link>) {
+    let mut late = 0;
+    while late < LATE_PROBES && !link.is_silent() && peers.knows(link) {
         sleep(PROBE_PAUSE).await;
-        if peers.ask(link.node, &PeerRequest::Ping, PROBE_DEADLINE, &Trace::default()).await.is_err() {
-            return;
-        }
+        let answer = peers.ask(link.node, &PeerRequest::Ping, PROBE_DEADLINE, &Trace::default()).await;
+        late = if answer.is_ok() { 0 } else { late + 1 };
     }
 }
 
@@ -138,22 +142,15 @@ async fn receive_all(
         peers.falls_silent(link);
         FetchFailure::Unreachable
     })?;
-    let broken = |_| FetchFailure::Broken;
-    let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
-    let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
-    let request = PeerRequest::Follow(FollowChunks {
-        chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
-        order: order.order,
-        attempt: order.attempt,
-        patience_ms: order.patience_ms,
-    });
-    write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
-    send.finish().map_err(|_| FetchFailure::Broken)?;
+    let (mut receive, mut first) = ask_to_follow(peers, order, &connection).await?;
     let mut last_message = 0;
     while coming.borrow().iter().any(|coming| !coming.has_ended) {
-        let followed = match read_message(&mut receive).await {
+        let message = match first.take() {
+            Some(message) => Ok(Some(message)),
+            None => read_message(&mut receive).await,
+        };
+        let followed = match message {
             Ok(Some(PeerResponse::Followed(followed))) => followed,
-            Ok(Some(PeerResponse::Busy(_))) => return Err(FetchFailure::Full),
             Ok(Some(_)) => return Err(FetchFailure::Malformed),
             Ok(None) | Err(_) => return Err(FetchFailure::Broken),
         };
@@ -172,6 +169,37 @@ async fn receive_all(
         receive_one(peers, order, link, &mut receive, followed, coming).await?;
     }
     Ok(())
+}
+
+/// Asks the writer's node; while that is busy again and again, until the reader's patience ends. The stream, and the first
+/// message on it.
+async fn ask_to_follow(
+    peers: &Peers,
+    order: &FollowOrder,
+    connection: &Connection,
+) -> Result<(RecvStream, Option<PeerResponse>), FetchFailure> {
+    let broken = |_| FetchFailure::Broken;
+    let over = peers.clock().elapsed() + Duration::from_millis(order.patience_ms);
+    let mut pause = BusyPause::default();
+    loop {
+        let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
+        let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
+        let request = PeerRequest::Follow(FollowChunks {
+            chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
+            order: order.order,
+            attempt: order.attempt,
+            patience_ms: order.patience_ms,
+        });
+        write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
+        send.finish().map_err(|_| FetchFailure::Broken)?;
+        let first = read_message(&mut receive).await.map_err(|_| FetchFailure::Broken)?;
+        let Some(PeerResponse::Busy(retry)) = first else { return Ok((receive, first)) };
+        let pause = pause.next(retry);
+        if peers.clock().elapsed() + pause >= over {
+            return Err(FetchFailure::Full);
+        }
+        sleep(pause).await;
+    }
 }
 
 /// Takes one message, and the bytes behind it.
@@ -301,7 +329,7 @@ impl Server {
                     Followed { order, message, chunk, step: said(&step) },
                     step,
                 );
-                if !timeout(SEND_DEADLINE, sent).await.unwrap_or(false) {
+                if !sent.await {
                     let _ = send.reset(VarInt::from_u32(0));
                     return;
                 }
@@ -325,7 +353,8 @@ impl Server {
         step: PeerStep,
     ) -> bool {
         let Followed { order, message, chunk, .. } = followed;
-        if write_message(send, &PeerResponse::Followed(followed)).await.is_err() {
+        let said = timeout(STALL_DEADLINE, write_message(send, &PeerResponse::Followed(followed))).await;
+        if !said.is_ok_and(|said| said.is_ok()) {
             return false;
         }
         let PeerStep::Layers { block, offset, bytes, .. } = step else {
@@ -342,8 +371,7 @@ impl Server {
         tracing::debug!(order, number = message, chunk, block, offset, peer = &*peer.name, "layers are sent");
         let peer = self.peers.metrics_name(&peer.name);
         self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
-        self.pace.wait(bytes.len() as u64).await;
-        send.write_chunk(bytes).await.is_ok()
+        self.write_while_read(send, bytes).await.is_some()
     }
 }
 
@@ -363,7 +391,10 @@ fn said(step: &PeerStep) -> FollowStep {
 
 /// How often a node is asked whether it is there, and how long it may take to answer.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
-const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+const PROBE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// So many answers in a row may be late from a node that is heard.
+const LATE_PROBES: u32 = 3;
 
 /// How long a node may take to be known here.
 const MEMBER_DEADLINE: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder_client::metrics::Families;
 use larder_protocol::peer::Class;
-use prometheus::{Histogram, IntCounterVec, IntGauge, Registry};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::{FetchFailure, Fetched};
 use crate::metrics::table;
@@ -26,6 +26,8 @@ pub struct ExchangeMetrics {
     pub round_trip_seconds: Histogram,
     /// What is counted for each peer.
     pub(super) by_peer: ByPeer,
+    missed: IntCounterVec,
+    stalled: IntCounter,
     fetched: IntCounterVec,
     requests: IntCounterVec,
     rejected: IntCounterVec,
@@ -44,6 +46,8 @@ impl ExchangeMetrics {
             connections: families.gauge("larder_peer_connections")?,
             round_trip_seconds: families.histogram("larder_peer_round_trip_seconds")?,
             by_peer: ByPeer::new(&families)?,
+            missed: families.counters("larder_peer_missed_deadlines_total")?,
+            stalled: families.counter("larder_peer_stalled_sends_total")?,
             fetched: families.counters("larder_peer_fetches_total")?,
             requests: families.counters("larder_peer_requests_total")?,
             rejected: families.counters("larder_peer_rejected_total")?,
@@ -76,6 +80,26 @@ impl ExchangeMetrics {
         waited.with_label_values(&[peer, class]).inc_by(took.as_secs_f64());
     }
 
+    /// Counts a deadline that passed without the answer: `slow` where the peer was heard meanwhile, else `silent`.
+    pub(super) fn missed(&self, how: &str) {
+        self.missed.with_label_values(&[how]).inc();
+    }
+
+    /// Counts blocks that were given up because their asker did not read them.
+    pub(super) fn stalled(&self) {
+        self.stalled.inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn requests(&self, request: &str) -> u64 {
+        self.requests.with_label_values(&[request]).get()
+    }
+
+    #[cfg(test)]
+    pub(super) fn stalled_sends(&self) -> u64 {
+        self.stalled.get()
+    }
+
     /// Counts a request that somebody made.
     pub fn requested(&self, request: &str) {
         self.requests.with_label_values(&[request]).inc();
@@ -84,5 +108,25 @@ impl ExchangeMetrics {
     /// Counts what was turned away.
     pub fn rejected(&self, reason: &str) {
         self.rejected.with_label_values(&[reason]).inc();
+    }
+}
+
+/// Some more of what a gauge counts, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Counted {
+    gauge: IntGauge,
+    count: i64,
+}
+
+impl Counted {
+    pub(super) fn new(gauge: &IntGauge, count: i64) -> Self {
+        gauge.add(count);
+        Self { gauge: gauge.clone(), count }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.gauge.sub(self.count);
     }
 }

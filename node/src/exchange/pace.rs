@@ -21,10 +21,6 @@ impl Pace {
         Self { bytes_per_second, clock, over: Cell::new(Duration::ZERO) }
     }
 
-    pub(super) fn is_unlimited(&self) -> bool {
-        self.bytes_per_second.is_none()
-    }
-
     /// Waits until a piece may go. Who gives up waiting has used its turn all the same.
     pub(super) async fn wait(&self, bytes: u64) {
         let Some(bytes_per_second) = self.bytes_per_second else { return };

@@ -15,10 +15,12 @@ use quinn::{SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use super::busy::{BusyPause, chance};
 use super::gate::Gate;
 use super::metrics::{OTHER, Watched};
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::clock::Clock;
+use crate::cluster::watched::Watch;
 
 /// The other nodes, as the peer thread sees them. Cloning shares.
 #[derive(Clone)]
@@ -34,6 +36,7 @@ struct Shared {
     links: RefCell<BTreeMap<NodeNumber, Rc<Link>>>,
     silent: SilentPeers,
     watched: RefCell<Watched>,
+    watch: Watch,
 }
 
 /// Nodes that do not answer now; other threads look into it.
@@ -49,12 +52,22 @@ pub(super) struct Link {
     /// One dials at a time.
     dialling: tokio::sync::Mutex<()>,
     is_silent: Cell<bool>,
-    /// When a chunk came from it last.
-    heard: Cell<Duration>,
+    /// Whether it is asked for a sign of life.
+    is_doubted: Cell<bool>,
+    /// Fetches, one after the other, that it did not answer in time, though it was heard.
+    late_fetches: Cell<u32>,
+    /// When the last of them was late.
+    late_at: Cell<Duration>,
     /// Bounds what it is asked for at a time.
     pub(super) gate: Rc<Gate>,
     /// Bounds what is followed there. A follow takes as long as a prefill: it would keep fetches from passing the gate.
     pub(super) follows: Arc<Semaphore>,
+}
+
+/// When a peer was asked something, and what had come from it by then.
+pub(super) struct Asked {
+    at: Duration,
+    packets: u64,
 }
 
 /// Why a peer cannot be asked.
@@ -93,6 +106,7 @@ impl Peers {
         metrics: ExchangeMetrics,
         clock: Clock,
         silent: SilentPeers,
+        watch: Watch,
     ) -> Self {
         Self(Rc::new(Shared {
             endpoint,
@@ -104,6 +118,7 @@ impl Peers {
             links: RefCell::default(),
             silent,
             watched: RefCell::default(),
+            watch,
         }))
     }
 
@@ -127,10 +142,11 @@ impl Peers {
     /// Follows a new table: who is gone, or came back as somebody else, is let go.
     pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
         self.0.links.borrow_mut().retain(|&node, link| {
-            let stays = table.member(node).is_some_and(|member| member.incarnation == link.incarnation);
+            let stays = table
+                .member(node)
+                .is_some_and(|member| (member.incarnation, &member.name) == (link.incarnation, &link.name));
             if !stays {
-                link.close();
-                self.hears(link);
+                self.lets_go(link);
             }
             stays
         });
@@ -141,6 +157,39 @@ impl Peers {
         others.for_each(|member| by_peer.know(&member.name));
         self.0.own.set(own);
         self.0.table.replace(table);
+    }
+
+    /// What comes of something; `None` where it panicked. Then the connection to the node that it was about goes, and with it
+    /// whatever else is under way there.
+    pub(super) async fn watched<T>(
+        &self,
+        task: &'static str,
+        node: Option<NodeNumber>,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let came = self.0.watch.catch_in(task, work).await;
+        if came.is_none()
+            && let Some(link) = node.and_then(|node| self.0.links.borrow_mut().remove(&node))
+        {
+            self.lets_go(&link);
+        }
+        came
+    }
+
+    /// Knows nothing of any node any more but the table.
+    pub(super) fn begin_again(&self) {
+        let links = self.0.links.take();
+        links.values().for_each(|link| self.lets_go(link));
+    }
+
+    fn lets_go(&self, link: &Link) {
+        link.close();
+        self.hears(link);
+    }
+
+    /// The number of the member of this name.
+    pub(super) fn number_of(&self, name: &str) -> Option<NodeNumber> {
+        self.table().members.iter().find(|member| member.name == name).map(|member| member.number)
     }
 
     /// How a node is called in metrics.
@@ -166,10 +215,10 @@ impl Peers {
         }
     }
 
-    /// Asks a node something small.
+    /// Asks a node something small; while it is busy again and again, until the deadline.
     ///
     /// # Errors
-    /// [`PeerUnavailable`] where no answer comes in time; then it counts as silent until it answers again.
+    /// [`PeerUnavailable`] where no answer comes in time. Only a node of which nothing at all is heard counts as silent then.
     pub(crate) async fn ask(
         &self,
         node: NodeNumber,
@@ -180,23 +229,34 @@ impl Peers {
         let unavailable =
             |reason: &dyn std::fmt::Display| PeerUnavailable { node, reason: reason.to_string() };
         let link = self.link(node).map_err(|error| unavailable(&error))?;
-        let started = self.0.clock.elapsed();
-        let asked = timeout(deadline, async {
-            let connection = self.connection(&link).await.map_err(|error| unavailable(&error))?;
-            converse(&connection, request, trace).await.map_err(|error| unavailable(&error))
+        let asked = self.asks(&link);
+        let busy = Cell::new(None);
+        let answered = timeout(deadline, async {
+            let mut pause = BusyPause::default();
+            loop {
+                let connection = self.connection(&link).await.inspect_err(|_| self.falls_silent(&link));
+                let connection = connection.map_err(|error| unavailable(&error))?;
+                let answer = converse(&connection, request, trace).await;
+                match answer.map_err(|error| unavailable(&error))? {
+                    PeerResponse::Busy(retry) => {
+                        busy.set(Some(retry));
+                        sleep(pause.next(retry)).await;
+                    }
+                    answer => return Ok(answer),
+                }
+            }
         });
-        match asked.await {
-            Ok(Ok(response)) => {
-                let took = self.0.clock.elapsed() - started;
+        match (answered.await, busy.get()) {
+            (Ok(Ok(response)), _) => {
+                let took = self.0.clock.elapsed() - asked.at;
                 self.0.metrics.round_trip_seconds.observe(took.as_secs_f64());
                 Ok(response)
             }
-            Ok(Err(error)) => {
-                self.falls_silent(&link);
-                Err(error)
-            }
-            Err(_) => {
-                self.falls_silent(&link);
+            // A connection that breaks says nothing of the node: the next request makes another one.
+            (Ok(Err(error)), _) => Err(error),
+            (Err(_), Some(retry)) => Ok(PeerResponse::Busy(retry)),
+            (Err(_), None) => {
+                self.is_late(&link, &asked);
                 Err(unavailable(&"no answer in time"))
             }
         }
@@ -214,9 +274,7 @@ impl Peers {
 
     /// The link to the member of this name.
     pub(super) fn link_to(&self, name: &str) -> Result<Rc<Link>, NoLink> {
-        let member =
-            self.table().members.iter().find(|member| member.name == name).map(|member| member.number);
-        self.link(member.ok_or(NoLink::NotAMember)?)
+        self.link(self.number_of(name).ok_or(NoLink::NotAMember)?)
     }
 
     /// The connection to a node, dialled where there is none.
@@ -250,16 +308,61 @@ impl Peers {
         }
     }
 
-    /// A chunk came from a node.
-    pub(super) fn heard(&self, link: &Link) {
-        link.heard.set(self.0.clock.elapsed());
+    /// Something is asked of a node now.
+    pub(super) fn asks(&self, link: &Link) -> Asked {
+        Asked { at: self.0.clock.elapsed(), packets: self.0.watched.borrow().came(&link.name) }
     }
 
-    /// Something did not come from a node within `deadline`: it is silent, or only slow where other things came meanwhile.
-    pub(super) fn misses_deadline(&self, link: &Rc<Link>, deadline: Duration) {
-        if self.0.clock.elapsed().saturating_sub(link.heard.get()) >= deadline {
-            self.falls_silent(link);
+    /// A chunk came from a node, or the word that it has none.
+    pub(super) fn heard(&self, link: &Link) {
+        link.late_fetches.set(0);
+    }
+
+    /// An answer did not come in time. A node that was heard since it was asked is only slow. Nothing at all for
+    /// [`SILENCE`] means that it is not there; for less, it is asked for a sign of life.
+    fn is_late(&self, link: &Rc<Link>, asked: &Asked) -> bool {
+        let was_heard = self.asks(link).packets > asked.packets;
+        self.0.metrics.missed(if was_heard { "slow" } else { "silent" });
+        if was_heard {
+            return true;
         }
+        match self.0.clock.elapsed().saturating_sub(asked.at) < SILENCE {
+            true => self.doubts(link),
+            false => self.falls_silent(link),
+        }
+        false
+    }
+
+    /// The same for blocks, that may take so long. A node that is heard, but lets [`LATE_FETCHES`] one after the other wait
+    /// in vain, is left out too.
+    pub(super) fn fetch_is_late(&self, link: &Rc<Link>, asked: &Asked, deadline: Duration) {
+        let now = self.0.clock.elapsed();
+        let waited = now.saturating_sub(asked.at);
+        // Those that wait at the same time count as one, and what was asked shortly before the end says nothing.
+        let counts = asked.at >= link.late_at.get() && waited >= deadline / 2;
+        if self.is_late(link, asked) && counts {
+            link.late_at.set(now);
+            link.late_fetches.set(link.late_fetches.get() + 1);
+            if link.late_fetches.get() >= LATE_FETCHES {
+                self.falls_silent(link);
+            }
+        }
+    }
+
+    /// Asks a node for a sign of life: without one it is silent.
+    fn doubts(&self, link: &Rc<Link>) {
+        if link.is_silent() || link.is_doubted.replace(true) {
+            return;
+        }
+        let (peers, link) = (self.clone(), Rc::clone(link));
+        actix_rt::spawn(async move {
+            let asked = peers.asks(&link);
+            let answers = timeout(SILENCE, peers.probe(&link)).await == Ok(true);
+            link.is_doubted.set(false);
+            if !answers && peers.asks(&link).packets == asked.packets {
+                peers.falls_silent(&link);
+            }
+        });
     }
 
     /// A node does not answer: nobody waits for it until it does again, which is tried from now on.
@@ -272,13 +375,17 @@ impl Peers {
         let (peers, link) = (self.clone(), Rc::clone(link));
         actix_rt::spawn(async move {
             let mut pause = FIRST_PROBE_PAUSE;
+            // A node that answers at once, and not when it is asked for blocks, is not asked for them at once again.
+            if link.late_fetches.get() >= LATE_FETCHES {
+                sleep(LATE_PAUSE).await;
+            }
             while peers.knows(&link) {
                 if timeout(PROBE_DEADLINE, peers.probe(&link)).await == Ok(true) {
                     tracing::info!(node = %link.node, "a node answers again");
                     peers.hears(&link);
                     return;
                 }
-                sleep(pause + pause.mul_f64(peers.jitter(&link))).await;
+                sleep(pause + pause.mul_f64(chance() / 2.0)).await;
                 pause = (pause * 2).min(LAST_PROBE_PAUSE);
             }
         });
@@ -290,6 +397,8 @@ impl Peers {
     }
 
     fn hears(&self, link: &Link) {
+        // It has one more try: each that is late leaves it out again.
+        link.late_fetches.set(link.late_fetches.get().min(LATE_FETCHES - 1));
         if link.is_silent.replace(false) {
             self.note_silent(|silent| _ = silent.remove(&link.node));
         }
@@ -302,14 +411,8 @@ impl Peers {
     }
 
     /// Whether this life of the node still counts.
-    fn knows(&self, link: &Rc<Link>) -> bool {
+    pub(super) fn knows(&self, link: &Rc<Link>) -> bool {
         self.0.links.borrow().get(&link.node).is_some_and(|known| Rc::ptr_eq(known, link))
-    }
-
-    /// Between 0 and a half, different at each time and node: nodes do not probe in step.
-    fn jitter(&self, link: &Link) -> f64 {
-        let nanos = self.0.clock.elapsed().subsec_nanos() ^ (u32::from(link.node.0) << 16);
-        f64::from(nanos % 1_000) / 2_000.0
     }
 }
 
@@ -322,7 +425,9 @@ impl Link {
             connection: RefCell::default(),
             dialling: tokio::sync::Mutex::default(),
             is_silent: Cell::new(false),
-            heard: Cell::default(),
+            is_doubted: Cell::new(false),
+            late_fetches: Cell::new(0),
+            late_at: Cell::default(),
             gate: Gate::new(limits, clock),
             follows: Arc::new(Semaphore::new(FOLLOWS_PER_PEER)),
         }
@@ -375,6 +480,16 @@ const FOLLOWS_PER_PEER: usize = 128;
 
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A node of which nothing at all is heard for so long, though it was asked something, is not there. A process that is
+/// scheduled late on a busy machine is heard sooner.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// So many fetches one after the other a node may leave without an answer while it is heard.
+const LATE_FETCHES: u32 = 3;
+
+/// How long such a node is left out at least.
+const LATE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a silent node may take to show that it lives.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);

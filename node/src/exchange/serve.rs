@@ -7,24 +7,28 @@ use std::time::Duration;
 use actix::Recipient;
 use bytes::Bytes;
 use larder_client::quic::{
-    Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MAX_STREAMS, MessageError, write_message,
+    Asked, Connection, Endpoint, Guest, GuestLimits, Guests, Incoming, MAX_STREAMS, MessageError,
+    write_message,
 };
 use larder_client::trace::{Sampler, Trace};
 use larder_protocol::TraceContext;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{
-    MAX_ANNOUNCE_CHANGES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS, MAX_PEER_MESSAGE_BYTES,
+    MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS, MAX_PEER_MESSAGE_BYTES,
 };
 use larder_protocol::peer::{
     Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
-use quinn::{RecvStream, SendStream, VarInt, WriteError};
+use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::metrics::Counted;
 use super::pace::{PIECE_BYTES, Pace};
 use super::peers::{Peers, SMALL_FIRST};
-use super::{AskBlocks, AskFollow, CREDIT_UNIT_BYTES, GiveUp, Grant, GrantedChunk, SetPolicy};
+use super::sending::{Place, Sending};
+use super::{AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, SetPolicy};
+use crate::cluster::watched::here;
 use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Whom requests go to.
@@ -50,29 +54,30 @@ pub struct Services {
 pub(super) struct Server {
     pub(super) peers: Peers,
     pub(super) services: Services,
-    /// Bytes that are being sent, in units of [`CREDIT_UNIT_BYTES`].
-    sending: Arc<Semaphore>,
+    sending: Sending,
     pub(super) pace: Pace,
     guests: Guests,
 }
 
 /// Serves until the endpoint is closed.
-pub(super) async fn serve(peers: Peers, endpoint: Endpoint, services: Services) {
-    let units = peers.limits().sending_bytes / CREDIT_UNIT_BYTES;
-    let pace = Pace::new(peers.limits().send_bytes_per_second, peers.clock());
-    let server = Rc::new(Server {
-        peers,
-        services,
-        sending: Arc::new(Semaphore::new(units as usize)),
-        pace,
-        guests: Guests::new(limits_of),
-    });
+pub(super) async fn accept(server: Rc<Server>, endpoint: Endpoint) {
     while let Some(incoming) = endpoint.accept().await {
-        actix_rt::spawn(Rc::clone(&server).serve_connection(incoming));
+        here("accept");
+        let server = Rc::clone(&server);
+        actix_rt::spawn(async move {
+            let peers = server.peers.clone();
+            peers.watched("serve", None, server.serve_connection(incoming)).await;
+        });
     }
 }
 
 impl Server {
+    pub(super) fn new(peers: Peers, services: Services) -> Rc<Self> {
+        let sending = Sending::new(peers.limits().sending_bytes);
+        let pace = Pace::new(peers.limits().send_bytes_per_second, peers.clock());
+        Rc::new(Self { peers, services, sending, pace, guests: Guests::new(limits_of) })
+    }
+
     async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
         let metrics = self.peers.metrics().clone();
         let remote = incoming.remote();
@@ -86,17 +91,17 @@ impl Server {
             }
         };
         self.peers.watch(guest.connection());
-        metrics.connections.inc();
+        let _counted = Counted::new(&metrics.connections, 1);
         let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
         while let Ok((send, receive)) = guest.connection().quic().accept_bi().await {
             let Ok(place) = Arc::clone(&streams).acquire_owned().await else { break };
             let (server, guest) = (Rc::clone(&self), Rc::clone(&guest));
             actix_rt::spawn(async move {
-                server.serve_stream(&guest, send, receive).await;
+                let peers = server.peers.clone();
+                peers.watched("serve", None, server.serve_stream(&guest, send, receive)).await;
                 drop(place);
             });
         }
-        metrics.connections.dec();
     }
 
     async fn serve_stream(&self, guest: &Guest, mut send: SendStream, mut receive: RecvStream) {
@@ -112,6 +117,7 @@ impl Server {
             Ok(Ok(None) | Err(_)) | Err(_) => return,
         };
         metrics.requested(name_of(&request));
+        here("serve");
         let response = match self.check(connection.peer(), &request) {
             Err(refused) => {
                 metrics.rejected("not_allowed");
@@ -123,7 +129,7 @@ impl Server {
                 match request {
                     PeerRequest::Fetch(fetch) => {
                         drop(bytes);
-                        return self.send_blocks(connection.peer(), send, fetch, trace).await;
+                        return self.send_blocks(connection, send, fetch, trace).await;
                     }
                     PeerRequest::Follow(follow) => {
                         drop(bytes);
@@ -172,10 +178,12 @@ impl Server {
             PeerRequest::Repair(repair) if repair.rows.len() > MAX_FIND_ROWS => {
                 Err("too many rows in one repair")
             }
-            PeerRequest::Announce(announce) if announce.changes.len() > MAX_ANNOUNCE_CHANGES => {
+            PeerRequest::Announce(announces) if !is_bounded(announces) => {
                 Err("too many changes in one announcement")
             }
-            PeerRequest::Announce(announce) if is_node => self.check_announcer(peer, announce),
+            PeerRequest::Announce(announces) if is_node => {
+                announces.iter().try_for_each(|announce| self.check_announcer(peer, announce))
+            }
             PeerRequest::Fetch(fetch) if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one fetch")
             }
@@ -212,8 +220,8 @@ impl Server {
                 let rows = self.services.find.send(ServeFind(find)).await;
                 rows.map_or(busy, PeerResponse::Rows)
             }
-            PeerRequest::Announce(announce) => {
-                let announced = self.services.announce.send(ServeAnnounce(announce)).await;
+            PeerRequest::Announce(announces) => {
+                let announced = self.services.announce.send(ServeAnnounce(announces)).await;
                 announced.map_or(busy, PeerResponse::Announced)
             }
             PeerRequest::Repair(repair) => {
@@ -249,7 +257,8 @@ impl Server {
     }
 
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
-    async fn send_blocks(&self, peer: &Identity, mut send: SendStream, fetch: Fetch, trace: Trace) {
+    async fn send_blocks(&self, connection: &Connection, mut send: SendStream, fetch: Fetch, trace: Trace) {
+        let peer = connection.peer();
         let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
         let granted = match self.services.blocks.get(usize::from(device)) {
             Some(actor) => {
@@ -265,7 +274,7 @@ impl Server {
             said.push(match grant {
                 Grant::NotHeld => FetchedChunk::NotHeld,
                 Grant::Busy { retry_after_ms } => FetchedChunk::Busy(RetryAfter { retry_after_ms }),
-                Grant::Held(chunk) => match self.place(&chunk, class) {
+                Grant::Held(chunk) => match self.place(peer, &chunk, class) {
                     None => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
                     Some(place) => {
                         places.push(place);
@@ -279,12 +288,17 @@ impl Server {
         trace.count("larder.chunks_here", places.len() as u64);
         trace.set("larder.peer", &*peer.name);
         let sent = async {
-            write_message(&mut send, &PeerResponse::Fetched(said)).await.ok()?;
-            self.write_blocks(&mut send, &mut blocks).await.ok()?;
+            timeout(STALL_DEADLINE, write_message(&mut send, &PeerResponse::Fetched(said)))
+                .await
+                .ok()?
+                .ok()?;
+            for block in blocks {
+                self.write_while_read(&mut send, block).await?;
+            }
             send.finish().ok()?;
             let peer = self.peers.metrics_name(&peer.name);
             self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes);
-            send.stopped().await.ok()
+            self.acknowledged(connection, &mut send).await
         };
         if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
             return trace.set("larder.outcome", "done");
@@ -295,33 +309,58 @@ impl Server {
         let _ = send.reset(VarInt::from_u32(0));
     }
 
-    /// Sends blocks, at the pace that is set.
-    async fn write_blocks(&self, send: &mut SendStream, blocks: &mut [Bytes]) -> Result<(), WriteError> {
-        if self.pace.is_unlimited() {
-            return send.write_all_chunks(blocks).await;
-        }
-        for block in blocks {
-            while !block.is_empty() {
-                let piece = block.split_to(block.len().min(PIECE_BYTES));
-                self.pace.wait(piece.len() as u64).await;
-                send.write_chunk(piece).await?;
+    /// Sends bytes at the pace that is set, as long as the asker reads; `None` where it does not, or went away.
+    pub(super) async fn write_while_read(&self, send: &mut SendStream, mut bytes: Bytes) -> Option<()> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+            self.pace.wait(piece.len() as u64).await;
+            match timeout(STALL_DEADLINE, send.write_chunk(piece)).await {
+                Ok(written) => written.ok()?,
+                Err(_) => {
+                    self.peers.metrics().stalled();
+                    return None;
+                }
             }
         }
-        Ok(())
+        Some(())
+    }
+
+    /// Waits for the last byte to be acknowledged, as long as anything goes on on the connection: pieces are sent, and
+    /// acknowledged.
+    async fn acknowledged(&self, connection: &Connection, send: &mut SendStream) -> Option<()> {
+        let progress = || {
+            let stats = connection.quic().stats();
+            (stats.frame_tx.stream, stats.frame_rx.acks)
+        };
+        let mut before = progress();
+        loop {
+            if let Ok(stopped) = timeout(STALL_DEADLINE, send.stopped()).await {
+                return stopped.ok().map(|_| ());
+            }
+            let now = progress();
+            if now.0 == before.0 || now.1 == before.1 {
+                self.peers.metrics().stalled();
+                return None;
+            }
+            before = now;
+        }
     }
 
     /// A place among the bytes that are being sent. What is only prefetched leaves some of them free.
-    fn place(&self, chunk: &GrantedChunk, class: Class) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    fn place(&self, peer: &Identity, chunk: &GrantedChunk, class: Class) -> Option<Place> {
         let bytes: u64 = chunk.blocks.iter().map(|block| block.bytes).sum();
-        let most = self.peers.limits().sending_bytes / CREDIT_UNIT_BYTES;
-        let units = bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, most);
         let kept_free = match class {
             Class::Decode => 0,
-            Class::Prefetch => (most / KEPT_FOR_DECODE).min(most - units),
+            Class::Prefetch => self.peers.limits().sending_bytes / KEPT_FOR_DECODE,
         };
-        let is_room = units + kept_free <= self.sending.available_permits() as u64;
-        is_room.then(|| Arc::clone(&self.sending).try_acquire_many_owned(units as u32).ok()).flatten()
+        self.sending.place(&peer.name, bytes, kept_free)
     }
+}
+
+/// Whether a message of announcements is no longer than it may be.
+fn is_bounded(announces: &[Announce]) -> bool {
+    let changes: usize = announces.iter().map(|announce| announce.changes.len()).sum();
+    announces.len() <= MAX_ANNOUNCES && changes <= MAX_ANNOUNCE_CHANGES
 }
 
 /// What is said of a chunk; its blocks' bytes are added to `blocks`.
@@ -382,7 +421,10 @@ const SMALL_MESSAGE_BYTES: usize = 256;
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long blocks may take to be read: far more than any fetch waits.
-pub(super) const SEND_DEADLINE: Duration = Duration::from_secs(30);
+const SEND_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Who reads nothing for so long while there is something to read gets no more of it.
+pub(super) const STALL_DEADLINE: Duration = Duration::from_secs(2);
 
 /// One part in so many of what may be sent at a time is not for prefetches.
 const KEPT_FOR_DECODE: u64 = 4;

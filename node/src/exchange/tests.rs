@@ -3,6 +3,9 @@
 //! The holder is a real endpoint on loopback whose answers the test decides.
 
 mod follows;
+mod panics;
+mod sends;
+mod silence;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -34,6 +37,8 @@ static CONTENT: [u8; BLOCK_BYTES as usize] = [0x5a; BLOCK_BYTES as usize];
 enum Does {
     Sends,
     IsBusy,
+    /// Of each fetch it sends the first chunk, and is busy with the others.
+    IsBusyAfterTheFirst,
     ClosesTheConnection,
     Nothing,
     /// Sends when the test lets it.
@@ -118,6 +123,7 @@ impl Holder2 {
             // The asker ends it.
             Does::Nothing => _ = send.stopped().await,
             Does::Sends => send_all(&mut send, &hashes).await,
+            Does::IsBusyAfterTheFirst => send_some(&mut send, &hashes, 1).await,
             Does::Waits => {
                 self.go_on.notified().await;
                 self.under_way.set(self.under_way.get() - 1);
@@ -129,7 +135,15 @@ impl Holder2 {
 }
 
 async fn send_all(send: &mut SendStream, hashes: &[ChunkHash]) {
-    let held = hashes.iter().map(|hash| {
+    send_some(send, hashes, hashes.len()).await;
+}
+
+/// Sends so many chunks, and is too busy for the others.
+async fn send_some(send: &mut SendStream, hashes: &[ChunkHash], most: usize) {
+    let held = hashes.iter().enumerate().map(|(at, hash)| {
+        if at >= most {
+            return FetchedChunk::Busy(RetryAfter { retry_after_ms: 3 });
+        }
         let block = HeldBlock { bytes: BLOCK_BYTES, checksum: checksum(hash) };
         FetchedChunk::Held(HeldChunk {
             reads: 1,
@@ -139,7 +153,7 @@ async fn send_all(send: &mut SendStream, hashes: &[ChunkHash]) {
         })
     });
     write_message(send, &PeerResponse::Fetched(held.collect())).await.unwrap();
-    for _ in hashes {
+    for _ in hashes.iter().take(most) {
         send.write_all(&CONTENT).await.unwrap();
     }
     send.finish().unwrap();
@@ -162,6 +176,11 @@ struct Asker {
     next: Cell<u64>,
     /// What the other node is called.
     other: String,
+    actor: Addr<PeerActor>,
+    silent: SilentPeers,
+    /// Whether what is asked for can be had elsewhere.
+    has_others: Cell<bool>,
+    watch: Watch,
     metrics: ExchangeMetrics,
 }
 
@@ -171,10 +190,20 @@ impl Asker {
         let other = table.members[1].name.clone();
         let (handle, orders) = ExchangeHandle::new(limits);
         let silent = SilentPeers::default();
-        let actor = PeerActor::new(endpoint, limits.clone(), metrics.clone(), Clock::start(), silent, orders);
+        let known = silent.clone();
+        let (clock, watch) = (Clock::start(), Watch::new(&Registry::new()).unwrap());
+        let watches = watch.clone();
+        let actor = PeerActor::new(endpoint, limits.clone(), metrics.clone(), clock, known, watches, orders);
         actor.peers.set_table(Arc::new(table), NodeNumber(1));
-        actor.start();
-        Self { handle, memory: Arc::clone(arena(2).extent(1)), next: Cell::new(0), other, metrics }
+        let (memory, next) = (Arc::clone(arena(2).extent(1)), Cell::new(0));
+        let (actor, has_others) = (actor.start(), Cell::new(false));
+        Self { handle, memory, next, other, actor, silent, has_others, watch, metrics }
+    }
+
+    /// Whether the other node answers something small within the deadline.
+    async fn pings(&self, deadline: Duration) -> bool {
+        let (node, request, trace) = (NodeNumber(2), PeerRequest::Ping, Trace::default());
+        self.actor.send(AskPeer { node, request, deadline, trace }).await.unwrap().is_ok()
     }
 
     /// Orders so many chunks, and waits for what comes of them.
@@ -211,6 +240,7 @@ impl Asker {
             fingerprint: SPACE,
             chunks,
             deadline,
+            has_others: self.has_others.get(),
             class: class.subscribe(),
             cancelled: None,
             trace: Trace::default(),
@@ -219,19 +249,23 @@ impl Asker {
     }
 }
 
+/// Endpoints of nodes of these names.
+fn endpoints<const COUNT: usize>(names: [&str; COUNT]) -> [Endpoint; COUNT] {
+    let (authority, files) = Authority::create(Validity::days(1)).unwrap();
+    names.map(|name| {
+        let issued = authority.issue(&Identity::new(Role::Node, name), Validity::days(1)).unwrap();
+        let [ca, certificate, key] =
+            [&files.certificate_pem, &issued.certificate_pem, &issued.key_pem].map(String::as_bytes);
+        let credentials = Credentials::from_pem(ca, certificate, key).unwrap();
+        let any_port: SocketAddr = ([127, 0, 0, 1], 0).into();
+        Endpoint::bind(any_port, &credentials, &TransportSettings::default()).unwrap()
+    })
+}
+
 /// Runs a test between the two nodes.
 fn between(limits: ExchangeLimits, test: impl AsyncFnOnce(Asker, Rc<Holder2>)) {
     System::new().block_on(async {
-        let (authority, files) = Authority::create(Validity::days(1)).unwrap();
-        let endpoint = |name: &str| {
-            let issued = authority.issue(&Identity::new(Role::Node, name), Validity::days(1)).unwrap();
-            let [ca, certificate, key] =
-                [&files.certificate_pem, &issued.certificate_pem, &issued.key_pem].map(String::as_bytes);
-            let credentials = Credentials::from_pem(ca, certificate, key).unwrap();
-            let any_port: SocketAddr = ([127, 0, 0, 1], 0).into();
-            Endpoint::bind(any_port, &credentials, &TransportSettings::default()).unwrap()
-        };
-        let (asker, holder) = (endpoint("node-1"), endpoint("node-2"));
+        let [asker, holder] = endpoints(["node-1", "node-2"]);
         let mut table = Table::clone(&table(1, &BTreeMap::from([(1, 10), (2, 20)])));
         table.members[1].peer = holder.local_address();
         test(Asker::new(asker, &limits, table), Holder2::serve(holder)).await;
@@ -405,13 +439,42 @@ fn time_in_the_line_is_not_taken_for_silence() {
 }
 
 #[test]
-fn a_busy_holder_says_when_to_come_again() {
+fn a_busy_holder_is_asked_again_when_it_said_within_the_deadline() {
     between(ExchangeLimits::default(), async |asker, holder| {
         holder.does.set(Does::IsBusy);
+        let serving = async {
+            until("it was asked three times", || holder.fetches.get() >= 3).await;
+            holder.does.set(Does::Sends);
+        };
+        let (came, ()) = tokio::join!(asker.fetch(2, LONG), serving);
+        assert!(is_here(&came), "{came:?}");
+
+        holder.does.set(Does::IsBusy);
+        let came = asker.fetch(2, Duration::from_millis(300)).await;
+        assert!(came.iter().all(|came| matches!(came, Fetched::Busy { retry_after_ms: 77 })), "{came:?}");
+        assert!(asker.silent.get().is_empty(), "it is no reason to leave it alone");
+    });
+}
+
+#[test]
+fn of_a_fetch_only_what_the_holder_was_too_busy_for_is_asked_again() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        holder.does.set(Does::IsBusyAfterTheFirst);
+        let came = asker.fetch(4, LONG).await;
+        assert!(is_here(&came), "{came:?}");
+        assert_eq!(holder.fetches.get(), 4);
+        assert_eq!(holder.chunks_under_way.get(), 4 + 3 + 2 + 1);
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_busy_holder_of_chunks_that_others_have() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        holder.does.set(Does::IsBusy);
+        asker.has_others.set(true);
         let came = asker.fetch(2, LONG).await;
         assert!(came.iter().all(|came| matches!(came, Fetched::Busy { retry_after_ms: 77 })), "{came:?}");
-        holder.does.set(Does::Sends);
-        assert!(is_here(&asker.fetch(2, LONG).await), "it is no reason to leave it alone");
+        assert_eq!(holder.fetches.get(), 1);
     });
 }
 
@@ -428,30 +491,6 @@ fn a_connection_that_breaks_fails_its_fetches_and_the_next_makes_a_new_one() {
 }
 
 #[test]
-fn a_silent_holder_costs_one_deadline_and_then_nothing_until_it_answers_again() {
-    between(ExchangeLimits::default(), async |asker, holder| {
-        holder.does.set(Does::Nothing);
-        let deadline = Duration::from_millis(100);
-        let came = asker.fetch(2, deadline).await;
-        assert!(came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Deadline))), "{came:?}");
-        let came = asker.fetch(2, LONG).await;
-        assert!(
-            came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Unreachable))),
-            "nobody waits for it: {came:?}"
-        );
-        assert_eq!(holder.fetches.get(), 1);
-
-        holder.does.set(Does::Sends);
-        let comes_back = async {
-            while !is_here(&asker.fetch(1, LONG).await) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(LONG, comes_back).await.expect("it is asked again once it has answered a probe");
-    });
-}
-
-#[test]
 fn a_node_that_is_no_member_is_asked_for_nothing() {
     between(ExchangeLimits::default(), async |asker, holder| {
         let order = FetchOrder {
@@ -459,6 +498,7 @@ fn a_node_that_is_no_member_is_asked_for_nothing() {
             fingerprint: SPACE,
             chunks: Vec::new(),
             deadline: LONG,
+            has_others: false,
             class: watch::Sender::new(Class::Decode).subscribe(),
             cancelled: None,
             trace: Trace::default(),

@@ -66,7 +66,7 @@ impl Config {
             cluster: self
                 .cluster
                 .as_ref()
-                .map(|cluster| cluster_limits(cluster, peer_place(cluster)))
+                .map(|cluster| cluster_limits(cluster, host, peer_place(cluster)))
                 .transpose()?,
             mismatches,
         })
@@ -332,7 +332,11 @@ fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> R
     Ok(())
 }
 
-fn cluster_limits(cluster: &ClusterConfig, place: PeerPlace) -> Result<ClusterLimits, ConfigError> {
+fn cluster_limits(
+    cluster: &ClusterConfig,
+    host: &HostFacts,
+    place: PeerPlace,
+) -> Result<ClusterLimits, ConfigError> {
     nonzero("cluster.staging_bytes", cluster.staging_bytes.0)?;
     nonzero("cluster.fetch_deadline_ms", cluster.fetch_deadline_ms)?;
     nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
@@ -358,6 +362,7 @@ fn cluster_limits(cluster: &ClusterConfig, place: PeerPlace) -> Result<ClusterLi
         find_deadline: Duration::from_millis(cluster.find_deadline_ms),
         max_datagram_bytes: cluster.max_datagram_bytes,
         send_bytes_per_second: send_bytes_per_second.and_then(NonZeroU64::new),
+        directory_rows: (host.ordinary_bytes() / DIRECTORY_SHARE / ROW_BYTES).max(MIN_DIRECTORY_ROWS),
         place,
     })
 }
@@ -453,6 +458,15 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
 /// The part of the memory that the arena leaves which write windows may take together where the configuration does not say,
 /// as a divisor.
 const WINDOWS_SHARE: u64 = 2;
+
+/// One part in so many of the memory is for rows of the directory.
+const DIRECTORY_SHARE: u64 = 32;
+
+/// What a row takes, with the room that tables keep free.
+const ROW_BYTES: u64 = 17;
+
+/// Rows that a node of little memory keeps: 17 MiB.
+const MIN_DIRECTORY_ROWS: u64 = 1 << 20;
 
 /// Extents in which an actor's arena is divided where the configuration does not say.
 const DEFAULT_EXTENTS: u64 = 32;

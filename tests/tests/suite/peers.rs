@@ -91,7 +91,7 @@ fn requests(cluster: &Cluster) -> Vec<PeerRequest> {
             class: Class::Decode,
         }),
         PeerRequest::Moved(chunks),
-        PeerRequest::Announce(announcement(cluster, holder)),
+        PeerRequest::Announce(vec![announcement(cluster, holder)]),
         PeerRequest::Find(Find { epoch: cluster.table().unwrap().epoch, rows: Vec::new() }),
         PeerRequest::SetPolicy("fifo".to_owned()),
     ]
@@ -161,7 +161,7 @@ fn a_node_speaks_for_no_other_node() {
     let liar = visitor(&cluster, &Identity::new(Role::Node, "node-2"));
     let connection = liar.dial(cluster.member("node-0").peer, Role::Node).unwrap();
     let holder = Holder { node: cluster.member("node-1").number, device: 0 };
-    let announce = PeerRequest::Announce(announcement(&cluster, holder));
+    let announce = PeerRequest::Announce(vec![announcement(&cluster, holder)]);
     let answer = liar.ask(&connection, &announce).unwrap();
     assert!(matches!(answer, PeerResponse::Refused(_)), "{answer:?}");
     assert_eq!(node_rejections(&cluster, "not_allowed"), 1.0);

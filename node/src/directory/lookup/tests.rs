@@ -24,7 +24,7 @@ fn answered(view: &View, cache: &mut Cache, epoch: Epoch, spans: Vec<RowSpan>) -
         lookup.fill(&ask.positions, &Rows { epoch, spans: spans.clone() }, view, Some(cache), NOW);
     }
     let nodes = |holders: Holders| holders.iter().map(|holder| holder.node.0).collect();
-    lookup.finish(view, NOW).into_iter().map(nodes).collect()
+    lookup.finish(view).into_iter().map(nodes).collect()
 }
 
 #[test]
@@ -64,26 +64,68 @@ fn those_who_are_suspect_or_silent_are_asked_only_where_nobody_else_has_it() {
     let mut members = Table::clone(&table_of_one_home(1, &[(1, 1), (2, 2), (3, 3), (4, 4)]));
     members.members[1].state = MemberState::Suspect;
     let mut view = view(Arc::new(members));
-    view.is_silent(NodeNumber(3), NOW);
+    view.silent.insert(NodeNumber(3));
     let spans = vec![span(0, 3, 2), span(1, 3, 3), span(2, 3, 4)];
     let found = answered(&view, &mut Cache::default(), view.table.epoch, spans.clone());
     assert_eq!(found[..3], [vec![2], vec![2, 3], vec![4]]);
-    view.answers(NodeNumber(3));
+    view.silent.clear();
     let found = answered(&view, &mut Cache::default(), view.table.epoch, spans);
     assert_eq!(found[..3], [vec![2], vec![3], vec![3, 4]]);
 }
 
-#[test]
-fn a_silent_home_is_not_asked_until_a_moment_has_passed() {
-    let mut view = view(table(1, &[(1, 1), (2, 2)].into()));
-    view.is_silent(NodeNumber(2), NOW);
+/// The homes that are asked for many chunks.
+fn homes(view: &View, now: Millis) -> Vec<u16> {
     let chunks: Vec<_> = (0..200).map(chunk).collect();
-    let homes = |now| {
-        let asks = Lookup::new(&SPACE, &chunks, &view, &Cache::default(), now).take_asks();
-        asks.into_iter().map(|ask| ask.home.0).collect::<Vec<_>>()
-    };
-    assert_eq!(homes(NOW), [1]);
-    assert_eq!(homes(NOW + SILENT_MS), [1, 2]);
+    let asks = Lookup::new(&SPACE, &chunks, view, &Cache::default(), now).take_asks();
+    asks.into_iter().map(|ask| ask.home.0).collect()
+}
+
+#[test]
+fn a_home_that_was_late_once_is_asked_on_and_after_that_left_alone_for_a_moment_longer_each_time() {
+    let mut view = view(table(1, &[(1, 1), (2, 2)].into()));
+    let mut pauses = Vec::new();
+    let mut now = NOW;
+    for _ in 0..6 {
+        view.is_late(NodeNumber(2), now);
+        let late = now;
+        while homes(&view, now) == [1] {
+            now = now + 50;
+        }
+        pauses.push(now.since(late));
+    }
+    assert_eq!(pauses, [0, 100, 200, 400, 800, 1_000]);
+    view.answers(NodeNumber(2));
+    view.is_late(NodeNumber(2), now);
+    assert_eq!(homes(&view, now), [1, 2], "what was before its answer counts no more");
+}
+
+#[test]
+fn a_home_that_is_late_with_lookups_is_a_holder_like_any_other() {
+    let mut view = view(table_of_one_home(1, &[(1, 1), (2, 2), (3, 3)]));
+    (0..5).for_each(|_| view.is_late(NodeNumber(3), NOW));
+    let spans = vec![span(0, 2, 2), span(1, 3, 3)];
+    let found = answered(&view, &mut Cache::default(), view.table.epoch, spans);
+    assert_eq!(found[..3], [vec![2], vec![2, 3], vec![3]]);
+}
+
+#[test]
+fn a_silent_home_is_not_asked() {
+    let mut view = view(table(1, &[(1, 1), (2, 2)].into()));
+    view.silent.insert(NodeNumber(2));
+    assert_eq!(homes(&view, NOW), [1]);
+}
+
+#[test]
+fn a_home_that_names_everybody_for_everything_keeps_nobody_long() {
+    let members: Vec<(u16, u64)> = (1..=100).map(|number| (number, 1)).collect();
+    let view = view(table_of_one_home(1, &members));
+    let chunks: Vec<_> = (0..MAX_FIND_ROWS as u64).map(chunk).collect();
+    let mut lookup = Lookup::new(&SPACE, &chunks, &view, &Cache::default(), NOW);
+    let asks = lookup.take_asks();
+    let all = chunks.len() as u32;
+    let spans: Vec<_> = (0..60_000).map(|number: u32| span(0, all, (number % 100) as u16)).collect();
+    lookup.fill(&asks[0].positions, &Rows { epoch: view.table.epoch, spans }, &view, None, NOW);
+    assert!(lookup.finish(&view).iter().all(|holders| holders.len() < MAX_FOUND_HOLDERS));
 }
 
 #[test]

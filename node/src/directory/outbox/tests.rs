@@ -12,18 +12,39 @@ fn outbox() -> Outbox {
     outbox
 }
 
-/// The one batch that is due; its answer, `Known`, unless a test has another.
-fn take(outbox: &mut Outbox, now: Millis) -> Outgoing {
-    let mut due = outbox.due(now);
+/// One batch of a message.
+#[derive(Debug, Clone, PartialEq)]
+struct Single {
+    home: NodeNumber,
+    announce: Announce,
+}
+
+impl Single {
+    fn id(&self) -> BatchId {
+        BatchId::new(self.home, &self.announce)
+    }
+}
+
+fn singles(outgoing: Vec<Outgoing>) -> Vec<Single> {
+    let singles = outgoing.into_iter().map(|Outgoing { home, mut announces }| {
+        assert_eq!(announces.len(), 1, "there is one actor");
+        Single { home, announce: announces.remove(0) }
+    });
+    singles.collect()
+}
+
+/// The one batch that is due.
+fn take(outbox: &mut Outbox, now: Millis) -> Single {
+    let mut due = singles(outbox.due(now));
     assert_eq!(due.len(), 1, "{due:?}");
     due.remove(0)
 }
 
-fn known(outgoing: &Outgoing) -> Option<Announced> {
+fn known(outgoing: &Single) -> Option<Announced> {
     Some(Announced::Known(outgoing.announce.sequence))
 }
 
-fn told(outgoing: &Outgoing) -> Vec<(u64, bool)> {
+fn told(outgoing: &Single) -> Vec<(u64, bool)> {
     let number = |row| (0..5_000).find(|&number| key(number) == row).expect("one of the test's chunks");
     let mut told: Vec<_> =
         outgoing.announce.changes.iter().map(|change| (number(change.row), change.is_held)).collect();
@@ -90,7 +111,7 @@ fn a_batch_without_an_answer_is_sent_again_as_it_was_and_later_each_time() {
         assert_eq!(outbox.answered(&batch.id(), None, at), Answered::Again);
         let failed = at;
         let again = loop {
-            match outbox.due(at).pop() {
+            match singles(outbox.due(at)).pop() {
                 Some(again) => break again,
                 None => at = at + 1,
             }
@@ -123,7 +144,7 @@ fn a_new_home_hears_what_is_held_of_its_partitions_and_one_that_started_again_ev
     let mut shard = Shard::new(100);
     shard.new_table(&both, NodeNumber(3));
     let at = now + FLUSH_MS;
-    let batches = outbox.due(at);
+    let batches = singles(outbox.due(at));
     let for_new = batches.iter().find(|batch| batch.home == NodeNumber(3)).expect("it has partitions");
     shard.announce(&for_new.announce);
     let expected = (0..40).filter(|&number| both.home(key(number).run.partition()) == Some(NodeNumber(3)));
@@ -131,7 +152,7 @@ fn a_new_home_hears_what_is_held_of_its_partitions_and_one_that_started_again_ev
     outbox.answered(&for_new.id(), known(for_new), at);
 
     outbox.new_table(&table(3, &[(1, 10), (2, 20), (3, 31)].into()), NodeNumber(2), at);
-    let again = outbox.due(at + FLUSH_MS);
+    let again = singles(outbox.due(at + FLUSH_MS));
     let again = again.iter().find(|batch| batch.home == NodeNumber(3)).expect("it knows nothing now");
     assert_eq!((again.announce.sequence, told(again)), (0, told(for_new)));
 }
@@ -146,4 +167,101 @@ fn a_holder_gives_up_its_copy_when_the_home_knows_of_the_new_one() {
         panic!("the home knows");
     };
     assert_eq!((moved.len(), moved[0].holder, moved[0].hashes.len()), (1, from, 1));
+}
+
+#[test]
+fn what_several_actors_have_for_a_home_goes_in_one_message() {
+    let mut outbox = outbox();
+    for device in 0..3 {
+        outbox.changed(device, &changes(ChangeKind::Gained, [u64::from(device)]), Millis(0));
+    }
+    let [message] = &outbox.due(Millis(FLUSH_MS))[..] else { panic!("one home, one message") };
+    let devices: Vec<u16> = message.announces.iter().map(|announce| announce.holder.device).collect();
+    assert_eq!(devices, [0, 1, 2]);
+    for announce in &message.announces {
+        let batch = BatchId::new(message.home, announce);
+        outbox.answered(&batch, Some(Announced::Known(0)), Millis(FLUSH_MS));
+    }
+    // Sums are compared in one message too.
+    let probes: Vec<Outgoing> = (0..PROBE_MS).flat_map(|ms| outbox.due(Millis(100 + ms))).collect();
+    assert_eq!(probes.iter().map(|probe| probe.announces.len()).collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn changes_of_all_actors_share_the_room_of_a_message() {
+    let (many, mut outbox) = (MAX_ANNOUNCE_CHANGES as u64 - 10, outbox());
+    for device in 0..3 {
+        outbox.changed(device, &changes(ChangeKind::Gained, 0..many), Millis(0));
+    }
+    let sizes: Vec<usize> = outbox
+        .due(Millis(FLUSH_MS))
+        .iter()
+        .map(|message| message.announces.iter().map(|announce| announce.changes.len()).sum())
+        .collect();
+    // The second actor's batch is under way with the few that fitted; the third's goes in a message of its own.
+    assert_eq!(sizes, [MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCE_CHANGES - 10]);
+}
+
+/// A table of so many members, each with as many partitions.
+fn large_table(number: u64, members: u16) -> Arc<Table> {
+    let mut large = Table::clone(&table(number, &(1..=members).map(|member| (member, 1)).collect()));
+    large.homes = (0..PARTITIONS).map(|partition| NodeNumber(partition % members + 1)).collect();
+    Arc::new(large)
+}
+
+#[test]
+fn in_a_large_cluster_a_node_speaks_to_few_at_a_time() {
+    let members = 1_000;
+    let mut outbox = Outbox::default();
+    outbox.new_table(&large_table(1, members), NodeNumber(2), Millis(0));
+    outbox.changed(0, &changes(ChangeKind::Gained, []), Millis(0));
+    let probe_ms = probe_ms(usize::from(members));
+    let (mut asked, mut most) = (std::collections::BTreeSet::new(), 0);
+    for ms in (0..probe_ms + PROBE_SOON_MS).step_by(10) {
+        let due = outbox.due(Millis(ms));
+        most = most.max(due.len());
+        for Outgoing { home, announces } in due {
+            asked.insert(home);
+            for announce in &announces {
+                let known = Some(Announced::Known(announce.sequence));
+                outbox.answered(&BatchId::new(home, announce), known, Millis(ms));
+            }
+        }
+    }
+    assert_eq!(asked.len(), usize::from(members), "everybody's turn comes");
+    assert!(most <= 5, "{most} homes within 10 ms");
+}
+
+#[test]
+fn homes_of_which_a_table_changes_nothing_are_not_asked_because_of_it() {
+    let mut outbox = Outbox::default();
+    let before = large_table(1, 100);
+    outbox.new_table(&before, NodeNumber(2), Millis(0));
+    outbox.changed(0, &changes(ChangeKind::Gained, 0..3_000), Millis(0));
+    // The homes that are told anything until then.
+    let run = |outbox: &mut Outbox, from: u64, until: u64| {
+        let mut asked = std::collections::BTreeSet::new();
+        for now in (from..until).step_by(5).map(Millis) {
+            for Outgoing { home, announces } in outbox.due(now) {
+                asked.insert(home.0);
+                for announce in &announces {
+                    let known = Some(Announced::Known(announce.sequence));
+                    outbox.answered(&BatchId::new(home, announce), known, now);
+                }
+            }
+        }
+        asked
+    };
+    assert_eq!(run(&mut outbox, 0, 10_000).len(), 100);
+    // One member is suspect, and nine partitions get another home, each from another one.
+    let mut after = Table::clone(&before);
+    after.epoch.number = 2;
+    after.members[40].state = larder_protocol::table::MemberState::Suspect;
+    (0..9).for_each(|partition| after.homes[partition] = NodeNumber(50));
+    outbox.new_table(&Arc::new(after), NodeNumber(2), Millis(10_000));
+    let asked = run(&mut outbox, 10_000, 10_000 + PROBE_SOON_MS + 100);
+    let changed: std::collections::BTreeSet<u16> = (1..=9).chain([50]).collect();
+    assert!(asked.is_superset(&changed), "{asked:?}");
+    // A tenth of the others have their turn in that time all the same.
+    assert!(asked.len() < 10 + 30, "{asked:?}");
 }

@@ -110,7 +110,7 @@ fn a_sum_that_differs_starts_anew() {
 fn there_is_a_bound_on_rows_and_on_holders_of_one_chunk() {
     let mut shard = home(3);
     assert_eq!(shard.announce(&batch(1, 0, &[0, 1, 2, 3, 4], &[])), Announced::Known(0));
-    assert_eq!((shard.len(), shard.counts().dropped), (3, 2));
+    assert_eq!((shard.len(), shard.counts().dropped, shard.missing()), (3, 2, 2));
 
     let members: Vec<(u16, u64)> = (1..=40).map(|number| (number, 1)).collect();
     let mut shard = Shard::new(100);
@@ -118,7 +118,7 @@ fn there_is_a_bound_on_rows_and_on_holders_of_one_chunk() {
     for number in 1..=40 {
         shard.announce(&Announce { holder: holder(number), incarnation: 1, ..batch(1, 0, &[0], &[]) });
     }
-    assert_eq!((shard.len(), shard.counts().dropped), (MAX_ROW_HOLDERS as u64, 8));
+    assert_eq!((shard.len(), shard.counts().crowded), (MAX_ROW_HOLDERS as u64, 8));
     assert_eq!(shown(&shard, NOW).len(), MAX_FOUND_HOLDERS);
 }
 
@@ -131,4 +131,30 @@ fn a_row_found_wrong_is_kept_back_until_it_is_announced_again_or_some_seconds_ha
     shard.announce(&batch(1, 1, &[0], &[]));
     assert_eq!(shown(&shard, NOW), [(0, 1, 2)]);
     assert_eq!(shown(&shard, NOW + DOUBT_MS), [(0, 2, 2)]);
+}
+
+#[test]
+fn rows_left_out_for_want_of_room_are_asked_for_again_once_there_is_some() {
+    let mut shard = home(32);
+    let other = |sequence, gained: &[u64], lost: &[u64]| Announce {
+        holder: holder(3),
+        incarnation: 30,
+        ..batch(1, sequence, gained, lost)
+    };
+    let all = |numbers: &[u64]| numbers.iter().fold(0, |sum: u64, &row| sum.wrapping_add(key(row).digest()));
+    let others: Vec<u64> = (100..130).collect();
+    assert_eq!(shard.announce(&other(0, &others, &[])), Announced::Known(0));
+    let told = Announce { digest: Some(all(&[0, 1, 2, 3])), ..batch(1, 0, &[0, 1, 2, 3], &[]) };
+    assert_eq!(shard.announce(&told), Announced::Known(0));
+    assert_eq!((shard.len(), shard.missing()), (32, 2));
+    let probe = |sequence| Announce { digest: told.digest, ..batch(1, sequence, &[], &[]) };
+    assert_eq!(shard.announce(&probe(1)), Announced::Known(1), "there is no room yet");
+    shard.announce(&other(1, &[], &others[..2]));
+    assert_eq!(shard.announce(&probe(2)), Announced::Known(2), "there is just enough");
+    shard.announce(&other(2, &[], &others[2..10]));
+    assert_eq!(shard.announce(&probe(3)), Announced::StartAnew);
+    assert_eq!(shard.announce(&Announce { stream: 2, ..told }), Announced::Known(0));
+    assert_eq!((shard.missing(), shown(&shard, NOW)), (0, vec![(0, 4, 2)]));
+    assert_eq!(shard.announce(&Announce { stream: 2, ..probe(1) }), Announced::Known(1), "and that was that");
+    assert_eq!(shard.counts().refilled, 1);
 }

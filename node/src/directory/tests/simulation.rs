@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::{cmp::Reverse, sync::Arc};
 
-use larder_protocol::peer::{Announce, Announced, Find};
+use larder_protocol::peer::{Announced, Find};
 use larder_protocol::table::{Holder, NodeNumber, Table};
 
 use super::super::cache::Cache;
 use super::super::lookup::{Lookup, View};
-use super::super::{Answered, BatchId, ChangeKind, Changes, Outbox, Outgoing, Shard};
+use super::super::{Answered, BatchId, ChangeKind, Changes, Outbox, Outgoing, Page, Shard};
 use super::{SPACE, changes, chunk, key, table};
 use crate::clock::Millis;
 
@@ -50,8 +50,8 @@ struct Node {
 
 #[derive(Clone)]
 enum Event {
-    Ask { from: Life, to: u16, attempt: u64, announce: Announce, id: BatchId },
-    Answer { to: Life, attempt: u64, id: BatchId, answer: Option<Announced> },
+    Ask { from: Life, to: u16, attempt: u64, outgoing: Outgoing },
+    Answer { to: Life, attempt: u64, ids: Vec<BatchId>, answers: Vec<Option<Announced>> },
     Table { to: u16, table: Arc<Table> },
     Repair { to: u16, holder: Holder, chunk: u64 },
 }
@@ -169,8 +169,28 @@ impl Cluster {
         let node = self.nodes.get_mut(&number).unwrap();
         node.held.retain(|(device, _)| *device != 0);
         node.held.extend(some.iter().map(|&chunk| (0, chunk)));
-        let all = Changes::All(some.iter().map(|&number| (SPACE, chunk(number))).collect());
-        node.outbox.changed(0, &all, self.now);
+        // Page by page, and in between something else is gained and lost.
+        let some: Vec<u64> = some.into_iter().collect();
+        let pages = some.chunks(7).chain(some.is_empty().then_some(&[][..]));
+        let count = pages.clone().count();
+        for (at, page) in pages.enumerate() {
+            let chunks = page.iter().map(|&number| (SPACE, chunk(number))).collect();
+            let page = Page { is_first: at == 0, chunks, is_last: at + 1 == count };
+            let is_last = page.is_last;
+            node.outbox.changed(0, &Changes::Page(page), self.now);
+            let number = self.random.u64(..CHUNKS);
+            if !is_last && self.random.bool() {
+                node.held.insert((0, number));
+                node.outbox.changed(0, &changes(ChangeKind::Gained, [number]), self.now);
+            }
+            // One that a page had already, or the next ones will not have.
+            let is_paged =
+                some.iter().position(|&other| other == number).is_some_and(|place| place < 7 * (at + 1));
+            if !is_last && is_paged && self.random.bool() {
+                node.held.remove(&(0, number));
+                node.outbox.changed(0, &changes(ChangeKind::Lost, [number]), self.now);
+            }
+        }
     }
 
     /// A new table; nodes hear of it at different times, and some not at all.
@@ -198,7 +218,7 @@ impl Cluster {
         for (ask, rows) in answers {
             lookup.fill(&ask.positions, &rows, &node.view, Some(&mut node.cache), self.now);
         }
-        let found = lookup.finish(&node.view, self.now);
+        let found = lookup.finish(&node.view);
         assert_eq!(found.len(), chunks.len());
         assert!(
             found.iter().flatten().all(|holder| holder.node != node.view.own),
@@ -239,43 +259,47 @@ impl Cluster {
         }
     }
 
-    fn send(&mut self, from: Life, Outgoing { home, announce }: Outgoing) {
-        let id = Outgoing { home, announce: announce.clone() }.id();
+    fn send(&mut self, from: Life, outgoing: Outgoing) {
+        let Outgoing { home, announces } = &outgoing;
+        let ids: Vec<_> = announces.iter().map(|announce| BatchId::new(*home, announce)).collect();
         let attempt = self.next_event;
         let node = self.nodes.get_mut(&from.0).unwrap();
-        if home == node.view.own {
-            let answer = node.shard.announce(&announce);
-            node.answered(&id, Some(answer), self.now);
+        if *home == node.view.own {
+            let answers: Vec<_> =
+                announces.iter().map(|announce| Some(node.shard.announce(announce))).collect();
+            node.answered(&ids, &answers, self.now);
             return;
         }
         node.attempts.insert(attempt);
         let copies = if self.has_faults { self.random.choice([0, 1, 1, 1, 2]).unwrap() } else { 1 };
         for _ in 0..copies {
             let late = self.has_faults && self.random.u32(0..10) == 0;
-            let announce = announce.clone();
-            let ask = Event::Ask { from, to: home.0, attempt, announce, id };
+            let ask = Event::Ask { from, to: home.0, attempt, outgoing: outgoing.clone() };
             self.schedule(if late { 10 * DEADLINE_MS } else { DEADLINE_MS / 2 }, ask);
         }
         // The exchange gives up.
-        self.events.insert(self.next_event, Event::Answer { to: from, attempt, id, answer: None });
+        let answers = vec![None; ids.len()];
+        self.events.insert(self.next_event, Event::Answer { to: from, attempt, ids, answers });
         self.queue.push(Reverse((self.now + DEADLINE_MS, self.next_event)));
         self.next_event += 1;
     }
 
     fn happens(&mut self, event: Event) {
         match event {
-            Event::Ask { from, to, attempt, announce, id } => {
-                let Some(home) = self.nodes.get_mut(&to) else { return };
-                let answer = Some(home.shard.announce(&announce));
+            Event::Ask { from, to, attempt, outgoing: Outgoing { home, announces } } => {
+                let Some(at_home) = self.nodes.get_mut(&to) else { return };
+                let answers =
+                    announces.iter().map(|announce| Some(at_home.shard.announce(announce))).collect();
+                let ids = announces.iter().map(|announce| BatchId::new(home, announce)).collect();
                 if !self.has_faults || self.random.u32(0..5) > 0 {
-                    self.schedule(DEADLINE_MS / 2, Event::Answer { to: from, attempt, id, answer });
+                    self.schedule(DEADLINE_MS / 2, Event::Answer { to: from, attempt, ids, answers });
                 }
             }
-            Event::Answer { to: Life(number, incarnation), attempt, id, answer } => {
+            Event::Answer { to: Life(number, incarnation), attempt, ids, answers } => {
                 let node = self.nodes.get_mut(&number).filter(|node| node.incarnation == incarnation);
                 let Some(node) = node else { return };
                 if node.attempts.remove(&attempt) {
-                    node.answered(&id, answer, self.now);
+                    node.answered(&ids, &answers, self.now);
                 }
             }
             Event::Table { to, table } => {
@@ -325,12 +349,14 @@ impl Node {
         (self.view.table, self.view.own) = (Arc::clone(table), own);
     }
 
-    fn answered(&mut self, id: &BatchId, answer: Option<Announced>, now: Millis) {
-        if let Answered::Known { moved, .. } = self.outbox.answered(id, answer, now) {
-            let held: BTreeSet<_> =
-                self.held.iter().map(|&(device, number)| (device, chunk(number).hash)).collect();
-            for hash in moved.iter().flat_map(|moved| &moved.hashes) {
-                assert!(held.contains(&(id.device, *hash)), "nobody gives up the last copy");
+    fn answered(&mut self, ids: &[BatchId], answers: &[Option<Announced>], now: Millis) {
+        for (id, &answer) in ids.iter().zip(answers) {
+            if let Answered::Known { moved, .. } = self.outbox.answered(id, answer, now) {
+                let held: BTreeSet<_> =
+                    self.held.iter().map(|&(device, number)| (device, chunk(number).hash)).collect();
+                for hash in moved.iter().flat_map(|moved| &moved.hashes) {
+                    assert!(held.contains(&(id.device, *hash)), "nobody gives up the last copy");
+                }
             }
         }
     }

@@ -21,11 +21,17 @@ pub(in crate::exchange) struct ByPeer {
 
 /// Connections with other nodes, whichever side made them, whose packets are counted.
 #[derive(Debug, Default)]
-pub(in crate::exchange) struct Watched(Vec<Connection>);
+pub(in crate::exchange) struct Watched(BTreeMap<String, Peer>);
+
+#[derive(Debug, Default)]
+struct Peer {
+    connections: Vec<Connection>,
+    /// Packets that came on connections that are closed.
+    came_before: u64,
+}
 
 #[derive(Debug)]
 struct Connection {
-    peer: String,
     quic: quinn::Connection,
     /// What was counted already.
     sent_packets: u64,
@@ -76,30 +82,47 @@ impl ByPeer {
 impl Watched {
     /// Counts the packets of a connection from now on, until it is closed.
     pub(in crate::exchange) fn add(&mut self, peer: &str, quic: quinn::Connection) {
-        self.0.push(Connection { peer: peer.to_owned(), quic, sent_packets: 0, lost_packets: 0 });
+        let connection = Connection { quic, sent_packets: 0, lost_packets: 0 };
+        self.0.entry(peer.to_owned()).or_default().connections.push(connection);
+    }
+
+    /// Packets that came from a peer so far: while they become more, its process is there.
+    pub(in crate::exchange) fn came(&self, peer: &str) -> u64 {
+        let Some(Peer { connections, came_before }) = self.0.get(peer) else { return 0 };
+        came_before + connections.iter().map(Connection::came).sum::<u64>()
     }
 
     /// Counts what was sent and lost since the last time; `is_member` says whose packets are counted.
     pub(in crate::exchange) fn show(&mut self, metrics: &ByPeer, is_member: impl Fn(&str) -> bool) {
-        let mut slowest = BTreeMap::<&str, f64>::new();
-        for Connection { peer, quic, sent_packets, lost_packets } in &mut self.0 {
-            if !is_member(peer) {
-                continue;
+        for (peer, Peer { connections, came_before }) in &mut self.0 {
+            let mut slowest: Option<f64> = None;
+            for Connection { quic, sent_packets, lost_packets } in connections.iter_mut() {
+                let path = quic.stats().path;
+                let count = |counters: &IntCounterVec, counted: &mut u64, now: u64| {
+                    counters.with_label_values(&[peer]).inc_by(now.saturating_sub(*counted));
+                    *counted = now;
+                };
+                if is_member(peer) {
+                    count(&metrics.sent_packets, sent_packets, path.sent_packets);
+                    count(&metrics.lost_packets, lost_packets, path.lost_packets);
+                    slowest = Some(slowest.unwrap_or_default().max(path.rtt.as_secs_f64()));
+                }
             }
-            let path = quic.stats().path;
-            let count = |counters: &IntCounterVec, counted: &mut u64, now: u64| {
-                counters.with_label_values(&[&*peer]).inc_by(now.saturating_sub(*counted));
-                *counted = now;
-            };
-            count(&metrics.sent_packets, sent_packets, path.sent_packets);
-            count(&metrics.lost_packets, lost_packets, path.lost_packets);
-            let rtt = slowest.entry(&*peer).or_default();
-            *rtt = rtt.max(path.rtt.as_secs_f64());
+            if let Some(rtt) = slowest {
+                metrics.rtt_seconds.with_label_values(&[peer]).set(rtt);
+            }
+            let is_open = |connection: &Connection| connection.quic.close_reason().is_none();
+            *came_before +=
+                connections.iter().filter(|other| !is_open(other)).map(Connection::came).sum::<u64>();
+            connections.retain(is_open);
         }
-        for (peer, rtt) in slowest {
-            metrics.rtt_seconds.with_label_values(&[peer]).set(rtt);
-        }
-        self.0.retain(|connection| connection.quic.close_reason().is_none());
+        self.0.retain(|peer, known| is_member(peer) || !known.connections.is_empty());
+    }
+}
+
+impl Connection {
+    fn came(&self) -> u64 {
+        self.quic.stats().udp_rx.datagrams
     }
 }
 

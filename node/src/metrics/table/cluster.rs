@@ -64,6 +64,18 @@ pub const PEERS: Section = Section {
             "Chunks asked of other nodes, by what came of it; checksum: wrong bytes, which nobody was given",
         ),
         Metric::gauge("larder_peer_silent", "nodes", &[], "Nodes that do not answer this one"),
+        Metric::counter(
+            "larder_peer_missed_deadlines_total",
+            "requests",
+            &[Label::one_of("how", &["slow", "silent"])],
+            "Requests to other nodes whose answer did not come in time; slow: the node was heard meanwhile",
+        ),
+        Metric::counter(
+            "larder_peer_stalled_sends_total",
+            "fetches",
+            &[],
+            "Fetches of other nodes that were given up because they did not read what was sent",
+        ),
         Metric::gauge(
             "larder_peer_connections",
             "connections",
@@ -91,6 +103,18 @@ pub const DIRECTORY: Section = Section {
     only: SHARING,
     metrics: &[
         Metric::gauge("larder_directory_rows", "rows", &[], "Rows whose home this node is"),
+        Metric::gauge(
+            "larder_directory_max_rows",
+            "rows",
+            &[],
+            "Rows that this home can keep: a share of the memory of the host or control group",
+        ),
+        Metric::gauge(
+            "larder_directory_missing_rows",
+            "rows",
+            &[],
+            "Rows for which this home has no room; they are asked for again once it has",
+        ),
         Metric::gauge(
             "larder_directory_holders",
             "actors",
@@ -170,8 +194,8 @@ pub const DIRECTORY: Section = Section {
         Metric::counter(
             "larder_directory_shard_events_total",
             "events",
-            &[Label::one_of("event", &["foreign", "dropped", "restart", "differing", "repaired"])],
-            "What happened to rows of this home",
+            &[Label::one_of("event", SHARD_EVENTS)],
+            "What happened to rows of this home; dropped: for want of room; crowded: enough others have the chunk",
         ),
     ],
 };
@@ -193,8 +217,28 @@ pub const MEMBERSHIP: Section = Section {
             &[Label::one_of("state", &["alive", "suspect"])],
             "Nodes in the node's table, by state",
         ),
+        Metric::counter(
+            "larder_peer_task_panics_total",
+            "panics",
+            &[Label::one_of("task", TASKS)],
+            "Tasks of the peer thread that panicked, and were begun again with nothing",
+        ),
     ],
 };
+
+/// What runs on the peer thread.
+const TASKS: &[&str] = &[
+    "directory",
+    "peers",
+    "orders",
+    "accept",
+    "serve",
+    "fetch",
+    "follow",
+    "tables",
+    "follower",
+    "certificates",
+];
 
 const SHARING: &str = "nodes that share chunks in a cluster";
 
@@ -204,6 +248,10 @@ const PEER: Label =
 /// What comes of a chunk that is asked of another node.
 const FETCHED: &[&str] =
     &["here", "not_held", "busy", "unreachable", "deadline", "broken", "malformed", "checksum", "full"];
+
+/// What happens to rows.
+const SHARD_EVENTS: &[&str] =
+    &["foreign", "dropped", "crowded", "refilled", "restart", "differing", "repaired"];
 
 /// Why somebody is turned away.
 const REJECTED: &[&str] = &[

@@ -1,0 +1,94 @@
+//! Panics on the peer thread: they are caught, counted and told of, and what panicked begins again.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use larder_client::metrics::Families;
+use prometheus::{IntCounterVec, Registry};
+
+use crate::metrics::table;
+
+/// Who watches tasks. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    panics: IntCounterVec,
+}
+
+impl Watch {
+    /// Registers what it counts.
+    ///
+    /// # Errors
+    /// Where the name is taken.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let families = Families::new(registry, &[table::MEMBERSHIP]);
+        Ok(Self { panics: families.counters("larder_peer_task_panics_total")? })
+    }
+
+    /// What comes of something; `None` where it panicked. What it worked on must then not be used as it is.
+    pub(crate) fn catch<T>(&self, task: &'static str, work: impl FnOnce() -> T) -> Option<T> {
+        catch_unwind(AssertUnwindSafe(work)).inspect_err(|panic| self.tell(task, &**panic)).ok()
+    }
+
+    /// The same for something that takes a while.
+    ///
+    /// # Cancel safety
+    /// That of the future.
+    pub(crate) async fn catch_in<T>(&self, task: &'static str, work: impl Future<Output = T>) -> Option<T> {
+        let ended = AssertUnwindSafe(work).catch_unwind().await;
+        ended.inspect_err(|panic| self.tell(task, &**panic)).ok()
+    }
+
+    /// Begins something again whenever it panics, until it ends by itself.
+    ///
+    /// # Cancel safety
+    /// That of the future.
+    pub(crate) async fn keep<F: Future<Output = ()>>(self, task: &'static str, begin: impl Fn() -> F) {
+        while self.catch_in(task, begin()).await.is_none() {
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn tell(&self, task: &'static str, panic: &(dyn Any + Send)) {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
+        tracing::error!(task, said, "a task panicked: what it worked on is dropped, and it begins again");
+        self.panics.with_label_values(&[task]).inc();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn panics(&self, task: &'static str) -> u64 {
+        self.panics.with_label_values(&[task]).get()
+    }
+}
+
+/// Where a test may have planted a panic.
+#[cfg(not(test))]
+pub(crate) fn here(_: &'static str) {}
+
+/// Where a test may have planted a panic.
+#[cfg(test)]
+pub(crate) fn here(place: &'static str) {
+    PLANTED.with(|planted| {
+        if planted.get() == Some(place) {
+            planted.set(None);
+            panic!("planted at {place}");
+        }
+    });
+}
+
+/// Has the next one who comes to a place on this thread panic.
+#[cfg(test)]
+pub(crate) fn plant(place: &'static str) {
+    PLANTED.with(|planted| planted.set(Some(place)));
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
+}
+
+/// Before something begins again: what panics at once keeps no thread busy.
+const PAUSE: Duration = Duration::from_millis(100);

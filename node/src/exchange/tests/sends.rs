@@ -1,0 +1,144 @@
+//! What a holder does for peers that do not read what they asked for.
+
+use larder_protocol::peer::{Announced, Chunks, Fetch, Rows};
+use larder_protocol::table::Epoch;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::*;
+use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
+
+/// Has every chunk, all in one place, and knows nothing of a directory.
+struct HasAll {
+    memory: Arc<ExtentMemory>,
+    ended: UnboundedSender<u64>,
+}
+
+impl Actor for HasAll {
+    type Context = Context<Self>;
+}
+
+impl Handler<AskBlocks> for HasAll {
+    type Result = Vec<Grant>;
+
+    fn handle(&mut self, ask: AskBlocks, _: &mut Self::Context) -> Self::Result {
+        let grant = |number: usize| {
+            let memory = Arc::clone(&self.memory);
+            let block = GrantedBlock { memory, offset: 0, bytes: BLOCK_BYTES, checksum: 0 };
+            let lease = Arc::new(PeerLease { number: number as u64, ended: self.ended.clone() });
+            let pools = PoolSet::first(1);
+            Grant::Held(GrantedChunk { reads: 1, is_on_disk: false, pools, blocks: vec![block], lease })
+        };
+        (0..ask.hashes.len()).map(grant).collect()
+    }
+}
+
+impl Handler<ServeFind> for HasAll {
+    type Result = MessageResult<ServeFind>;
+
+    fn handle(&mut self, _: ServeFind, _: &mut Self::Context) -> Self::Result {
+        MessageResult(Rows { epoch: Epoch::default(), spans: Vec::new() })
+    }
+}
+
+impl Handler<ServeAnnounce> for HasAll {
+    type Result = MessageResult<ServeAnnounce>;
+
+    fn handle(&mut self, _: ServeAnnounce, _: &mut Self::Context) -> Self::Result {
+        MessageResult(vec![Announced::Later])
+    }
+}
+
+impl Handler<ServeRepair> for HasAll {
+    type Result = ();
+
+    fn handle(&mut self, _: ServeRepair, _: &mut Self::Context) {}
+}
+
+/// A node that serves others.
+pub(super) struct Serving {
+    pub(super) metrics: ExchangeMetrics,
+    pub(super) watch: Watch,
+    /// Leases that have ended.
+    ends: UnboundedReceiver<u64>,
+    _handle: ExchangeHandle,
+}
+
+impl Serving {
+    pub(super) async fn start(holder: Endpoint, limits: ExchangeLimits) -> Self {
+        let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
+        let watch = Watch::new(&Registry::new()).unwrap();
+        let (_handle, orders) = ExchangeHandle::new(&limits);
+        let (counts, silent, watches) = (metrics.clone(), SilentPeers::default(), watch.clone());
+        let actor = PeerActor::new(holder, limits, counts, Clock::start(), silent, watches, orders).start();
+        let (ended, ends) = unbounded_channel();
+        let all = HasAll { memory: Arc::clone(arena(2).extent(1)), ended }.start();
+        let services = Services {
+            blocks: vec![all.clone().recipient()],
+            follow: Vec::new(),
+            give_up: Vec::new(),
+            policy: Vec::new(),
+            find: all.clone().recipient(),
+            announce: all.clone().recipient(),
+            repair: all.clone().recipient(),
+            sampler: larder_client::trace::TracingConfig::default().sampler(),
+        };
+        actor.send(Serve(services)).await.unwrap();
+        Self { metrics, watch, ends, _handle }
+    }
+}
+
+/// Asks for so many chunks. Nothing of the answer is read yet.
+async fn asks(connection: &Connection, chunks: u64) -> quinn::RecvStream {
+    let (mut send, receive) = connection.quic().open_bi().await.unwrap();
+    let hashes = (0..chunks).map(|number| ChunkHash([number as u8; 32])).collect();
+    let chunks = Chunks { device: 0, fingerprint: SPACE, hashes };
+    let fetch = Fetch { chunks, block_bytes: vec![BLOCK_BYTES], class: Class::Decode };
+    write_message(&mut send, &PeerRequest::Fetch(fetch)).await.unwrap();
+    send.finish().unwrap();
+    receive
+}
+
+fn held(chunks: &[FetchedChunk]) -> u64 {
+    chunks.iter().filter(|chunk| matches!(chunk, FetchedChunk::Held(_))).count() as u64
+}
+
+#[test]
+fn peers_that_stop_reading_neither_take_everything_nor_keep_it() {
+    System::new().block_on(async {
+        let names = ["node-1", "stuck-1", "stuck-2", "stuck-3", "stuck-4", "honest"];
+        let [holder, askers @ ..] = endpoints(names);
+        let address = holder.local_address();
+        // More than a connection carries before its other side reads: 8 MiB.
+        let limits = ExchangeLimits { sending_bytes: 2_048 * BLOCK_BYTES, ..ExchangeLimits::default() };
+        let Serving { metrics, mut ends, .. } = Serving::start(holder, limits).await;
+        let mut connections = Vec::new();
+        for asker in &askers {
+            connections.push(asker.connect(address, Role::Node, Some("node-1")).await.unwrap());
+        }
+        let [stuck @ .., honest] = &connections[..] else { panic!("all have connected") };
+
+        // Each asks for twice as much as all may have together.
+        let mut unread = Vec::new();
+        for connection in stuck {
+            for _ in 0..16 {
+                unread.push(asks(connection, 256).await);
+            }
+        }
+        until("all are served", || metrics.requests("fetch") == 64).await;
+        let mut receive = asks(honest, 32).await;
+        let Ok(Some(PeerResponse::Fetched(chunks))) = read_message(&mut receive).await else {
+            panic!("an answer")
+        };
+        assert_eq!(held(&chunks), 32, "the others left room");
+        let came = receive.read_to_end(33 * BLOCK_BYTES as usize).await.unwrap();
+        assert_eq!(came.len() as u64, 32 * BLOCK_BYTES);
+
+        // What nobody reads is given up after a moment, and its chunks with it.
+        until("some sends are given up", || metrics.stalled_sends() >= 4).await;
+        for _ in 0..64 * 256 + 32 {
+            let ended = tokio::time::timeout(LONG, ends.recv()).await;
+            ended.expect("every lease ends").unwrap();
+        }
+        drop(unread);
+    });
+}
