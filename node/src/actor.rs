@@ -4,7 +4,7 @@
 //! store; `answer` says what a session reads, `copies` what a commit has copied, `locate` where chunks are
 //! that are not here, `gather` what a lookup or lease gets from there, `handoff` what is read while it is being written, `fetch` what comes from other actors, `disk` and
 //! `object` what goes to disk and the object store and comes from there, `peers` what other nodes get, `device_lane` what a GPU
-//! copies.
+//! copies, `verify` what is said to be damaged.
 
 mod answer;
 mod copies;
@@ -22,6 +22,7 @@ mod prefetch;
 mod reads;
 mod siblings;
 mod traces;
+mod verify;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,6 +56,7 @@ use crate::exchange::SetPolicy;
 use crate::limits::DeviceLimits;
 use crate::metrics::{ActorMetrics, Hit, Movement};
 use crate::record::Recorder;
+use crate::reports::Reports;
 use crate::reuse;
 use crate::siblings::Siblings;
 use crate::store::ids::{SessionId, TenantId};
@@ -98,6 +100,8 @@ pub struct GpuActor {
     handoffs: Handoffs,
     /// Which store this is, where a fault ended others.
     lives: Lives,
+    /// Who says what is damaged.
+    reports: Reports,
     /// The disk below the store, where there is one.
     disk: Option<Disk>,
     /// The object store beside it, where there is one.
@@ -175,6 +179,7 @@ impl GpuActor {
             untold: Untold::default(),
             handoffs: Handoffs::default(),
             lives: Lives::new(parts.lives),
+            reports: Reports::default(),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
             disk: disk.map(Disk::new),
             objects: object.map(Objects::new),
@@ -226,7 +231,8 @@ impl GpuActor {
             | Request::Cancel(_)
             | Request::RegisterTensors(_)
             | Request::AskCopy(_)
-            | Request::ForgetCopy(_) => {
+            | Request::ForgetCopy(_)
+            | Request::ReportDamage(_) => {
                 return Err(Refused::OutOfOrder);
             }
         };
@@ -307,6 +313,7 @@ impl GpuActor {
                 self.forget_copy(session, copy);
                 Ok(Reply::Now(NO_ANSWER))
             }
+            Request::ReportDamage(report) => self.report_damage(session, report, asked.clone(), ctx),
             request => self
                 .store
                 .tenant(session)
@@ -329,6 +336,7 @@ impl GpuActor {
             lease: leased.lease,
             chunks: leased.chunks,
             places: leased.places,
+            checksums: leased.checksums,
             extents,
         });
         Answer { response: Some(response), descriptors }
@@ -401,6 +409,7 @@ impl Handler<Close> for GpuActor {
             actor.waiting.retain(|_, waiting| waiting.session != session);
             actor.forget_followers_of(session);
             actor.end_copies_of(session);
+            actor.reports.forget(session);
             actor.store.close_session(session);
             actor.stop_abandoned(ctx);
             actor.follow_up(ctx);

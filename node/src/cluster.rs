@@ -208,6 +208,7 @@ impl Cluster {
                 blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 follow: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                verify: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 find: directory.clone().recipient(),
                 announce: directory.clone().recipient(),

@@ -39,6 +39,7 @@ use crate::clock::Clock;
 use crate::cluster::watched::{Watch, here};
 use crate::copy::BlockChecksums;
 use crate::directory::NewTable;
+use crate::reports::Reporter;
 use crate::store::policy::PolicyName;
 
 /// What bounds the exchange.
@@ -306,6 +307,18 @@ impl Drop for PeerLease {
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct GiveUp {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub hashes: Vec<ChunkHash>,
+}
+
+/// Tells an actor that chunks may be damaged: it verifies those that it has in memory, and drops what is wrong.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct VerifyChunks {
+    /// Who says so.
+    pub by: Reporter,
     /// The namespace.
     pub fingerprint: Fingerprint,
     /// The chunks.

@@ -23,6 +23,7 @@ pub mod placement;
 pub mod priority;
 pub mod processes;
 pub mod record;
+pub mod reports;
 pub mod reuse;
 mod server;
 pub mod session;

@@ -21,7 +21,7 @@ use crate::disk::{DiskFamilies, DiskMetrics};
 use crate::object::ObjectMetrics;
 use rates::RateGauges;
 
-pub use actor::{ActorMetrics, HandedOver, Hit, LaneCopy, Movement, Outcome, Placed};
+pub use actor::{ActorMetrics, HandedOver, Hit, LaneCopy, Movement, Outcome, Placed, Reported};
 pub use rates::TenantRates;
 
 /// Every metric of a node.
@@ -42,6 +42,7 @@ pub struct Metrics {
     restarts: IntCounterVec,
     handed_over_layers: IntCounterVec,
     handed_over_bytes: IntCounterVec,
+    damage_reports: IntCounterVec,
     device_copies: IntCounterVec,
     device_bytes: IntCounterVec,
     device_evictions: IntCounterVec,
@@ -113,6 +114,7 @@ impl Metrics {
             given_up: families.counters("larder_given_up_chunks_total")?,
             handed_over_layers: families.counters("larder_handed_over_layers_total")?,
             handed_over_bytes: families.counters("larder_handed_over_bytes_total")?,
+            damage_reports: families.counters("larder_damage_reports_total")?,
             device_copies: families.counters("larder_device_copies_total")?,
             device_bytes: families.counters("larder_device_copied_bytes_total")?,
             device_evictions: families.counters("larder_device_evicted_blocks_total")?,

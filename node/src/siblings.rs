@@ -10,7 +10,7 @@ use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::directory::{Change, ChangeKind, Holders};
-use crate::exchange::{AskBlocks, GiveUp};
+use crate::exchange::{AskBlocks, GiveUp, VerifyChunks};
 
 /// How long a sibling may take: it answers from memory, or from its disk.
 pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);
@@ -29,6 +29,8 @@ pub struct Sibling {
     pub blocks: Recipient<AskBlocks>,
     /// Tells it that chunks have moved.
     pub give_up: Recipient<GiveUp>,
+    /// Tells it that chunks may be damaged.
+    pub verify: Recipient<VerifyChunks>,
 }
 
 /// Which actors of this node hold a chunk, in memory or on disk. A hint, as the directory is: whoever is asked may have lost
@@ -50,6 +52,12 @@ impl Siblings {
         let map = Arc::new(NodeMap::new());
         let sibling = |device| Self { device, map: Arc::clone(&map), actors: Arc::clone(actors) };
         (0..devices).map(sibling).collect()
+    }
+
+    /// This actor's number.
+    #[must_use]
+    pub fn device(&self) -> u16 {
+        self.device
     }
 
     /// Notes what this actor gained and lost.

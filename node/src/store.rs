@@ -3,7 +3,7 @@
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
 //! `reserve` and `commit`, get in `lookup`, a get that needs more than memory in `gather`, what they get in
 //! `grants`, what is read while it is being written in `follow`, eviction in `room`, what goes to disk and leaves it in `disk`,
-//! what goes to the object store in `object`, what devices copy in `loads`, the end of a session in `sessions`.
+//! what goes to the object store in `object`, what devices copy in `loads`, what is said to be damaged in `verify`, the end of a session in `sessions`.
 
 mod commit;
 mod disk;
@@ -31,6 +31,7 @@ mod slab;
 #[cfg(test)]
 mod tests;
 mod usage;
+mod verify;
 
 use larder_protocol::limits::MAX_SESSION_NAMESPACES;
 use larder_protocol::namespace::NamespaceSpec;
@@ -48,7 +49,7 @@ use slab::Slab;
 
 pub use commit::{BlockMove, CommitOrder};
 pub use disk::{ChunkWrite, DiskStoreLimits, DiskUsage, WriteId, WritePolicy};
-pub use follow::{FollowProgress, FollowRequest, FollowStarted, LayersInPlace, News, Told};
+pub use follow::{FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News, Told};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
@@ -63,6 +64,7 @@ pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
 pub use usage::Usage;
+pub use verify::VerifyOrder;
 
 /// One actor's chunks.
 #[derive(Debug)]
@@ -80,6 +82,7 @@ pub struct Store {
     grants: grants::Grants,
     follows: follow::Follows,
     loads: loads::Loads,
+    verifications: verify::Verifications,
     journal: journal::Journal,
     disk: Option<disk::Disk>,
     object: Option<object::Objects>,
@@ -113,6 +116,7 @@ impl Store {
             grants: grants::Grants::default(),
             follows: follow::Follows::default(),
             loads: loads::Loads::default(),
+            verifications: verify::Verifications::default(),
             disk: limits.disk.clone().map(disk::Disk::new),
             object: limits.object.clone().map(object::Objects::new),
             limits,

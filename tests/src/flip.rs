@@ -1,6 +1,7 @@
-//! A byte that changes in a node's arena behind its back.
+//! Bytes that change in a node's arena behind its back.
 
 use std::fs::{File, OpenOptions, read_to_string};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use anyhow::Context as _;
@@ -11,20 +12,58 @@ use anyhow::Context as _;
 /// # Errors
 /// Where the process cannot be written to, or has no arena.
 pub fn flip_a_bit_in_every_page(pid: u32) -> anyhow::Result<usize> {
-    let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
-    let maps = read_to_string(format!("/proc/{pid}/maps"))?;
+    let arena = Arena::of(pid)?;
     let mut flipped = 0;
-    for line in maps.lines().filter(|line| line.contains("memfd:larder-arena")) {
-        let (start, end) =
-            line.split_once(' ').and_then(|(range, _)| range.split_once('-')).context("a range")?;
-        let (start, end) = (u64::from_str_radix(start, 16)?, u64::from_str_radix(end, 16)?);
-        for page in (start..end).step_by(4_096) {
-            flip(&memory, page + 1_234)?;
-            flipped += 1;
+    for page in arena.pages() {
+        flip(&arena.memory, page + 1_234)?;
+        flipped += 1;
+    }
+    Ok(flipped)
+}
+
+/// Writes `with` over every block in the arena of the node process `pid` that begins with the bytes `block`, which are a page
+/// at most; how many that were.
+///
+/// # Errors
+/// Where the process cannot be written to, has no arena, or no such block is there.
+pub fn replace_block(pid: u32, block: &[u8], with: &[u8]) -> anyhow::Result<usize> {
+    let arena = Arena::of(pid)?;
+    let mut replaced = 0;
+    let mut found = vec![0; block.len()];
+    for page in arena.pages() {
+        arena.memory.read_exact_at(&mut found, page)?;
+        if found == block {
+            arena.memory.write_all_at(with, page)?;
+            replaced += 1;
         }
     }
-    anyhow::ensure!(flipped > 0, "the process has no arena");
-    Ok(flipped)
+    anyhow::ensure!(replaced > 0, "the arena has no such block");
+    Ok(replaced)
+}
+
+/// The memory of a process, and where in it its arena is.
+struct Arena {
+    memory: File,
+    ranges: Vec<Range<u64>>,
+}
+
+impl Arena {
+    fn of(pid: u32) -> anyhow::Result<Self> {
+        let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        let maps = read_to_string(format!("/proc/{pid}/maps"))?;
+        let mut ranges = Vec::new();
+        for line in maps.lines().filter(|line| line.contains("memfd:larder-arena")) {
+            let (start, end) =
+                line.split_once(' ').and_then(|(range, _)| range.split_once('-')).context("a range")?;
+            ranges.push(u64::from_str_radix(start, 16)?..u64::from_str_radix(end, 16)?);
+        }
+        anyhow::ensure!(!ranges.is_empty(), "the process has no arena");
+        Ok(Self { memory, ranges })
+    }
+
+    fn pages(&self) -> impl Iterator<Item = u64> {
+        self.ranges.iter().flat_map(|range| range.clone().step_by(4_096))
+    }
 }
 
 fn flip(memory: &File, address: u64) -> anyhow::Result<()> {

@@ -15,6 +15,18 @@
 //! | 84..88 | `u32` ranges that follow |
 //! | 88.. | the checksums of the ranges as `u64`, first to last |
 //!
+//! Layers that are read before their block is whole have a checksum with the block's name too, [`layers_checksum`]: the
+//! xxh3-64 (seed 0) of
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 0..16 | `"larder layers 1"`, then a zero |
+//! | 16..84 | as above |
+//! | 84..88 | zeros |
+//! | 88..96 | `u64` where in the block the layers begin |
+//! | 96..104 | `u64` their bytes |
+//! | 104..112 | `u64` xxh3-64 of these |
+//!
 //! All numbers are little-endian. It guards against accident (a torn write, a wrong offset, a bad disk), not against
 //! attack: anybody can make bytes that fit a checksum.
 
@@ -66,6 +78,56 @@ impl RangeChecksum {
     }
 }
 
+/// Computes the checksum of a block from its bytes, first to last, in pieces of any size.
+#[derive(Clone)]
+pub struct BlockSummer {
+    range_bytes: u64,
+    /// Bytes of the range that is being summed.
+    filled: u64,
+    range: RangeChecksum,
+    ranges: Vec<u64>,
+}
+
+impl BlockSummer {
+    /// Starts a block whose layer ranges have `range_bytes` bytes each, the last one at most.
+    ///
+    /// # Panics
+    /// Where `range_bytes` is 0.
+    #[must_use]
+    pub fn new(range_bytes: u64) -> Self {
+        assert!(range_bytes > 0, "a layer range has at least one layer");
+        Self { range_bytes, filled: 0, range: RangeChecksum::new(), ranges: Vec::new() }
+    }
+
+    /// Adds the bytes that follow.
+    pub fn update(&mut self, mut piece: &[u8]) {
+        while !piece.is_empty() {
+            let left = usize::try_from(self.range_bytes - self.filled).unwrap_or(usize::MAX);
+            let (now, later) = piece.split_at(piece.len().min(left));
+            self.range.update(now);
+            self.filled += now.len() as u64;
+            if self.filled == self.range_bytes {
+                self.end_range();
+            }
+            piece = later;
+        }
+    }
+
+    /// The checksum of the block with these bytes under the name `key`.
+    #[must_use]
+    pub fn finish(mut self, key: &BlockKey) -> u64 {
+        if self.filled > 0 {
+            self.end_range();
+        }
+        block_checksum(key, &self.ranges)
+    }
+
+    fn end_range(&mut self) {
+        self.filled = 0;
+        self.ranges.push(std::mem::take(&mut self.range).finish());
+    }
+}
+
 /// Bytes of each layer range of a block of `pool`, the last one excepted, which may be shorter.
 #[must_use]
 pub fn range_bytes(pool: &PoolSpec) -> u64 {
@@ -98,17 +160,33 @@ pub fn range_checksum(range: &[u8]) -> u64 {
 /// The checksum of a block whose layer ranges have the checksums `ranges`.
 #[must_use]
 pub fn block_checksum(key: &BlockKey, ranges: &[u64]) -> u64 {
-    let mut hasher = Xxh3::new();
-    hasher.update(b"larder block 1\0\0");
-    hasher.update(&key.fingerprint.0);
-    hasher.update(&key.hash.0);
-    hasher.update(&key.slice.to_le_bytes());
-    hasher.update(&[key.pool, 0]);
+    let mut hasher = named(b"larder block 1\0\0", key);
     hasher.update(&(ranges.len() as u32).to_le_bytes());
     for range in ranges {
         hasher.update(&range.to_le_bytes());
     }
     hasher.digest()
+}
+
+/// The checksum of some layers of a block, which are the bytes `place` of it and have the checksum `sum`.
+#[must_use]
+pub fn layers_checksum(key: &BlockKey, place: &Range<u64>, sum: u64) -> u64 {
+    let mut hasher = named(b"larder layers 1\0", key);
+    hasher.update(&[0; 4]);
+    hasher.update(&place.start.to_le_bytes());
+    hasher.update(&(place.end - place.start).to_le_bytes());
+    hasher.update(&sum.to_le_bytes());
+    hasher.digest()
+}
+
+fn named(what: &[u8; 16], key: &BlockKey) -> Xxh3 {
+    let mut hasher = Xxh3::new();
+    hasher.update(what);
+    hasher.update(&key.fingerprint.0);
+    hasher.update(&key.hash.0);
+    hasher.update(&key.slice.to_le_bytes());
+    hasher.update(&[key.pool, 0]);
+    hasher
 }
 
 #[cfg(test)]
@@ -171,6 +249,30 @@ mod tests {
         let mut checksum = RangeChecksum::new();
         bytes.chunks(4099).for_each(|piece| checksum.update(piece));
         assert_eq!(checksum.finish(), range_checksum(&bytes));
+    }
+
+    #[test]
+    fn a_block_that_comes_in_pieces_has_the_checksum_of_its_ranges() {
+        let bytes: Vec<u8> = (0..10_000_u32).map(|i| (i * 7) as u8).collect();
+        for range_bytes in [1_000, 3_000, 10_000, 20_000] {
+            let ranges: Vec<u64> = bytes.chunks(range_bytes).map(range_checksum).collect();
+            let mut summer = BlockSummer::new(range_bytes as u64);
+            bytes.chunks(701).for_each(|piece| summer.update(piece));
+            assert_eq!(summer.finish(&KEY), block_checksum(&KEY, &ranges), "ranges of {range_bytes}");
+        }
+    }
+
+    #[test]
+    fn layers_have_another_checksum_under_another_name_or_at_another_place() {
+        let mut table = b"larder layers 1\0".to_vec();
+        table.extend([1; 32]);
+        table.extend([2; 32]);
+        table.extend([3, 0, 4, 0, 0, 0, 0, 0]);
+        [5_u64, 1, 7].iter().for_each(|number| table.extend(number.to_le_bytes()));
+        let right = layers_checksum(&KEY, &(5..6), 7);
+        assert_eq!(right, range_checksum(&table));
+        assert_ne!(right, layers_checksum(&BlockKey { hash: ChunkHash([9; 32]), ..KEY }, &(5..6), 7));
+        assert_ne!(right, layers_checksum(&KEY, &(4..5), 7));
     }
 
     #[test]

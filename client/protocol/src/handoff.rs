@@ -78,6 +78,26 @@ pub struct InPlace {
     pub layers: u32,
     /// Whether nothing is to come any more: all of these chunks are committed.
     pub is_whole: bool,
-    /// Where the chunks stand, once each has its place; told once. The lease has the number of what is followed.
+    /// Where the chunks stand, once each has its place; told once. The lease has the number of what is followed. It has no
+    /// checksums.
     pub leased: Option<Leased>,
+    /// Checksums of what is in place behind the layers that the asker knows of, up to `layers`; none where all is whole.
+    pub sums: Vec<LayersSum>,
+    /// The blocks' checksums, in the order of the lease's places, where all is whole; else none.
+    pub checksums: Vec<u64>,
+}
+
+/// The checksum of layers of a block that are in place. They may begin before those that are news, and end behind them.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayersSum {
+    /// Position of the chunk in what is followed.
+    pub chunk: u32,
+    /// The block, by slice of the session, then pool.
+    pub block: u32,
+    /// The first layer, in the pool.
+    pub from_layer: u32,
+    /// The layer behind the last one.
+    pub to_layer: u32,
+    /// Over their bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
+    pub checksum: u64,
 }

@@ -1,7 +1,7 @@
 //! Every bound of the protocols, in one place.
 
 /// Version of the session protocol. A node refuses any other.
-pub const SESSION_VERSION: u16 = 4;
+pub const SESSION_VERSION: u16 = 5;
 
 /// Bytes of one frame's payload.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;

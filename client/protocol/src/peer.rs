@@ -45,6 +45,9 @@ pub enum PeerRequest {
     SetPolicy(String),
     /// Says to which trace the request behind it, on the same stream, belongs. It has no answer of its own.
     Trace(TraceContext),
+    /// Tells a holder that these chunks came from it with other bytes than were committed under their names: it verifies its
+    /// own, and drops what is wrong. Answered [`PeerResponse::Done`], before it has.
+    Damaged(Chunks),
 }
 
 /// Asks the home who holds chunks.
@@ -163,7 +166,7 @@ pub struct BlockLayers {
     pub offset: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The xxh3-64 of these.
+    /// Over these and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
     pub checksum: u64,
 }
 

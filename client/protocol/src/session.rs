@@ -81,6 +81,9 @@ pub enum Request {
     ///
     /// Names the copy.
     ForgetCopy(u64),
+    /// Says that a chunk has other bytes than were committed under its name; answered [`Response::Checked`] when the node has
+    /// verified the chunk itself, or [`Response::Busy`] where this session reports too much.
+    ReportDamage(ReportDamage),
 }
 
 impl Request {
@@ -111,6 +114,7 @@ impl Request {
             Self::SavePages(_) => "save_pages",
             Self::AskCopy(_) => "ask_copy",
             Self::ForgetCopy(_) => "forget_copy",
+            Self::ReportDamage(_) => "report_damage",
         }
     }
 }
@@ -219,6 +223,15 @@ pub struct Lease {
     pub chain: Chain,
 }
 
+/// Says that a chunk has other bytes than were committed under its name.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReportDamage {
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// The chunk.
+    pub hash: ChunkHash,
+}
+
 /// Keeps chunks from eviction.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
@@ -271,6 +284,8 @@ pub enum Response {
     Copying(u64),
     /// How far a copy is.
     CopyProgress(CopyProgress),
+    /// The chunk was verified, or there is none to verify.
+    Checked(Checked),
 }
 
 /// The session is open. One descriptor comes along where there is a window: the window's memory.
@@ -391,8 +406,22 @@ pub struct Leased {
     /// Where the blocks stand that restoring these chunks needs, and no others: for each chunk, for each slice of the
     /// session, for each pool of [`PoolRules::needed`](crate::PoolRules::needed).
     pub places: Vec<Place>,
+    /// The checksum of each of these blocks, over its bytes and its name
+    /// ([`block_checksum`](crate::checksum::block_checksum)).
+    pub checksums: Vec<u64>,
     /// Extents that the session sees for the first time; their descriptors come along in this order.
     pub extents: Vec<Extent>,
+}
+
+/// What a node found of a chunk that was reported.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Checked {
+    /// Its bytes were wrong: the node has dropped it.
+    Damaged,
+    /// Its bytes are those that were committed under its name.
+    Right,
+    /// It is not in the node's memory, or is being verified for somebody else already.
+    Nothing,
 }
 
 /// The place of one block in the arena.

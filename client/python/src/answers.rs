@@ -62,6 +62,10 @@ pub(crate) struct Stats {
     bytes_read: u64,
     /// Bytes copied into staged chunks.
     bytes_written: u64,
+    /// Bytes that were verified.
+    bytes_verified: u64,
+    /// Blocks that had other bytes than were committed under their names.
+    blocks_damaged: u64,
 }
 
 impl From<&session::Found> for Found {
@@ -87,8 +91,8 @@ impl From<session::Pinned> for Pinned {
 
 impl From<Counters> for Stats {
     fn from(counters: Counters) -> Self {
-        let Counters { bytes_read, bytes_written } = counters;
-        Self { bytes_read, bytes_written }
+        let Counters { bytes_read, bytes_written, bytes_verified, blocks_damaged } = counters;
+        Self { bytes_read, bytes_written, bytes_verified, blocks_damaged }
     }
 }
 
@@ -126,7 +130,11 @@ impl Pinned {
 #[pymethods]
 impl Stats {
     fn __repr__(&self) -> String {
-        format!("Stats(bytes_read={}, bytes_written={})", self.bytes_read, self.bytes_written)
+        let Self { bytes_read, bytes_written, bytes_verified, blocks_damaged } = self;
+        format!(
+            "Stats(bytes_read={bytes_read}, bytes_written={bytes_written}, bytes_verified={bytes_verified}, \
+             blocks_damaged={blocks_damaged})"
+        )
     }
 }
 

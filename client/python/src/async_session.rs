@@ -25,7 +25,8 @@ pub(crate) struct AsyncSession {
 impl AsyncSession {
     /// Opens a session; the parameters and errors are those of `Session`.
     #[staticmethod]
-    #[pyo3(signature = (path, *, client = None, device = None, window_bytes = 64 << 20, timeout = 10.0))]
+    #[pyo3(signature = (path, *, client = None, device = None, window_bytes = 64 << 20, timeout = 10.0, verify = String::from("sample"), verify_seed = None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn connect(
         py: Python<'_>,
         path: PathBuf,
@@ -33,8 +34,11 @@ impl AsyncSession {
         device: Option<u16>,
         window_bytes: u64,
         timeout: f64,
+        verify: String,
+        verify_seed: Option<u64>,
     ) -> PyResult<Bound<'_, PyAny>> {
-        let (runtime, session) = Opening { path, client, device, window_bytes, timeout }.start()?;
+        let (runtime, session) =
+            Opening { path, client, device, window_bytes, timeout, verify, verify_seed }.start()?;
         let on = runtime.clone();
         let opened = async move { Ok(Self { requests: Requests::new(session.await?, on) }) };
         waiting::awaitable(py, &runtime, opened)

@@ -1,13 +1,14 @@
 //! Errors of a session as the exceptions of `larder_kv.errors`.
 
-use larder_client::SessionError;
 use larder_client::engine_lane::LaneError;
+use larder_client::{Damaged, SessionError};
 use larder_protocol::session::{RefusalCode, Scarce};
 use pyo3::prelude::*;
 use pyo3::{PyTypeInfo, import_exception};
 
 import_exception!(larder_kv.errors, BusyError);
 import_exception!(larder_kv.errors, ConnectError);
+import_exception!(larder_kv.errors, DamagedError);
 import_exception!(larder_kv.errors, EndedError);
 import_exception!(larder_kv.errors, ForkedError);
 import_exception!(larder_kv.errors, GpuError);
@@ -30,6 +31,7 @@ pub(crate) fn exception(error: &SessionError) -> PyErr {
         }
         SessionError::Chain(_) => pyo3::exceptions::PyValueError::new_err(text),
         SessionError::WindowTooSmall { .. } => WindowError::new_err(text),
+        SessionError::Damaged(error) => damaged(error),
         SessionError::Timeout => RequestTimeout::new_err(text),
         // The others, those of later versions included, end the session.
         _ => EndedError::new_err(text),
@@ -44,9 +46,27 @@ pub(crate) fn lane_exception(error: LaneError) -> PyErr {
             &[("what", "copies")],
             &[("retry_after", COPY_SECONDS)],
         ),
+        LaneError::Damaged(error) => damaged(&error),
         LaneError::Mismatch(text) => pyo3::exceptions::PyValueError::new_err(text),
         error => GpuError::new_err(error.to_string()),
     }
+}
+
+/// A block that was read is wrong.
+pub(crate) fn damaged(&Damaged { position, block, hash }: &Damaged) -> PyErr {
+    let text = Damaged { position, block, hash }.to_string();
+    let error = DamagedError::new_err(text);
+    Python::attach(|py| {
+        let value = error.value(py);
+        let set = || -> PyResult<()> {
+            value.setattr("position", position)?;
+            value.setattr("block", block)
+        };
+        match set() {
+            Ok(()) => error,
+            Err(failed) => failed,
+        }
+    })
 }
 
 /// The lease, ticket or reservation was given back.

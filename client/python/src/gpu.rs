@@ -13,7 +13,7 @@ use larder_device::{CopyError, Device, EngineMemory, PagedLayout};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::errors::{GpuError, lane_exception};
+use crate::errors::{GpuError, damaged, lane_exception};
 use crate::handoff::StagedLayers;
 use crate::lease::Lease;
 use crate::pages::{Layer, find_layer};
@@ -136,10 +136,23 @@ impl GpuPagedMemory {
         if pages.is_empty() {
             return Ok(());
         }
-        let load = LoadPages { block, pages, first_page, layers, by_layer: false };
-        let copy = self.lane.get()?.load(&self.tensors, &guard, &load, CopyFlags::default());
+        let mut load = LoadPages { block, pages, first_page, layers, by_layer: false };
+        let lane = self.lane.get()?;
+        let begun = py.detach(|| lane.load(&self.tensors, &guard, &load, CopyFlags::default()));
+        let (copy, wrong) = match begun {
+            Err(LaneError::Damaged(wrong)) => {
+                let before = wrong.position as u64 * u64::from(self.layout.spec().pages_per_chunk);
+                load.pages.truncate(before.saturating_sub(first_page) as usize);
+                if load.pages.is_empty() {
+                    return Err(damaged(&wrong));
+                }
+                (lane.load(&self.tensors, &guard, &load, CopyFlags::default()), Some(wrong))
+            }
+            copy => (copy, None),
+        };
         let copy = copy.map_err(lane_exception)?;
-        ended(py, &copy, || copy.wait(SIGNALS_EVERY))
+        ended(py, &copy, || copy.wait(SIGNALS_EVERY))?;
+        wrong.map_or(Ok(()), |wrong| Err(damaged(&wrong)))
     }
 
     /// As `PagedMemory.save`; returns when the block has the bytes. After a failure the staged chunk is dropped.

@@ -6,7 +6,7 @@ use larder_client::LeaseGuard;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::errors::released;
+use crate::errors::{damaged, released};
 use crate::memory::Memory;
 use crate::namespace::check_block;
 use crate::process::Own;
@@ -80,6 +80,8 @@ impl Lease {
 
     /// Copies block `block` of the chunk at `position` into `out`: a writable, contiguous buffer of exactly the block's
     /// size. Other threads run meanwhile; none may touch `out`.
+    ///
+    /// Raises `DamagedError` where the session verified it and it is wrong.
     #[pyo3(signature = (position, out, block = 0))]
     fn copy_block(
         &self,
@@ -95,16 +97,17 @@ impl Lease {
             let text = format!("the block has {bytes} bytes, `out` has {}", out.len());
             return Err(PyValueError::new_err(text));
         }
-        py.detach(|| out.fill_from(&guard, position, block));
-        Ok(())
+        py.detach(|| out.fill_from(&guard, position, block)).map_err(|error| damaged(&error))
     }
 
     /// A read-only view of block `block` of the chunk at `position`, without a copy: pass it to `memoryview`,
     /// `numpy.frombuffer` or `torch.frombuffer`. It keeps the lease as long as it, or anything made of it, lives, also where
     /// the lease itself was released. A forked child must not touch it: the memory is not there.
+    ///
+    /// Raises `DamagedError` where the session verified it and it is wrong.
     #[pyo3(signature = (position, block = 0))]
-    fn view(&self, position: usize, block: usize) -> PyResult<BlockView> {
-        Ok(BlockView::new(self.readable(position, block)?, position, block))
+    fn view(&self, py: Python<'_>, position: usize, block: usize) -> PyResult<BlockView> {
+        BlockView::new(py, self.readable(position, block)?, position, block)
     }
 
     /// Gives the lease back, at once and without waiting; views of it keep it until they are gone.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::slice;
 
-use larder_client::{LeaseGuard, StagedChunk, StagedLayers};
+use larder_client::{Damaged, LeaseGuard, StagedChunk, StagedLayers};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -75,11 +75,20 @@ impl Memory {
     }
 
     /// Copies a whole block here. The memory has exactly its size.
-    pub(crate) fn fill_from(&self, guard: &LeaseGuard, position: usize, block: usize) {
-        self.copy_from(0..self.bytes, guard, position, block, 0);
+    ///
+    /// # Errors
+    /// [`Damaged`]: what is here then means nothing.
+    ///
+    /// # Panics
+    /// Where the memory has another size, or is read-only.
+    pub(crate) fn fill_from(&self, guard: &LeaseGuard, position: usize, block: usize) -> Result<(), Damaged> {
+        guard.copy_block(position, block, self.target(&(0..self.bytes)))
     }
 
     /// Copies bytes of a block, from `offset` on, to `range`.
+    ///
+    /// # Errors
+    /// [`Damaged`]: nothing is copied.
     ///
     /// # Panics
     /// Where either ends before, or the memory is read-only.
@@ -90,14 +99,25 @@ impl Memory {
         position: usize,
         block: usize,
         offset: u64,
-    ) {
+    ) -> Result<(), Damaged> {
+        guard.copy_range(position, block, offset, self.target(&range))
+    }
+
+    /// Where bytes are to be copied to, for one copy.
+    ///
+    /// # Panics
+    /// Where the memory ends before, or is read-only.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the memory is Python's, whose owner is told not to touch it meanwhile"
+    )]
+    fn target(&self, range: &Range<u64>) -> &mut [u8] {
         assert!(self.writable && range.start <= range.end && range.end <= self.bytes);
         let bytes = (range.end - range.start) as usize;
         // SAFETY: the range lies within the buffer (asserted), which Python keeps in place while `_buffer` is exported, and
         // which it exported as writable. The slice lives for one copy; whoever else touches these bytes meanwhile breaks
         // the contract of the methods that call this.
-        let out = unsafe { slice::from_raw_parts_mut(self.start.add(range.start as usize), bytes) };
-        guard.copy_range(position, block, offset, out);
+        unsafe { slice::from_raw_parts_mut(self.start.add(range.start as usize), bytes) }
     }
 
     /// Copies `range` into a block, to `offset` on.

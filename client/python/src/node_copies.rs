@@ -150,6 +150,10 @@ impl Requests {
         let (session, lease) = (self.session()?.clone(), lease.guard()?);
         let (load, tensors) = (tensors.load(pages, first_page, layers)?, tensors.get()?.clone());
         Ok(async move {
+            // Verifying takes as long as reading; what was verified here is not when the node is asked.
+            let (verified, of_load, of_tensors) = (Arc::clone(&lease), load.clone(), tensors.clone());
+            let verify = move || of_tensors.verify(&verified, &of_load);
+            tokio::task::spawn_blocking(verify).await.unwrap_or(Ok(()))?;
             Ok(NodeCopy::new(session.load_pages(&tensors, &lease, &load, CopyFlags::default()).await?))
         })
     }

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use larder_client::{LeaseGuard, Namespace};
+use larder_client::{Damaged, LeaseGuard, Namespace};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::errors::damaged;
 use crate::handoff::StagedLayers;
 use crate::lease::Lease;
 use crate::memory::Memory;
@@ -123,14 +124,15 @@ impl PagedMemory {
         pages: &[u64],
         first_page: u64,
         layers: &Range<usize>,
-    ) {
+    ) -> Result<(), Damaged> {
         for (number, &page) in (first_page..).zip(pages) {
             let (position, in_chunk) =
                 ((number / self.pages_per_chunk) as usize, number % self.pages_per_chunk);
             for Piece { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
-                self.regions[region].copy_from(range, guard, position, block, offset);
+                self.regions[region].copy_from(range, guard, position, block, offset)?;
             }
         }
+        Ok(())
     }
 }
 
@@ -191,6 +193,8 @@ impl PagedMemory {
     /// Copies what is leased into `pages`: consecutive pages of the prompt, of which the first is number `first_page`, counted
     /// from the lease's first chunk. `layer` is one layer, all where not given; `block` is the block of each chunk. Other
     /// threads run meanwhile; none may use these pages.
+    ///
+    /// Raises `DamagedError` where a chunk was verified and is wrong: the pages of those before its `position` are loaded.
     #[pyo3(signature = (lease, pages, *, first_page = 0, layer = None, block = 0))]
     fn load(
         &self,
@@ -219,8 +223,8 @@ impl PagedMemory {
         if positions.any(|position| !guard.has_block(position as usize, block)) {
             return Err(PyValueError::new_err(format!("block {block} is not leased of all these pages")));
         }
-        py.detach(|| self.copy_in(&guard, block, &pages, first_page, &layers));
-        Ok(())
+        let copied = py.detach(|| self.copy_in(&guard, block, &pages, first_page, &layers));
+        copied.map_err(|error| damaged(&error))
     }
 
     /// Copies `pages`, which are the pages of one chunk in order, into a staged chunk. `layer` is one layer, all where not

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_client::{FollowOptions, LookupOptions, SessionError, SessionOptions};
+use larder_client::{FollowOptions, LookupOptions, SessionError, SessionOptions, UnknownVerify};
 use larder_protocol::session::{Tier, Wait};
 use larder_protocol::{NamespaceSpec, PoolSet};
 use pyo3::exceptions::PyValueError;
@@ -33,6 +33,8 @@ pub(crate) struct Opening {
     pub(crate) device: Option<u16>,
     pub(crate) window_bytes: u64,
     pub(crate) timeout: f64,
+    pub(crate) verify: String,
+    pub(crate) verify_seed: Option<u64>,
 }
 
 /// What a reservation may say besides the chain.
@@ -79,13 +81,18 @@ impl Opening {
     /// The runtime, and the session that opens on it.
     ///
     /// # Errors
-    /// `ValueError` for an impossible timeout; `OSError` where the system gives no thread.
+    /// `ValueError` for an impossible timeout or `verify`; `OSError` where the system gives no thread.
     pub(crate) fn start(self) -> PyResult<(Handle, impl Request<larder_client::Session>)> {
         let options = SessionOptions {
             client: self.client.unwrap_or_else(|| concat!("larder-kv ", env!("CARGO_PKG_VERSION")).into()),
             device: self.device,
             window_bytes: self.window_bytes,
             timeout: seconds(self.timeout)?,
+            verify: self
+                .verify
+                .parse()
+                .map_err(|error: UnknownVerify| PyValueError::new_err(error.to_string()))?,
+            verify_seed: self.verify_seed,
         };
         let path = self.path;
         Ok((runtime()?, async move { larder_client::Session::connect(path, options).await }))

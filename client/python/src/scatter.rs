@@ -4,6 +4,7 @@ use larder_client::{LeaseGuard, Namespace};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::errors::damaged;
 use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::reservation::StagedChunk;
@@ -86,6 +87,8 @@ impl ScatteredMemory {
 
     /// Copies the first `chunks` leased chunks (all where not given) to pieces: one behind the other, they are the chunks'
     /// blocks `block` one behind the other. Other threads run meanwhile; none may touch these pieces.
+    ///
+    /// Raises `DamagedError` where a chunk was verified and is wrong: those before its `position` are loaded.
     #[pyo3(signature = (lease, addresses, sizes, *, chunks = None, block = 0))]
     fn load(
         &self,
@@ -100,12 +103,12 @@ impl ScatteredMemory {
         let chunks = chunks.unwrap_or(guard.chunks());
         check_leased(&guard, chunks, block)?;
         let pieces = self.pieces(&addresses, &sizes, chunks, guard.namespace().block_bytes(block))?;
-        py.detach(|| {
-            for Piece { region, start, bytes, block: position, offset } in pieces {
-                self.regions[region].copy_from(start..start + bytes, &guard, position, block, offset);
-            }
+        let copied = py.detach(|| {
+            pieces.into_iter().try_for_each(|Piece { region, start, bytes, block: position, offset }| {
+                self.regions[region].copy_from(start..start + bytes, &guard, position, block, offset)
+            })
         });
-        Ok(())
+        copied.map_err(|error| damaged(&error))
     }
 
     /// Copies pieces to staged chunks: one behind the other, they are the chunks' blocks `block` one behind the other. Other

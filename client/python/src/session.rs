@@ -19,7 +19,8 @@ use crate::waiting;
 ///
 /// `client` says who asks, for the node's log; `device` is the number of the GPU actor (the one with the fewest sessions where
 /// not given); `window_bytes` is the write window wanted, 0 for a session that never writes; `timeout` is in seconds, for
-/// each request.
+/// each request. `verify` says which blocks are verified when they are read: "off", "sample" (one in 64, chosen by `verify_seed`,
+/// at random where that is not given) or "always"; one that is wrong raises `DamagedError`, and the node is told.
 ///
 /// The session ends when it and its last lease, ticket and reservation are gone. It belongs to the process that opened it:
 /// after a fork, the child gets `ForkedError`.
@@ -33,7 +34,8 @@ pub(crate) struct Session {
 #[pymethods]
 impl Session {
     #[new]
-    #[pyo3(signature = (path, *, client = None, device = None, window_bytes = 64 << 20, timeout = 10.0))]
+    #[pyo3(signature = (path, *, client = None, device = None, window_bytes = 64 << 20, timeout = 10.0, verify = String::from("sample"), verify_seed = None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -41,8 +43,11 @@ impl Session {
         device: Option<u16>,
         window_bytes: u64,
         timeout: f64,
+        verify: String,
+        verify_seed: Option<u64>,
     ) -> PyResult<Self> {
-        let (runtime, session) = Opening { path, client, device, window_bytes, timeout }.start()?;
+        let (runtime, session) =
+            Opening { path, client, device, window_bytes, timeout, verify, verify_seed }.start()?;
         let session = waiting::wait(py, &runtime, session)?;
         Ok(Self { requests: Requests::new(session, runtime) })
     }

@@ -8,6 +8,7 @@ use larder_client::LeaseGuard;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::errors::damaged;
 use crate::process::Own;
 
 /// A block in the node's memory, read-only: a buffer of bytes that keeps its lease.
@@ -31,9 +32,20 @@ unsafe impl Sync for Block {}
 
 impl BlockView {
     /// The view of a block that `guard` may read.
-    pub(crate) fn new(guard: Arc<LeaseGuard>, position: usize, block: usize) -> Self {
-        let (start, bytes) = guard.block_ptr(position, block);
-        Self { block: Own::new(Block { start, bytes, _guard: guard }) }
+    ///
+    /// # Errors
+    /// `DamagedError`.
+    pub(crate) fn new(
+        py: Python<'_>,
+        guard: Arc<LeaseGuard>,
+        position: usize,
+        block: usize,
+    ) -> PyResult<Self> {
+        // The pointer stays on this thread's stack meanwhile, as a number.
+        let found =
+            py.detach(|| guard.block_ptr(position, block).map(|(start, bytes)| (start as usize, bytes)));
+        let (start, bytes) = found.map_err(|error| damaged(&error))?;
+        Ok(Self { block: Own::new(Block { start: start as *const u8, bytes, _guard: guard }) })
     }
 }
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use larder_protocol::session::{Found, Pinned, Progress, Wait};
-use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
+use larder_protocol::session::{Checked, Found, Pinned, Progress, Wait};
+use larder_protocol::{Chain, ChunkHash, NamespaceSpec, PoolSet, TraceContext};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 use tokio::sync::TryAcquireError;
@@ -258,6 +258,16 @@ impl BlockingSession {
     /// `Refused` where there is no such pin; the general ones of [`SessionError`].
     pub fn unpin(&self, pin: u64) -> Result<(), SessionError> {
         self.exchange(exchange::unpin(pin))
+    }
+
+    /// Tells the node that a chunk has other bytes than were committed under its name: it verifies the chunk, and drops it if that
+    /// is so. Leases report what they find damaged by themselves.
+    ///
+    /// # Errors
+    /// `Busy` where this session reports too much; `Refused` for a namespace that it did not register; the general ones of
+    /// [`SessionError`].
+    pub fn report_damage(&self, namespace: &Namespace, hash: ChunkHash) -> Result<Checked, SessionError> {
+        self.exchange(exchange::report_damage(namespace, hash))
     }
 
     /// The tenant that the socket serves.

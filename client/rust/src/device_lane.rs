@@ -28,6 +28,7 @@ use crate::namespace::Namespace;
 use crate::options::millis;
 use crate::reservation::Reservation;
 use crate::session::Session;
+use crate::verify::Damaged;
 
 /// An engine's tensors that the node knows, until the session ends. Cheap to clone.
 #[derive(Clone)]
@@ -86,6 +87,28 @@ impl NodeTensors {
     #[must_use]
     pub fn namespace(&self) -> &Namespace {
         &self.0.namespace
+    }
+
+    /// Verifies what a load would copy, where it stands, as far as the session's options say so and it was not done before.
+    ///
+    /// # Errors
+    /// [`Damaged`], the first that is.
+    ///
+    /// # Panics
+    /// Where the namespace has no such block.
+    pub fn verify(&self, lease: &LeaseGuard, load: &LoadPages) -> Result<(), Damaged> {
+        let layout = &self.0.layout;
+        let per_chunk = u64::from(layout.spec().pages_per_chunk).max(1);
+        let end = load.first_page.saturating_add(load.pages.len() as u64).div_ceil(per_chunk);
+        let place = |layer: u32| u64::from(layer) * layout.layer_bytes();
+        // Beyond the lease there is nothing to verify, and the node refuses.
+        let positions = load.first_page / per_chunk..end.min(lease.chunks() as u64);
+        positions.map(|position| position as usize).try_for_each(|position| {
+            if !lease.has_block(position, load.block) {
+                return Ok(());
+            }
+            lease.verify_bytes(position, load.block, &(place(load.layers.start)..place(load.layers.end)))
+        })
     }
 }
 
@@ -157,12 +180,13 @@ impl Session {
         self.exchange(messages::register(namespace, block, layout, memory)?).await
     }
 
-    /// Has the node begin to copy what is leased into pages. The lease may be given back meanwhile.
+    /// Has the node begin to copy what is leased into pages. The lease may be given back meanwhile. Blocks that the session
+    /// verifies are verified first, where they stand and on the caller's thread: [`NodeTensors::verify`] does it on another.
     ///
     /// Cancel safe: a copy that has begun goes on.
     ///
     /// # Errors
-    /// `Refused` where the pages are not those of the lease or the tensors; `Busy`; the general ones of [`SessionError`].
+    /// `Refused` where the pages are not those of the lease or the tensors; `Damaged`; `Busy`; the general ones of [`SessionError`].
     ///
     /// # Panics
     /// Where the tensors hold another block than that to load.
@@ -173,7 +197,7 @@ impl Session {
         load: &LoadPages,
         flags: CopyFlags,
     ) -> Result<NodeCopy, SessionError> {
-        self.exchange(messages::load(tensors, lease, load, flags)).await
+        self.exchange(messages::load(tensors, lease, load, flags)?).await
     }
 
     /// Has the node begin to copy pages into reserved chunks. When it is done, [`Session::commit_handed_over`] commits

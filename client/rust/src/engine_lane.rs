@@ -26,6 +26,7 @@ use crate::lease::LeaseGuard;
 use crate::lock;
 use crate::mapping::Mapping;
 use crate::reservation::{StagedChunk, StagedLayers};
+use crate::verify::Damaged;
 use copies::{Copies, Held};
 use regions::Regions;
 
@@ -95,6 +96,9 @@ pub enum LaneError {
     /// The pages are not those of the lease, the layout not that of the namespace, or the order too long.
     #[error("{0}")]
     Mismatch(String),
+    /// A block that was to be loaded is damaged.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
     /// The device is lost.
     #[error("the device is gone")]
     Gone,
@@ -158,7 +162,8 @@ impl EngineLane {
         Ok(EngineTensors { id, layout, regions: tensors.regions.clone() })
     }
 
-    /// Begins to copy what is leased into pages. The lease is kept until the device let go of it.
+    /// Begins to copy what is leased into pages. The lease is kept until the device let go of it. Blocks that the session
+    /// verifies are verified first, on the caller's thread.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun.
@@ -173,6 +178,7 @@ impl EngineLane {
         flags: CopyFlags,
     ) -> Result<CopyHandle<()>, LaneError> {
         tensors.check_block(lease.namespace().block_bytes(load.block))?;
+        tensors.check_layers(&load.layers)?;
         let per_chunk = u64::from(tensors.layout.spec().pages_per_chunk);
         let end = load.first_page.checked_add(load.pages.len() as u64);
         if load.pages.is_empty() || end.is_none_or(|end| end > lease.chunks() as u64 * per_chunk) {
@@ -184,11 +190,19 @@ impl EngineLane {
             )));
         }
         let page_bytes = tensors.layout.block_bytes() / per_chunk;
+        let layer_bytes = tensors.layout.layer_bytes();
+        let bytes = u64::from(load.layers.start) * layer_bytes..u64::from(load.layers.end) * layer_bytes;
         let mut copies = Vec::with_capacity(load.pages.len());
+        let mut verified = None;
         for (number, &page) in (load.first_page..).zip(&load.pages) {
             let (position, in_chunk) = ((number / per_chunk) as usize, (number % per_chunk) as u32);
-            if !lease.has_block(position, load.block) {
-                return Err(LaneError::Mismatch(format!("the chunk at {position} has no such block leased")));
+            if verified != Some(position) {
+                if !lease.has_block(position, load.block) {
+                    let text = format!("the chunk at {position} has no such block leased");
+                    return Err(LaneError::Mismatch(text));
+                }
+                lease.verify_bytes(position, load.block, &bytes)?;
+                verified = Some(position);
             }
             let (memory, offset) = lease.block_memory(position, load.block, page_bytes);
             copies.push((memory, offset, in_chunk, page));

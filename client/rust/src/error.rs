@@ -11,6 +11,7 @@ use larder_protocol::session::{MalformedMessage, Refusal, Scarce};
 
 use crate::mapping::MappingError;
 use crate::socket::ReceiveError;
+use crate::verify::Damaged;
 
 /// Why a request has no result. A miss is no error.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +59,9 @@ pub enum SessionError {
     /// A descriptor that came from the node is not the memory that it should be. The session is over.
     #[error("the node sent wrong memory: {0}")]
     Descriptor(#[from] MappingError),
+    /// A block that was to be copied is damaged.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
     /// No answer within the session's timeout. What a late answer grants is given back.
     #[error("no answer in time")]
     Timeout,

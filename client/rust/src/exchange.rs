@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use larder_protocol::handoff::{self, AskInPlace, Writer};
 use larder_protocol::session::{
-    Busy, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Progress, Register, Request, Reserve, Response,
-    Wait,
+    Busy, Checked, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Progress, Register, ReportDamage,
+    Request, Reserve, Response, Wait,
 };
-use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
+use larder_protocol::{Chain, ChunkHash, NamespaceSpec, PoolSet, TraceContext};
 
 use crate::error::SessionError;
-use crate::follow::{Follow, FollowOptions, InPlace};
+use crate::follow::{Follow, FollowOptions, InPlace, News};
 use crate::lease::LeaseGuard;
 use crate::link::Link;
 use crate::namespace::Namespace;
@@ -74,8 +74,14 @@ pub(crate) fn register(spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]
         descriptors: Vec::new(),
         request: Request::Register(asked.clone()),
         accept: Box::new(move |_, response, _| match response {
-            Response::Registered(_) if asked.slices.is_empty() || asked.block_bytes.is_empty() => {
-                Err(SessionError::wrong_answer("a namespace has a slice and a pool"))
+            Response::Registered(_)
+                if asked.slices.is_empty()
+                    || asked.block_bytes.is_empty()
+                    || asked.block_bytes.len() != asked.spec.pools.len() =>
+            {
+                Err(SessionError::wrong_answer(
+                    "a namespace has a slice, a pool, and a block size of each pool",
+                ))
             }
             Response::Registered(registered) => Ok(Namespace::new(&registered, &asked)),
             _ => Err(SessionError::wrong_answer("a namespace is registered")),
@@ -129,7 +135,7 @@ pub(crate) fn prefetch(
     options: LookupOptions,
 ) -> Result<Exchange<Pinning<Ticket>>, SessionError> {
     let request = Request::Prefetch(lookup_message(namespace, chain, options)?);
-    let (namespace, asked) = (namespace.clone(), chain.len());
+    let (namespace, asked) = (namespace.clone(), chain.hashes.as_slice().into());
     let accept: Accept<_> = Box::new(move |link, response, _| match response {
         Response::Prefetching(prefetching) => {
             let ticket = Ticket::accept(link, namespace, asked, prefetching)?;
@@ -152,12 +158,12 @@ pub(crate) fn progress(ticket: &Ticket) -> Exchange<Progress> {
 }
 
 pub(crate) fn collect(ticket: &Ticket, wait: Wait) -> Exchange<LeaseGuard> {
-    let (namespace, asked) = (ticket.namespace().clone(), ticket.chunks());
+    let (namespace, asked) = (ticket.namespace().clone(), Arc::clone(ticket.chunks()));
     Exchange {
         descriptors: Vec::new(),
         request: Request::Collect(Collect { ticket: ticket.number(), wait }),
         accept: Box::new(move |link, response, descriptors| match response {
-            Response::Leased(leased) => LeaseGuard::accept(link, namespace, asked, leased, &descriptors),
+            Response::Leased(leased) => LeaseGuard::accept(link, namespace, &asked, leased, &descriptors),
             _ => Err(SessionError::wrong_answer("a ticket is collected as a lease")),
         }),
     }
@@ -166,9 +172,9 @@ pub(crate) fn collect(ticket: &Ticket, wait: Wait) -> Exchange<LeaseGuard> {
 pub(crate) fn lease(namespace: &Namespace, chain: &Chain) -> Result<Exchange<LeaseGuard>, SessionError> {
     chain.check(namespace.root(), namespace.is_flat())?;
     let request = Request::Lease(Lease { namespace: namespace.number(), chain: chain.clone() });
-    let (namespace, asked) = (namespace.clone(), chain.len());
+    let (namespace, asked) = (namespace.clone(), chain.hashes.clone());
     let accept: Accept<_> = Box::new(move |link, response, descriptors| match response {
-        Response::Leased(leased) => LeaseGuard::accept(link, namespace, asked, leased, &descriptors),
+        Response::Leased(leased) => LeaseGuard::accept(link, namespace, &asked, leased, &descriptors),
         _ => Err(SessionError::wrong_answer("a lease leases")),
     });
     Ok(Exchange::new(request, accept))
@@ -249,7 +255,7 @@ pub(crate) fn follow(
         attempt,
         patience_ms: millis(patience),
     });
-    let (namespace, asked) = (namespace.clone(), chain.len());
+    let (namespace, asked) = (namespace.clone(), chain.hashes.as_slice().into());
     let accept: Accept<_> = Box::new(move |link, response, _| match response {
         Response::Following(number) if number != 0 => Ok(Follow::new(link, namespace, asked, number)),
         _ => Err(SessionError::wrong_answer("a follow follows")),
@@ -258,12 +264,8 @@ pub(crate) fn follow(
 }
 
 /// Asks for news of a follow; its lease comes along when there is one.
-pub(crate) fn in_place(
-    follow: &Follow,
-    known: InPlace,
-    wait: Duration,
-) -> Exchange<(InPlace, Option<LeaseGuard>)> {
-    let (namespace, asked) = (follow.namespace().clone(), follow.asked());
+pub(crate) fn in_place(follow: &Follow, known: InPlace, wait: Duration) -> Exchange<News> {
+    let (namespace, asked) = (follow.namespace().clone(), Arc::clone(follow.hashes()));
     let request = AskInPlace {
         follow: follow.number(),
         chunks: known.chunks,
@@ -277,12 +279,13 @@ pub(crate) fn in_place(
             let Response::InPlace(news) = response else {
                 return Err(SessionError::wrong_answer("a follow has layers in place"));
             };
-            let handoff::InPlace { chunks, layers, is_whole, leased } = news;
-            if chunks as usize > asked {
+            let handoff::InPlace { chunks, layers, is_whole, leased, sums, checksums } = news;
+            if chunks as usize > asked.len() {
                 return Err(SessionError::wrong_answer("a follow has chunks that were asked for"));
             }
-            let accept = |leased| LeaseGuard::accept(link, namespace, asked, leased, &descriptors);
-            Ok((InPlace { chunks, layers, is_whole }, leased.map(accept).transpose()?))
+            let accept = |leased| LeaseGuard::accept_followed(link, namespace, &asked, leased, &descriptors);
+            let lease = leased.map(accept).transpose()?;
+            Ok(News { in_place: InPlace { chunks, layers, is_whole }, lease, sums, checksums })
         }),
     }
 }
@@ -317,6 +320,15 @@ pub(crate) fn unpin(pin: u64) -> Exchange<()> {
             _ => Err(SessionError::wrong_answer("an unpin unpins")),
         }),
     }
+}
+
+pub(crate) fn report_damage(namespace: &Namespace, hash: ChunkHash) -> Exchange<Checked> {
+    let request = Request::ReportDamage(ReportDamage { namespace: namespace.number(), hash });
+    let accept: Accept<_> = Box::new(|_, response, _| match response {
+        Response::Checked(checked) => Ok(checked),
+        _ => Err(SessionError::wrong_answer("a chunk that is reported is checked")),
+    });
+    Exchange::new(request, accept)
 }
 
 impl<T> Pinning<T> {

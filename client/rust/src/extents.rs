@@ -108,20 +108,37 @@ impl Placed {
         chunk: usize,
         block: usize,
     ) -> Option<(&Arc<Mapping>, u64)> {
+        self.index(namespace, chunk, block).map(|index| self.at(index))
+    }
+
+    /// Which place is that of block `block` of the chunk with this index, if it has one.
+    ///
+    /// # Panics
+    /// Where there is no such chunk.
+    pub(crate) fn index(&self, namespace: &Namespace, chunk: usize, block: usize) -> Option<usize> {
         let per_slice = namespace.pool_bytes().len();
-        let index = if self.chunks.is_empty() {
-            chunk * namespace.blocks_per_chunk() + block
-        } else {
-            let (start, pools) = self.chunks[chunk];
-            let pool = block % per_slice;
-            if !pools.has(pool) {
-                return None;
-            }
-            start + block / per_slice * pools.len() + pools.common(PoolSet::first(pool)).len()
-        };
+        if self.chunks.is_empty() {
+            return Some(chunk * namespace.blocks_per_chunk() + block);
+        }
+        let (start, pools) = self.chunks[chunk];
+        let pool = block % per_slice;
+        let in_slice = pools.common(PoolSet::first(pool)).len();
+        pools.has(pool).then(|| start + block / per_slice * pools.len() + in_slice)
+    }
+
+    /// Places.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The mapping and offset of a place.
+    ///
+    /// # Panics
+    /// Where there is no such place.
+    pub(crate) fn at(&self, index: usize) -> (&Arc<Mapping>, u64) {
         let place = self.places[index];
         let found = self.mappings.iter().find(|(number, _)| *number == place.extent);
         let (_, mapping) = found.expect("`place` kept the mapping of every place");
-        Some((mapping, place.offset))
+        (mapping, place.offset)
     }
 }

@@ -3,7 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use larder_protocol::ChunkHash;
+use larder_protocol::handoff::LayersSum;
 use larder_protocol::session::Request;
+
+use crate::error::SessionError;
 
 use crate::lease::LeaseGuard;
 use crate::link::Link;
@@ -39,7 +43,7 @@ pub struct InPlace {
 pub struct Follow {
     link: Arc<Link>,
     namespace: Namespace,
-    asked: usize,
+    asked: Arc<[ChunkHash]>,
     number: u64,
     state: Mutex<State>,
 }
@@ -50,9 +54,17 @@ struct State {
     lease: Option<Arc<LeaseGuard>>,
 }
 
+/// What the node told of a follow.
+pub(crate) struct News {
+    pub(crate) in_place: InPlace,
+    pub(crate) lease: Option<LeaseGuard>,
+    pub(crate) sums: Vec<LayersSum>,
+    pub(crate) checksums: Vec<u64>,
+}
+
 impl Follow {
-    pub(crate) fn new(link: &Arc<Link>, namespace: Namespace, asked: usize, number: u64) -> Self {
-        let known = InPlace { chunks: asked as u32, layers: 0, is_whole: asked == 0 };
+    pub(crate) fn new(link: &Arc<Link>, namespace: Namespace, asked: Arc<[ChunkHash]>, number: u64) -> Self {
+        let known = InPlace { chunks: asked.len() as u32, layers: 0, is_whole: asked.is_empty() };
         let state = Mutex::new(State { known, lease: None });
         Self { link: Arc::clone(link), namespace, asked, number, state }
     }
@@ -80,19 +92,29 @@ impl Follow {
     /// Chunks that were asked for.
     #[must_use]
     pub fn asked(&self) -> usize {
-        self.asked
+        self.asked.len()
+    }
+
+    pub(crate) fn hashes(&self) -> &Arc<[ChunkHash]> {
+        &self.asked
     }
 
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    pub(crate) fn heard(&self, news: InPlace, lease: Option<LeaseGuard>) {
+    /// Takes what the node told: checksums before anybody counts on the layers that they are of.
+    pub(crate) fn heard(&self, news: News) -> Result<(), SessionError> {
+        let News { in_place, lease, sums, checksums } = news;
         let mut state = lock(&self.state);
-        state.known = news;
         if let Some(lease) = lease {
             state.lease = Some(Arc::new(lease));
         }
+        if let Some(lease) = &state.lease {
+            lease.add_sums(sums, checksums)?;
+        }
+        state.known = in_place;
+        Ok(())
     }
 }
 

@@ -127,10 +127,9 @@ impl Session {
                 return Ok(known);
             }
             let wait = left.min(self.timeout() / 4);
-            let (news, lease) = self.exchange(exchange::in_place(follow, known, wait)).await?;
-            follow.heard(news, lease);
+            follow.heard(self.exchange(exchange::in_place(follow, known, wait)).await?)?;
             if left.is_zero() {
-                return Ok(news);
+                return Ok(follow.in_place());
             }
         }
     }

@@ -78,7 +78,7 @@ impl Handshake {
         options: &SessionOptions,
     ) -> (Arc<Link>, FrameReader) {
         let Opened { welcome, window } = opened;
-        (Arc::new(Link::new(socket, welcome, window.map(Arc::new), options.timeout)), self.reader)
+        (Arc::new(Link::new(socket, welcome, window.map(Arc::new), options)), self.reader)
     }
 }
 

@@ -1,8 +1,11 @@
 //! Blocks that may be read.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use larder_protocol::ChunkHash;
+use larder_protocol::handoff::LayersSum;
 use larder_protocol::session::{Leased, Request};
 
 use crate::error::SessionError;
@@ -11,12 +14,16 @@ use crate::link::Link;
 use crate::lock;
 use crate::mapping::Mapping;
 use crate::namespace::Namespace;
+use crate::verify::{Damaged, Proofs, Reading};
 
 /// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; 0 of them on a miss. While it lives the node
 /// keeps them in place.
 ///
 /// Every pool can be restored at their end. What that does not need, such as the recurrent state after any chunk but the
 /// last, is not among the blocks that may be read: see [`LeaseGuard::has_block`].
+///
+/// What is read is verified as the session's options say. A block that has other bytes than were committed under its name is
+/// [`Damaged`] however often it is read; its chunk is as if it were not there, and the node is told.
 ///
 /// Dropping it gives the lease back at once, without blocking, from any thread.
 pub struct LeaseGuard {
@@ -26,18 +33,45 @@ pub struct LeaseGuard {
     lease: u64,
     chunks: usize,
     placed: Placed,
+    proofs: Proofs,
 }
 
 impl LeaseGuard {
+    /// The lease of a prefix of the chunks `asked`.
     pub(crate) fn accept(
         link: &Arc<Link>,
         namespace: Namespace,
-        asked: usize,
+        asked: &[ChunkHash],
+        mut leased: Leased,
+        descriptors: &[OwnedFd],
+    ) -> Result<Self, SessionError> {
+        let sums = std::mem::take(&mut leased.checksums);
+        let prove = |hashes: &[ChunkHash], places| Proofs::of_lease(link, hashes, places, sums);
+        Self::accept_with(link, namespace, asked, leased, descriptors, prove)
+    }
+
+    /// The lease of what is followed, whose layers prove themselves as they come.
+    pub(crate) fn accept_followed(
+        link: &Arc<Link>,
+        namespace: Namespace,
+        asked: &[ChunkHash],
         leased: Leased,
         descriptors: &[OwnedFd],
     ) -> Result<Self, SessionError> {
+        let prove = |hashes: &[ChunkHash], places| Ok(Proofs::of_follow(link, hashes, places));
+        Self::accept_with(link, namespace, asked, leased, descriptors, prove)
+    }
+
+    fn accept_with(
+        link: &Arc<Link>,
+        namespace: Namespace,
+        asked: &[ChunkHash],
+        leased: Leased,
+        descriptors: &[OwnedFd],
+        prove: impl FnOnce(&[ChunkHash], usize) -> Result<Proofs, SessionError>,
+    ) -> Result<Self, SessionError> {
         let chunks = leased.chunks as usize;
-        if chunks > asked || (chunks > 0 && leased.lease == 0) {
+        if chunks > asked.len() || (chunks > 0 && leased.lease == 0) {
             return Err(SessionError::wrong_answer("a lease covers chunks that were asked for"));
         }
         let mut extents = lock(&link.extents);
@@ -45,13 +79,15 @@ impl LeaseGuard {
         let rules = *namespace.rules();
         let pools = |position| rules.needed(position, chunks);
         let placed = extents.place(&namespace, chunks, pools, leased.places)?;
-        Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, placed })
+        drop(extents);
+        let proofs = prove(&asked[..chunks], placed.len())?;
+        Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, placed, proofs })
     }
 
     /// A lease of no chunks.
     pub(crate) fn nothing(link: &Arc<Link>, namespace: Namespace) -> Result<Self, SessionError> {
-        let nothing = Leased { lease: 0, chunks: 0, places: Vec::new(), extents: Vec::new() };
-        Self::accept(link, namespace, 0, nothing, &[])
+        let (places, checksums, extents) = (Vec::new(), Vec::new(), Vec::new());
+        Self::accept(link, namespace, &[], Leased { lease: 0, chunks: 0, places, checksums, extents }, &[])
     }
 
     /// Chunks leased, from the chain's first on.
@@ -82,44 +118,78 @@ impl LeaseGuard {
         self.find(position, block).is_some()
     }
 
-    /// Copies block `block` of the chunk at `position` into `out`, and counts its bytes.
+    /// Copies block `block` of the chunk at `position` into `out`, and counts its bytes. It is the copy that is verified.
+    ///
+    /// # Errors
+    /// [`Damaged`]: what is in `out` means nothing.
     ///
     /// # Panics
     /// Where there is no such block, it may not be read, or `out` has another size than it.
-    pub fn copy_block(&self, position: usize, block: usize, out: &mut [u8]) {
+    pub fn copy_block(&self, position: usize, block: usize, out: &mut [u8]) -> Result<(), Damaged> {
         assert_eq!(
             out.len() as u64,
             self.namespace.block_bytes(block),
             "`out` must have the size of the block"
         );
-        self.copy_range(position, block, 0, out);
+        self.link.traffic.count_read(out.len() as u64);
+        self.proofs.copy_block(self.reading(position, block), out)
     }
 
     /// Copies `out.len()` bytes of block `block` of the chunk at `position` into `out`, from `offset` bytes behind its start
-    /// on, and counts them.
+    /// on, and counts them. The block is verified when some of it is read for the first time.
+    ///
+    /// # Errors
+    /// [`Damaged`]: nothing is copied.
     ///
     /// # Panics
     /// Where there is no such block, it may not be read, or it ends before.
-    pub fn copy_range(&self, position: usize, block: usize, offset: u64, out: &mut [u8]) {
+    pub fn copy_range(
+        &self,
+        position: usize,
+        block: usize,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), Damaged> {
         let bytes = self.namespace.block_bytes(block);
-        let fits = offset.checked_add(out.len() as u64).is_some_and(|end| end <= bytes);
-        assert!(fits, "{} bytes at {offset} are beyond a block of {bytes}", out.len());
-        let (mapping, start) = self.place(position, block);
-        mapping.copy_to(start + offset, out);
+        let end = offset.checked_add(out.len() as u64).filter(|&end| end <= bytes);
+        let Some(end) = end else { panic!("{} bytes at {offset} are beyond a block of {bytes}", out.len()) };
+        let reading = self.reading(position, block);
+        self.proofs.check(reading, &(offset..end))?;
+        reading.mapping.copy_to(reading.offset + offset, out);
         self.link.traffic.count_read(out.len() as u64);
+        Ok(())
     }
 
     /// Where block `block` of the chunk at `position` stands, and its bytes, for a copy by a device; counts it as read.
-    /// Read-only, and valid until the lease is given back: keep it until the device has completed the copy.
+    /// Read-only, and valid until the lease is given back: keep it until the device has completed the copy. Of what is followed
+    /// the layers are verified that are in place now.
+    ///
+    /// # Errors
+    /// [`Damaged`], found where the block stands.
     ///
     /// # Panics
     /// Where there is no such block, or it may not be read.
-    #[must_use]
-    pub fn block_ptr(&self, position: usize, block: usize) -> (*const u8, usize) {
+    pub fn block_ptr(&self, position: usize, block: usize) -> Result<(*const u8, usize), Damaged> {
         let bytes = self.namespace.block_bytes(block);
-        let (mapping, offset) = self.place(position, block);
+        let reading = self.reading(position, block);
+        self.proofs.check(reading, &(0..bytes))?;
         self.link.traffic.count_read(bytes);
-        (mapping.as_ptr().wrapping_add(offset as usize).cast_const(), bytes as usize)
+        Ok((reading.mapping.as_ptr().wrapping_add(reading.offset as usize).cast_const(), bytes as usize))
+    }
+
+    /// Verifies bytes of a block where they stand, as far as the session's options say so and it was not done before.
+    pub(crate) fn verify_bytes(
+        &self,
+        position: usize,
+        block: usize,
+        bytes: &Range<u64>,
+    ) -> Result<(), Damaged> {
+        self.proofs.check(self.reading(position, block), bytes)
+    }
+
+    /// Layers of what is followed are in place, or all of it is whole.
+    pub(crate) fn add_sums(&self, layers: Vec<LayersSum>, whole: Vec<u64>) -> Result<(), SessionError> {
+        self.proofs.add(layers, whole)
     }
 
     /// Its number at the node; 0 where nothing is leased.
@@ -141,16 +211,27 @@ impl LeaseGuard {
     }
 
     fn place(&self, position: usize, block: usize) -> (&Arc<Mapping>, u64) {
+        self.placed.at(self.index(position, block))
+    }
+
+    fn reading(&self, position: usize, block: usize) -> Reading<'_> {
+        let index = self.index(position, block);
+        let (mapping, offset) = self.placed.at(index);
+        let (link, namespace, lease) = (&self.link, &self.namespace, self.lease);
+        Reading { link, namespace, lease, position, block, index, mapping, offset }
+    }
+
+    fn index(&self, position: usize, block: usize) -> usize {
         self.find(position, block).unwrap_or_else(|| {
             panic!("restoring {} chunks needs no block {block} of the one at {position}", self.chunks)
         })
     }
 
-    fn find(&self, position: usize, block: usize) -> Option<(&Arc<Mapping>, u64)> {
+    fn find(&self, position: usize, block: usize) -> Option<usize> {
         assert!(position < self.chunks, "{} chunks are leased, there is none at {position}", self.chunks);
         let blocks = self.namespace.blocks_per_chunk();
         assert!(block < blocks, "a chunk has {blocks} blocks, not {block}");
-        self.placed.block(&self.namespace, position, block)
+        self.placed.index(&self.namespace, position, block)
     }
 }
 

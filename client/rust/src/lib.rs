@@ -4,7 +4,8 @@
 //! same [`LeaseGuard`]s and [`Reservation`]s. [`socket`] and [`mapping`] are shared with the node.
 //!
 //! - **get**: [`Session::lookup`] says how much of a prompt is here, [`Session::lease`] keeps it in place,
-//!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back.
+//!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back. What is read is verified as
+//!   [`SessionOptions::verify`] says; what is wrong is [`Damaged`], and the node is told.
 //! - **put**: [`Session::reserve`] says which chunks are missing, [`Session::stage`] gives one of them room,
 //!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
 //! - **hand over**: [`Session::stage_layers`] and [`Session::hand_over`] give others some layers ahead of the commit;
@@ -35,6 +36,7 @@ pub mod socket;
 mod ticket;
 pub mod trace;
 mod traffic;
+mod verify;
 mod window;
 
 pub use blocking::BlockingSession;
@@ -50,6 +52,7 @@ pub use reservation::{Reservation, StagedChunk, StagedLayers};
 pub use session::Session;
 pub use ticket::Ticket;
 pub use traffic::Counters;
+pub use verify::{Damaged, UnknownVerify, Verify};
 
 /// README's example compiles.
 #[cfg(doctest)]

@@ -20,8 +20,10 @@ use crate::extents::Extents;
 use crate::handshake::HELLO_NUMBER;
 use crate::lock;
 use crate::mapping::Mapping;
+use crate::options::SessionOptions;
 use crate::socket::{Frame, FrameReader, FrameWriter};
 use crate::traffic::Traffic;
+use crate::verify::Verifier;
 use crate::window::Window;
 
 /// An open session. It does no waiting: its owner receives, and flushes what the socket did not take at once.
@@ -39,6 +41,8 @@ pub(crate) struct Link {
     /// The page of words of the device lane, once the node gave it.
     pub(crate) words: Mutex<Option<Arc<Mapping>>>,
     pub(crate) traffic: Arc<Traffic>,
+    /// Decides which blocks are verified.
+    pub(crate) verifier: Verifier,
     pub(crate) welcome: Welcome,
     pub(crate) timeout: Duration,
 }
@@ -72,9 +76,11 @@ impl Link {
         socket: UnixStream,
         welcome: Welcome,
         window: Option<Arc<Window>>,
-        timeout: Duration,
+        options: &SessionOptions,
     ) -> Self {
+        let &SessionOptions { timeout, verify, verify_seed, .. } = options;
         Self {
+            verifier: Verifier::new(verify, verify_seed),
             socket,
             state: Mutex::new(State {
                 open: true,
@@ -159,6 +165,15 @@ impl Link {
         if state.open {
             state.chores.push_back(request);
             self.send_chores(&mut state);
+        }
+    }
+
+    /// Tells the node of a damaged chunk, in the same way. Where many wait already, this one is not told: whoever reads it next
+    /// finds it too.
+    pub(crate) fn report(&self, request: Request) {
+        let waiting = lock(&self.state).chores.len();
+        if waiting < MOST_WAITING_CHORES {
+            self.give_back(request);
         }
     }
 
@@ -268,6 +283,9 @@ impl Drop for Link {
 /// Of the requests that a session may have outstanding, those kept for giving back what a dropped value held: that may
 /// not wait for callers.
 const CHORES_IN_FLIGHT: usize = 8;
+
+/// Of the requests that wait for their turn among these, so many may be there before a report of damage is not sent.
+const MOST_WAITING_CHORES: usize = 64;
 
 /// The bit that tells the numbers of such requests from those of callers.
 const CHORE: u64 = 1 << 63;

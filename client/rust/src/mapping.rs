@@ -80,6 +80,22 @@ impl Mapping {
         unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
     }
 
+    /// Shows the `bytes` bytes from `offset` on to `each`, in order and a piece at a time: copies, since no reference into the
+    /// mapping may exist.
+    ///
+    /// # Panics
+    /// Where they do not lie within the mapping.
+    pub(crate) fn visit(&self, offset: u64, bytes: u64, mut each: impl FnMut(&[u8])) {
+        let mut piece = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX).min(VISITED_PIECE_BYTES)];
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(piece.len());
+            self.copy_to(at, &mut piece[..most]);
+            each(&piece[..most]);
+            at += most as u64;
+        }
+    }
+
     /// Copies `bytes` to `offset` on.
     ///
     /// # Panics
@@ -181,3 +197,6 @@ unsafe impl Send for Mapping {}
 
 // SAFETY: `&Mapping` gives no references into the memory, only copies, whose races its methods speak of.
 unsafe impl Sync for Mapping {}
+
+/// A piece that a core's first cache has room for beside what it is copied from.
+const VISITED_PIECE_BYTES: usize = 16 << 10;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::session::{Register, Registered};
 use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolRules, PoolSet};
@@ -20,9 +21,11 @@ struct Shape {
     number: u32,
     fingerprint: Fingerprint,
     root: ChunkHash,
-    slices: usize,
+    slices: Vec<u16>,
     pool_bytes: Vec<u64>,
     pool_layers: Vec<u32>,
+    /// Of each pool, the bytes of a layer, and those that share one checksum.
+    layer_bytes: Vec<(u64, u64)>,
     rules: PoolRules,
     chunk_tokens: u32,
     flat: bool,
@@ -35,9 +38,15 @@ impl Namespace {
                 number: registered.namespace,
                 fingerprint: registered.fingerprint,
                 root: registered.root,
-                slices: asked.slices.len(),
+                slices: asked.slices.clone(),
                 pool_bytes: asked.block_bytes.clone(),
                 pool_layers: asked.spec.pools.iter().map(|pool| pool.layers).collect(),
+                layer_bytes: asked
+                    .spec
+                    .pools
+                    .iter()
+                    .map(|pool| (pool.layer_bytes, range_bytes(pool)))
+                    .collect(),
                 rules: PoolRules::new(&asked.spec.pools),
                 chunk_tokens: asked.spec.chunk_tokens,
                 flat: asked.spec.flat,
@@ -78,7 +87,7 @@ impl Namespace {
     /// Slices that the session reads and writes.
     #[must_use]
     pub fn slices(&self) -> usize {
-        self.shape.slices
+        self.shape.slices.len()
     }
 
     /// Bytes of one block of each pool.
@@ -108,7 +117,7 @@ impl Namespace {
     /// Blocks of one chunk in this session: slices x pools.
     #[must_use]
     pub fn blocks_per_chunk(&self) -> usize {
-        self.shape.slices * self.shape.pool_bytes.len()
+        self.shape.slices.len() * self.shape.pool_bytes.len()
     }
 
     /// Bytes of block `block` of a chunk.
@@ -123,6 +132,23 @@ impl Namespace {
             self.blocks_per_chunk()
         );
         self.shape.pool_bytes[block % self.shape.pool_bytes.len()]
+    }
+
+    /// What block `block` of a chunk is called.
+    pub(crate) fn key(&self, hash: ChunkHash, block: usize) -> BlockKey {
+        let pools = self.shape.pool_bytes.len();
+        let (slice, pool) = (self.shape.slices[block / pools], (block % pools) as u8);
+        BlockKey { fingerprint: self.shape.fingerprint, hash, slice, pool }
+    }
+
+    /// Bytes of one layer of block `block`.
+    pub(crate) fn layer_bytes(&self, block: usize) -> u64 {
+        self.shape.layer_bytes[block % self.shape.layer_bytes.len()].0
+    }
+
+    /// Bytes of block `block` that share one checksum.
+    pub(crate) fn range_bytes(&self, block: usize) -> u64 {
+        self.shape.layer_bytes[block % self.shape.layer_bytes.len()].1
     }
 
     /// A prompt's chunks from its first one on, or independent keys where the namespace is flat.

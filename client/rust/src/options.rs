@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use larder_protocol::session::Tier;
 
+use crate::verify::Verify;
+
 /// How to open a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionOptions {
@@ -16,6 +18,10 @@ pub struct SessionOptions {
     pub window_bytes: u64,
     /// How long a request may take, from the call to its result.
     pub timeout: Duration,
+    /// Which blocks are verified as they are read.
+    pub verify: Verify,
+    /// Decides, with [`Verify::Sample`], which they are; at random where `None`.
+    pub verify_seed: Option<u64>,
 }
 
 /// What to ask of a lookup besides the chain.
@@ -43,6 +49,8 @@ impl Default for SessionOptions {
             device: None,
             window_bytes: 64 << 20,
             timeout: Duration::from_secs(10),
+            verify: Verify::default(),
+            verify_seed: None,
         }
     }
 }

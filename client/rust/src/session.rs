@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_protocol::session::{Found, Pinned, Progress, Wait};
-use larder_protocol::{Chain, NamespaceSpec, PoolSet, TraceContext};
+use larder_protocol::session::{Checked, Found, Pinned, Progress, Wait};
+use larder_protocol::{Chain, ChunkHash, NamespaceSpec, PoolSet, TraceContext};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -272,6 +272,22 @@ impl Session {
     /// `Refused` where there is no such pin; the general ones of [`SessionError`].
     pub async fn unpin(&self, pin: u64) -> Result<(), SessionError> {
         self.exchange(exchange::unpin(pin)).await
+    }
+
+    /// Tells the node that a chunk has other bytes than were committed under its name: it verifies the chunk, and drops it if that
+    /// is so. Leases report what they find damaged by themselves.
+    ///
+    /// Cancel safe: a request that was sent takes effect.
+    ///
+    /// # Errors
+    /// `Busy` where this session reports too much; `Refused` for a namespace that it did not register; the general ones of
+    /// [`SessionError`].
+    pub async fn report_damage(
+        &self,
+        namespace: &Namespace,
+        hash: ChunkHash,
+    ) -> Result<Checked, SessionError> {
+        self.exchange(exchange::report_damage(namespace, hash)).await
     }
 
     /// The tenant that the socket serves.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use larder_protocol::ChunkHash;
 use larder_protocol::session::{Found, Prefetching, Progress, Request};
 
 use crate::error::SessionError;
@@ -19,17 +20,18 @@ pub struct Ticket {
     found: Found,
     tokens: u64,
     tokens_to_recompute: u64,
-    chunks: usize,
+    chunks: Arc<[ChunkHash]>,
 }
 
 impl Ticket {
     pub(crate) fn accept(
         link: &Arc<Link>,
         namespace: Namespace,
-        asked: usize,
+        asked: Arc<[ChunkHash]>,
         answer: Prefetching,
     ) -> Result<Self, SessionError> {
         let Prefetching { ticket: number, found, tokens, tokens_to_recompute } = answer;
+        let most = asked.len() as u64 * u64::from(namespace.chunk_tokens());
         let ticket = Self {
             link: Arc::clone(link),
             namespace,
@@ -39,7 +41,6 @@ impl Ticket {
             tokens_to_recompute,
             chunks: asked,
         };
-        let most = asked as u64 * u64::from(ticket.namespace.chunk_tokens());
         if ticket.tokens > most || ticket.found.tokens > most {
             return Err(SessionError::wrong_answer("a prefetch brings chunks that were asked for"));
         }
@@ -73,8 +74,8 @@ impl Ticket {
     }
 
     /// Chunks of the chain that was asked for.
-    pub(crate) fn chunks(&self) -> usize {
-        self.chunks
+    pub(crate) fn chunks(&self) -> &Arc<[ChunkHash]> {
+        &self.chunks
     }
 
     /// It was collected: nothing is left to cancel.

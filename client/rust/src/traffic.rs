@@ -9,6 +9,10 @@ pub struct Counters {
     pub bytes_read: u64,
     /// Bytes copied into staged chunks; a block whose pointer was taken counts as a whole.
     pub bytes_written: u64,
+    /// Bytes that were verified.
+    pub bytes_verified: u64,
+    /// Blocks that had other bytes than were committed under their names.
+    pub blocks_damaged: u64,
 }
 
 /// The running counts behind [`Counters`].
@@ -16,6 +20,8 @@ pub struct Counters {
 pub(crate) struct Traffic {
     read: AtomicU64,
     written: AtomicU64,
+    verified: AtomicU64,
+    damaged: AtomicU64,
 }
 
 impl Traffic {
@@ -27,10 +33,20 @@ impl Traffic {
         self.written.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    pub(crate) fn count_verified(&self, bytes: u64) {
+        self.verified.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_damaged(&self) {
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         Counters {
             bytes_read: self.read.load(Ordering::Relaxed),
             bytes_written: self.written.load(Ordering::Relaxed),
+            bytes_verified: self.verified.load(Ordering::Relaxed),
+            blocks_damaged: self.damaged.load(Ordering::Relaxed),
         }
     }
 }

@@ -66,6 +66,8 @@ enum HeldBy {
 /// A block that the tier wants.
 struct Wanted {
     key: BlockKey,
+    checksum: u64,
+    range_bytes: u64,
     facts: Facts,
     memory: Arc<ExtentMemory>,
     offset: u64,
@@ -213,7 +215,7 @@ impl GpuActor {
         )?;
         let (mut blocks, mut slots, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
         let tier = &mut self.device_lane.tier;
-        for LoadBlock { place, key, reads, facts } in order.blocks {
+        for LoadBlock { place, key, checksum, range_bytes, reads, facts } in order.blocks {
             if let Some(slot) = tier.find(&key) {
                 tier.touch(slot);
                 blocks.push(BlockAt::Pool(tier.offset(slot)));
@@ -224,7 +226,8 @@ impl GpuActor {
             let bytes = tensors.facts.bytes;
             if tier.wants(&key, bytes, reads) {
                 let memory = Arc::clone(memory);
-                wanted.push(Wanted { key, facts, memory, offset: place.offset, bytes });
+                let offset = place.offset;
+                wanted.push(Wanted { key, checksum, range_bytes, facts, memory, offset, bytes });
             }
             blocks.push(BlockAt::Host(Arc::clone(memory), place.offset));
         }

@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 use super::GpuActor;
 use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
 use crate::disk::ChunkKey;
-use crate::exchange::{Destination, FetchChunk, FetchOrder, Fetched};
+use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
 use crate::metrics::Placed;
 use crate::placement::{Placement, place};
 use crate::siblings::SIBLING_DEADLINE;
@@ -272,7 +272,7 @@ impl GpuActor {
 
     /// What a holder sent is here, or not.
     fn fetched(&mut self, holder: Holder, came: Vec<(FetchId, Option<Fetched>)>, ctx: &mut Context<Self>) {
-        let (mut again, mut stale, mut busy) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut again, mut stale, mut busy, mut damaged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.elapsed();
         self.meter(holder, &came, now);
         for (id, came) in came {
@@ -292,10 +292,18 @@ impl GpuActor {
                 Some(Fetched::Busy { retry_after_ms }) if holder.node == NodeNumber::THIS_NODE => {
                     busy.push((id, retry_after_ms));
                 }
+                Some(Fetched::Failed(FetchFailure::Checksum)) if holder.node == NodeNumber::THIS_NODE => {
+                    damaged.extend(self.fetching.get(&id).map(Fetch::key));
+                    again.push(id);
+                }
                 Some(Fetched::Busy { .. } | Fetched::Failed(_)) | None => again.push(id),
             }
         }
         self.ask_busy_sibling_again(holder, busy, ctx);
+        if let Some(&ChunkKey { fingerprint, .. }) = damaged.first() {
+            let hashes = damaged.iter().map(|key| key.hash).collect();
+            self.tell_sibling_damaged(holder.device, fingerprint, hashes);
+        }
         if let (Some(peers), Some(&(fingerprint, _))) = (&self.peers, stale.first()) {
             let chunks = stale.iter().map(|&(_, chunk)| chunk).collect();
             if peers.stale.try_send(Stale { holder, fingerprint, chunks }).is_err() {

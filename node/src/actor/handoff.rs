@@ -24,8 +24,8 @@ use crate::exchange::{
 use crate::metrics::{HandedOver, Movement, Placed};
 use crate::store::ids::SessionId;
 use crate::store::{
-    Came, Checksums, FetchId, FollowProgress, FollowRequest, FollowStarted, News, Refused, Source, Told,
-    Wanted,
+    Came, Checksums, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, News, Refused,
+    Source, Told, Wanted,
 };
 
 /// Who follows what is being written.
@@ -167,32 +167,29 @@ impl GpuActor {
         let progress = self.store.followed(session, ask.follow)?;
         let until = asked.started + Duration::from_millis(ask.wait_ms).min(MOST_WAIT);
         if is_news(&ask, &progress) || ask.wait_ms == 0 {
-            return Ok(Reply::Now(self.show_in_place(session, ask.follow, progress)?));
+            return Ok(Reply::Now(self.show_in_place(session, &ask)?));
         }
         let waiting = WaitingFollower { session, ask, asked, until };
         self.handoffs.waiting.entry(ask.follow).or_default().push(waiting);
         Ok(Reply::Later)
     }
 
-    fn show_in_place(
-        &mut self,
-        session: SessionId,
-        follow: u64,
-        FollowProgress { chunks, layers, is_whole }: FollowProgress,
-    ) -> Result<Answer, Refused> {
+    fn show_in_place(&mut self, session: SessionId, ask: &AskInPlace) -> Result<Answer, Refused> {
         let mut descriptors = Vec::new();
         let mut leased = None;
-        let (mut chunks, mut is_whole) = (chunks, is_whole);
-        if layers > 0
-            && let Some(shown) = self.store.show_followed(session, follow)?
+        if self.store.followed(session, ask.follow)?.layers > 0
+            && let Some(shown) = self.store.show_followed(session, ask.follow)?
         {
             self.metrics.moved(Movement::Leased, shown.bytes);
             let (extents, shown_descriptors) = self.show(&shown.new_extents);
             descriptors = shown_descriptors;
-            leased = Some(Leased { lease: shown.lease, chunks: shown.chunks, places: shown.places, extents });
-            FollowProgress { chunks, is_whole, .. } = self.store.followed(session, follow)?;
+            let (lease, chunks, places, checksums) = (shown.lease, shown.chunks, shown.places, Vec::new());
+            leased = Some(Leased { lease, chunks, places, checksums, extents });
         }
-        let response = Some(Response::InPlace(InPlace { chunks, layers, is_whole, leased }));
+        let FollowProofs { progress, sums, checksums } =
+            self.store.prove_followed(session, ask.follow, ask.layers)?;
+        let FollowProgress { chunks, layers, is_whole } = progress;
+        let response = Some(Response::InPlace(InPlace { chunks, layers, is_whole, leased, sums, checksums }));
         Ok(Answer { response, descriptors })
     }
 
@@ -243,9 +240,8 @@ impl GpuActor {
         if !waiting.is_empty() {
             self.handoffs.waiting.insert(follow, waiting);
         }
-        for WaitingFollower { session, asked, .. } in due {
-            let progress = self.store.followed(session, follow);
-            let answer = progress.and_then(|progress| self.show_in_place(session, follow, progress));
+        for WaitingFollower { session, ask, asked, .. } in due {
+            let answer = self.show_in_place(session, &ask);
             self.reply(asked, answer.unwrap_or_else(Answer::from));
         }
     }

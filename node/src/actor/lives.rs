@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use super::GpuActor;
 use super::handoff::Handoffs;
 use super::prefetch::Meters;
+use crate::reports::Reports;
 
 /// Which life an actor is in.
 pub(super) struct Lives {
@@ -113,6 +114,7 @@ impl GpuActor {
         self.fetching.clear();
         self.meters = Meters::default();
         self.handoffs = Handoffs::default();
+        self.reports = Reports::default();
         self.untold.begin_anew();
         self.feed.restart();
         if let Some(siblings) = &self.siblings {

@@ -122,6 +122,13 @@ impl DeviceTier {
         self.take_out(slot, Removal::Dropped);
     }
 
+    /// The slot of a block that is wrong, or may be; it is here no more. One that is on its way was verified just now.
+    pub fn drop_block(&mut self, key: &BlockKey) -> Option<SlotId> {
+        let slot = self.find(key)?;
+        self.take_out(slot, Removal::Dropped);
+        Some(slot)
+    }
+
     /// The GPU refuses to fill it: it has not so much memory, say.
     pub fn refused(&mut self) {
         self.is_refused = true;

@@ -189,6 +189,11 @@ async fn receive_batch(
         match stream.receive(chunk).await {
             Ok(fetched) => {
                 peers.heard(link);
+                if matches!(fetched, Fetched::Failed(FetchFailure::Checksum)) {
+                    let (device, fingerprint, hashes) =
+                        (order.holder.device, order.fingerprint, vec![chunk.hash]);
+                    peers.tell_damaged(link, Chunks { device, fingerprint, hashes });
+                }
                 if let Fetched::Here { pools, .. } = &fetched {
                     let came = chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
                     let bytes: u64 = came.map(|to| to.bytes).sum();

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use larder_client::quic::{Connection, read_message, write_message};
 use larder_client::trace::Trace;
 use larder_protocol::PoolSet;
-use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges};
+use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges, layers_checksum};
 use larder_protocol::identity::Identity;
 use larder_protocol::limits::MAX_LAYERS;
 use larder_protocol::peer::{
@@ -222,13 +222,16 @@ async fn receive_one(
             }
             // What comes for a chunk that was given up is read and forgotten: its slots are not ours any more.
             let place = to.blocks.get(block as usize).filter(|_| may_write);
-            let is_right = receive_piece(receive, place, &layers).await? == checksum;
+            let sum = receive_piece(receive, place, &layers).await?;
+            let is_right =
+                place.is_none_or(|to| layers_checksum(&to.key, &(offset..offset + bytes), sum) == checksum);
             peers.metrics().by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
             tracing::debug!(order = order.order, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
             match is_right {
                 _ if has_ended => None,
                 true => {
-                    tell(order, chunk, ChunkStep::Layers { block: block as usize, offset, bytes, checksum });
+                    let block = block as usize;
+                    tell(order, chunk, ChunkStep::Layers { block, offset, bytes, checksum: sum });
                     None
                 }
                 false => Some(Fetched::Failed(FetchFailure::Checksum)),
@@ -245,6 +248,10 @@ async fn receive_one(
         }
     };
     if let Some(fetched) = ended.filter(|_| !has_ended) {
+        if matches!(fetched, Fetched::Failed(FetchFailure::Checksum)) {
+            let (device, fingerprint, hashes) = (order.device, order.fingerprint, vec![to.hash]);
+            peers.tell_damaged(link, Chunks { device, fingerprint, hashes });
+        }
         peers.metrics().fetched(&fetched);
         coming.borrow_mut()[chunk].has_ended = true;
         tell(order, chunk, ChunkStep::Ended(fetched));

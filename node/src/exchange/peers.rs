@@ -9,7 +9,7 @@ use std::time::Duration;
 use larder_client::quic::{Connection, Endpoint, MessageError, read_message, write_message};
 use larder_client::trace::Trace;
 use larder_protocol::identity::Role;
-use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse};
 use larder_protocol::table::{Member, NodeNumber, Table};
 use quinn::{SendStream, VarInt};
 use tokio::sync::Semaphore;
@@ -37,6 +37,8 @@ struct Shared {
     silent: SilentPeers,
     watched: RefCell<Watched>,
     watch: Watch,
+    /// Bounds the reports of damage that are under way.
+    reports: Arc<Semaphore>,
 }
 
 /// Nodes that do not answer now; other threads look into it.
@@ -119,6 +121,7 @@ impl Peers {
             silent,
             watched: RefCell::default(),
             watch,
+            reports: Arc::new(Semaphore::new(MOST_REPORTS)),
         }))
     }
 
@@ -132,6 +135,20 @@ impl Peers {
 
     pub(super) fn clock(&self) -> Clock {
         self.0.clock
+    }
+
+    /// Tells a holder that chunks of its came with other bytes than they should have. Where too many such reports are under way
+    /// it is not told: whoever reads the chunk next finds it too.
+    pub(super) fn tell_damaged(&self, link: &Link, chunks: Chunks) {
+        let Ok(place) = Arc::clone(&self.0.reports).try_acquire_owned() else { return };
+        let (peers, node) = (self.clone(), link.node);
+        actix_rt::spawn(async move {
+            let report = PeerRequest::Damaged(chunks);
+            if let Err(error) = peers.ask(node, &report, REPORT_DEADLINE, &Trace::default()).await {
+                tracing::warn!(%error, "a holder was not told that a chunk of its came damaged");
+            }
+            drop(place);
+        });
     }
 
     /// The table that counts.
@@ -477,6 +494,10 @@ pub(super) const SMALL_FIRST: i32 = 1;
 
 /// Follows of one node at a time; each has a stream. A connection carries 256.
 const FOLLOWS_PER_PEER: usize = 128;
+
+/// Reports of damage that are under way at a time, to all peers, and how long one may take.
+const MOST_REPORTS: usize = 16;
+const REPORT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(1);

@@ -27,9 +27,10 @@ use super::metrics::Counted;
 use super::pace::{PIECE_BYTES, Pace};
 use super::peers::{Peers, SMALL_FIRST};
 use super::sending::{Place, Sending};
-use super::{AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, SetPolicy};
+use super::{AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, SetPolicy, VerifyChunks};
 use crate::cluster::watched::here;
 use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
+use crate::reports::Reporter;
 
 /// Whom requests go to.
 pub struct Services {
@@ -39,6 +40,8 @@ pub struct Services {
     pub follow: Vec<Recipient<AskFollow>>,
     /// The same actors.
     pub give_up: Vec<Recipient<GiveUp>>,
+    /// The same actors.
+    pub verify: Vec<Recipient<VerifyChunks>>,
     /// The same actors.
     pub policy: Vec<Recipient<SetPolicy>>,
     /// The directory.
@@ -135,7 +138,7 @@ impl Server {
                         drop(bytes);
                         return self.tell_follower(connection.peer(), send, follow).await;
                     }
-                    request => self.answer(request).await,
+                    request => self.answer(connection.peer(), request).await,
                 }
             }
         };
@@ -190,8 +193,12 @@ impl Server {
             PeerRequest::Follow(follow) if follow.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one follow")
             }
+            PeerRequest::Damaged(chunks) if chunks.hashes.len() > MAX_FETCH_CHUNKS => {
+                Err("too many chunks in one report")
+            }
             PeerRequest::Fetch(_)
             | PeerRequest::Follow(_)
+            | PeerRequest::Damaged(_)
             | PeerRequest::Moved(_)
             | PeerRequest::Repair(_)
                 if is_node =>
@@ -212,7 +219,7 @@ impl Server {
         }
     }
 
-    async fn answer(&self, request: PeerRequest) -> PeerResponse {
+    async fn answer(&self, peer: &Identity, request: PeerRequest) -> PeerResponse {
         let busy = PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
         match request {
             PeerRequest::Ping => PeerResponse::Done,
@@ -233,6 +240,14 @@ impl Server {
                 };
                 let given_up = actor.send(GiveUp { fingerprint, hashes }).await;
                 given_up.map_or(busy, |()| PeerResponse::Done)
+            }
+            PeerRequest::Damaged(Chunks { device, fingerprint, hashes }) => {
+                let Some(actor) = self.services.verify.get(usize::from(device)) else {
+                    return PeerResponse::Refused("there is no such device".to_owned());
+                };
+                let by = Reporter::Peer(peer.name.clone());
+                let told = actor.send(VerifyChunks { by, fingerprint, hashes }).await;
+                told.map_or(busy, |()| PeerResponse::Done)
             }
             PeerRequest::SetPolicy(name) => self.set_policy(&name).await,
             PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
@@ -397,6 +412,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Fetch(_) => "fetch",
         PeerRequest::Follow(_) => "follow",
         PeerRequest::Moved(_) => "moved",
+        PeerRequest::Damaged(_) => "damaged",
         PeerRequest::Ping => "ping",
         PeerRequest::SetPolicy(_) => "set_policy",
         PeerRequest::Trace(_) => "trace",

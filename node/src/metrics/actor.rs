@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use larder_protocol::session::Tier;
+use larder_protocol::session::{Checked, Tier};
 use prometheus::{Histogram, IntCounter, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
 use super::{Metrics, NamespaceMetrics, table, tier_name};
 use crate::clock::Millis;
+use crate::reports::Reporter;
 use crate::reuse::Lookup;
 use crate::store::{Evictions, Usage};
 
@@ -33,10 +34,20 @@ pub struct ActorMetrics {
     device_copies: [IntCounter; 5],
     /// Loaded, saved, promoted, and of the loaded those that the tier had.
     device_bytes: [IntCounter; 4],
+    reports: HashMap<(&'static str, &'static str), IntCounter>,
     counted_device_evictions: u64,
     counted_lost: u64,
     counted_shed: u64,
     counted_unstored: u64,
+}
+
+/// What came of a report that a chunk is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reported {
+    /// The node looked.
+    Checked(Checked),
+    /// It did not: too much is verified already.
+    TooMuch,
 }
 
 /// Prompt tokens that a lookup found.
@@ -136,6 +147,13 @@ impl Metrics {
                 .map(|how| self.device_copies.with_label_values(&[&*device, how])),
             device_bytes: table::DEVICE_DIRECTIONS
                 .map(|direction| self.device_bytes.with_label_values(&[&*device, direction])),
+            reports: table::REPORTED_BY
+                .iter()
+                .flat_map(|&by| table::REPORT_FINDINGS.iter().map(move |&found| (by, found)))
+                .map(|(by, found)| {
+                    ((by, found), self.damage_reports.with_label_values(&[&*device, by, found]))
+                })
+                .collect(),
             counted_device_evictions: 0,
             counted_lost: 0,
             counted_shed: 0,
@@ -241,6 +259,19 @@ impl ActorMetrics {
         match movement {
             Movement::Committed => self.committed_bytes.inc_by(bytes),
             Movement::Leased => self.leased_bytes.inc_by(bytes),
+        }
+    }
+
+    /// Counts a report that a chunk is damaged.
+    pub fn reported(&self, by: &Reporter, what: Reported) {
+        let found = match what {
+            Reported::Checked(Checked::Damaged) => "damaged",
+            Reported::Checked(Checked::Right) => "right",
+            Reported::Checked(Checked::Nothing) => "nothing",
+            Reported::TooMuch => "not_examined",
+        };
+        if let Some(counter) = self.reports.get(&(by.name(), found)) {
+            counter.inc();
         }
     }
 

@@ -109,6 +109,12 @@ pub const OPERATIONS: Section = Section {
             &[TENANT, Label::one_of("how", SESSION_ENDS)],
             "Sessions that ended, or were refused",
         ),
+        Metric::counter(
+            "larder_damage_reports_total",
+            "reports",
+            &[DEVICE, Label::one_of("by", REPORTED_BY), Label::one_of("found", REPORT_FINDINGS)],
+            "Reports that a chunk has other bytes than were committed, and what the node found: damaged chunks were dropped, of right ones the report was false",
+        ),
         Metric::gauge("larder_actor_up", "bool", &[DEVICE], "Whether the actor answers"),
         Metric::gauge(
             "larder_build_info",
@@ -312,6 +318,7 @@ const REQUEST: Label = Label::one_of(
         "save_pages",
         "ask_copy",
         "forget_copy",
+        "report_damage",
     ],
 );
 
@@ -336,6 +343,12 @@ pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "fai
 
 /// Which way they go.
 pub(super) const DEVICE_DIRECTIONS: [&str; 4] = ["load", "save", "promotion", "tier"];
+
+/// Who reports that chunks are damaged.
+pub(super) const REPORTED_BY: &[&str] = &["engine", "peer", "sibling", "device_lane"];
+
+/// What the node finds of such a chunk; `nothing`: it is not in memory, or being verified already; `not_examined`: too much is.
+pub(super) const REPORT_FINDINGS: &[&str] = &["damaged", "right", "nothing", "not_examined"];
 
 /// How sessions end.
 pub(super) const SESSION_ENDS: &[&str] =

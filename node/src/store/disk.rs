@@ -113,6 +113,14 @@ impl Disk {
         self.limits.max_reading_bytes
     }
 
+    /// Takes a chunk of so many bytes out of what waits to be written; whether it was there.
+    pub(super) fn forget_waiting(&mut self, id: ChunkId, bytes: u64) -> bool {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else { return false };
+        self.waiting.remove(at);
+        self.waiting_bytes -= bytes;
+        true
+    }
+
     pub(super) fn usage(&self) -> DiskUsage {
         DiskUsage { chunks: self.chunks, waiting_bytes: self.waiting_bytes, shed: self.shed }
     }
@@ -214,7 +222,14 @@ impl Store {
         if chunk.disk == OnDisk::Coming {
             chunk.disk = OnDisk::Nowhere;
         }
-        if is_on_disk && self.disk.is_some() {
+        let chunk = self.index.get(id);
+        if chunk.standing == Standing::Damaged {
+            let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
+            let key = ChunkKey { fingerprint, hash: chunk.hash };
+            if let Some(disk) = self.disk.as_mut().filter(|_| is_on_disk) {
+                disk.given_up.push(key);
+            }
+        } else if is_on_disk && self.disk.is_some() {
             self.index.get_mut(id).disk_pools = pools;
             self.now_on_disk(id);
             // It may have got another pool meanwhile.

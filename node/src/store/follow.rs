@@ -22,9 +22,11 @@ mod given;
 mod layers;
 mod peer;
 mod progress;
+mod proofs;
 
 pub(super) use layers::Layers;
 pub use peer::{LayersInPlace, News, Told};
+pub use proofs::FollowProofs;
 
 /// Who follows what, and how far it is.
 #[derive(Debug, Default)]

@@ -95,6 +95,8 @@ pub(crate) enum Standing {
     Passing,
     /// It was evicted, and stays until it is on disk, or nobody claims it any more.
     Leaving,
+    /// Its bytes are wrong: nobody finds it, and it stays only until those who read it have let go.
+    Damaged,
 }
 
 /// Where a chunk's bytes are on disk.
@@ -256,6 +258,14 @@ impl Block {
     /// Whether nobody has written it.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
+    }
+
+    /// Its checksum; 0 where it cannot be read.
+    pub(crate) fn checksum(&self) -> u64 {
+        match self {
+            Self::Absent | Self::Writing(_) => 0,
+            Self::Ready(_, checksums) => checksums.whole,
+        }
     }
 
     /// Its slot, if it has one.

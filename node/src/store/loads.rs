@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use larder_protocol::ChunkHash;
-use larder_protocol::checksum::BlockKey;
+use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::handoff::HandOver;
 
 use super::commit::CommitOrder;
 use super::ids::{ChunkId, NamespaceId, OrderId, SessionId, Slot};
-use super::index::Block;
+use super::index::{Block, Standing};
 use super::lookup::Place;
 use super::policy::Facts;
 use super::room::facts;
@@ -45,6 +45,10 @@ pub struct LoadBlock {
     pub place: Place,
     /// What it is called.
     pub key: BlockKey,
+    /// Its checksum.
+    pub checksum: u64,
+    /// Bytes that share one checksum: whole layers.
+    pub range_bytes: u64,
     /// How often its chunk was read, this time included.
     pub reads: u8,
     /// What a policy learns of its chunk.
@@ -127,16 +131,18 @@ impl Store {
         let slice = *slices.get(block / known.pools.len()).ok_or(refused.clone())?;
         let (fingerprint, pool) = (known.fingerprint, block % known.pools.len());
         let block = known.block(slice, pool);
+        let range_bytes = range_bytes(&known.pools[pool].spec);
         if self.named_prefix(number, &hashes, &chunks) < chunks.len() {
             return Err(refused);
         }
         let found = |&id: &ChunkId| {
             let chunk = self.index.get(id);
             match chunk.blocks.get(block) {
-                Some(&Block::Ready(slot, _)) => {
-                    let place = Place { extent: slot.extent, offset: self.slab.offset(slot) };
+                Some(Block::Ready(slot, checksums)) if chunk.standing != Standing::Damaged => {
+                    let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
                     let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool: pool as u8 };
-                    Ok(LoadBlock { place, key, reads: chunk.reads, facts: facts(chunk) })
+                    let (checksum, reads, facts) = (checksums.whole, chunk.reads, facts(chunk));
+                    Ok(LoadBlock { place, key, checksum, range_bytes, reads, facts })
                 }
                 _ => Err(refused.clone()),
             }

@@ -48,6 +48,8 @@ pub struct Leased {
     /// Where the blocks stand that restoring them needs: for each chunk, for each slice of the session, for each pool
     /// of [`PoolRules::needed`].
     pub places: Vec<Place>,
+    /// The checksum of each of these blocks; 0 for one that is being written, for who follows it.
+    pub checksums: Vec<u64>,
     /// Bytes of these blocks.
     pub bytes: u64,
     /// Extents among them whose memory the session was not given before.
@@ -390,6 +392,7 @@ impl Store {
         }
         let prefix = self.restorable(&rules, &chunks[..fit]);
         leased.places.clear();
+        leased.checksums.clear();
         leased.bytes = 0;
         for (position, &chunk) in chunks[..prefix].iter().enumerate() {
             self.place_blocks(session, number, slices, (chunk, rules.needed(position, prefix)), leased);
@@ -420,7 +423,9 @@ impl Store {
         for &slice in slices {
             for pool in pools.iter() {
                 // Who follows a chunk is told the places of blocks that are being written.
-                let Some(slot) = chunk.blocks[namespace.block(slice, pool)].slot() else { return false };
+                let block = &chunk.blocks[namespace.block(slice, pool)];
+                let Some(slot) = block.slot() else { return false };
+                leased.checksums.push(block.checksum());
                 leased.bytes += namespace.pools[pool].spec.block_bytes();
                 leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(slot) });
                 if self.sessions.show_extent(session, slot.extent) {

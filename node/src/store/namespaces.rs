@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use larder_protocol::checksum::BlockKey;
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::{ChunkHash, Fingerprint, PoolRules, PoolSet, PoolSpec};
 
 use super::ids::NamespaceId;
-use super::index::{Block, Chunk};
+use super::index::{Block, Chunk, Standing};
 use super::slab::ClassId;
 
 /// Namespaces that are in use at a time; one more is refused.
@@ -77,6 +78,12 @@ impl Namespace {
         usize::from(slice) * self.pools.len() + pool
     }
 
+    /// What a block of a chunk is called.
+    pub(crate) fn key(&self, hash: ChunkHash, block: usize) -> BlockKey {
+        let (slice, pool) = ((block / self.pools.len()) as u16, (block % self.pools.len()) as u8);
+        BlockKey { fingerprint: self.fingerprint, hash, slice, pool }
+    }
+
     /// The blocks of a chunk in a slice.
     pub(crate) fn slice(&self, slice: u16) -> Range<usize> {
         self.block(slice, 0)..self.block(slice, self.pools.len())
@@ -84,6 +91,9 @@ impl Namespace {
 
     /// The pools of which every slice of a chunk can be read. The first is among them only where every obligatory one is.
     pub(crate) fn readable(&self, chunk: &Chunk) -> PoolSet {
+        if chunk.standing == Standing::Damaged {
+            return PoolSet::default();
+        }
         if usize::from(chunk.ready) == chunk.blocks.len() {
             return self.rules.every();
         }

@@ -61,6 +61,14 @@ impl Objects {
         ObjectUsage { waiting_bytes: self.waiting_bytes, shed: self.shed }
     }
 
+    /// Takes a chunk of so many bytes out of what waits to be written; whether it was there.
+    pub(super) fn forget_waiting(&mut self, id: ChunkId, bytes: u64) -> bool {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else { return false };
+        self.waiting.remove(at);
+        self.waiting_bytes -= bytes;
+        true
+    }
+
     /// Whether a chunk that is evicted is to be written: what was shed when it was committed has another chance.
     pub(super) fn wants_evicted(&self, chunk: &Chunk) -> bool {
         let policy = self.limits.write;

@@ -116,6 +116,17 @@ impl Store {
         }
     }
 
+    /// No pin keeps this chunk any more.
+    pub(super) fn end_pins_of(&mut self, id: ChunkId) {
+        if self.index.get(id).pins == 0 {
+            return;
+        }
+        for pin in self.pins.pins.values_mut().filter(|pin| pin.chunks.contains(&id)) {
+            pin.chunks = pin.chunks.iter().copied().filter(|&chunk| chunk != id).collect();
+        }
+        self.change(id, |chunk| chunk.pins = 0);
+    }
+
     fn end_pin(&mut self, pin: u64) {
         let Some(Pin { chunks, deadline, bytes, .. }) = self.pins.pins.remove(&pin) else { return };
         self.pins.deadlines.remove(&(deadline, pin));

@@ -12,7 +12,7 @@ use larder_protocol::{Chain, ChainError, ChunkHash, ChunkRef, PoolSet};
 
 use super::commit::BlockMove;
 use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
-use super::index::Block;
+use super::index::{Block, Standing};
 use super::namespaces::Pool;
 use super::sessions::{Item, ItemState, Reservation};
 use super::{Refused, Store};
@@ -219,7 +219,9 @@ impl Store {
             // What somebody is writing in these slices is settled before anything is added.
             let is_settled =
                 || every.iter().all(|pool| all(pool, |block| !matches!(block, Block::Writing(_))));
+            let is_verified = || chunk.standing == Standing::Damaged || self.verifications.has(id);
             if namespace.rules.is_plain()
+                || is_verified()
                 || !all(0, |block| matches!(block, Block::Ready(..)))
                 || !is_settled()
             {

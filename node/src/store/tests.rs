@@ -16,6 +16,7 @@ mod pool_faults;
 mod pool_histories;
 mod pool_tiers;
 mod pools;
+mod verify;
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};

@@ -54,6 +54,8 @@ pub struct Usage {
     pub refused_names: u64,
     /// Chunks so far that did not have the name under which their bytes were to leave: faults of ours, each a miss.
     pub misnamed: u64,
+    /// Chunks that were verified, found to be wrong, and dropped, so far.
+    pub damaged: u64,
     /// What is on disk, where there is one.
     pub disk: Option<DiskUsage>,
     /// What goes to the object store, where there is one.
@@ -89,6 +91,7 @@ impl Store {
             evictions: self.evictions,
             misnamed: self.misnamed,
             refused_names: self.refused_names,
+            damaged: self.verifications.damaged(),
             disk: self.disk.as_ref().map(Disk::usage),
             object: self.object.as_ref().map(Objects::usage),
         }

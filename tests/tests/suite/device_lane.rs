@@ -197,7 +197,7 @@ impl GpuEngine {
         let lease = self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).unwrap();
         for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
             let mut bytes = vec![0; BLOCK_BYTES];
-            lease.copy_block(position, 0, &mut bytes);
+            lease.copy_block(position, 0, &mut bytes).unwrap();
             assert!(bytes == block(hash), "wrong bytes under {hash}");
         }
         lease.chunks()

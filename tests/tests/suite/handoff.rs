@@ -116,7 +116,7 @@ fn assert_layer(follow: &Follow, hashes: &[ChunkHash], layer: u32) {
     let lease = follow.lease().expect("its places are told with the first layer");
     for (position, hash) in hashes.iter().enumerate() {
         let mut bytes = vec![0; LAYER_BYTES];
-        lease.copy_range(position, 0, u64::from(layer) * LAYER_BYTES as u64, &mut bytes);
+        lease.copy_range(position, 0, u64::from(layer) * LAYER_BYTES as u64, &mut bytes).unwrap();
         assert!(bytes == layer_of(hash, layer), "wrong bytes in layer {layer} of {hash}");
     }
 }

@@ -25,6 +25,7 @@ mod routing;
 mod soak;
 mod tenants;
 mod tracing;
+mod verify;
 
 use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
 use larder_protocol::ChunkHash;
@@ -69,7 +70,7 @@ impl Engine {
         let lease = self.session.lease(&self.namespace, &chain).unwrap();
         for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
             let mut bytes = vec![0; BLOCK_BYTES];
-            lease.copy_block(position, 0, &mut bytes);
+            lease.copy_block(position, 0, &mut bytes).unwrap();
             assert!(bytes == block(hash), "wrong bytes under {hash}");
         }
         lease.chunks()

@@ -53,7 +53,7 @@ impl Hybrid {
             );
             for number in (0..2).filter(|&number| lease.has_block(position, number)) {
                 let mut bytes = vec![0; BLOCK_BYTES];
-                lease.copy_block(position, number, &mut bytes);
+                lease.copy_block(position, number, &mut bytes).unwrap();
                 assert!(bytes == content(hash, number), "wrong bytes under {hash}");
             }
         }

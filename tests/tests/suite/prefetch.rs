@@ -69,7 +69,7 @@ fn computing(tokens_per_second: f64) -> LookupOptions {
 fn check(lease: &larder_client::LeaseGuard, hashes: &[ChunkHash]) -> usize {
     for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
         let mut bytes = vec![0; BLOCK_BYTES];
-        lease.copy_block(position, 0, &mut bytes);
+        lease.copy_block(position, 0, &mut bytes).unwrap();
         assert!(bytes == block(hash), "wrong bytes under {hash}");
     }
     lease.chunks()

@@ -1,9 +1,9 @@
 //! What an engine session costs: a bare session with a node process, one request at a time.
 
 use std::hint::black_box;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
+use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions, Verify};
 use larder_protocol::Chain;
 use larder_protocol::frame::HEADER_BYTES;
 use larder_protocol::session::{
@@ -20,6 +20,7 @@ use crate::replay::namespace::replay_namespace;
 
 /// A session whose requests are measured.
 pub struct SessionBench {
+    socket: PathBuf,
     session: BlockingSession,
     placement: Placement,
     rounds: usize,
@@ -31,10 +32,8 @@ impl SessionBench {
     /// # Errors
     /// The node does not let it in.
     pub fn connect(socket: &Path, placement: &Placement, rounds: usize) -> anyhow::Result<Self> {
-        let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
-        let session =
-            BlockingSession::connect(socket, SessionOptions { client, ..SessionOptions::default() })?;
-        Ok(Self { session, placement: placement.clone(), rounds })
+        let session = open(socket, Verify::default())?;
+        Ok(Self { socket: socket.to_owned(), session, placement: placement.clone(), rounds })
     }
 
     /// Measures with the engine on the CPU of its answerers: then no wake-up of another CPU, which takes longer than all
@@ -88,7 +87,8 @@ impl SessionBench {
         let (namespace, chain) = self.hundred_chunks()?;
         let asked = Request::Lease(Lease { namespace: namespace.number(), chain: chain.clone() });
         let places = vec![Place { extent: 0, offset: 0 }; CHUNKS];
-        let answered = Leased { lease: 1, chunks: CHUNKS as u32, places, extents: Vec::new() };
+        let (checksums, extents) = (vec![0; CHUNKS], Vec::new());
+        let answered = Leased { lease: 1, chunks: CHUNKS as u32, places, checksums, extents };
         let sizes = (request_bytes(&asked), response_bytes(&Response::Leased(answered)));
         let mut ping_pong =
             PingPong::start(&self.placement, sizes.0 + request_bytes(&Request::Release(1)), sizes.1)?;
@@ -124,7 +124,7 @@ impl SessionBench {
             timed(|| {
                 let lease = self.session.lease(&namespace, &chains[at])?;
                 anyhow::ensure!(lease.chunks() == 1, "a block that was put is not there");
-                lease.copy_block(0, 0, &mut targets[at]);
+                lease.copy_block(0, 0, &mut targets[at])?;
                 lease.release();
                 black_box(&mut targets[at]);
                 Ok(())
@@ -138,6 +138,46 @@ impl SessionBench {
         };
         let [subject, yardstick] = medians(self.rounds, [&mut get, &mut copy])?;
         Ok(Measurement::throughput(name, "memcpy", block_bytes, subject, yardstick))
+    }
+
+    /// Gets of blocks that are verified as `verify` says, against gets of the same blocks that are not: as many at a time as
+    /// one is verified of where a sample is.
+    ///
+    /// # Errors
+    /// The session failed.
+    pub fn get_verified(&self, name: &str, block_bytes: u64, verify: Verify) -> anyhow::Result<Measurement> {
+        let mut target = vec![1; block_bytes as usize];
+        let blocks = (WORKING_SET_BYTES as u64 / block_bytes).clamp(2, MOST_BLOCKS);
+        let gets_with = |verify: Verify| -> anyhow::Result<_> {
+            let session = open(&self.socket, verify)?;
+            let namespace = session.register(&replay_namespace(block_bytes), &[0], &[block_bytes])?;
+            let chains: Vec<Chain> = (0..blocks).map(|id| namespace.chain(vec![chunk_hash(id)])).collect();
+            for chain in &chains {
+                self.put_chain(&self.namespace(block_bytes)?, chain, &target)?;
+            }
+            Ok((session, namespace, chains))
+        };
+        let (verified, plain) = (gets_with(verify)?, gets_with(Verify::Off)?);
+        let mut next = 0;
+        let mut batch = |(session, namespace, chains): &(BlockingSession, Namespace, Vec<Chain>)| {
+            timed(|| {
+                for _ in 0..SAMPLED_OF {
+                    next += 1;
+                    let lease = session.lease(namespace, &chains[next % chains.len()])?;
+                    anyhow::ensure!(lease.chunks() == 1, "a block that was put is not there");
+                    lease.copy_block(0, 0, &mut target)?;
+                    lease.release();
+                    black_box(&mut target);
+                }
+                Ok(())
+            })
+        };
+        let batch = std::cell::RefCell::new(&mut batch);
+        let mut subject = || (batch.borrow_mut())(&verified);
+        let mut yardstick = || (batch.borrow_mut())(&plain);
+        let [subject, yardstick] = medians(self.rounds.div_ceil(4), [&mut subject, &mut yardstick])?;
+        let bytes = block_bytes * SAMPLED_OF as u64;
+        Ok(Measurement::throughput(name, "get, not verified", bytes, subject, yardstick))
     }
 
     /// A put of one new block (reserve, stage, copy, commit) against one copy of the same size. The node copies the block
@@ -194,6 +234,12 @@ impl SessionBench {
     }
 }
 
+/// A session that verifies so much.
+fn open(socket: &Path, verify: Verify) -> anyhow::Result<BlockingSession> {
+    let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
+    Ok(BlockingSession::connect(socket, SessionOptions { client, verify, ..SessionOptions::default() })?)
+}
+
 fn request_bytes(request: &Request) -> usize {
     HEADER_BYTES + encode_request(request, AlignedVec::new()).len()
 }
@@ -209,6 +255,12 @@ const SMALL_BLOCK_BYTES: u64 = 4_096;
 
 /// Round trips are short: so many for each round of anything else.
 const LATENCY_ROUNDS: usize = 20;
+
+/// Of a sample, one block of so many is verified.
+const SAMPLED_OF: usize = 64;
+
+/// Small blocks to get: more of them than any cache holds.
+const MOST_BLOCKS: u64 = 4_096;
 
 /// Ids of blocks that are put, apart from those that are got.
 const FIRST_PUT: u64 = 1 << 32;

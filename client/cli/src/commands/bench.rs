@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use larder_client::Verify;
 use larder_client::quic::TransportSettings;
 
 use crate::bench::measure::{medians, timed};
@@ -200,7 +201,7 @@ fn node_options() -> anyhow::Result<DevOptions> {
 type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
 
 /// By name, in the order in which they run.
-const SESSION_BENCHES: [(&str, SessionMeasure); 8] = [
+const SESSION_BENCHES: [(&str, SessionMeasure); 14] = [
     ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
     ("lookup_100_chunks_one_cpu", |session| {
         session.on_one_cpu(|session| session.lookup("lookup_100_chunks_one_cpu"))
@@ -212,6 +213,24 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 8] = [
     ("get_256KiB", |session| session.get("get_256KiB", 256 << 10)),
     ("get_4MiB", |session| session.get("get_4MiB", 4 << 20)),
     ("get_32MiB", |session| session.get("get_32MiB", 32 << 20)),
+    ("get_4KiB_verify_sample", |session| {
+        session.get_verified("get_4KiB_verify_sample", 4 << 10, Verify::Sample)
+    }),
+    ("get_4KiB_verify_always", |session| {
+        session.get_verified("get_4KiB_verify_always", 4 << 10, Verify::Always)
+    }),
+    ("get_256KiB_verify_sample", |session| {
+        session.get_verified("get_256KiB_verify_sample", 256 << 10, Verify::Sample)
+    }),
+    ("get_256KiB_verify_always", |session| {
+        session.get_verified("get_256KiB_verify_always", 256 << 10, Verify::Always)
+    }),
+    ("get_4MiB_verify_sample", |session| {
+        session.get_verified("get_4MiB_verify_sample", 4 << 20, Verify::Sample)
+    }),
+    ("get_4MiB_verify_always", |session| {
+        session.get_verified("get_4MiB_verify_always", 4 << 20, Verify::Always)
+    }),
     ("put_4MiB", |session| session.put("put_4MiB", 4 << 20)),
 ];
 

@@ -224,7 +224,7 @@ impl Driver {
         let State { tally, block, .. } = &mut *self.state.borrow_mut();
         for (position, hash) in chain.hashes.iter().enumerate().take(lease.chunks()) {
             let start = now();
-            lease.copy_block(position, 0, block);
+            lease.copy_block(position, 0, block)?;
             took += now() - start;
             tally.check(hash, block);
         }

@@ -47,7 +47,7 @@ impl BlockingSession {
         load: &LoadPages,
         flags: CopyFlags,
     ) -> Result<NodeCopy, SessionError> {
-        self.exchange(messages::load(tensors, lease, load, flags))
+        self.exchange(messages::load(tensors, lease, load, flags)?)
     }
 
     /// Has the node begin to copy pages into reserved chunks, which [`Self::commit_handed_over`] then commits; see

@@ -69,9 +69,10 @@ pub(crate) fn load(
     lease: &LeaseGuard,
     load: &LoadPages,
     flags: CopyFlags,
-) -> Exchange<NodeCopy> {
+) -> Result<Exchange<NodeCopy>, SessionError> {
     assert_eq!(tensors.0.block, load.block, "tensors hold the block that is loaded into them");
-    copying(Request::LoadPages(lane::LoadPages {
+    tensors.verify(lease, load)?;
+    Ok(copying(Request::LoadPages(lane::LoadPages {
         lease: lease.number(),
         tensors: tensors.0.number,
         pages: load.pages.clone(),
@@ -80,7 +81,7 @@ pub(crate) fn load(
         to_layer: load.layers.end,
         by_layer: load.by_layer,
         words: words(flags),
-    }))
+    })))
 }
 
 pub(crate) fn save(

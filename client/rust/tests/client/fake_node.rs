@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_client::{Mapping, SessionOptions};
 use larder_protocol::HitPolicy;
+use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::limits::SESSION_VERSION;
 use larder_protocol::namespace::{HashAlgorithm, PoolSpec};
 use larder_protocol::session::{
@@ -90,6 +91,13 @@ pub(crate) fn pattern(seed: usize, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|i| (i as usize * 7 + seed * 31) as u8).collect()
 }
 
+/// The checksum of block `i` of [`chain`], counted over all chunks, slices and pools, whose bytes are `pattern(i, _)`.
+pub(crate) fn checksum(i: usize) -> u64 {
+    let (slice, pool) = (SLICES[i / 2 % 2], (i % 2) as u8);
+    let key = BlockKey { fingerprint: FINGERPRINT, hash: ChunkHash([(i / 4) as u8; 32]), slice, pool };
+    block_checksum(&key, &[range_checksum(&pattern(i, BLOCK_BYTES[i % 2]))])
+}
+
 /// Where each block of `chunks` chunks stands in an extent, one behind the other, and the extent's bytes: block `i` has
 /// `pattern(i, _)`.
 pub(crate) fn arena(extent: u32, chunks: usize) -> (Vec<Place>, Vec<u8>) {
@@ -105,7 +113,9 @@ pub(crate) fn arena(extent: u32, chunks: usize) -> (Vec<Place>, Vec<u8>) {
 pub(crate) fn leased(lease: u64, extent: u32, chunks: usize) -> (Response, Vec<OwnedFd>) {
     let (places, memory) = arena(extent, chunks);
     let extents = vec![Extent { extent, bytes: memory.len() as u64 }];
-    (Response::Leased(Leased { lease, chunks: chunks as u32, places, extents }), vec![sealed(&memory)])
+    let checksums = (0..chunks * 4).map(checksum).collect();
+    let leased = Leased { lease, chunks: chunks as u32, places, checksums, extents };
+    (Response::Leased(leased), vec![sealed(&memory)])
 }
 
 pub(crate) fn reserved(reservation: u64, chunks: impl IntoIterator<Item = u32>) -> Response {

@@ -11,3 +11,4 @@ mod pools;
 mod put;
 mod socket;
 mod traced;
+mod verify;

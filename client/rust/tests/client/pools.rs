@@ -7,7 +7,7 @@ use larder_protocol::session::{Commit, Extent, Leased, Place, Registered, Reques
 use larder_protocol::{HitPolicy, NamespaceSpec, PoolSet};
 
 use crate::fake_node::{
-    BLOCK_BYTES, FINGERPRINT, FakeNode, SLICES, chain, node, options, pattern, sealed, spec,
+    BLOCK_BYTES, FINGERPRINT, FakeNode, SLICES, chain, checksum, node, options, pattern, sealed, spec,
 };
 
 /// Attention, and a state that is needed after the last chunk.
@@ -42,7 +42,8 @@ fn lease_of(blocks: &'static [usize]) -> impl FnOnce(FakeNode) + Send {
         open(&mut node, 0);
         let (places, memory) = arena(blocks);
         let extents = vec![Extent { extent: 1, bytes: memory.len() as u64 }];
-        let leased = Leased { lease: 5, chunks: 3, places, extents };
+        let checksums = blocks.iter().copied().map(checksum).collect();
+        let leased = Leased { lease: 5, chunks: 3, places, checksums, extents };
         node.answer_next(&Response::Leased(leased), vec![sealed(&memory)]);
         node.next();
     }
@@ -61,7 +62,8 @@ fn a_lease_has_the_blocks_that_restoring_needs_and_no_other_can_be_read() {
         let read = catch_unwind(AssertUnwindSafe(|| lease.copy_block(position, block, &mut out)));
         let pointed = catch_unwind(AssertUnwindSafe(|| lease.block_ptr(position, block)));
         assert_eq!((read.is_ok(), pointed.is_ok()), (NEEDED.contains(&i), NEEDED.contains(&i)));
-        if read.is_ok() {
+        if let Ok(read) = read {
+            read.unwrap();
             assert_eq!(out, pattern(i, out.len() as u64), "block {i}");
         }
     }

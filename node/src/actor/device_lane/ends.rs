@@ -24,7 +24,7 @@ impl GpuActor {
                 if is_whole {
                     self.metrics.lane_copied(LaneCopy::Loaded, bytes);
                     self.device_lane.account.finish(ticket, CopyEnd::Done);
-                    self.promote(load, wanted);
+                    self.verify_and_promote(load, wanted, ctx);
                 } else {
                     self.store.end_load(load);
                 }

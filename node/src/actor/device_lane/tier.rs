@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
+use actix::prelude::*;
 use larder_device::{BlockMove, DeviceError, Direction, Order, Place, Work};
+use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Found, Lookup, Span, Tier};
 
 use super::{GpuActor, Held, HeldBy, Lane, Wanted};
 use crate::arena::ExtentMemory;
+use crate::copy::{BlockChecksums, CopyOrder, Move};
+use crate::exchange::VerifyChunks;
+use crate::reports::Reporter;
 use crate::store::ids::SessionId;
 
 impl GpuActor {
@@ -40,8 +45,48 @@ impl GpuActor {
         found.spans = spans;
     }
 
+    /// Forgets these blocks of a chunk, which is wrong on the host: what is read from the tier nobody verifies.
+    pub(in crate::actor) fn drop_from_device(&mut self, keys: &[BlockKey]) {
+        let Lane { account, tier, .. } = &mut self.device_lane;
+        keys.iter().filter_map(|key| tier.drop_block(key)).for_each(|slot| account.give_up_slot(slot));
+    }
+
+    /// Sums the blocks of a load that the tier wants, and copies those into it that are right; the load keeps them in place until
+    /// that has ended.
+    pub(super) fn verify_and_promote(&mut self, load: u64, wanted: Vec<Wanted>, ctx: &mut Context<Self>) {
+        if wanted.is_empty() {
+            return self.store.end_load(load);
+        }
+        let block = |wanted: &Wanted| Move {
+            source: 0,
+            is_in_place: true,
+            extent: Arc::clone(&wanted.memory),
+            offset: wanted.offset,
+            bytes: wanted.bytes,
+            range_bytes: wanted.range_bytes,
+            key: wanted.key,
+        };
+        let sums = CopyOrder::new(None, wanted.iter().map(block).collect());
+        // Where the copy threads have too much to do, the next load promotes them.
+        let Some(summed) = sums.ok().and_then(|sums| self.lane.submit(sums).ok()) else {
+            return self.store.end_load(load);
+        };
+        let finish = summed.into_actor(self).map(move |sums, actor: &mut Self, ctx: &mut Context<Self>| {
+            let sums = sums.unwrap_or_default();
+            let is_right = |(wanted, sums): &(Wanted, BlockChecksums)| wanted.checksum == sums.whole;
+            let (right, wrong): (Vec<_>, Vec<_>) = wanted.into_iter().zip(sums).partition(is_right);
+            actor.promote(load, right.into_iter().map(|(wanted, _)| wanted).collect());
+            for (Wanted { key, .. }, _) in wrong {
+                let (by, fingerprint, hashes) = (Reporter::DeviceLane, key.fingerprint, vec![key.hash]);
+                actor.verify_chunks(VerifyChunks { by, fingerprint, hashes }, ctx);
+            }
+            actor.follow_up(ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
     /// Copies blocks that were loaded into the tier, as one order; the load keeps them in place until that has ended.
-    pub(super) fn promote(&mut self, load: u64, wanted: Vec<Wanted>) {
+    fn promote(&mut self, load: u64, wanted: Vec<Wanted>) {
         let Lane { lane, account, tier, .. } = &mut self.device_lane;
         let (mut slots, mut moves, mut bytes) = (Vec::new(), Vec::new(), 0);
         for wanted in wanted {

@@ -1,6 +1,6 @@
 //! What a follower makes of what the writer's node sends: right layers, and everything else.
 
-use larder_protocol::checksum::range_checksum;
+use larder_protocol::checksum::{layers_checksum, range_checksum};
 use larder_protocol::peer::{BlockLayers, FollowChunks, FollowStep, Followed};
 
 use super::*;
@@ -41,9 +41,17 @@ const HALF: u64 = BLOCK_BYTES / 2;
 /// Half of a chunk's block.
 fn half(chunk: u32, number: u64) -> Says {
     let bytes = &CONTENT[..HALF as usize];
-    let layers =
-        BlockLayers { block: 0, offset: number * HALF, bytes: HALF, checksum: range_checksum(bytes) };
+    let offset = number * HALF;
+    let checksum = layers_checksum(&key(&hash(chunk as u8)), &(offset..offset + HALF), range_checksum(bytes));
+    let layers = BlockLayers { block: 0, offset, bytes: HALF, checksum };
     Says { order_off: 0, message_off: 0, chunk, step: FollowStep::Layers(layers), bytes }
+}
+
+fn layers_of(says: &Says) -> BlockLayers {
+    match says.step {
+        FollowStep::Layers(layers) => layers,
+        _ => unreachable!("half a block"),
+    }
 }
 
 fn with_layers(mut says: Says, change: impl FnOnce(&mut BlockLayers)) -> Says {
@@ -156,10 +164,17 @@ fn what_was_not_asked_for_ends_the_follow() {
 #[test]
 fn layers_with_another_checksum_lose_their_chunk_alone() {
     between(ExchangeLimits::default(), async |asker, holder| {
-        let wrong = with_layers(half(0, 1), |layers| layers.checksum ^= 1);
-        let says = vec![half(0, 0), wrong, half(0, 1), half(1, 0), half(1, 1), whole(1, checksum(&hash(1)))];
-        let came = follow(&asker, &holder, says, false).await;
-        assert_eq!(came, [FIRST, "0: Checksum", "1: 0+32768", "1: 32768+32768", "1: here"]);
+        let another = FollowStep::Layers(BlockLayers { block: 0, ..layers_of(&half(1, 1)) });
+        for wrong in [
+            with_layers(half(0, 1), |layers| layers.checksum ^= 1),
+            // The right bytes, under the name of another chunk.
+            Says { step: another, ..half(0, 1) },
+        ] {
+            let whole = whole(1, checksum(&hash(1)));
+            let says = vec![half(0, 0), wrong, half(0, 1), half(1, 0), half(1, 1), whole];
+            let came = follow(&asker, &holder, says, false).await;
+            assert_eq!(came, [FIRST, "0: Checksum", "1: 0+32768", "1: 32768+32768", "1: here"]);
+        }
     });
 }
 

@@ -85,7 +85,7 @@ pub const PEERS: Section = Section {
         Metric::counter(
             "larder_peer_requests_total",
             "requests",
-            &[Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "ping"])],
+            &[Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "damaged", "ping"])],
             "Requests that other processes made, by kind",
         ),
         Metric::counter(

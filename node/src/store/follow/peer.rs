@@ -1,6 +1,6 @@
 //! What peers follow: they are told of each layer, the commit, or the loss of a chunk.
 
-use larder_protocol::checksum::layer_ranges;
+use larder_protocol::checksum::{layer_ranges, layers_checksum};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::{Follow, Followed};
@@ -44,7 +44,7 @@ pub struct LayersInPlace {
     pub offset: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Their checksum.
+    /// Their checksum, over their bytes and the block's name.
     pub checksum: u64,
 }
 
@@ -135,7 +135,9 @@ impl Store {
         let place = chunk.blocks[block]
             .slot()
             .map(|slot| Place { extent: slot.extent, offset: self.slab.offset(slot) });
-        let in_place = move |(offset, bytes, checksum)| {
+        let key = namespace.key(chunk.hash, block);
+        let in_place = move |(offset, bytes, sum)| {
+            let checksum = layers_checksum(&key, &(offset..offset + bytes), sum);
             Some(LayersInPlace { block, place: place?, offset, bytes, checksum })
         };
         pieces.into_iter().filter_map(in_place)
@@ -155,11 +157,7 @@ impl Store {
         if !self.may_be_told(follow, position, id) {
             return;
         }
-        let whole = |block: &Block| match block {
-            Block::Ready(_, checksums) => checksums.whole,
-            Block::Absent | Block::Writing(_) => 0,
-        };
-        let checksums = self.index.get(id).blocks.iter().map(whole).collect();
+        let checksums = self.index.get(id).blocks.iter().map(Block::checksum).collect();
         self.follows.told.push(Told { follow, position: position as u32, what: News::Whole(checksums) });
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use larder_protocol::PoolSpec;
+use larder_protocol::checksum::layers_checksum;
 
 use super::layers::Layers;
 use super::{Follow, FollowProgress, Followed, LayersInPlace, News, Told};
@@ -100,6 +101,8 @@ impl Store {
             u64::from(layers.end - layers.start) * spec.layer_bytes,
         );
         let Some(slot) = chunk.blocks[block].slot() else { return };
+        let key = self.namespaces.get(chunk.namespace).key(chunk.hash, block);
+        let named = layers_checksum(&key, &(offset..offset + bytes), checksum);
         let place = Place { extent: slot.extent, offset: self.slab.offset(slot) };
         for follow in self.follows.followers(id) {
             self.moved(follow);
@@ -110,7 +113,7 @@ impl Store {
             if !self.may_be_told(follow, position, id) {
                 continue;
             }
-            let what = News::Layers(LayersInPlace { block, place, offset, bytes, checksum });
+            let what = News::Layers(LayersInPlace { block, place, offset, bytes, checksum: named });
             self.follows.told.push(Told { follow, position: position as u32, what });
         }
     }

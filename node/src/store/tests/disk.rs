@@ -42,7 +42,7 @@ impl Fixture {
     }
 
     /// Carries out every write that waits.
-    fn write_all(&mut self) -> Vec<ChunkHash> {
+    pub(super) fn write_all(&mut self) -> Vec<ChunkHash> {
         let mut written = Vec::new();
         while let Some(ChunkWrite { write, chunk, .. }) = self.store.next_write() {
             self.store.written(write, true);

@@ -13,7 +13,7 @@ fn shared(slots: u32, capacity_chunks: u64, passing: u64) -> Fixture {
 }
 
 impl Fixture {
-    fn fingerprint(&self) -> Fingerprint {
+    pub(super) fn fingerprint(&self) -> Fingerprint {
         spec().fingerprint("a")
     }
 

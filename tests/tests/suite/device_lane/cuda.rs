@@ -70,7 +70,7 @@ fn a_driver_that_hangs_keeps_no_peer_from_the_chunks_that_it_copies() {
     assert_eq!(lease.chunks(), 4, "{}", cluster.node(0).log());
     for (position, hash) in hashes.iter().enumerate() {
         let mut bytes = vec![0; BLOCK_BYTES];
-        lease.copy_block(position, 0, &mut bytes);
+        lease.copy_block(position, 0, &mut bytes).unwrap();
         assert!(bytes == block(hash), "wrong bytes under {hash}");
     }
     assert_eq!(cluster.node(0).get("/healthz").unwrap(), "ok\n");

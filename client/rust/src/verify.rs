@@ -1,0 +1,363 @@
+//! Verifying what is read: each block against the checksum that was made of its bytes and its name when it was committed.
+//!
+//! A block of a lease is summed as a whole, when it is read first: as it was copied out where all of it is copied at once, else
+//! where it stands. Of chunks that are followed the layers are summed as they are read, and the whole once it is committed.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use larder_protocol::ChunkHash;
+use larder_protocol::checksum::{BlockKey, BlockSummer, RangeChecksum, layers_checksum};
+use larder_protocol::handoff::LayersSum;
+use larder_protocol::session::{ReportDamage, Request};
+
+use crate::error::SessionError;
+use crate::link::Link;
+use crate::lock;
+use crate::mapping::Mapping;
+use crate::namespace::Namespace;
+
+/// Which blocks a session verifies as it reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Verify {
+    /// None.
+    Off,
+    /// One in 64, chosen at random: a memory that damages blocks is found, a single damaged block most likely not.
+    #[default]
+    Sample,
+    /// All of them: no byte is read as that of another block.
+    Always,
+}
+
+/// A word that is none of "off", "sample" and "always".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`verify` is \"off\", \"sample\" or \"always\", not {0:?}")]
+pub struct UnknownVerify(String);
+
+/// A block has other bytes than were committed under its name. The node was told, and verifies it: do as if the block were not
+/// there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "block {block} of the chunk at {position} ({hash}) has other bytes than were committed under its name: compute it instead"
+)]
+pub struct Damaged {
+    /// Position of the chunk among those leased.
+    pub position: usize,
+    /// The block.
+    pub block: usize,
+    /// The chunk.
+    pub hash: ChunkHash,
+}
+
+/// What a session verifies.
+#[derive(Debug)]
+pub(crate) struct Verifier {
+    verify: Verify,
+    seed: u64,
+}
+
+/// What proves that leased blocks are right.
+pub(crate) struct Proofs {
+    /// The chunks' names.
+    hashes: Box<[ChunkHash]>,
+    /// What is known of each block, by the index of its place; empty where nothing is verified.
+    verdicts: Box<[AtomicU8]>,
+    sums: Sums,
+}
+
+enum Sums {
+    /// By the index of the place.
+    Whole(Vec<u64>),
+    /// Of chunks that are followed.
+    Followed(Mutex<Followed>),
+}
+
+#[derive(Default)]
+struct Followed {
+    /// By the index of the place, once all is whole.
+    whole: Option<Vec<u64>>,
+    /// Layers that are in place, by position and block.
+    layers: HashMap<(u32, u32), Vec<Layers>>,
+}
+
+#[derive(Clone)]
+struct Layers {
+    range: Range<u32>,
+    checksum: u64,
+    is_right: bool,
+}
+
+/// A block that is about to be read.
+#[derive(Clone, Copy)]
+pub(crate) struct Reading<'a> {
+    pub(crate) link: &'a Link,
+    pub(crate) namespace: &'a Namespace,
+    pub(crate) lease: u64,
+    pub(crate) position: usize,
+    pub(crate) block: usize,
+    /// The index of its place.
+    pub(crate) index: usize,
+    pub(crate) mapping: &'a Mapping,
+    /// Where it stands there.
+    pub(crate) offset: u64,
+}
+
+impl FromStr for Verify {
+    type Err = UnknownVerify;
+
+    fn from_str(word: &str) -> Result<Self, UnknownVerify> {
+        match word {
+            "off" => Ok(Self::Off),
+            "sample" => Ok(Self::Sample),
+            "always" => Ok(Self::Always),
+            _ => Err(UnknownVerify(word.to_owned())),
+        }
+    }
+}
+
+impl Verifier {
+    pub(crate) fn new(verify: Verify, seed: Option<u64>) -> Self {
+        Self { verify, seed: seed.unwrap_or_else(|| fastrand::u64(..)) }
+    }
+
+    /// Whether a block is among those to verify: chosen by the session's seed and the block's place in the series of its
+    /// leases, so that it does not depend on when it is read.
+    fn picks(&self, lease: u64, index: usize) -> bool {
+        match self.verify {
+            Verify::Off => false,
+            Verify::Always => true,
+            Verify::Sample => {
+                let place = lease.wrapping_mul(1 << 20).wrapping_add(index as u64);
+                fastrand::Rng::with_seed(self.seed ^ place.wrapping_mul(SPREAD)).u64(..SAMPLE_ONE_IN) == 0
+            }
+        }
+    }
+}
+
+impl Proofs {
+    /// # Errors
+    /// Where there is not one checksum for each place.
+    pub(crate) fn of_lease(
+        link: &Link,
+        hashes: &[ChunkHash],
+        places: usize,
+        sums: Vec<u64>,
+    ) -> Result<Self, SessionError> {
+        if sums.len() != places {
+            return Err(SessionError::wrong_answer("one checksum comes for each block"));
+        }
+        Ok(Self::new(link, hashes, places, Sums::Whole(sums)))
+    }
+
+    pub(crate) fn of_follow(link: &Link, hashes: &[ChunkHash], places: usize) -> Self {
+        Self::new(link, hashes, places, Sums::Followed(Mutex::default()))
+    }
+
+    fn new(link: &Link, hashes: &[ChunkHash], places: usize, sums: Sums) -> Self {
+        let places = if link.verifier.verify == Verify::Off { 0 } else { places };
+        let verdicts = (0..places).map(|_| AtomicU8::new(UNKNOWN)).collect();
+        Self { hashes: hashes.into(), verdicts, sums }
+    }
+
+    /// Layers of what is followed are in place, or all of it is whole.
+    ///
+    /// # Errors
+    /// Where there is not one checksum for each place.
+    pub(crate) fn add(&self, layers: Vec<LayersSum>, whole: Vec<u64>) -> Result<(), SessionError> {
+        let Sums::Followed(followed) = &self.sums else { return Ok(()) };
+        if self.verdicts.is_empty() {
+            return Ok(());
+        }
+        let mut followed = lock(followed);
+        if !whole.is_empty() {
+            // A prefix of the places, where not all chunks that have one came.
+            if whole.len() > self.verdicts.len() {
+                return Err(SessionError::wrong_answer("one checksum comes for each block"));
+            }
+            *followed = Followed { whole: Some(whole), layers: HashMap::new() };
+        }
+        if followed.whole.is_some() {
+            return Ok(());
+        }
+        for LayersSum { chunk, block, from_layer, to_layer, checksum } in layers {
+            let known = followed.layers.entry((chunk, block)).or_default();
+            let range = from_layer..to_layer;
+            if known.iter().all(|known| known.range != range) {
+                known.push(Layers { range, checksum, is_right: false });
+            }
+        }
+        Ok(())
+    }
+
+    /// Verifies `bytes` (of the block) where they stand, unless that was done before or need not be.
+    pub(crate) fn check(&self, reading: Reading<'_>, bytes: &Range<u64>) -> Result<(), Damaged> {
+        if !self.must_check(&reading)? {
+            return Ok(());
+        }
+        let is_right = match self.whole_of(reading.index) {
+            Some(sum) => self.judge(&reading, || {
+                let mut summer = BlockSummer::new(reading.namespace.range_bytes(reading.block));
+                let bytes = reading.namespace.block_bytes(reading.block);
+                reading.mapping.visit(reading.offset, bytes, |piece| summer.update(piece));
+                summer.finish(&self.key(&reading)) == sum
+            }),
+            None => self.check_layers(&reading, bytes),
+        };
+        if is_right { Ok(()) } else { Err(self.damaged(&reading)) }
+    }
+
+    /// Copies the whole block out, and verifies what was copied.
+    pub(crate) fn copy_block(&self, reading: Reading<'_>, out: &mut [u8]) -> Result<(), Damaged> {
+        let must_check = self.must_check(&reading)?;
+        let Some(sum) = self.whole_of(reading.index).filter(|_| must_check) else {
+            self.check(reading, &(0..out.len() as u64))?;
+            reading.mapping.copy_to(reading.offset, out);
+            return Ok(());
+        };
+        let is_right = self.judge(&reading, || {
+            let mut summer = BlockSummer::new(reading.namespace.range_bytes(reading.block));
+            let mut at = reading.offset;
+            for piece in out.chunks_mut(COPIED_PIECE_BYTES) {
+                reading.mapping.copy_to(at, piece);
+                summer.update(piece);
+                at += piece.len() as u64;
+            }
+            summer.finish(&self.key(&reading)) == sum
+        });
+        if is_right { Ok(()) } else { Err(self.damaged(&reading)) }
+    }
+
+    /// Whether a block is to be verified and was not yet.
+    fn must_check(&self, reading: &Reading<'_>) -> Result<bool, Damaged> {
+        let verdict =
+            self.verdicts.get(reading.index).map_or(RIGHT, |verdict| verdict.load(Ordering::Acquire));
+        match verdict {
+            RIGHT => Ok(false),
+            WRONG => Err(self.damaged(reading)),
+            _ => Ok(reading.link.verifier.picks(reading.lease, reading.index)),
+        }
+    }
+
+    /// Verifies a whole block, and remembers what came of it.
+    fn judge(&self, reading: &Reading<'_>, verify: impl FnOnce() -> bool) -> bool {
+        let is_right = verify();
+        reading.link.traffic.count_verified(reading.namespace.block_bytes(reading.block));
+        self.conclude(reading, is_right);
+        is_right
+    }
+
+    fn conclude(&self, reading: &Reading<'_>, is_right: bool) {
+        let verdict = if is_right { RIGHT } else { WRONG };
+        let before = self.verdicts[reading.index].swap(verdict, Ordering::AcqRel);
+        if !is_right && before != WRONG {
+            reading.link.traffic.count_damaged();
+            self.report(reading);
+        }
+    }
+
+    /// Verifies the layers in which these bytes lie and that are in place, but for those that were verified before.
+    fn check_layers(&self, reading: &Reading<'_>, bytes: &Range<u64>) -> bool {
+        let Sums::Followed(followed) = &self.sums else { return false };
+        let layer_bytes = reading.namespace.layer_bytes(reading.block).max(1);
+        let wanted = bytes.start / layer_bytes..bytes.end.div_ceil(layer_bytes);
+        let name = (reading.position as u32, reading.block as u32);
+        let pieces = lock(followed).layers.get(&name).cloned().unwrap_or_default();
+        let overlaps = |piece: &&Layers| {
+            u64::from(piece.range.start) < wanted.end && wanted.start < piece.range.end.into()
+        };
+        let mut summed = 0;
+        for piece in pieces.iter().filter(overlaps) {
+            let (start, end) = (u64::from(piece.range.start), u64::from(piece.range.end));
+            if piece.is_right {
+                continue;
+            }
+            let mut sum = RangeChecksum::new();
+            let piece_bytes = (end - start) * layer_bytes;
+            reading
+                .mapping
+                .visit(reading.offset + start * layer_bytes, piece_bytes, |bytes| sum.update(bytes));
+            summed += piece_bytes;
+            let place = start * layer_bytes..end * layer_bytes;
+            if layers_checksum(&self.key(reading), &place, sum.finish()) != piece.checksum {
+                self.conclude(reading, false);
+                return false;
+            }
+            if let Some(known) = lock(followed).layers.get_mut(&name)
+                && let Some(known) = known.iter_mut().find(|known| known.range == piece.range)
+            {
+                known.is_right = true;
+            }
+        }
+        reading.link.traffic.count_verified(summed);
+        true
+    }
+
+    fn whole_of(&self, index: usize) -> Option<u64> {
+        match &self.sums {
+            Sums::Whole(sums) => sums.get(index).copied(),
+            Sums::Followed(followed) => lock(followed).whole.as_ref()?.get(index).copied(),
+        }
+    }
+
+    fn key(&self, reading: &Reading<'_>) -> BlockKey {
+        reading.namespace.key(self.hashes[reading.position], reading.block)
+    }
+
+    fn damaged(&self, &Reading { position, block, .. }: &Reading<'_>) -> Damaged {
+        Damaged { position, block, hash: self.hashes[position] }
+    }
+
+    fn report(&self, reading: &Reading<'_>) {
+        let hash = self.hashes[reading.position];
+        tracing::error!(
+            %hash,
+            block = reading.block,
+            node = reading.link.welcome.node,
+            "a block has other bytes than were committed under its name: it is not used, and the node is told"
+        );
+        let namespace = reading.namespace.number();
+        reading.link.report(Request::ReportDamage(ReportDamage { namespace, hash }));
+    }
+}
+
+/// One block in so many is verified where a sample is.
+const SAMPLE_ONE_IN: u64 = 64;
+
+/// An odd number whose multiples differ in all bits.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A piece that is summed while the core's own cache has it.
+const COPIED_PIECE_BYTES: usize = 128 << 10;
+
+const UNKNOWN: u8 = 0;
+const RIGHT: u8 = 1;
+const WRONG: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_one_block_in_sixty_four_and_depends_on_the_seed_alone() {
+        let picked = |seed| {
+            let verifier = Verifier::new(Verify::Sample, Some(seed));
+            (1..=1_000_u64)
+                .flat_map(|lease| (0..64).map(move |index| (lease, index)))
+                .filter(|&(lease, index)| verifier.picks(lease, index))
+                .collect::<Vec<_>>()
+        };
+        let first = picked(1);
+        assert!((900..1_100).contains(&first.len()), "{} of 64,000", first.len());
+        assert_eq!(first, picked(1));
+        assert_ne!(first, picked(2));
+    }
+
+    #[test]
+    fn off_picks_nothing_and_always_everything() {
+        let picks = |verify| (0..1_000).filter(|&index| Verifier::new(verify, None).picks(7, index)).count();
+        assert_eq!((picks(Verify::Off), picks(Verify::Always)), (0, 1_000));
+    }
+}

@@ -1,0 +1,174 @@
+//! Verifying what is read.
+
+use larder_client::{BlockingSession, Damaged, SessionOptions, Verify};
+use larder_protocol::ChunkHash;
+use larder_protocol::session::{Leased, ReportDamage, Request, Response};
+
+use crate::fake_node::{BLOCK_BYTES, FakeNode, SLICES, chain, leased, node, options, pattern, spec};
+
+fn verifying(verify: Verify) -> SessionOptions {
+    SessionOptions { verify, ..options() }
+}
+
+/// Leases three chunks, of which `spoil` changes what the node says, and does something with them.
+fn with_lease(
+    verify: Verify,
+    spoil: impl FnOnce(&mut Leased) + Send + 'static,
+    reports: Vec<u8>,
+    read: impl FnOnce(&larder_client::LeaseGuard),
+) {
+    let (socket, node) = node(move |mut node: FakeNode| {
+        node.open(0);
+        let (Response::Leased(mut leased), memory) = leased(11, 1, 3) else { unreachable!() };
+        spoil(&mut leased);
+        node.answer_next(&Response::Leased(leased), memory);
+        for chunk in reports {
+            let report = ReportDamage { namespace: 7, hash: ChunkHash([chunk; 32]) };
+            assert_ne!(node.expect(&Request::ReportDamage(report)), 0);
+        }
+        assert_eq!(node.expect(&Request::Release(11)), 0);
+        assert_eq!(node.next(), None);
+    });
+    let session = BlockingSession::open(socket, verifying(verify)).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let lease = session.lease(&namespace, &chain(4)).unwrap();
+    read(&lease);
+    drop((lease, session));
+    node.join().unwrap();
+}
+
+fn read(lease: &larder_client::LeaseGuard, position: usize, block: usize) -> Result<Vec<u8>, Damaged> {
+    let mut out = vec![0; BLOCK_BYTES[block % 2] as usize];
+    lease.copy_block(position, block, &mut out).map(|()| out)
+}
+
+/// The place of block 5 is that of block 9: right bytes of another chunk.
+fn another_chunks_place(leased: &mut Leased) {
+    leased.places[5] = leased.places[9];
+}
+
+#[test]
+fn the_right_bytes_of_another_chunk_are_damage_and_the_node_is_told_once() {
+    with_lease(Verify::Always, another_chunks_place, vec![1], |lease| {
+        let damaged = Damaged { position: 1, block: 1, hash: ChunkHash([1; 32]) };
+        assert_eq!(read(lease, 1, 1), Err(damaged));
+        assert_eq!(lease.copy_range(1, 1, 10, &mut [0; 10]), Err(damaged));
+        assert_eq!(lease.block_ptr(1, 1), Err(damaged));
+        for i in (0..12).filter(|&i| i != 5) {
+            assert_eq!(read(lease, i / 4, i % 4), Ok(pattern(i, BLOCK_BYTES[i % 2])), "block {i}");
+        }
+    });
+}
+
+#[test]
+fn another_chunk_is_damage_even_with_its_own_checksum_since_a_checksum_covers_the_name() {
+    let another = |leased: &mut Leased| {
+        leased.places[5] = leased.places[9];
+        leased.checksums[5] = leased.checksums[9];
+    };
+    with_lease(Verify::Always, another, vec![1], |lease| assert!(read(lease, 1, 1).is_err()));
+}
+
+#[test]
+fn a_block_of_another_slice_or_pool_is_damage() {
+    let another = |leased: &mut Leased| {
+        // Slices 0 and 1 of one chunk and pool.
+        leased.places.swap(0, 2);
+        leased.checksums.swap(0, 2);
+    };
+    with_lease(Verify::Always, another, vec![0, 0], |lease| {
+        assert!(read(lease, 0, 0).is_err() && read(lease, 0, 2).is_err());
+    });
+}
+
+#[test]
+fn a_part_of_a_block_is_verified_with_all_of_it_before_a_byte_is_copied() {
+    with_lease(Verify::Always, another_chunks_place, vec![1], |lease| {
+        let mut out = [9; 10];
+        assert!(lease.copy_range(1, 1, 0, &mut out).is_err());
+        assert_eq!(out, [9; 10]);
+        assert!(lease.copy_range(1, 0, 0, &mut out).is_ok());
+    });
+}
+
+#[test]
+fn nothing_is_verified_where_that_is_off() {
+    with_lease(Verify::Off, another_chunks_place, vec![], |lease| {
+        assert_eq!(read(lease, 1, 1), Ok(pattern(9, BLOCK_BYTES[1])));
+    });
+}
+
+/// How many of 12 blocks are verified of each of so many leases.
+fn verified(seed: u64, leases: u64) -> Vec<u64> {
+    let (socket, node) = node(move |mut node: FakeNode| {
+        node.open(0);
+        for number in 1..=leases {
+            let (response, memory) = leased(number, 1, 3);
+            node.answer_next(&response, memory);
+            node.expect(&Request::Release(number));
+        }
+    });
+    let options = SessionOptions { verify: Verify::Sample, verify_seed: Some(seed), ..options() };
+    let session = BlockingSession::open(socket, options).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let counted = (0..leases).map(|_| {
+        let lease = session.lease(&namespace, &chain(4)).unwrap();
+        let before = session.counters().bytes_verified;
+        (0..12).for_each(|i| drop(read(&lease, i / 4, i % 4).unwrap()));
+        session.counters().bytes_verified - before
+    });
+    let counted = counted.collect();
+    drop(session);
+    node.join().unwrap();
+    counted
+}
+
+#[test]
+fn a_sample_is_chosen_by_the_seed_and_is_about_one_block_in_sixty_four() {
+    let first = verified(5, 200);
+    assert_eq!(first, verified(5, 200));
+    assert_ne!(first, verified(6, 200));
+    let share = first.iter().sum::<u64>() as f64 / (200.0 * 6.0 * 400.0);
+    assert!((0.25 / 64.0..4.0 / 64.0).contains(&share), "{share}");
+}
+
+#[test]
+fn a_sampled_block_that_is_wrong_is_damage() {
+    // Of these leases each wrong block is among the sampled ones of some.
+    let (socket, node) = node(|mut node: FakeNode| {
+        node.open(0);
+        for number in 1..=400 {
+            let (Response::Leased(mut leased), memory) = leased(number, 1, 3) else { unreachable!() };
+            another_chunks_place(&mut leased);
+            node.answer_next(&Response::Leased(leased), memory);
+            // A report comes before the end of its lease.
+            while !matches!(node.next(), Some((_, Request::Release(_)))) {}
+        }
+    });
+    let options = SessionOptions { verify: Verify::Sample, verify_seed: Some(1), ..options() };
+    let session = BlockingSession::open(socket, options).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let damaged = (0..400).filter(|_| {
+        let lease = session.lease(&namespace, &chain(4)).unwrap();
+        read(&lease, 1, 1).is_err()
+    });
+    let damaged = damaged.count();
+    assert!((1..40).contains(&damaged), "{damaged} of 400");
+    assert_eq!(session.counters().blocks_damaged, damaged as u64);
+    drop(session);
+    node.join().unwrap();
+}
+
+#[test]
+fn a_lease_without_a_checksum_for_each_block_ends_the_session() {
+    let (socket, node) = node(|mut node: FakeNode| {
+        node.open(0);
+        let (Response::Leased(mut leased), memory) = leased(1, 1, 3) else { unreachable!() };
+        leased.checksums.pop();
+        node.answer_next(&Response::Leased(leased), memory);
+    });
+    let session = BlockingSession::open(socket, options()).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    assert!(session.lease(&namespace, &chain(4)).is_err());
+    node.join().unwrap();
+}

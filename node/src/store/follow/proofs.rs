@@ -1,0 +1,107 @@
+//! What proves to a session that the layers which it follows are right.
+
+use std::ops::Range;
+
+use larder_protocol::checksum::{layer_ranges, layers_checksum};
+use larder_protocol::handoff::LayersSum;
+use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
+
+use super::{FollowProgress, Followed};
+use crate::store::ids::{ChunkId, SessionId};
+use crate::store::index::Block;
+use crate::store::{Refused, Store};
+
+/// How far a follow is, and what proves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FollowProofs {
+    /// How far, or less than that where the proofs of all layers would not fit into a message.
+    pub progress: FollowProgress,
+    /// Of the layers that are news, where not all is whole.
+    pub sums: Vec<LayersSum>,
+    /// Of all blocks, in the order of their places, where all is whole.
+    pub checksums: Vec<u64>,
+}
+
+impl Store {
+    /// What proves the layers of a follow to a session that knows of `known_layers`.
+    ///
+    /// # Errors
+    /// As [`Store::followed`].
+    pub fn prove_followed(
+        &self,
+        session: SessionId,
+        follow: u64,
+        known_layers: u32,
+    ) -> Result<FollowProofs, Refused> {
+        let mut progress = self.followed(session, follow)?;
+        let unknown = Refused::Unknown { what: "follow", number: follow };
+        let open = self.follows.open.get(&follow).ok_or(unknown)?;
+        let living = || open.chunks[..progress.chunks as usize].iter().copied().enumerate();
+        let ids = living().filter_map(|(position, chunk)| match chunk {
+            Followed::Coming(id) | Followed::Here(id) => Some((position as u32, id)),
+            Followed::Awaited(_) | Followed::Lost(_) => None,
+        });
+        let ids: Vec<(u32, ChunkId)> = ids.collect();
+        if progress.is_whole {
+            let of_chunk = |&(_, id): &(u32, ChunkId)| {
+                let chunk = self.index.get(id);
+                let namespace = self.namespaces.get(chunk.namespace);
+                let blocks = open.slices.iter().flat_map(|&slice| namespace.slice(slice));
+                blocks.map(|block| chunk.blocks[block].checksum()).collect::<Vec<u64>>()
+            };
+            let checksums = ids.iter().flat_map(of_chunk).collect();
+            return Ok(FollowProofs { progress, sums: Vec::new(), checksums });
+        }
+        let mut sums = Vec::new();
+        for &(position, id) in &ids {
+            self.sums_of(position, id, &open.slices, &(known_layers..progress.layers), &mut sums);
+        }
+        // Every layer that is not told now is news the next time; one layer has one sum a block at most.
+        while sums.len() > MAX_MESSAGE_BLOCKS && progress.layers > known_layers + 1 {
+            progress.layers = known_layers.midpoint(progress.layers).max(known_layers + 1);
+            let news = known_layers..progress.layers;
+            sums.retain(|sum| sum.from_layer < news.end);
+        }
+        Ok(FollowProofs { progress, sums, checksums: Vec::new() })
+    }
+
+    /// Adds what proves those layers of a chunk that are news.
+    fn sums_of(
+        &self,
+        position: u32,
+        id: ChunkId,
+        slices: &[u16],
+        news: &Range<u32>,
+        sums: &mut Vec<LayersSum>,
+    ) {
+        let chunk = self.index.get(id);
+        let namespace = self.namespaces.get(chunk.namespace);
+        for (part, &slice) in slices.iter().enumerate() {
+            for pool in 0..namespace.pools.len() {
+                let block = namespace.block(slice, pool);
+                let spec = &namespace.pools[pool].spec;
+                let layer_bytes = spec.layer_bytes.max(1);
+                let pieces: Vec<(u64, u64, u64)> = match &chunk.blocks[block] {
+                    Block::Absent => Vec::new(),
+                    Block::Writing(_) => {
+                        self.follows.layers(id, block).map(|layers| layers.pieces(spec)).unwrap_or_default()
+                    }
+                    Block::Ready(_, checksums) => {
+                        let ranges = layer_ranges(spec).zip(checksums.ranges.as_slice());
+                        ranges.map(|(range, &sum)| (range.start, range.end - range.start, sum)).collect()
+                    }
+                };
+                let key = namespace.key(chunk.hash, block);
+                for (offset, bytes, sum) in pieces {
+                    let (from_layer, to_layer) =
+                        ((offset / layer_bytes) as u32, ((offset + bytes) / layer_bytes) as u32);
+                    if from_layer < news.end && news.start < to_layer {
+                        let checksum = layers_checksum(&key, &(offset..offset + bytes), sum);
+                        let block = (part * namespace.pools.len() + pool) as u32;
+                        sums.push(LayersSum { chunk: position, block, from_layer, to_layer, checksum });
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Shares: what all tenants draw from, and what is kept for those that have little of it.
+
+use std::collections::HashMap;
+
+use super::ids::TenantId;
+
+/// How much each tenant has of something that there is only so much of.
+#[derive(Debug, Default)]
+pub(super) struct Shares(HashMap<TenantId, u64>);
+
+impl Shares {
+    pub(super) fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    pub(super) fn add(&mut self, tenant: TenantId, more: u64) {
+        *self.0.entry(tenant).or_default() += more;
+    }
+
+    pub(super) fn take(&mut self, tenant: TenantId, less: u64) {
+        *self.0.entry(tenant).or_default() -= less;
+    }
+
+    /// Whether a tenant may have so much more, where `tenants` together may have `most`. Half of it is kept for all of them
+    /// in equal parts, so that none can leave the others with nothing; whoever comes first has the rest.
+    pub(super) fn may_add(&self, tenant: TenantId, more: u64, most: u64, tenants: usize) -> bool {
+        let kept_for_each = most / (2 * tenants.max(1) as u64);
+        let others = (0..tenants as u16).map(TenantId).filter(|&other| other != tenant);
+        let unused = |other| kept_for_each.saturating_sub(self.0.get(&other).copied().unwrap_or(0));
+        self.total() + more + others.map(unused).sum::<u64>() <= most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_tenant_alone_may_have_all() {
+        let mut shares = Shares::default();
+        assert!(shares.may_add(TenantId(0), 100, 100, 1));
+        shares.add(TenantId(0), 100);
+        assert!(!shares.may_add(TenantId(0), 1, 100, 1));
+        shares.take(TenantId(0), 1);
+        assert!(shares.may_add(TenantId(0), 1, 100, 1));
+    }
+
+    #[test]
+    fn a_part_is_kept_for_each_tenant_that_has_less() {
+        let mut shares = Shares::default();
+        assert!(!shares.may_add(TenantId(0), 76, 100, 2));
+        assert!(shares.may_add(TenantId(0), 75, 100, 2));
+        shares.add(TenantId(0), 75);
+        assert!(shares.may_add(TenantId(1), 25, 100, 2));
+        shares.add(TenantId(1), 25);
+        assert!(!shares.may_add(TenantId(0), 1, 100, 2));
+    }
+}

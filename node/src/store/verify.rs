@@ -1,0 +1,146 @@
+//! Verifying chunks that somebody says are damaged: which blocks to sum, and what becomes of a chunk that is wrong.
+//!
+//! A chunk that is verified is claimed, so that it is neither evicted nor written to meanwhile. One that is wrong is there for
+//! nobody from then on: it leaves the policy, the disk and what others were told at once, and its slots when the last of those
+//! who read it has let go.
+
+use std::collections::HashMap;
+
+use larder_protocol::session::Checked;
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
+
+use super::commit::BlockMove;
+use super::disk::ChunkWrite;
+use super::ids::{ChunkId, SessionId};
+use super::index::{Block, OnDisk, Standing};
+use super::journal::is_held;
+use super::policy::Removal;
+use super::{Refused, Store};
+use crate::directory::ChangeKind;
+
+/// Chunks that are being verified.
+#[derive(Debug, Default)]
+pub(super) struct Verifications {
+    open: HashMap<u64, Verification>,
+    /// Chunks that were wrong, so far.
+    damaged: u64,
+}
+
+#[derive(Debug)]
+struct Verification {
+    chunk: ChunkId,
+    /// What its blocks should have.
+    sums: Vec<u64>,
+}
+
+/// A chunk to sum.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerifyOrder {
+    /// Its number, for [`Store::finish_verify`], which must follow.
+    pub verify: u64,
+    /// Where its blocks stand, and what they are called.
+    pub blocks: Vec<BlockMove>,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+impl Verifications {
+    /// Whether a chunk is being verified.
+    pub(super) fn has(&self, id: ChunkId) -> bool {
+        self.open.values().any(|open| open.chunk == id)
+    }
+
+    pub(super) fn damaged(&self) -> u64 {
+        self.damaged
+    }
+}
+
+impl Store {
+    /// The namespace of this number, which a session registered.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] where it did not.
+    pub fn registered(&self, session: SessionId, namespace: u32) -> Result<Fingerprint, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        Ok(self.namespaces.get(number).fingerprint)
+    }
+
+    /// Starts to verify a chunk, which stays as it is meanwhile; `None` where it is not whole in memory, somebody writes to it,
+    /// or it is being verified already.
+    pub fn begin_verify(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<VerifyOrder> {
+        let id = self.named(fingerprint, hash)?;
+        let chunk = self.index.get(id);
+        let is_written = chunk.blocks.iter().any(|block| matches!(block, Block::Writing(_)));
+        if !chunk.is_complete() || is_written || self.verifications.has(id) {
+            return None;
+        }
+        let ChunkWrite { blocks, .. } = self.chunk_write(id);
+        let (blocks, sums): (Vec<BlockMove>, Vec<u64>) = blocks
+            .into_iter()
+            .map(|(block, sums)| (BlockMove { is_in_place: true, ..block }, sums.whole))
+            .unzip();
+        let bytes = blocks.iter().map(|block| block.bytes).sum();
+        self.change(id, |chunk| chunk.claims += 1);
+        let verify = self.next_number();
+        self.verifications.open.insert(verify, Verification { chunk: id, sums });
+        Some(VerifyOrder { verify, blocks, bytes })
+    }
+
+    /// A chunk was summed: `sums` are in the order of the blocks, `None` where they are not known. Drops it where it is wrong,
+    /// and answers what was found.
+    pub fn finish_verify(&mut self, verify: u64, sums: Option<&[u64]>) -> Checked {
+        let Some(Verification { chunk, sums: right }) = self.verifications.open.remove(&verify) else {
+            return Checked::Nothing;
+        };
+        let found = match sums {
+            None => Checked::Nothing,
+            Some(sums) if sums == right => Checked::Right,
+            Some(_) => {
+                self.condemn(chunk);
+                Checked::Damaged
+            }
+        };
+        self.unclaim(&[chunk]);
+        self.evict_above_watermark();
+        found
+    }
+
+    /// A chunk in memory is wrong, which the caller has claimed: nobody finds it any more.
+    fn condemn(&mut self, id: ChunkId) {
+        self.verifications.damaged += 1;
+        self.give_up_on_disk(id);
+        self.stop_writes_of(id);
+        self.end_pins_of(id);
+        let chunk = self.index.get(id);
+        let was_held = is_held(chunk);
+        if chunk.standing == Standing::Kept {
+            let bytes = self.readable_bytes(id);
+            self.uncount(id);
+            self.policy.remove(id.number(), Removal::Dropped);
+            self.gathers.add_passing(bytes);
+        }
+        let chunk = self.index.get_mut(id);
+        chunk.standing = Standing::Damaged;
+        chunk.pools = PoolSet::default();
+        self.tell(id, was_held, ChangeKind::Lost);
+    }
+
+    /// Takes a chunk out of what waits to be written.
+    fn stop_writes_of(&mut self, id: ChunkId) {
+        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
+        let mut claims = 0;
+        if self.disk.as_mut().is_some_and(|disk| disk.forget_waiting(id, bytes)) {
+            claims += 1;
+        }
+        if self.object.as_mut().is_some_and(|object| object.forget_waiting(id, bytes)) {
+            claims += 1;
+        }
+        self.change(id, |chunk| {
+            chunk.claims -= claims;
+            if chunk.disk == OnDisk::Coming {
+                // What is on its way there is given up when it has come.
+                chunk.disk = OnDisk::Nowhere;
+            }
+        });
+    }
+}
