@@ -46,6 +46,34 @@ def start_cluster(*arguments: str, **environment: str) -> Cluster:
     return started
 
 
+def damage(cluster: Cluster, block: bytes, wrong: bytes) -> None:
+    """Writes `wrong` over a block, of a page at most, in the arena of whichever node of the cluster has it: behind the node's back,
+    as a debugger would."""
+    replaced = 0
+    for children in Path(f"/proc/{cluster.process.pid}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            replaced += replace_in_arena(pid, block, wrong)
+    assert replaced == 1, f"{replaced} such blocks"
+
+
+def replace_in_arena(pid: str, block: bytes, wrong: bytes) -> int:
+    replaced = 0
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in lines:
+            if "memfd:larder-arena" not in line:
+                continue
+            start, end = (int(place, 16) for place in line.split()[0].split("-"))
+            memory.seek(start)
+            arena = memory.read(end - start)
+            for page in range(0, end - start, 4_096):
+                if arena.startswith(block, page):
+                    memory.seek(start + page)
+                    memory.write(wrong)
+                    replaced += 1
+    return replaced
+
+
 def until(condition, patience: float = 30.0):
     """Waits for what happens by itself."""
     deadline = time.monotonic() + patience

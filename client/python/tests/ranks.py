@@ -26,7 +26,7 @@ class RankThreads:
         handoff_seconds: float = 5.0,
     ):
         self.memory, self.counts = memory, Counts()
-        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), spec, [0], 0.01)
+        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20, verify="always"), spec, [0], 0.01)
         self.node.wait_for_first_try(10)
         self.settings = Settings(socket=socket, prefetches=2, handoff_seconds=handoff_seconds)
         self.loader = Loader(self.node, self.memory, shape, self.counts, self.settings)

@@ -23,7 +23,7 @@ class Tier:
         self.memory = bytearray(b"".join(row_of(value) for value in range(ROWS)))
         pool = larder_kv.Pool(layers=1, layer_bytes=ROW_BYTES)
         namespace = spec(model, pools=[pool], flat=True)
-        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20), namespace, [0], 0.01)
+        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20, verify="always"), namespace, [0], 0.01)
         self.node.wait_for_first_try(10)
         rows = memoryview(self.memory).cast("B", (ROWS, ROW_BYTES))
         self.offload = Offload(self.node, rows, rows.strides[0], 2)

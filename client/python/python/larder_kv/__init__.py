@@ -3,7 +3,8 @@
 A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node on this host:
 
 - get: `lookup` says how much of a prompt is in the cache, `lookup_and_prefetch` brings it near meanwhile, `lease` keeps it in
-  place, `Lease.copy_block` copies it out, `Lease.view` reads it where it is, dropping the lease gives it back.
+  place, `Lease.copy_block` copies it out, `Lease.view` reads it where it is, dropping the lease gives it back. What is read is
+  verified as the session's `verify` says.
 - put: `reserve` says which chunks are missing, `stage` gives one of them room, `StagedChunk.copy_from` fills it, `commit`
   hands it over.
 - engines' memory: `PagedMemory` and `ScatteredMemory` copy between blocks and host memory, `GpuPagedMemory` between blocks
@@ -42,6 +43,7 @@ from larder_kv._native import (
 from larder_kv.errors import (
     BusyError,
     ConnectError,
+    DamagedError,
     EndedError,
     ForkedError,
     GpuError,
@@ -60,6 +62,7 @@ __all__ = [
     "Chain",
     "ConnectError",
     "CopyProgress",
+    "DamagedError",
     "DescriptorMemory",
     "EndedError",
     "Follow",

@@ -10,6 +10,7 @@ from typing_extensions import Buffer
 from larder_kv.namespace import DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec
 
 _Tier: TypeAlias = Literal["device", "host", "disk", "peer", "object"]
+_Verify: TypeAlias = Literal["off", "sample", "always"]
 _Wait: TypeAlias = Literal["complete", "best_effort"] | float
 
 @final
@@ -50,6 +51,8 @@ class Stats:
 
     bytes_read: int
     bytes_written: int
+    bytes_verified: int
+    blocks_damaged: int
 
 @final
 class Namespace:
@@ -290,6 +293,8 @@ class Session:
         device: int | None = None,
         window_bytes: int = 67_108_864,
         timeout: float = 10.0,
+        verify: _Verify = "sample",
+        verify_seed: int | None = None,
     ) -> Self: ...
     def register(self, spec: NamespaceSpec, *, slices: Sequence[int] | None = None) -> Namespace: ...
     def lookup(
@@ -407,6 +412,8 @@ class AsyncSession:
         device: int | None = None,
         window_bytes: int = 67_108_864,
         timeout: float = 10.0,
+        verify: _Verify = "sample",
+        verify_seed: int | None = None,
     ) -> AsyncSession: ...
     async def register(self, spec: NamespaceSpec, *, slices: Sequence[int] | None = None) -> Namespace: ...
     async def lookup(

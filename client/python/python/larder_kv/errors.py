@@ -22,6 +22,16 @@ class BusyError(LarderError):
     """When asking again may help, in seconds."""
 
 
+class DamagedError(LarderError):
+    """A block has other bytes than were committed under its name: do as if its chunk were not there. The node was told, and
+    verifies it."""
+
+    position: int
+    """Position of the chunk among those leased."""
+    block: int
+    """The block."""
+
+
 class GpuError(LarderError):
     """A GPU is not there, refused, failed or was lost: what is in the copy's target is unknown."""
 

@@ -21,6 +21,7 @@ COUNTERS = {
     "found_keys": "Keys that were found.",
     "loaded_keys": "Keys whose bytes were loaded.",
     "missed_keys": "Keys that were to be loaded and were not there, or did not come in time.",
+    "damaged_keys": "Keys that were to be loaded and whose bytes were wrong; they count as missed.",
     "loaded_bytes": "Bytes that were loaded.",
     "saved_keys": "Keys whose bytes were written.",
     "present_keys": "Keys that were to be saved and were there already, or were being written.",
@@ -60,7 +61,7 @@ class Blocks(Protocol):
     """The engine's memory of the blocks that a call names, by their numbers in the call."""
 
     def fill(self, lease: larder_kv.Lease, first: int) -> None:
-        """Copies all leased chunks to blocks `first` on."""
+        """Copies all leased chunks to blocks `first` on, in order. What the lease raises where one is damaged is left to go."""
 
     def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
         """Copies blocks to staged chunks, one each."""
@@ -106,9 +107,17 @@ class Keyed:
                     come = lease.chunks
                     if come == 0:
                         return
-                    blocks.fill(lease, loaded)
+                    damaged = False
+                    try:
+                        blocks.fill(lease, loaded)
+                    except larder_kv.DamagedError as error:
+                        self._logger.warning("a key is a miss: %s", error)
+                        come, damaged = error.position, True
                 loaded += come
                 self._counts.add("loaded_bytes", come * namespace.block_bytes())
+                if damaged:
+                    self._counts.add("damaged_keys")
+                    return
 
         self._try(bring)
         self._counts.add("loaded_keys", loaded)

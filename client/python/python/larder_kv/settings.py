@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 import larder_kv
 from larder_kv.link import Link, Opened
@@ -11,6 +11,17 @@ from larder_kv.link import Link, Opened
 
 class UnsupportedError(ValueError):
     """The engine is set up in a way that cannot be served: it refuses to start, and says what to change."""
+
+
+Verify: TypeAlias = Literal["off", "sample", "always"]
+
+
+def check_verify(word: str) -> Verify:
+    """The setting, if it is one."""
+    for known in get_args(Verify):
+        if word == known:
+            return cast(Verify, known)
+    raise UnsupportedError(f'`verify` is "off", "sample" or "always", not {word!r}')
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,9 @@ class NodeSettings:
     """How long one request to the node may take. A call from the engine begins none later than that."""
     reconnect_seconds: float = 1.0
     """How often a node that is not there is tried again."""
+    verify: str = "sample"
+    """Which blocks are verified as they are loaded: "off", "sample" (one in 64) or "always". One that is wrong is a miss, and the
+    node drops its chunk."""
     model_revision: str = ""
     """Says which weights the model has where the engine does not; part of every key."""
 
@@ -43,6 +57,7 @@ class NodeSettings:
         for name in ("timeout_seconds", "reconnect_seconds"):
             if getattr(settings, name) <= 0:
                 raise UnsupportedError(f"`{name}` must be more than 0")
+        check_verify(settings.verify)
         return settings
 
     def link(self, client: str, logger: logging.Logger) -> Link[Opened]:
@@ -55,6 +70,7 @@ class NodeSettings:
                 device=self.device,
                 window_bytes=self.window_bytes,
                 timeout=self.timeout_seconds,
+                verify=check_verify(self.verify),
             )
             return Opened(session)
 

@@ -13,6 +13,7 @@ COUNTERS = {
     "loads": "Requests that loaded blocks.",
     "loaded_blocks": "Engine blocks that were loaded.",
     "failed_blocks": "Engine blocks that were to be loaded and did not come; they are computed again.",
+    "damaged_chunks": "Chunks that were to be loaded and were wrong; their blocks count as failed.",
     "loaded_bytes": "Bytes copied from the cache into the engine's blocks.",
     "saved_chunks": "Chunks that were saved, those that the cache had already included.",
     "saved_bytes": "Bytes copied from the engine's blocks into the cache.",

@@ -117,6 +117,7 @@ class Engine:
                 device=settings.device,
                 window_bytes=window_bytes,
                 timeout=settings.timeout_seconds,
+                verify=check_verify(settings.verify),
             )
 
         return Node(open_session, self.facts.namespace(), list(slices), settings.reconnect_seconds)

@@ -46,6 +46,11 @@ class Memory:
         """Layers that are saved together, in order."""
 
     @property
+    def loads_in_order(self) -> bool:
+        """Whether `load` ends with a chunk before it begins with the next: where one is damaged, those before it are loaded."""
+        return len(self._pools) == 1 and self._pools[0].is_uniform
+
+    @property
     def first(self) -> Pages:
         """The first pool's pages: those of a model whose layers are all alike."""
         return self._pools[0].pages
@@ -65,7 +70,7 @@ class Memory:
         return sum(page_bytes * len(runs[group].blocks) for page_bytes, group in layers)
 
     def load(self, lease: larder_kv.Lease, runs: Sequence[Run]) -> None:
-        """Copies what is leased into these blocks, by group."""
+        """Copies what is leased into these blocks, by group. Raises `DamagedError` where a chunk was verified and is wrong."""
         for number, pool in enumerate(self._pools):
             if pool.is_uniform:
                 run = runs[pool.groups[0]]

@@ -171,8 +171,13 @@ class Offload:
             with node.session.lease(node.namespace, chain(node, keys[start:])) as lease:
                 come = lease.chunks
                 for position in range(come):
-                    lease.copy_block(position, self._row(rows[start + position]))
-            loaded += keys[start : start + come]
+                    try:
+                        lease.copy_block(position, self._row(rows[start + position]))
+                    except larder_kv.DamagedError as error:
+                        # The others are of use without it.
+                        logger.warning("a chunk was not loaded: %s", error)
+                        continue
+                    loaded.append(keys[start + position])
             start += come + 1
         return loaded
 

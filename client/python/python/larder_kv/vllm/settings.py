@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from larder_kv.settings import UnsupportedError as UnsupportedError
+from larder_kv.settings import check_verify
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Settings:
     """How long a request to the node may take."""
     reconnect_seconds: float = 1.0
     """How often a node that is not there is tried again."""
+    verify: str = "sample"
+    """Which blocks are verified as they are loaded: "off", "sample" (one in 64) or "always". One that is wrong is computed, and the
+    node drops its chunk."""
     model_revision: str = ""
     """Says which weights the model has where neither vLLM nor the files do; part of every key."""
 
@@ -65,6 +69,7 @@ class Settings:
         speed = settings.prefill_tokens_per_second
         if speed is not None and not speed > 0:
             raise UnsupportedError(f"`prefill_tokens_per_second` is a speed or not given, not {speed}")
+        check_verify(settings.verify)
         if settings.device < 0:
             raise UnsupportedError(f"`device` is the number of one of the node's actors, not {settings.device}")
         return settings

@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import larder_kv
+from larder_kv.settings import check_verify
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.offload import Offload
 
@@ -45,11 +46,13 @@ class LarderTier(SecondaryTierManager):
         timeout_seconds: float = 10.0,
         reconnect_seconds: float = 1.0,
         threads: int = 4,
+        verify: str = "sample",
         model_revision: str = "",
         locality: str | None = None,
         backpressure_detector: "BackpressureDetector | None" = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        check_verify(verify)
         namespace = namespace_of(offloading_spec, self.block_size_bytes, model_revision)
 
         def open_session() -> larder_kv.Session:
@@ -59,6 +62,7 @@ class LarderTier(SecondaryTierManager):
                 device=device,
                 window_bytes=max(window_bytes, self.block_size_bytes),
                 timeout=timeout_seconds,
+                verify=check_verify(verify),
             )
 
         self._node = Node(open_session, namespace, [0], reconnect_seconds)

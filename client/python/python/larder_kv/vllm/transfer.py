@@ -185,11 +185,22 @@ class Loader:
         one.pages = one.pages[:left]
         lease = one.follow.lease
         if one.pages and lease is not None:
-            load_layer(self._memory.first, lease, one.pages, one.first_page, layer)
+            try:
+                load_layer(self._memory.first, lease, one.pages, one.first_page, layer)
+            except larder_kv.DamagedError as error:
+                left = len(one.load.pages) - len(failed_pages(one.load, self._shape, error.position))
+                self._damaged(one.load, error, one.pages[left:])
+                one.pages = one.pages[:left]
             lease.release()
             self._counts.add("loaded_bytes", len(one.pages) * self._memory.first.page_bytes)
             if layer + 1 == self._memory.layers:
                 self._counts.add("loaded_blocks", len(one.pages))
+
+    def _damaged(self, load: Load, error: larder_kv.DamagedError, pages: Sequence[int]) -> None:
+        """A chunk is wrong, so these blocks did not come."""
+        logger.warning("blocks of request %s are computed again: %s", load.request, error)
+        self._counts.add("damaged_chunks")
+        self._fail(load, pages)
 
     def _fail(self, load: Load, pages: Sequence[int]) -> None:
         """Says that blocks did not come. A hybrid model's request is computed as a whole then: no shorter prefix of it is known
@@ -210,7 +221,11 @@ class Loader:
         if leased is not None:
             with self._failing([load]):
                 free()
-                self._memory.load(leased.lease, leased.runs)
+                try:
+                    self._memory.load(leased.lease, leased.runs)
+                except larder_kv.DamagedError as error:
+                    come = error.position if self._memory.loads_in_order else 0
+                    self._damaged(load, error, failed_pages(load, self._shape, come))
             leased.lease.release()
         with self._lock:
             self._done.add(load.request)
@@ -218,13 +233,18 @@ class Loader:
     def _load_layers(self, loads: Sequence[Leased | Followed], gate: LayerGate, free: Mark) -> None:
         with self._failing([one.load for one in loads]):
             free()
+            left = list(loads)
             for layer in range(self._memory.layers):
-                for one in loads:
+                for one in list(left):
                     if isinstance(one, Followed):
                         self._load_followed(one, layer)
-                    else:
-                        (run,) = one.runs
+                        continue
+                    (run,) = one.runs
+                    try:
                         self._memory.first.load(one.lease, run.blocks, first_page=run.first, layer=layer)
+                    except larder_kv.DamagedError as error:
+                        self._damaged(one.load, error, one.load.pages)
+                        left.remove(one)
                 gate.open(layer)
         gate.open_all()
         for one in loads:
