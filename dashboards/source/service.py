@@ -31,9 +31,12 @@ DASHBOARD = Dashboard(
         Panel(
             "Were wrong bytes found?",
             "short",
-            "Chunks from other nodes with a wrong checksum, in the last day. Nobody was given them. Expected: "
-            "none.",
-            {"wrong": 'sum(increase(larder_peer_fetches_total{@c,outcome="checksum"}[1d]))'},
+            "Chunks from other nodes with a wrong checksum, and chunks in memory that a reader and then their node found "
+            "wrong, in the last day. Nobody was given them. Expected: none.",
+            {
+                "wrong": 'sum(increase(larder_peer_fetches_total{@c,outcome="checksum"}[1d]))'
+                ' + sum(increase(larder_damage_reports_total{@c,found="damaged"}[1d]))'
+            },
             kind="stat", width=6, zero_is_fine=True,
         ),
         Panel(
