@@ -1,5 +1,7 @@
 //! What the coordinator keeps on disk: its state, in one embedded store.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use redb::{Database, ReadableDatabase as _, TableDefinition};
@@ -52,7 +54,15 @@ impl StateFile {
     /// [`StateError`]
     pub fn open(path: &Path) -> Result<(Self, State), StateError> {
         let open = || -> Result<(Database, Option<Vec<u8>>), redb::Error> {
-            let database = Database::create(path)?;
+            // Others have no business with it.
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(path)?;
+            let database = Database::builder().create_file(file)?;
             let write = database.begin_write()?;
             write.open_table(TABLE)?;
             write.commit()?;
@@ -114,6 +124,15 @@ mod tests {
         file.write(&state).unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
+    }
+
+    #[test]
+    fn the_file_is_its_users_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        StateFile::open(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -70,6 +70,13 @@ DASHBOARD = Dashboard(
             zero_is_fine=True,
         ),
         Panel(
+            "Can the drive read what it holds?",
+            "short",
+            "Records and pages that it could not read, in the last ten minutes. Each is a miss; after many the tier closes itself.",
+            {"{{node}}": "sum by (node) (increase(larder_disk_read_errors_total{@n}[10m]))"},
+            zero_is_fine=True,
+        ),
+        Panel(
             "How much does the scrubber verify?",
             "Bps",
             "Bytes a second, by node.",

@@ -17,8 +17,8 @@ use larder_node::config::HugePages;
 use larder_node::copy::BlockChecksums;
 use larder_node::disk::io::{Buffer, DiskFile, Lane};
 use larder_node::disk::{
-    BlockPlace, ChunkKey, DEFAULT_SEGMENT_BYTES, DiskMetrics, DiskOptions, DiskTier, ReadAnswer, ReadOrder,
-    Refused, Source, WriteAnswer, WriteOrder,
+    BlockPlace, DEFAULT_SEGMENT_BYTES, DiskMetrics, DiskOptions, DiskTier, ReadAnswer, ReadOrder, Refused,
+    Source, WriteAnswer, WriteOrder,
 };
 use larder_node::limits::Binding;
 use larder_node::threads::pinned_to;
@@ -151,8 +151,7 @@ impl Bench {
             let ranges = self.checksums.iter().copied().collect();
             let source =
                 Source { place: self.place(block % SLOTS), checksums: BlockChecksums { whole, ranges } };
-            let chunk = ChunkRef { hash: key.hash, parent: key.hash, index: 0, anchor: key.hash };
-            let order = WriteOrder::new(FINGERPRINT, chunk, vec![source])?;
+            let order = WriteOrder::new(FINGERPRINT, chunk(round, block), vec![source])?;
             match tier.write(order) {
                 Ok(answer) => waiting.push_back(answer),
                 Err(Refused::Busy(_) | Refused::Closed(_)) => bail!("the tier refuses"),
@@ -178,8 +177,11 @@ impl Bench {
             if waiting.len() as u64 == READS_AHEAD {
                 expect_here(&mut waiting)?;
             }
-            let key = ChunkKey { fingerprint: FINGERPRINT, hash: key(round, block).hash };
-            match tier.read(ReadOrder::new(key, vec![self.place(block % SLOTS)])?) {
+            match tier.read(ReadOrder::new(
+                FINGERPRINT,
+                chunk(round, block),
+                vec![self.place(block % SLOTS)],
+            )?) {
                 Ok(answer) => waiting.push_back(answer),
                 Err(Refused::Busy(_) | Refused::Closed(_)) => bail!("the tier refuses"),
             }
@@ -226,6 +228,11 @@ fn expect_durable(waiting: Option<tokio::sync::oneshot::Receiver<WriteAnswer>>) 
         WriteAnswer::Durable => Ok(()),
         other => bail!("a block is not written: {other:?}"),
     }
+}
+
+fn chunk(round: u32, block: u64) -> ChunkRef {
+    let hash = key(round, block).hash;
+    ChunkRef { hash, parent: hash, index: 0, anchor: hash }
 }
 
 fn key(round: u32, block: u64) -> BlockKey {

@@ -19,7 +19,7 @@ use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
 use larder_node::config::HugePages;
 use larder_node::copy::BlockChecksums;
-use larder_node::disk::{BlockPlace, ChunkKey, ReadAnswer, ReadOrder, Source, WriteAnswer, WriteOrder};
+use larder_node::disk::{BlockPlace, ReadAnswer, ReadOrder, Source, WriteAnswer, WriteOrder};
 use larder_node::limits::Binding;
 use larder_node::metrics::table::NODE;
 use larder_node::object::{ObjectMetrics, ObjectOptions, ObjectTier};
@@ -146,8 +146,9 @@ impl Bench {
                     let (key, ranges) = (key(round, block), self.checksums.iter().copied().collect());
                     let checksums = BlockChecksums { whole: block_checksum(&key, &self.checksums), ranges };
                     let source = Source { place: self.place(block), checksums };
-                    let chunk = ChunkRef { hash: key.hash, parent: key.hash, index: 0, anchor: key.hash };
-                    tier.write(WriteOrder::new(FINGERPRINT, chunk, vec![source])?).ok().context("refused")
+                    tier.write(WriteOrder::new(FINGERPRINT, chunk(round, block), vec![source])?)
+                        .ok()
+                        .context("refused")
                 },
                 |answer| *answer == WriteAnswer::Durable,
             )
@@ -155,8 +156,8 @@ impl Bench {
         let read = self.rate(|| {
             self.pipeline(
                 |block| {
-                    let key = ChunkKey { fingerprint: FINGERPRINT, hash: key(round, block).hash };
-                    tier.read(ReadOrder::new(key, vec![self.place(block)])?).ok().context("refused")
+                    let order = ReadOrder::new(FINGERPRINT, chunk(round, block), vec![self.place(block)])?;
+                    tier.read(order).ok().context("refused")
                 },
                 |answer| matches!(answer, ReadAnswer::Here { .. }),
             )
@@ -194,6 +195,11 @@ impl Bench {
             range_bytes: RANGE_BYTES,
         }
     }
+}
+
+fn chunk(round: u32, block: u64) -> ChunkRef {
+    let hash = key(round, block).hash;
+    ChunkRef { hash, parent: hash, index: 0, anchor: hash }
 }
 
 /// Different in each run: what an earlier one wrote may be there still.

@@ -104,6 +104,8 @@ pub struct GpuActor {
     reports: Reports,
     /// The disk below the store, where there is one.
     disk: Option<Disk>,
+    /// Why it was not opened.
+    disk_trouble: Option<String>,
     /// The object store beside it, where there is one.
     objects: Option<Objects>,
 }
@@ -136,6 +138,8 @@ pub struct Parts {
     pub lives: watch::Sender<u64>,
     /// The disk below the store, where there is one.
     pub disk: Option<DiskParts>,
+    /// Why it was not opened.
+    pub disk_trouble: Option<String>,
     /// The object store beside it, where there is one.
     pub object: Option<ObjectParts>,
 }
@@ -182,6 +186,7 @@ impl GpuActor {
             reports: Reports::default(),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
             disk: disk.map(Disk::new),
+            disk_trouble: parts.disk_trouble,
             objects: object.map(Objects::new),
         }
     }
@@ -196,7 +201,7 @@ impl GpuActor {
                     self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
                 self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
                 let tenants = Arc::clone(&self.tenants);
-                self.describe(&tenants[usize::from(tenant.0)], registered.fingerprint, &ask.spec);
+                self.describe(&tenants[usize::from(tenant.0)], &ask.spec);
                 Response::Registered(registered)
             }
             Request::Release(lease) => {
@@ -447,7 +452,9 @@ impl Handler<AskReport> for GpuActor {
             self.metrics.tenant_holds(tenant, held, limit);
         }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
-        Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit, tenants }
+        let closed = self.disk.as_ref().and_then(Disk::trouble);
+        let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
+        Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit, tenants, disk_trouble }
     }
 }
 

@@ -107,6 +107,9 @@ pub struct ActorStatus {
     pub evictions: u64,
     /// What is on disk; `None` where there is no disk tier, or it is closed.
     pub disk: Option<DiskStatus>,
+    /// Why the disk tier is closed, and what to do; `None` where it is open, or there is none.
+    #[serde(default)]
+    pub disk_trouble: Option<String>,
     /// What each tenant hit lately, and would have with an infinite cache.
     pub tenants: Vec<TenantRates>,
 }
@@ -361,6 +364,7 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
             waiting_bytes: disk.waiting_bytes,
             shed: disk.shed,
         }),
+        disk_trouble: report.disk_trouble.clone(),
         evictions: usage.evictions.watermark + usage.evictions.need + usage.evictions.clearing,
         tenants: report.tenants.clone(),
     }

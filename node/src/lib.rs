@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod object;
 pub mod placement;
 pub mod priority;
+mod private;
 pub mod processes;
 pub mod record;
 pub mod reports;

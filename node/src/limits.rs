@@ -108,7 +108,7 @@ pub struct ActorLimits {
 pub struct DiskLimits {
     /// The tier's own folder.
     pub folder: PathBuf,
-    /// Where the namespaces of all actors' tiers are described.
+    /// Where the namespaces of its chunks are described.
     pub namespaces: PathBuf,
     /// Bytes on disk.
     pub capacity_bytes: u64,

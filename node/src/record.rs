@@ -20,6 +20,7 @@ use prometheus::IntCounter;
 use serde::Serialize;
 
 use crate::clock::Millis;
+use crate::private;
 
 /// Where lookups are recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +98,7 @@ impl Recorder {
 
 impl LogFile {
     fn open(limits: RecordLimits) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).open(&limits.path)?;
+        let file = private::options().create(true).append(true).open(&limits.path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { limits, file: BufWriter::new(file), bytes })
     }
@@ -123,7 +124,8 @@ impl LogFile {
                 _ => {}
             }
         }
-        self.file = BufWriter::new(File::create(path)?);
+        let file = private::options().write(true).create(true).truncate(true).open(path)?;
+        self.file = BufWriter::new(file);
         self.bytes = 0;
         Ok(())
     }

@@ -404,7 +404,7 @@ async fn start_actor(
     let got = DeviceHardware::of(device, limits, &arena, metrics);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
-    let disk = disk::start(device, limits.disk.as_ref(), metrics).await?;
+    let (disk, disk_trouble) = disk::start(device, limits.disk.as_ref(), metrics).await;
     let mut store_limits = limits.store.clone();
     store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
     let object = objects.as_ref().and_then(|objects| objects.parts());
@@ -426,6 +426,7 @@ async fn start_actor(
         feed,
         lives,
         disk,
+        disk_trouble,
         object,
     });
     let cpus = limits.cpus.clone();

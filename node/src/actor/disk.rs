@@ -1,7 +1,7 @@
 //! What an actor does with its disk: writes what the store wants there, reads what leases and peers need, learns what is
 //! there when it starts and what left.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use actix::prelude::*;
 use larder_client::trace::Trace;
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::Class;
-use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
@@ -27,7 +27,6 @@ use crate::disk::{
     WriteAnswer, WriteOrder,
 };
 use crate::exchange::Grant;
-use crate::store::MAX_NAMESPACES;
 use crate::store::ids::TenantId;
 use crate::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 
@@ -49,7 +48,7 @@ pub struct DiskParts {
 pub(super) struct Disk {
     tier: DiskTier,
     folder: Arc<NamespaceFolder>,
-    known: HashMap<Fingerprint, Description>,
+    known: HashMap<Fingerprint, Described>,
     pub(super) deadline: Duration,
     /// Writes under way.
     writes: usize,
@@ -58,15 +57,35 @@ pub(super) struct Disk {
     recalls: HashMap<FetchId, Vec<Recalled>>,
     /// Tells what left it, until somebody listens.
     gone: Option<UnboundedReceiver<Gone>>,
-    /// Namespaces that are described there, or are to be.
+    /// Namespaces that were described there when the node started, until the store was told.
     found: Vec<KnownNamespace>,
+    /// Whether all that was there at start is known.
+    is_recovered: bool,
+}
+
+/// A namespace that engines named, or that was described when the node started.
+struct Described {
+    namespace: Arc<KnownNamespace>,
+    state: Description,
 }
 
 /// Whether a namespace is described on disk: before it is, none of its chunks is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Description {
-    Missing(Box<KnownNamespace>),
+    Missing,
+    /// Being written, or deleted.
     UnderWay,
     There,
+    /// It could not be written, and is tried again from then on.
+    Failed(Duration),
+}
+
+/// What becomes of a chunk that is to be written, as far as its namespace's description goes.
+enum MayWrite {
+    Now,
+    Later,
+    /// Not for a while: its memory is needed.
+    Never,
 }
 
 /// A peer that waits for a chunk from disk.
@@ -90,7 +109,19 @@ impl Disk {
             recalls: HashMap::new(),
             gone: Some(gone),
             found: known,
+            is_recovered: false,
         }
+    }
+
+    /// Why it closed itself.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.tier.trouble()
+    }
+
+    fn describe(&mut self, namespace: KnownNamespace, state: Description) {
+        let fingerprint = namespace.fingerprint();
+        let described = || Described { namespace: Arc::new(namespace), state };
+        self.known.entry(fingerprint).or_insert_with(described);
     }
 }
 
@@ -101,7 +132,13 @@ impl GpuActor {
         if let Some(mut gone) = disk.gone.take() {
             ctx.add_stream(futures_util::stream::poll_fn(move |cx| gone.poll_recv(cx)));
         }
-        self.recover_all(ctx);
+        for known in std::mem::take(&mut disk.found) {
+            self.know_described(known);
+        }
+        self.recover(0, ctx);
+        ctx.run_interval(FORGET_EVERY, |actor, ctx| {
+            actor.guard(ctx, Self::forget_unused_namespaces);
+        });
     }
 
     /// Learns anew what is on disk, for a store that knows nothing.
@@ -110,44 +147,42 @@ impl GpuActor {
         disk.writes = 0;
         disk.reads = ReadLine::new(MAX_READING_BYTES);
         disk.recalls.clear();
-        // Nobody waits for a description that was under way: it is written again where it is missed.
-        disk.known.retain(|_, description| !matches!(description, Description::UnderWay));
-        self.recover_all(ctx);
-    }
-
-    fn recover_all(&mut self, ctx: &mut Context<Self>) {
-        let Some(disk) = &mut self.disk else { return };
-        for known in &disk.found {
-            let KnownNamespace { tenant, spec } = known;
-            let Some(number) = self.tenants.iter().position(|name| name == tenant) else {
-                tracing::warn!(
-                    tenant,
-                    "the disk has chunks of a tenant that is not configured: they are not used"
-                );
-                continue;
-            };
-            match self.store.know(TenantId(number as u16), tenant, spec) {
-                Ok(number) => {
-                    let fingerprint = spec.fingerprint(tenant);
-                    self.metrics.know(number, tenant, &fingerprint.to_string());
-                    disk.known.entry(fingerprint).or_insert(Description::There);
-                }
-                Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
-            }
+        disk.is_recovered = false;
+        // Nobody waits for a description that was under way: sessions name their namespaces again.
+        let described = std::mem::take(&mut disk.known).into_values();
+        let there = described.filter(|described| described.state == Description::There);
+        for described in there.collect::<Vec<_>>() {
+            self.know_described(KnownNamespace::clone(&described.namespace));
         }
         self.recover(0, ctx);
     }
 
-    /// Notes that a session named a namespace, for when its chunks are written.
-    pub(super) fn describe(&mut self, tenant: &str, fingerprint: Fingerprint, spec: &NamespaceSpec) {
-        if let Some(disk) = &mut self.disk {
-            disk.known.entry(fingerprint).or_insert_with(|| {
-                let known = KnownNamespace { tenant: tenant.to_owned(), spec: spec.clone() };
-                if disk.found.len() < MAX_NAMESPACES && !disk.found.contains(&known) {
-                    disk.found.push(known.clone());
+    /// Tells the store of a namespace that is described on disk.
+    fn know_described(&mut self, known: KnownNamespace) {
+        let KnownNamespace { tenant, spec } = &known;
+        let Some(number) = self.tenants.iter().position(|name| name == tenant) else {
+            tracing::warn!(
+                tenant,
+                "the disk has chunks of a tenant that is not configured: they are not used"
+            );
+            return;
+        };
+        match self.store.know(TenantId(number as u16), tenant, spec) {
+            Ok(number) => {
+                self.metrics.know(number, tenant, &known.fingerprint().to_string());
+                if let Some(disk) = &mut self.disk {
+                    disk.describe(known, Description::There);
                 }
-                Description::Missing(Box::new(known))
-            });
+            }
+            Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
+        }
+    }
+
+    /// Notes that a session named a namespace, for when its chunks are written.
+    pub(super) fn describe(&mut self, tenant: &str, spec: &NamespaceSpec) {
+        if let Some(disk) = &mut self.disk {
+            let namespace = KnownNamespace { tenant: tenant.to_owned(), spec: spec.clone() };
+            disk.describe(namespace, Description::Missing);
         }
     }
 
@@ -165,11 +200,15 @@ impl GpuActor {
         while self.disk.as_ref().is_some_and(|disk| disk.writes < MAX_WRITES)
             && let Some(write) = self.store.next_write()
         {
-            if !self.is_described(write.fingerprint, ctx) {
-                self.store.postpone_write(write.write);
-                return;
-            }
-            if !self.order_write(&write, ctx) {
+            let may_follow = match self.is_described(write.fingerprint, ctx) {
+                MayWrite::Now => self.order_write(&write, ctx),
+                MayWrite::Later => {
+                    self.store.postpone_write(write.write);
+                    false
+                }
+                MayWrite::Never => self.give_up_write(&write, "undescribed"),
+            };
+            if !may_follow {
                 return;
             }
         }
@@ -195,10 +234,10 @@ impl GpuActor {
             && let Some(id) = disk.reads.next()
         {
             let Some(fetch) = self.fetching.get(&id) else { continue };
-            let (bytes, key) = (fetch.bytes(), fetch.key());
+            let (bytes, key, chunk) = (fetch.bytes(), fetch.key(), fetch.wanted.chunk);
             let places = fetch.wanted.blocks.iter().map(|block| self.block_place(block)).collect();
             let Some(disk) = &mut self.disk else { return };
-            match ReadOrder::new(key, places).map(|order| disk.tier.read(order)) {
+            match ReadOrder::new(key.fingerprint, chunk, places).map(|order| disk.tier.read(order)) {
                 Ok(Ok(answer)) => {
                     disk.reads.began(bytes);
                     self.meters.disk.ordered(bytes, self.clock.elapsed());
@@ -280,42 +319,112 @@ impl GpuActor {
     fn recovered(&mut self, page: Result<Option<SnapshotPage>, RecvError>, ctx: &mut Context<Self>) {
         let Ok(Some(SnapshotPage { held, next })) = page else { return };
         for (fingerprint, chunk, pools) in held {
-            self.store.recovered(&fingerprint, chunk, pools);
+            if !self.store.recovered(&fingerprint, chunk, pools) {
+                self.refuse_recovered(fingerprint, &chunk);
+            }
         }
         self.follow_up(ctx);
-        if let Some(next) = next {
-            self.recover(next, ctx);
+        match next {
+            Some(next) => self.recover(next, ctx),
+            None => {
+                if let Some(disk) = &mut self.disk {
+                    disk.is_recovered = true;
+                }
+            }
         }
     }
 
-    /// Whether a namespace is described on disk; sees to it where it is not.
-    fn is_described(&mut self, fingerprint: Fingerprint, ctx: &mut Context<Self>) -> bool {
-        let Some(disk) = &mut self.disk else { return false };
-        let known = disk.known.entry(fingerprint).or_insert(Description::UnderWay);
-        let missing = match known {
-            Description::There => return true,
-            Description::UnderWay => return false,
-            Description::Missing(_) => std::mem::replace(known, Description::UnderWay),
+    /// A record disagrees with what the store knows of its chunk, parent or children: nobody can use it. One of a namespace that is
+    /// not known stays: it may be, after the next start.
+    fn refuse_recovered(&mut self, fingerprint: Fingerprint, chunk: &ChunkRef) {
+        let Some(disk) = self.disk.as_ref().filter(|disk| disk.known.contains_key(&fingerprint)) else {
+            return;
         };
-        if let Description::Missing(namespace) = missing {
-            let folder = Arc::clone(&disk.folder);
-            let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
-            let finish = record.into_actor(self).map(move |recorded, actor, ctx| {
-                if let Ok(Ok(())) = recorded {
-                    if let Some(disk) = &mut actor.disk {
-                        disk.known.insert(fingerprint, Description::There);
-                    }
-                    return actor.write_to_disk(ctx);
-                }
-                tracing::error!(
-                    ?recorded,
-                    "a namespace cannot be described on disk: nothing is written there any more"
-                );
-                actor.close_disk();
-            });
-            self.spawn(ctx, finish);
+        let key = ChunkKey { fingerprint, hash: chunk.hash };
+        tracing::warn!(
+            ?chunk,
+            "a chunk on disk disagrees with others in parent, index or anchor: it is forgotten"
+        );
+        disk.tier.not_ordered("disagrees");
+        // Refused: it stays there unused, and is found out when it is read.
+        let _ = disk.tier.remove(key);
+        // What was committed under this hash since the start may be taken to be there.
+        self.store.left_disk(&[key]);
+    }
+
+    /// Whether a chunk of a namespace may be written; sees to it that the namespace is described.
+    fn is_described(&mut self, fingerprint: Fingerprint, ctx: &mut Context<Self>) -> MayWrite {
+        let now = self.clock.elapsed();
+        let Some(disk) = &mut self.disk else { return MayWrite::Never };
+        let Some(Described { namespace, state }) = disk.known.get_mut(&fingerprint) else {
+            tracing::error!(namespace = %fingerprint, "a chunk of a namespace that nobody named is not written");
+            return MayWrite::Never;
+        };
+        match *state {
+            Description::There => return MayWrite::Now,
+            Description::UnderWay => return MayWrite::Later,
+            Description::Failed(until) if now < until => return MayWrite::Never,
+            Description::Missing | Description::Failed(_) => *state = Description::UnderWay,
         }
-        false
+        let (folder, namespace) = (Arc::clone(&disk.folder), Arc::clone(namespace));
+        let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
+        let finish = record.into_actor(self).map(move |recorded, actor, ctx| {
+            let state = match recorded {
+                Ok(Ok(())) => Description::There,
+                failed => {
+                    tracing::error!(?failed, namespace = %fingerprint, "cannot be described on disk: its chunks stay in memory");
+                    Description::Failed(actor.clock.elapsed() + DESCRIBE_AGAIN)
+                }
+            };
+            actor.set_description(fingerprint, state);
+            actor.write_to_disk(ctx);
+        });
+        self.spawn(ctx, finish);
+        MayWrite::Later
+    }
+
+    fn set_description(&mut self, fingerprint: Fingerprint, state: Description) {
+        let known = self.disk.as_mut().and_then(|disk| disk.known.get_mut(&fingerprint));
+        if let Some(described) = known {
+            described.state = state;
+        }
+    }
+
+    /// Forgets namespaces that no session names and no chunk belongs to, in memory or on disk, and deletes their descriptions.
+    fn forget_unused_namespaces(&mut self, ctx: &mut Context<Self>) {
+        let in_use: HashSet<Fingerprint> = self.store.namespaces().map(|known| known.fingerprint).collect();
+        let Some(disk) = &mut self.disk else { return };
+        if !disk.is_recovered || disk.tier.is_closed() {
+            return;
+        }
+        let is_used = |known: &Fingerprint| in_use.contains(known);
+        disk.known.retain(|known, described| is_used(known) || described.state != Description::Missing);
+        let (folder, mut unused) = (Arc::clone(&disk.folder), Vec::new());
+        for (&fingerprint, described) in &mut disk.known {
+            if !is_used(&fingerprint) && described.state != Description::UnderWay {
+                described.state = Description::UnderWay;
+                unused.push(fingerprint);
+            }
+        }
+        if unused.is_empty() {
+            return;
+        }
+        let forget = tokio::task::spawn_blocking(move || {
+            for fingerprint in &unused {
+                if let Err(error) = folder.forget(fingerprint) {
+                    // It is tried again when the node starts.
+                    tracing::warn!(%error, namespace = %fingerprint, "the description of a namespace stays, of no use");
+                }
+            }
+            unused
+        });
+        let finish = forget.into_actor(self).map(|forgotten, actor, ctx| {
+            for fingerprint in forgotten.unwrap_or_default() {
+                actor.set_description(fingerprint, Description::Missing);
+            }
+            actor.write_to_disk(ctx);
+        });
+        self.spawn(ctx, finish);
     }
 
     /// Orders one write; whether more may follow.
@@ -323,10 +432,13 @@ impl GpuActor {
         let id = write.write;
         let order = match self.write_order(write) {
             Ok(order) => order,
+            Err(error @ OrderError::Misnamed { .. }) => {
+                tracing::error!(%error, chunk = %write.chunk.hash, "the store gave another chunk than it says");
+                return self.give_up_write(write, "misnamed");
+            }
             Err(error) => {
                 tracing::warn!(%error, chunk = %write.chunk.hash, "a chunk cannot be written to disk");
-                self.store.written(id, false);
-                return true;
+                return self.give_up_write(write, "too_large");
             }
         };
         let Some(disk) = &mut self.disk else { return false };
@@ -348,6 +460,15 @@ impl GpuActor {
                 false
             }
         }
+    }
+
+    /// A chunk cannot be written: it stays in memory, and has another chance when it is evicted. More may follow.
+    fn give_up_write(&mut self, write: &ChunkWrite, why: &'static str) -> bool {
+        if let Some(disk) = &self.disk {
+            disk.tier.not_ordered(why);
+        }
+        self.store.written(write.write, false);
+        true
     }
 
     fn wrote(&mut self, id: WriteId, answer: Result<WriteAnswer, RecvError>, ctx: &mut Context<Self>) {
@@ -402,7 +523,9 @@ impl GpuActor {
                     self.came_from_disk(fetch.wanted.fetch, checksums);
                 }
             }
-            Ok(ReadAnswer::NotHeld | ReadAnswer::OtherBlocks | ReadAnswer::Damaged) => {
+            Ok(
+                ReadAnswer::NotHeld | ReadAnswer::OtherBlocks | ReadAnswer::Damaged | ReadAnswer::Disagrees,
+            ) => {
                 self.store.left_disk(&[key]);
                 self.missed_on_disk(id, ctx);
             }
@@ -469,6 +592,12 @@ const MAX_READING_BYTES: u64 = 32 << 20;
 
 /// Writes that are ordered at a time; the disk's queue has room for reads besides.
 const MAX_WRITES: usize = 64;
+
+/// How long a namespace that could not be described on disk keeps its chunks from there.
+const DESCRIBE_AGAIN: Duration = Duration::from_secs(10);
+
+/// How often namespaces are looked for that are of no use any more.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
 
 /// When the disk is asked again that has too much to do.
 const RETRY: Duration = Duration::from_millis(20);

@@ -100,4 +100,6 @@ pub struct Report {
     pub tokens_hit: u64,
     /// What each tenant hit lately.
     pub tenants: Vec<TenantRates>,
+    /// Why its disk tier is closed, where it is.
+    pub disk_trouble: Option<String>,
 }

@@ -152,10 +152,10 @@ impl GpuActor {
             let Some(fetch) = self.fetching.get_mut(&id) else { continue };
             fetch.is_object_asked = true;
             let fetch = &self.fetching[&id];
-            let (bytes, key) = (fetch.bytes(), fetch.key());
+            let (bytes, key, chunk) = (fetch.bytes(), fetch.key(), fetch.wanted.chunk);
             let places = fetch.wanted.blocks.iter().map(|block| self.block_place(block)).collect();
             let Some(objects) = &mut self.objects else { return };
-            match ReadOrder::new(key, places).map(|order| objects.tier.read(order)) {
+            match ReadOrder::new(key.fingerprint, chunk, places).map(|order| objects.tier.read(order)) {
                 Ok(Ok(answer)) => {
                     objects.reads.began(bytes);
                     self.meters.object.ordered(bytes, self.clock.elapsed());
@@ -255,7 +255,12 @@ impl GpuActor {
             objects.reads.ended(bytes);
             match &answer {
                 Ok(ReadAnswer::Here { .. }) => objects.known.set(key, Fact::Present, now),
-                Ok(ReadAnswer::NotHeld | ReadAnswer::OtherBlocks | ReadAnswer::Damaged) => {
+                Ok(
+                    ReadAnswer::NotHeld
+                    | ReadAnswer::OtherBlocks
+                    | ReadAnswer::Damaged
+                    | ReadAnswer::Disagrees,
+                ) => {
                     objects.known.set(key, Fact::Absent, now);
                 }
                 Ok(ReadAnswer::Closed) | Err(_) => {}

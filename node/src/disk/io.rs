@@ -3,17 +3,19 @@
 //! Behind one small trait stand io_uring, plain positional reads and writes where the kernel does not allow that, and in
 //! tests a device that loses, tears and damages what it is told to.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
 use crate::arena::ExtentMemory;
+use crate::private;
 
 mod buffer;
 mod uring;
@@ -39,6 +41,12 @@ pub trait Device: Send {
     /// # Errors
     /// Where the device does not.
     fn sync(&mut self) -> io::Result<()>;
+
+    /// Whether what it writes is still where the next start looks for it.
+    ///
+    /// # Errors
+    /// The file was removed or cut, or another one is in its place.
+    fn look(&self) -> io::Result<()>;
 }
 
 /// A transfer. The device has its memory until it is finished.
@@ -98,7 +106,10 @@ pub enum Lane {
 #[derive(Debug)]
 pub struct DiskFile {
     file: File,
+    path: PathBuf,
     is_direct: bool,
+    /// What it was last made long.
+    made_bytes: AtomicU64,
 }
 
 /// Positional reads and writes, one at a time.
@@ -109,12 +120,12 @@ pub struct Plain {
 }
 
 impl DiskFile {
-    /// Opens or makes the file, locks it, and does without O_DIRECT where the file system has none.
+    /// Opens or makes the file, for this user alone, locks it, and does without O_DIRECT where the file system has none.
     ///
     /// # Errors
     /// `WouldBlock` where another process holds the lock; else what the system says.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
+        let mut options = private::options();
         options.read(true).write(true).create(true).truncate(false);
         let (file, is_direct) = match options.clone().custom_flags(libc::O_DIRECT).open(path) {
             Ok(file) => (file, true),
@@ -122,22 +133,35 @@ impl DiskFile {
             Err(error) => return Err(error),
         };
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self { file, is_direct })
+        private::take_from_others(&file, path);
+        Ok(Self { file, path: path.to_owned(), is_direct, made_bytes: AtomicU64::new(0) })
     }
 
-    /// Gives the file its size, and takes the space for it where the file system can.
+    /// Takes the space for so many bytes where the file system can, then gives the file that size, if it is smaller. A file that
+    /// is as long and has holes gets them filled.
     ///
     /// # Errors
-    /// Where there is not enough space.
+    /// Where there is not enough space: the file is as it was.
     pub fn allocate(&self, bytes: u64) -> io::Result<()> {
-        self.file.set_len(bytes)?;
-        match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                tracing::warn!("the file system cannot take the disk tier's space ahead of need");
-                Ok(())
+        let has = self.bytes()?;
+        // First: who tries to take what there is not fills the file system for everybody for a moment.
+        self.check_room(bytes)?;
+        // The size last: a file of that size is a tier that has its space. Some file systems take space in one way only.
+        let ways = [FallocateFlags::KEEP_SIZE, FallocateFlags::empty()];
+        let taken = ways.into_iter().find_map(|way| match fallocate(&self.file, way, 0, bytes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => None,
+            taken => Some(taken),
+        });
+        match taken {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                // What was taken beyond the end of the file is given back.
+                self.file.set_len(has)?;
+                return Err(error.into());
             }
-            other => Ok(other?),
+            None => tracing::warn!("the file system cannot take the disk tier's space ahead of need"),
         }
+        self.resize(has.max(bytes))
     }
 
     /// Gives the file its size without taking space.
@@ -145,7 +169,32 @@ impl DiskFile {
     /// # Errors
     /// What the system says.
     pub fn resize(&self, bytes: u64) -> io::Result<()> {
+        self.made_bytes.store(bytes, Ordering::Relaxed);
         self.file.set_len(bytes)
+    }
+
+    /// Whether so many bytes have their space, or could have it now.
+    fn check_room(&self, bytes: u64) -> io::Result<()> {
+        let (system, has) = (fstatvfs(&self.file)?, self.file.metadata()?.blocks() * STAT_BLOCK_BYTES);
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        if has.saturating_add(free) < bytes { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+
+    /// Whether the file is where it was opened, and as long as it was made.
+    fn look(&self) -> io::Result<()> {
+        let gone = |what: &str| io::Error::other(format!("{} {what}", self.path.display()));
+        let open = self.file.metadata()?;
+        if open.nlink() == 0 {
+            return Err(gone("was removed under the running node"));
+        }
+        let there = self.path.metadata().map_err(|error| gone(&format!("is not there any more: {error}")))?;
+        if (there.dev(), there.ino()) != (open.dev(), open.ino()) {
+            return Err(gone("is another file now"));
+        }
+        if open.len() < self.made_bytes.load(Ordering::Relaxed) {
+            return Err(gone("was cut under the running node"));
+        }
+        Ok(())
     }
 
     /// Its size.
@@ -234,4 +283,11 @@ impl Device for Plain {
     fn sync(&mut self) -> io::Result<()> {
         self.file.sync()
     }
+
+    fn look(&self) -> io::Result<()> {
+        self.file.look()
+    }
 }
+
+/// What `stat` counts blocks in.
+const STAT_BLOCK_BYTES: u64 = 512;

@@ -2,7 +2,8 @@
 //!
 //! Pure: it says what is to be written, and is told when that is done. The segments form a queue by age. The oldest is given
 //! up whole; those of its records that were read since they were written are moved to the young end first, up to half a
-//! segment, so that each turn gains at least the other half.
+//! segment, so that each turn gains at least the other half. A segment of which the drive could not read something is given up
+//! before its turn, and all its records are moved: when it is written anew, the drive replaces what it cannot read.
 
 use std::collections::VecDeque;
 
@@ -72,16 +73,16 @@ pub enum Room {
     Seal,
     /// Write this header, sync it, call [`Log::opened`].
     Open(SegmentHeader),
-    /// Carry out [`Log::evict_next`].
+    /// Carry out [`Log::evict_next`], after sealing where it [must be](Log::must_seal).
     Evict,
     /// There is none, and none can be made.
     None,
 }
 
-/// The next step of giving up the oldest segment.
+/// The next step of giving up a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evict {
-    /// Move this record, which was read since it was written.
+    /// Move this record: it was read since it was written, or its segment fails.
     Move(ChunkKey, Place),
     /// Sync what was moved, then call [`Log::evicted`].
     Finish,
@@ -122,6 +123,8 @@ pub struct Log {
     sealed: VecDeque<u32>,
     open: Option<Open>,
     evicting: Option<Evicting>,
+    /// Segments of which something could not be read. Few.
+    failing: Vec<u32>,
     segment_sequence: u64,
     record_sequence: u64,
 }
@@ -150,6 +153,8 @@ struct Evicting {
     /// Position in the segment's records.
     at: usize,
     moved_pages: u64,
+    /// Records that were to be moved and could not be read.
+    lost: u32,
 }
 
 impl Geometry {
@@ -190,6 +195,7 @@ impl Log {
             sealed: VecDeque::new(),
             open: None,
             evicting: None,
+            failing: Vec::new(),
             segment_sequence: 0,
             record_sequence: 0,
         };
@@ -209,6 +215,13 @@ impl Log {
         }
         log.free = (0..geometry.segments).filter(|&n| log.segments[n as usize].sequence == 0).collect();
         log
+    }
+
+    /// Some segments could not be read: whatever sequences they have, none of them is given again. Else a footer of an earlier
+    /// use could pass for that of a later one.
+    pub fn skip_sequences(&mut self) {
+        self.segment_sequence += SKIPPED_SEQUENCES;
+        self.record_sequence += SKIPPED_SEQUENCES;
     }
 
     /// Where a chunk's record stands.
@@ -313,28 +326,62 @@ impl Log {
     /// Whether a segment should be given up ahead of need.
     #[must_use]
     pub fn wants_eviction(&self) -> bool {
-        self.free.len() < SPARE_SEGMENTS && self.can_evict()
+        !self.failing.is_empty() || self.free.len() < SPARE_SEGMENTS && self.can_evict()
     }
 
-    /// The next step of giving up the oldest segment; begins with it where none is being given up.
+    /// Something of a segment cannot be read: it is given up before others, and what is good in it moved.
+    pub fn give_up_soon(&mut self, segment: u32) {
+        let is_used = self.segments[segment as usize].sequence > 0;
+        if !is_used || self.failing.contains(&segment) {
+            return;
+        }
+        self.failing.push(segment);
+        if let Some(evicting) = self.evicting.as_mut().filter(|evicting| evicting.segment == segment) {
+            // Those that were passed over are to be moved, too.
+            evicting.at = 0;
+        }
+    }
+
+    /// Whether the open segment is to be given up, and so must be sealed first.
+    #[must_use]
+    pub fn must_seal(&self) -> bool {
+        self.evicting.is_none()
+            && self.open.as_ref().is_some_and(|open| self.failing.contains(&open.segment.segment))
+    }
+
+    /// The next step of giving up a segment; begins with the next one where none is being given up.
     pub fn evict_next(&mut self) -> Evict {
-        let most_pages = u64::from(self.geometry.segment_pages) / 2;
         if self.evicting.is_none() {
-            let Some(segment) = self.sealed.pop_front() else { return Evict::Nothing };
-            self.evicting = Some(Evicting { segment, at: 0, moved_pages: 0 });
+            let Some(segment) = self.next_to_evict() else { return Evict::Nothing };
+            self.evicting = Some(Evicting { segment, at: 0, moved_pages: 0, lost: 0 });
         }
         let Some(evicting) = self.evicting.as_mut() else { return Evict::Nothing };
+        let moves_all = self.failing.contains(&evicting.segment);
+        let half = u64::from(self.geometry.segment_pages) / 2;
         let records = &self.segments[evicting.segment as usize].records;
         while let Some(&id) = records.get(evicting.at) {
             evicting.at += 1;
-            let Some(place) = self.index.place(id) else { continue };
+            let Some(place) = self.index.place(id).filter(|place| place.segment == evicting.segment) else {
+                continue;
+            };
             let moved_pages = evicting.moved_pages + u64::from(place.pages);
-            if place.segment == evicting.segment && self.index.is_hot(id) && moved_pages <= most_pages {
+            let is_moved = match moves_all {
+                true => evicting.lost < MOST_LOST,
+                false => self.index.is_hot(id) && moved_pages <= half,
+            };
+            if is_moved {
                 evicting.moved_pages = moved_pages;
                 return Evict::Move(self.index.key(id), place);
             }
         }
         Evict::Finish
+    }
+
+    /// A record that was to be moved could not be read, or was wrong.
+    pub fn could_not_move(&mut self) {
+        if let Some(evicting) = &mut self.evicting {
+            evicting.lost += 1;
+        }
     }
 
     /// What was moved is synced: the segment is free. Tells which chunks are gone with it.
@@ -349,6 +396,7 @@ impl Log {
             }
         }
         self.segments[segment as usize].sequence = 0;
+        self.failing.retain(|&failing| failing != segment);
         self.free.push_back(segment);
         gone
     }
@@ -367,6 +415,12 @@ impl Log {
     pub fn scrub_after(&self, from: u32) -> Option<(ChunkKey, Place, u32)> {
         let id = self.index.next(from)?;
         Some((self.index.key(id), self.index.place(id)?, id + 1))
+    }
+
+    /// The namespaces that have records, those with the most first.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<Fingerprint> {
+        self.index.namespaces()
     }
 
     /// Records.
@@ -396,6 +450,14 @@ impl Log {
         self.evicting.is_some() || !self.sealed.is_empty()
     }
 
+    /// Takes the segment that is given up next out of the queue: one that fails, if there is room for its records, else the
+    /// oldest.
+    fn next_to_evict(&mut self) -> Option<u32> {
+        let failing = self.sealed.iter().position(|segment| self.failing.contains(segment));
+        let failing = failing.filter(|_| !self.free.is_empty() || self.sealed.len() == 1);
+        self.sealed.remove(failing.unwrap_or(0))
+    }
+
     fn note(&mut self, segment: u32, entry: &FooterEntry) {
         let key = ChunkKey { fingerprint: entry.fingerprint, hash: entry.chunk.hash };
         let id = self.index.insert(&key, Place { segment, page: entry.page, pages: entry.pages });
@@ -422,6 +484,13 @@ pub const FIRST_PAGE: u32 = 1;
 
 /// Segments that are kept free, so that few writes wait until one is given up.
 const SPARE_SEGMENTS: usize = 2;
+
+/// Records of a segment that fails that can be read no more before the rest is given up with it: a drive may take seconds for
+/// each.
+const MOST_LOST: u32 = 8;
+
+/// More than a tier begins segments, or writes records, between two starts.
+const SKIPPED_SEQUENCES: u64 = 1 << 40;
 
 /// Segments without which the log cannot turn: the open one, a free one for moves, one that is given up, one spare.
 pub const MIN_SEGMENTS: u32 = 4;

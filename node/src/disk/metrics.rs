@@ -25,6 +25,8 @@ pub struct DiskMetrics {
     pub sync_seconds: Histogram,
     /// 1 where the tier closed itself after a failure.
     pub closed: IntGauge,
+    /// Records and pages that the drive could not read.
+    pub read_errors: IntCounter,
     segments: IntGaugeVec,
     damaged: IntCounterVec,
     answers: IntCounterVec,
@@ -55,6 +57,7 @@ pub struct DiskFamilies {
     evicted: IntCounterVec,
     sync_seconds: HistogramVec,
     closed: IntGaugeVec,
+    read_errors: IntCounterVec,
     segments: IntGaugeVec,
     damaged: IntCounterVec,
     answers: IntCounterVec,
@@ -79,6 +82,7 @@ impl DiskFamilies {
             evicted: families.counters("larder_disk_evicted_chunks_total")?,
             sync_seconds: families.histograms("larder_disk_sync_seconds")?,
             closed: families.gauges("larder_disk_closed")?,
+            read_errors: families.counters("larder_disk_read_errors_total")?,
             segments: families.gauges("larder_disk_segments")?,
             damaged: families.counters("larder_disk_checksum_failures_total")?,
             answers: families.counters("larder_disk_orders_total")?,
@@ -108,6 +112,7 @@ impl DiskFamilies {
             evicted: self.evicted.with_label_values(only),
             sync_seconds: self.sync_seconds.with_label_values(only),
             closed: self.closed.with_label_values(only),
+            read_errors: self.read_errors.with_label_values(only),
             segments: self.segments.clone(),
             damaged: self.damaged.clone(),
             answers: self.answers.clone(),

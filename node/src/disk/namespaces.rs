@@ -1,14 +1,18 @@
 //! Descriptions of the namespaces whose chunks are on disk: a restarted node can use them before any engine comes.
 //!
-//! One file for each, called by the fingerprint in hexadecimal. A description is right where its own fingerprint is its
-//! name: no other checksum is needed.
+//! One file for each beside the tier, called by the first bytes of the fingerprint in hexadecimal. A description is right where its own fingerprint
+//! is its name: no other checksum is needed. One of which the tier has no record is deleted.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use larder_protocol::Fingerprint;
 use larder_protocol::namespace::NamespaceSpec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
+
+use crate::private;
 
 /// A namespace and the tenant that it belongs to.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -26,25 +30,37 @@ pub struct NamespaceFolder {
 }
 
 impl NamespaceFolder {
-    /// Opens the folder, or makes it, and reads what is described there. What is damaged is left out, with a warning.
+    /// Opens the folder, or makes it, and reads the descriptions of the namespaces that the tier `holds`, in that order. Others
+    /// are deleted. What is damaged, or cannot be read, is left out, with a warning.
     ///
     /// # Errors
     /// Where the folder cannot be made or read.
-    pub fn open(path: &Path) -> io::Result<(Self, Vec<KnownNamespace>)> {
-        fs::create_dir_all(path)?;
+    pub fn open(path: &Path, holds: &[Fingerprint]) -> io::Result<(Self, Vec<KnownNamespace>)> {
+        private::make_folder(path)?;
+        let folder = Self { path: path.to_owned() };
+        let names: HashMap<String, usize> =
+            (0..).zip(holds).map(|(order, held)| (held.to_string(), order)).collect();
         let mut known = Vec::new();
         for entry in fs::read_dir(path)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if name.ends_with(TEMPORARY) {
-                continue;
-            }
-            match decode(&fs::read(&path)?).filter(|known| known.name() == name) {
-                Some(namespace) => known.push(namespace),
-                None => tracing::warn!(path = %path.display(), "the description of a namespace is damaged"),
+            match names.get(name) {
+                Some(&order) => match folder.read(name) {
+                    Ok(namespace) => known.push((order, namespace)),
+                    Err(error) => {
+                        tracing::warn!(%error, path = %path.display(), "the description of a namespace cannot be used");
+                    }
+                },
+                None if is_ours(name) => {
+                    if let Err(error) = fs::remove_file(&path) {
+                        tracing::warn!(%error, path = %path.display(), "the description of a namespace stays, of no use");
+                    }
+                }
+                None => {}
             }
         }
-        Ok((Self { path: path.to_owned() }, known))
+        known.sort_by_key(|&(order, _)| order);
+        Ok((folder, known.into_iter().map(|(_, namespace)| namespace).collect()))
     }
 
     /// Describes a namespace, durably.
@@ -52,20 +68,44 @@ impl NamespaceFolder {
     /// # Errors
     /// Where it cannot be written.
     pub fn record(&self, namespace: &KnownNamespace) -> io::Result<()> {
+        // Somebody may have removed it.
+        private::make_folder(&self.path)?;
         let path = self.path.join(namespace.name());
         let temporary = self.path.join(format!("{}{TEMPORARY}", namespace.name()));
         let bytes = rkyv::to_bytes::<rancor::Error>(namespace).map_err(io::Error::other)?;
-        let mut file = File::create(&temporary)?;
+        let mut file = private::options().write(true).create(true).truncate(true).open(&temporary)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
         fs::rename(&temporary, &path)?;
         File::open(&self.path)?.sync_all()
     }
+
+    /// Deletes a namespace's description, if there is one: nothing of it is on disk any more.
+    ///
+    /// # Errors
+    /// Where it cannot be deleted.
+    pub fn forget(&self, fingerprint: &Fingerprint) -> io::Result<()> {
+        match fs::remove_file(self.path.join(fingerprint.to_string())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&self, name: &str) -> io::Result<KnownNamespace> {
+        let known = decode(&fs::read(self.path.join(name))?).filter(|known| known.name() == name);
+        known.ok_or_else(|| io::Error::other("it is damaged"))
+    }
 }
 
 impl KnownNamespace {
+    /// What it is called.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.spec.fingerprint(&self.tenant)
+    }
+
     fn name(&self) -> String {
-        self.spec.fingerprint(&self.tenant).to_string()
+        self.fingerprint().to_string()
     }
 }
 
@@ -74,6 +114,12 @@ fn decode(bytes: &[u8]) -> Option<KnownNamespace> {
     let mut aligned = rkyv::util::AlignedVec::<16>::new();
     aligned.extend_from_slice(bytes);
     rkyv::from_bytes::<KnownNamespace, rancor::Error>(&aligned).ok()
+}
+
+/// Whether a file of this name is a description, whole or not.
+fn is_ours(name: &str) -> bool {
+    let fingerprint = name.strip_suffix(TEMPORARY).unwrap_or(name);
+    fingerprint.len() == 16 && fingerprint.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Ends the names of files that are not whole yet.
@@ -105,23 +151,42 @@ mod tests {
         KnownNamespace { tenant: tenant.into(), spec }
     }
 
+    fn described(path: &Path, tenants: &[&str]) -> (NamespaceFolder, Vec<KnownNamespace>) {
+        let holds: Vec<Fingerprint> = tenants.iter().map(|tenant| namespace(tenant).fingerprint()).collect();
+        NamespaceFolder::open(path, &holds).unwrap()
+    }
+
     #[test]
-    fn what_was_described_is_known_after_a_restart() {
+    fn what_was_described_is_known_after_a_restart_in_the_order_that_is_asked_for() {
         let folder = tempfile::tempdir().unwrap();
-        let (open, known) = NamespaceFolder::open(folder.path()).unwrap();
+        let (open, known) = described(folder.path(), &["a", "b"]);
         assert!(known.is_empty());
-        open.record(&namespace("a")).unwrap();
-        open.record(&namespace("b")).unwrap();
-        open.record(&namespace("a")).unwrap();
-        let mut known = NamespaceFolder::open(folder.path()).unwrap().1;
-        known.sort_by(|a, b| a.tenant.cmp(&b.tenant));
-        assert_eq!(known, [namespace("a"), namespace("b")]);
+        for tenant in ["a", "b", "c", "a"] {
+            open.record(&namespace(tenant)).unwrap();
+        }
+        assert_eq!(described(folder.path(), &["c", "a", "b"]).1, ["c", "a", "b"].map(namespace));
+    }
+
+    #[test]
+    fn a_namespace_without_chunks_is_no_longer_described() {
+        let folder = tempfile::tempdir().unwrap();
+        let (open, _) = described(folder.path(), &[]);
+        for tenant in ["a", "b", "c"] {
+            open.record(&namespace(tenant)).unwrap();
+        }
+        open.forget(&namespace("a").fingerprint()).unwrap();
+        open.forget(&namespace("a").fingerprint()).unwrap();
+        fs::write(folder.path().join("of_somebody"), b"x").unwrap();
+        assert_eq!(described(folder.path(), &["b"]).1, [namespace("b")]);
+        let left = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, 2, "its own, and what is none of ours");
+        assert_eq!(described(folder.path(), &["c"]).1, []);
     }
 
     #[test]
     fn a_damaged_or_unfinished_description_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
-        let (open, _) = NamespaceFolder::open(folder.path()).unwrap();
+        let (open, _) = described(folder.path(), &[]);
         open.record(&namespace("a")).unwrap();
         open.record(&namespace("b")).unwrap();
         let path = folder.path().join(namespace("a").name());
@@ -129,7 +194,19 @@ mod tests {
         let at = bytes.iter().position(|&byte| byte == b'm').unwrap();
         bytes[at] = b'n';
         fs::write(&path, &bytes).unwrap();
-        fs::write(folder.path().join("half.new"), b"x").unwrap();
-        assert_eq!(NamespaceFolder::open(folder.path()).unwrap().1, [namespace("b")]);
+        let half = folder.path().join(format!("{}.new", namespace("c").name()));
+        fs::write(&half, b"x").unwrap();
+        assert_eq!(described(folder.path(), &["a", "b", "c"]).1, [namespace("b")]);
+        assert!(!half.exists());
+    }
+
+    #[test]
+    fn a_folder_that_was_removed_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("namespaces");
+        let (open, _) = described(&path, &[]);
+        fs::remove_dir_all(&path).unwrap();
+        open.record(&namespace("a")).unwrap();
+        assert_eq!(described(&path, &["a"]).1, [namespace("a")]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
@@ -49,6 +50,7 @@ pub struct WriteOrder {
 #[derive(Debug)]
 pub struct ReadOrder {
     pub(crate) key: ChunkKey,
+    pub(crate) chunk: ChunkRef,
     pub(crate) destinations: Vec<BlockPlace>,
 }
 
@@ -64,6 +66,14 @@ pub enum OrderError {
         "a chunk has at least one block, and each block bytes and a checksum for each of its layer ranges"
     )]
     Blocks,
+    /// The checksum of a block is that of a block with another name.
+    #[error("the checksum of slice {slice}, pool {pool} is that of another block")]
+    Misnamed {
+        /// Its slice.
+        slice: u16,
+        /// Its pool.
+        pool: u8,
+    },
     /// More blocks and layer ranges than a record's header holds.
     #[error("a record's header has at most {MAX_HEADER_PAGES} pages, this one would have {pages}")]
     Header {
@@ -102,8 +112,10 @@ pub enum ReadAnswer {
     NotHeld,
     /// It is there, without a block that was asked for, or with one of another size.
     OtherBlocks,
-    /// It was damaged: it is forgotten. What is in the places is undefined.
+    /// It was damaged, or could not be read: it is forgotten. What is in the places is undefined.
     Damaged,
+    /// What is there under this hash has another parent, index or anchor. What is in the places is undefined.
+    Disagrees,
     /// The tier is closed.
     Closed,
 }
@@ -141,7 +153,8 @@ impl WriteOrder {
     /// The order to write a chunk.
     ///
     /// # Errors
-    /// Where there can be no such record: no blocks, checksums that do not fit the sizes, a place outside its memory.
+    /// Where there can be no such record: no blocks, checksums that do not fit the sizes or are those of another block, a place
+    /// outside its memory.
     pub fn new(fingerprint: Fingerprint, chunk: ChunkRef, sources: Vec<Source>) -> Result<Self, OrderError> {
         let mut entries = Vec::with_capacity(sources.len());
         for Source { place, checksums } in &sources {
@@ -150,6 +163,10 @@ impl WriteOrder {
                 return Err(OrderError::Blocks);
             }
             let BlockPlace { slice, pool, bytes, range_bytes, .. } = *place;
+            let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool };
+            if block_checksum(&key, &checksums.ranges) != checksums.whole {
+                return Err(OrderError::Misnamed { slice, pool });
+            }
             entries.push(BlockEntry { slice, pool, bytes, range_bytes, checksums: checksums.clone() });
         }
         let pages = RecordHeader::pages_for(&entries);
@@ -192,12 +209,17 @@ impl ReadOrder {
     ///
     /// # Errors
     /// Where a place is outside its memory, or there is none.
-    pub fn new(key: ChunkKey, destinations: Vec<BlockPlace>) -> Result<Self, OrderError> {
+    pub fn new(
+        fingerprint: Fingerprint,
+        chunk: ChunkRef,
+        destinations: Vec<BlockPlace>,
+    ) -> Result<Self, OrderError> {
         destinations.iter().try_for_each(BlockPlace::check)?;
         if destinations.is_empty() {
             return Err(OrderError::Blocks);
         }
-        Ok(Self { key, destinations })
+        let key = ChunkKey { fingerprint, hash: chunk.hash };
+        Ok(Self { key, chunk, destinations })
     }
 }
 

@@ -21,6 +21,7 @@ mod faults;
 mod histories;
 mod killed;
 mod opening;
+mod unreadable;
 
 /// Memory in which chunks are made and to which they come back.
 pub(crate) struct Slots {
@@ -53,7 +54,7 @@ impl Slots {
 
     /// Orders a chunk to be read into memory that nothing else uses.
     pub(crate) fn read_order(&self, chunk: TestChunk) -> ReadOrder {
-        ReadOrder::new(chunk.key(), self.destinations(chunk)).unwrap()
+        ReadOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), self.destinations(chunk)).unwrap()
     }
 
     pub(crate) fn destinations(&self, chunk: TestChunk) -> Vec<BlockPlace> {

@@ -1,12 +1,12 @@
 //! A disk tier: its thread, and the queue before it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
 use super::io::Lane;
@@ -29,9 +29,11 @@ pub struct DiskTier {
     /// `None` only while the tier is being dropped.
     queue: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
-    is_closed: Arc<AtomicBool>,
+    /// Why it is closed, once it is.
+    trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     lane: Lane,
+    namespaces: Vec<Fingerprint>,
 }
 
 /// An order that was not taken: nothing was done.
@@ -62,20 +64,22 @@ impl DiskTier {
         metrics: DiskMetrics,
         lane: Lane,
     ) -> Result<Self, OpenError> {
+        let namespaces = volume.namespaces();
         let (queue, jobs) = sync_channel(options.queue_orders);
-        let is_closed = Arc::new(AtomicBool::new(false));
+        let trouble = Arc::<OnceLock<String>>::default();
         let work = Work {
             volume,
             jobs,
             deferred: None,
-            is_closed: Arc::clone(&is_closed),
+            trouble: Arc::clone(&trouble),
             metrics: metrics.clone(),
             clock: Clock::start(),
             scrub: Scrub::new(options.scrub_bytes_per_second),
+            look_at: Duration::ZERO,
         };
         let thread = threads::spawn("larder-disk", &options.cpus, move || work.run());
         let thread = Some(thread.map_err(OpenError::Thread)?);
-        Ok(Self { queue: Some(queue), thread, is_closed, metrics, lane })
+        Ok(Self { queue: Some(queue), thread, trouble, metrics, lane, namespaces })
     }
 
     /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as they are
@@ -98,10 +102,10 @@ impl DiskTier {
     ///
     /// # Errors
     /// The order, where it was not taken.
-    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<ReadOrder>> {
+    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<Box<ReadOrder>>> {
         let (done, answer) = oneshot::channel();
         self.send(Job::Read((order, done)), answer, |job| match job {
-            Job::Read((order, _)) => Some(order),
+            Job::Read((order, _)) => Some(Box::new(order)),
             _ => None,
         })
     }
@@ -143,13 +147,30 @@ impl DiskTier {
     /// Whether it closed itself after a failure.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
+        self.trouble.get().is_some()
+    }
+
+    /// Why it closed itself.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.get().map(String::as_str)
     }
 
     /// How bytes go.
     #[must_use]
     pub fn lane(&self) -> Lane {
         self.lane
+    }
+
+    /// The namespaces that had records when it was opened, those with the most first.
+    #[must_use]
+    pub fn namespaces_at_start(&self) -> &[Fingerprint] {
+        &self.namespaces
+    }
+
+    /// Counts a chunk that cannot be ordered to be written, and why.
+    pub(crate) fn not_ordered(&self, why: &'static str) {
+        self.metrics.answered(why);
     }
 
     fn send<A, T>(&self, job: Job, answer: A, back: impl Fn(Job) -> Option<T>) -> Result<A, Refused<T>> {
@@ -185,10 +206,12 @@ struct Work {
     jobs: Receiver<Job>,
     /// What came among reads and is none.
     deferred: Option<Job>,
-    is_closed: Arc<AtomicBool>,
+    trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     clock: Clock,
     scrub: Scrub,
+    /// When the file is looked after next.
+    look_at: Duration,
 }
 
 /// When the scrubber may look at the next record.
@@ -212,6 +235,7 @@ impl Work {
                 Err(RecvTimeoutError::Timeout) => self.work_ahead(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
+            self.look_after_file();
         }
         self.guard(Volume::settle);
     }
@@ -228,9 +252,20 @@ impl Work {
                 Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
             };
         }
-        match self.scrub.due_in(self.clock.elapsed()) {
-            Some(wait) if !self.volume.is_closed() => self.jobs.recv_timeout(wait),
-            _ => self.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        if self.volume.is_closed() {
+            return self.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected);
+        }
+        let now = self.clock.elapsed();
+        let look = self.look_at.saturating_sub(now);
+        self.jobs.recv_timeout(self.scrub.due_in(now).map_or(look, |scrub| scrub.min(look)))
+    }
+
+    /// Sees now and then whether the file is still there.
+    fn look_after_file(&mut self) {
+        let now = self.clock.elapsed();
+        if now >= self.look_at {
+            self.look_at = now + LOOK_EVERY;
+            self.guard(Volume::look);
         }
     }
 
@@ -277,7 +312,9 @@ impl Work {
             self.guard(Volume::evict_ahead);
             return;
         }
-        self.scrub_next();
+        if self.scrub.due_in(self.clock.elapsed()) == Some(Duration::ZERO) {
+            self.scrub_next();
+        }
     }
 
     fn scrub_next(&mut self) {
@@ -298,8 +335,8 @@ impl Work {
         if !has_worked {
             self.volume.close(&std::io::Error::other("the disk thread panicked"));
         }
-        if self.volume.is_closed() {
-            self.is_closed.store(true, Ordering::Release);
+        if let Some(trouble) = self.volume.trouble() {
+            self.trouble.get_or_init(|| trouble.to_owned());
             while let Some(job) = self.deferred.take().or_else(|| self.jobs.try_recv().ok()) {
                 job.refuse(&self.metrics);
             }
@@ -343,6 +380,9 @@ const SCRUB_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Bytes of reads that may join a batch while it is carried out.
 const BATCH_READ_BYTES: u64 = 64 << 20;
+
+/// Between two looks whether the file is still there: what is written until then is lost.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Until the scrubber of an empty tier looks again.
 const NOTHING_TO_SCRUB: Duration = Duration::from_secs(1);

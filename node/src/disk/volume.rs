@@ -3,13 +3,16 @@
 use std::collections::VecDeque;
 use std::io;
 
+use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
 use super::format::{PAGE_BYTES, StorageId};
 use super::log::{ChunkKey, Geometry, Log};
 use super::metrics::DiskMetrics;
 use super::order::{Gone, ReadAnswer, SnapshotPage, Why, WriteAnswer};
+use crate::clock::Clock;
 
+mod budget;
 mod check;
 mod open;
 mod read;
@@ -17,6 +20,7 @@ mod recover;
 mod transfers;
 mod write;
 
+use budget::ReadBudget;
 pub(crate) use check::{Check, Damage};
 pub(crate) use read::{Reading, answer, place_blocks};
 use transfers::Transfers;
@@ -24,7 +28,7 @@ use write::{Pending, Writing};
 
 /// The records, and all that is needed to get at them.
 ///
-/// After the first failure of the device nothing is written or read any more.
+/// After the first write or sync that fails, and after too many reads that do, nothing is written or read any more.
 pub(crate) struct Volume {
     transfers: Transfers,
     storage: StorageId,
@@ -34,7 +38,10 @@ pub(crate) struct Volume {
     pending: Vec<Pending>,
     on_gone: OnGone,
     scrub_at: u32,
-    is_closed: bool,
+    read_budget: ReadBudget,
+    clock: Clock,
+    /// Why the tier is closed.
+    trouble: Option<String>,
 }
 
 /// Hears what is no longer on disk, on the tier's thread; it must not wait.
@@ -70,10 +77,19 @@ impl Volume {
         metrics: DiskMetrics,
         on_gone: OnGone,
     ) -> io::Result<Self> {
-        let log = Log::new(geometry);
-        let (pending, scrub_at, is_closed) = (Vec::new(), 0, false);
-        let mut volume =
-            Self { transfers, storage, geometry, log, metrics, pending, on_gone, scrub_at, is_closed };
+        let mut volume = Self {
+            transfers,
+            storage,
+            geometry,
+            log: Log::new(geometry),
+            metrics,
+            pending: Vec::new(),
+            on_gone,
+            scrub_at: 0,
+            read_budget: ReadBudget::default(),
+            clock: Clock::start(),
+            trouble: None,
+        };
         volume.log = volume.recover()?;
         volume.metrics.bring_up_to_date(&volume.log);
         Ok(volume)
@@ -96,9 +112,14 @@ impl Volume {
         self.metrics.bring_up_to_date(&self.log);
     }
 
+    /// The namespaces that have records, those with the most first.
+    pub(crate) fn namespaces(&self) -> Vec<Fingerprint> {
+        self.log.namespaces()
+    }
+
     /// Whether there is work that nobody ordered, but for the scrubber's.
     pub(crate) fn wants_eviction(&self) -> bool {
-        !self.is_closed && self.log.wants_eviction()
+        !self.is_closed() && self.log.wants_eviction()
     }
 
     /// Some of that work.
@@ -120,7 +141,7 @@ impl Volume {
 
     /// Before the end: what was begun is finished.
     pub(crate) fn settle(&mut self) {
-        if !self.is_closed {
+        if !self.is_closed() {
             self.guard(|volume| {
                 volume.commit()?;
                 volume.transfers.sync()
@@ -128,15 +149,28 @@ impl Volume {
         }
     }
 
+    /// Closes the tier where its file was taken from under it.
+    pub(crate) fn look(&mut self) {
+        if !self.is_closed() {
+            self.guard(|volume| volume.transfers.look());
+        }
+    }
+
     /// Whether the device failed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed
+        self.trouble.is_some()
+    }
+
+    /// Why it is closed.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// Closes the tier: everything that is asked from now on is answered so.
     pub(crate) fn close(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.is_closed, true) {
-            tracing::error!(%error, "the disk tier closes itself: check the drive, then start the node again");
+        if !self.is_closed() {
+            self.trouble = Some(error.to_string());
+            tracing::error!(%error, "the disk tier closes itself: check drive and folder, then start the node again");
             self.metrics.closed.set(1);
             self.give_up_pending();
             self.tell_gone(Vec::new(), Why::Closed);
@@ -152,18 +186,18 @@ impl Volume {
 
     fn perform_one(&mut self, job: Job) -> io::Result<()> {
         match job {
-            Job::Write((_, done)) if self.is_closed => self.answer_write(done, WriteAnswer::Closed),
+            Job::Write((_, done)) if self.is_closed() => self.answer_write(done, WriteAnswer::Closed),
             Job::Write(writing) => self.write(writing)?,
             Job::Read(reading) => self.read_all(vec![reading], &mut || None)?,
             Job::Touch(keys) => keys.iter().for_each(|key| self.log.touch(key)),
             Job::Forget(key, done) => {
                 // What is being written is not there yet.
-                let committed = if self.is_closed { Ok(()) } else { self.commit() };
+                let committed = if self.is_closed() { Ok(()) } else { self.commit() };
                 // Where nobody waits any more there is nobody to tell.
                 let _ = done.send(self.log.forget(&key));
                 committed?;
             }
-            Job::Snapshot(_, done) if self.is_closed => drop(done.send(None)),
+            Job::Snapshot(_, done) if self.is_closed() => drop(done.send(None)),
             Job::Snapshot(after, done) => {
                 self.commit()?;
                 drop(done.send(Some(self.snapshot(after)?)));

@@ -391,9 +391,10 @@ fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<
             false => ConfigError::DiskSegments { capacity_bytes, segment_bytes, actors },
         });
     }
+    let folder = disk.folder.join(format!("device-{i}"));
     Ok(DiskLimits {
-        folder: disk.folder.join(format!("device-{i}")),
-        namespaces: disk.folder.join("namespaces"),
+        namespaces: folder.join("namespaces"),
+        folder,
         capacity_bytes: disk.capacity_bytes.0 / actors,
         segment_bytes: disk.segment_bytes.0,
         scrub_bytes_per_second: disk.scrub_bytes_per_second.0 / actors,

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-/// Counts failures in a row. After [`MOST_FAILURES`] of them it is open: nothing is asked of the store but one trial
-/// every [`RETRY_EVERY`], and the first that succeeds closes it.
+/// Counts failures in a row. After [`MOST_FAILURES`] of them, or one silence, it is open: nothing is asked of the store but one
+/// trial every [`RETRY_EVERY`], and the first that succeeds closes it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Breaker {
     failures: u32,
@@ -42,6 +42,17 @@ impl Breaker {
         opens
     }
 
+    /// The store said nothing at all for as long as anybody waits for it: it is left alone from `now` on, and tried again at
+    /// once. Whether this opened the breaker.
+    pub fn went_silent(&mut self, now: Duration) -> bool {
+        let opens = !self.is_open();
+        if opens {
+            self.failures = MOST_FAILURES;
+            self.trial_at = Some(now);
+        }
+        opens
+    }
+
     /// A trial failed at `now`: the next is due later.
     pub fn trial_failed(&mut self, now: Duration) {
         if self.is_open() {
@@ -71,6 +82,16 @@ mod tests {
         assert!(breaker.failed(Duration::from_secs(1)), "opened once");
         assert!(!breaker.failed(Duration::from_secs(3)), "and not again");
         assert_eq!(breaker.trial_at(), Some(Duration::from_secs(1) + RETRY_EVERY));
+    }
+
+    #[test]
+    fn one_silence_opens_it_and_the_first_trial_is_due_at_once() {
+        let mut breaker = Breaker::default();
+        let now = Duration::from_secs(9);
+        assert!(breaker.went_silent(now) && !breaker.went_silent(now + RETRY_EVERY));
+        assert_eq!(breaker.trial_at(), Some(now));
+        breaker.trial_failed(now);
+        assert_eq!(breaker.trial_at(), Some(now + RETRY_EVERY));
     }
 
     #[test]

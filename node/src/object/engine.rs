@@ -9,13 +9,12 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
-use larder_protocol::PoolSet;
+use larder_protocol::{ChunkRef, PoolSet};
 use object_store::path::Path;
 use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
-use super::breaker::Breaker;
 use super::known::{Fact, Known, LIFETIMES};
 use super::metrics::{Kind, ObjectMetrics, Side};
 use super::record::{Arriving, ObjectKey, body, name};
@@ -24,12 +23,14 @@ use super::trouble::{Trouble, TroubleKind};
 use super::{BlockId, MAX_OBJECT_BYTES, ObjectOptions};
 use crate::disk::format::{FormatError, PAGE_BYTES, RecordHeader};
 use crate::disk::volume::{Damage, answer};
-use crate::disk::{BlockPlace, ChunkKey, ReadAnswer, ReadOrder, WriteAnswer, WriteOrder};
+use crate::disk::{BlockPlace, ReadAnswer, ReadOrder, WriteAnswer, WriteOrder};
 
 mod find;
 mod request;
+mod side;
 
 use request::{DELETE, GET, PUT};
+use side::SideState;
 
 /// The store, and what is known of it. Lives on one thread.
 pub(super) struct Engine {
@@ -43,12 +44,16 @@ pub(super) struct Engine {
     units: u32,
     find_time: Duration,
     known: RefCell<Known<ObjectKey>>,
-    sides: [(RefCell<Breaker>, Arc<AtomicBool>); 2],
+    /// How long the store may say nothing before nobody waits for it.
+    patience: Duration,
+    sides: [SideState; 2],
     trouble: LastTrouble,
     /// Whether the store can write what is not there yet, and nothing else.
     can_create: Cell<bool>,
-    /// One write of a block at a time.
+    /// One write or deletion of a block at a time.
     writing: RefCell<HashMap<ObjectKey, Rc<Mutex<()>>>>,
+    /// Objects that are wrong, to be deleted when whoever found them is answered.
+    wrong: RefCell<Vec<ObjectKey>>,
 }
 
 /// Why a request came to nothing.
@@ -90,10 +95,12 @@ impl Engine {
             units,
             find_time: options.find_deadline,
             known: RefCell::new(Known::new(options.known_chunks, LIFETIMES)),
-            sides: closed.map(|closed| (RefCell::default(), closed)),
+            patience: options.timeout,
+            sides: closed.map(SideState::new),
             trouble,
             can_create: Cell::new(true),
             writing: RefCell::default(),
+            wrong: RefCell::default(),
         }
     }
 
@@ -113,17 +120,22 @@ impl Engine {
     async fn write_block(&self, order: &WriteOrder, at: usize, deadline: Instant) -> WriteAnswer {
         let BlockPlace { slice, pool, .. } = order.sources[at].place;
         let key = ObjectKey { chunk: order.key(), block: BlockId { slice, pool } };
+        self.alone(key, self.write_alone(key, order, at, deadline)).await
+    }
+
+    /// Does something to an object when nobody else here does.
+    async fn alone<T>(&self, key: ObjectKey, work: impl Future<Output = T>) -> T {
         let turn = Rc::clone(self.writing.borrow_mut().entry(key).or_default());
-        let written = {
+        let done = {
             let _turn = turn.lock().await;
-            self.write_alone(key, order, at, deadline).await
+            work.await
         };
         drop(turn);
         let mut writing = self.writing.borrow_mut();
         if writing.get(&key).is_some_and(|turn| Rc::strong_count(turn) == 1) {
             writing.remove(&key);
         }
-        written
+        done
     }
 
     async fn write_alone(
@@ -198,32 +210,39 @@ impl Engine {
     }
 
     pub(super) async fn read(&self, order: ReadOrder, deadline: Instant) -> ReadAnswer {
-        let blocks = order.destinations.iter().map(|to| self.read_block(order.key, to, deadline));
+        let blocks = order.destinations.iter().map(|to| self.read_block(&order, to, deadline));
         let read = read(&order.destinations, join_all(blocks).await);
         self.metrics.answered(match &read {
             ReadAnswer::Here { .. } => "read",
             ReadAnswer::NotHeld => "not_held",
             ReadAnswer::OtherBlocks => "other_blocks",
             ReadAnswer::Damaged => "damaged",
+            ReadAnswer::Disagrees => "disagrees",
             ReadAnswer::Closed => "closed",
         });
         read
     }
 
     /// Brings one block into its place.
-    async fn read_block(&self, chunk: ChunkKey, to: &BlockPlace, deadline: Instant) -> ReadAnswer {
-        let key = ObjectKey { chunk, block: BlockId { slice: to.slice, pool: to.pool } };
+    async fn read_block(&self, order: &ReadOrder, to: &BlockPlace, deadline: Instant) -> ReadAnswer {
+        let key = ObjectKey { chunk: order.key, block: BlockId { slice: to.slice, pool: to.pool } };
         match self.known(&key) {
             _ if self.is_open(Side::Reading) => ReadAnswer::Closed,
             Some(Fact::Absent) => ReadAnswer::NotHeld,
             _ => match timeout_at(deadline, self.place(to.bytes)).await {
-                Ok(_place) => self.read_placed(key, to, deadline).await,
+                Ok(_place) => self.read_placed(key, order.chunk, to, deadline).await,
                 Err(_) => ReadAnswer::Closed,
             },
         }
     }
 
-    async fn read_placed(&self, key: ObjectKey, to: &BlockPlace, deadline: Instant) -> ReadAnswer {
+    async fn read_placed(
+        &self,
+        key: ObjectKey,
+        chunk: ChunkRef,
+        to: &BlockPlace,
+        deadline: Instant,
+    ) -> ReadAnswer {
         let destinations: Arc<[BlockPlace]> = [to.clone()].into();
         let mut tries = 0;
         loop {
@@ -235,7 +254,7 @@ impl Engine {
                 Err(_) => return ReadAnswer::Closed,
                 Ok(Ok(header)) => {
                     self.learn(key, Fact::Present);
-                    return answer(&header, &destinations);
+                    return answer(&header, chunk, &destinations);
                 }
                 // Another build's: neither ours to read nor to delete.
                 Ok(Err(Damage::Header(FormatError::Version { .. }))) => return ReadAnswer::NotHeld,
@@ -245,7 +264,7 @@ impl Engine {
                     self.metrics.damaged.inc();
                     tracing::error!(chunk = %key.chunk.hash, ?damage, "wrong bytes in the object store");
                     self.learn(key, Fact::Damaged);
-                    self.remove_block(key, deadline).await;
+                    self.wrong.borrow_mut().push(key);
                     return ReadAnswer::Damaged;
                 }
             }
@@ -262,11 +281,13 @@ impl Engine {
         let at = name(&self.prefix, key);
         let got = self.ask(Kind::Get, GET, deadline, async {
             let found = self.store.get(&at).await?;
+            self.heard(Side::Reading);
             let mut arriving = Arriving::new(key.chunk, destinations, found.meta.size);
             match found.payload {
                 GetResultPayload::File(file, _) => Ok(Got::File(arriving, file)),
                 GetResultPayload::Stream(mut stream) => {
                     while let Some(bytes) = stream.try_next().await? {
+                        self.heard(Side::Reading);
                         arriving.feed(&bytes);
                     }
                     Ok(Got::Whole(arriving))
@@ -284,9 +305,26 @@ impl Engine {
         Ok(read.and_then(|header| if is_this(&header) { Ok(header) } else { Err(Damage::Key) }))
     }
 
+    /// Deletes what reads found to be wrong, unless it was written anew since. To be called right after whoever read is
+    /// answered: the next write waits for it.
+    pub(super) async fn delete_wrong(&self, deadline: Instant) {
+        let wrong = std::mem::take(&mut *self.wrong.borrow_mut());
+        let delete = |key| async move {
+            if self.known(&key) == Some(Fact::Damaged) {
+                self.remove_block(key, deadline).await;
+            }
+        };
+        join_all(wrong.into_iter().map(|key| self.alone(key, delete(key)))).await;
+    }
+
     /// Deletes blocks of a chunk, as whoever owns the bucket may; whether the store deleted one.
     #[cfg(test)]
-    pub(super) async fn remove(&self, chunk: ChunkKey, blocks: &[BlockId], deadline: Instant) -> bool {
+    pub(super) async fn remove(
+        &self,
+        chunk: crate::disk::ChunkKey,
+        blocks: &[BlockId],
+        deadline: Instant,
+    ) -> bool {
         let keys = blocks.iter().map(|&block| ObjectKey { chunk, block });
         join_all(keys.map(|key| self.remove_block(key, deadline))).await.contains(&true)
     }
@@ -337,7 +375,7 @@ fn written(blocks: &[WriteAnswer]) -> WriteAnswer {
 
 /// What comes of a chunk whose blocks were read so: the pools that are whole count, and no damage beside them.
 fn read(destinations: &[BlockPlace], blocks: Vec<ReadAnswer>) -> ReadAnswer {
-    for bad in [ReadAnswer::Closed, ReadAnswer::Damaged, ReadAnswer::OtherBlocks] {
+    for bad in [ReadAnswer::Closed, ReadAnswer::Damaged, ReadAnswer::Disagrees, ReadAnswer::OtherBlocks] {
         if blocks.contains(&bad) {
             return bad;
         }

@@ -13,6 +13,7 @@ use url::Url;
 
 use super::trouble::Trouble;
 use super::{ObjectOptions, OpenError};
+use crate::private;
 
 /// A store, and the prefix of all names in it.
 pub(super) type Opened = (Arc<dyn ObjectStore>, Path);
@@ -98,7 +99,10 @@ fn folder(url: &Url, options: &ObjectOptions) -> Result<Opened, OpenError> {
         return Err(OpenError::Setting { store: "local folder", key: key.clone() });
     }
     let failed = |source| OpenError::Folder { path: path.clone(), source };
-    std::fs::create_dir_all(&path).map_err(failed)?;
+    private::make_folder(&path).map_err(failed)?;
+    if private::is_open_to_all(&path) {
+        tracing::warn!(path = %path.display(), "every user of this machine can read the object tier's folder: take that right");
+    }
     let store = LocalFileSystem::new_with_prefix(&path);
     let store = store.map_err(|error| failed(std::io::Error::other(error)))?.with_fsync(true);
     Ok((Arc::new(store), Path::default()))

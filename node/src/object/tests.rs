@@ -201,6 +201,7 @@ impl Rig {
     pub(super) async fn read(&mut self, number: u64) -> ReadAnswer {
         let order = self.slots.read_order(single(number));
         let answer = self.engine.read(order, deadline()).await;
+        self.engine.delete_wrong(deadline()).await;
         if matches!(answer, ReadAnswer::Here { .. }) {
             self.slots.assert_right(single(number), &answer);
         }

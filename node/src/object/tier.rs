@@ -13,7 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{LocalSet, spawn_local};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::engine::Engine;
 use super::metrics::{ObjectMetrics, Side};
@@ -121,10 +121,10 @@ impl ObjectTier {
     ///
     /// # Errors
     /// The order, where it was not taken.
-    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<ReadOrder>> {
+    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<Box<ReadOrder>>> {
         let (done, answer) = oneshot::channel();
         self.send(Side::Reading, 2, Work::Read(order, done), answer, |work| match work {
-            Work::Read(order, _) => Some(order),
+            Work::Read(order, _) => Some(Box::new(order)),
             _ => None,
         })
     }
@@ -263,11 +263,8 @@ async fn take(engine: Rc<Engine>, mut queue: Receiver<Job>, most: usize) {
 /// Tries a side again that is left alone.
 async fn try_again(engine: Rc<Engine>, side: Side, deadline: Duration) {
     loop {
-        match engine.trial_at(side) {
-            Some(at) if at <= Instant::now() => engine.try_again(side, Instant::now() + deadline).await,
-            Some(at) => sleep_until(at).await,
-            None => tokio::time::sleep(LOOK_EVERY).await,
-        }
+        engine.trial(side).await;
+        engine.try_again(side, Instant::now() + deadline).await;
     }
 }
 
@@ -277,7 +274,10 @@ impl Job {
         // Where nobody waits any more there is nobody to tell.
         match work {
             Work::Write(order, done) => drop(done.send(engine.write(order, deadline).await)),
-            Work::Read(order, done) => drop(done.send(engine.read(order, deadline).await)),
+            Work::Read(order, done) => {
+                drop(done.send(engine.read(order, deadline).await));
+                engine.delete_wrong(deadline).await;
+            }
             Work::Find(fingerprint, chunks, blocks, done) => {
                 drop(done.send(engine.find(fingerprint, &chunks, &blocks, deadline).await));
             }
@@ -287,6 +287,3 @@ impl Job {
 
 /// How long a node that may start without the store waits for it.
 const START_WAIT: Duration = Duration::from_secs(2);
-
-/// How often a side that works is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -4,20 +4,19 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::ServeError;
 use crate::actor::DiskParts;
 use crate::disk::namespaces::NamespaceFolder;
 use crate::disk::{DiskMetrics, DiskOptions, DiskTier, OpenError};
 use crate::limits::DiskLimits;
 use crate::metrics::SharedMetrics;
 
-/// Opens an actor's disk tier. One that cannot be opened is left out, and said: memory serves without it.
+/// Opens an actor's disk tier. One that cannot be opened is left out, and said why: memory serves without it.
 pub(super) async fn start(
     device: u16,
     limits: Option<&DiskLimits>,
     metrics: &SharedMetrics,
-) -> Result<Option<DiskParts>, ServeError> {
-    let Some(limits) = limits.cloned() else { return Ok(None) };
+) -> (Option<DiskParts>, Option<String>) {
+    let Some(limits) = limits.cloned() else { return (None, None) };
     let disk_metrics = metrics.disk(device);
     let closed = disk_metrics.closed.clone();
     let open = move || open(limits, disk_metrics);
@@ -25,13 +24,13 @@ pub(super) async fn start(
     match opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
         Ok(parts) => {
             tracing::info!(device, lane = ?parts.tier.lane(), "the disk tier is open");
-            Ok(Some(parts))
+            (Some(parts), None)
         }
         Err(error) => {
             let source = std::error::Error::source(&error).map(ToString::to_string);
             tracing::error!(device, %error, source, "the node serves without its disk tier");
             closed.set(1);
-            Ok(None)
+            (None, Some(error.to_string()))
         }
     }
 }
@@ -51,7 +50,7 @@ fn open(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError
         lane: None,
     };
     let tier = DiskTier::open(&options, metrics, on_gone)?;
-    let opened = NamespaceFolder::open(&namespaces);
+    let opened = NamespaceFolder::open(&namespaces, tier.namespaces_at_start());
     let (folder, known) = opened.map_err(|source| OpenError::Device { path: namespaces, source })?;
     Ok(DiskParts { tier, gone, folder: Arc::new(folder), known, deadline })
 }

@@ -121,7 +121,7 @@ pub(crate) enum Stored {
     Unknown,
     /// It is being written there.
     Coming,
-    /// It has, or whoever wrote the chunk sees to it.
+    /// It has.
     There,
 }
 

@@ -137,10 +137,10 @@ impl Store {
         }
     }
 
-    /// A chunk was fetched; `is_stored` where it came from the object store.
+    /// A chunk was fetched; `is_stored` where it came from the object store. What another node wrote there it may have shed: it
+    /// is asked for when the chunk is evicted here.
     pub(super) fn came_stored(&mut self, id: ChunkId, is_stored: bool) {
-        let writes = self.object.as_ref().and_then(|object| object.limits.write);
-        if is_stored || writes == Some(WritePolicy::WriteThrough) {
+        if is_stored {
             self.index.get_mut(id).stored = Stored::There;
         }
     }

@@ -105,6 +105,8 @@ struct ActorStatus {
     tokens_hit: u64,
     #[serde(default)]
     disk: Option<DiskStatus>,
+    #[serde(default)]
+    disk_trouble: Option<String>,
     /// A node of an older version does not say.
     #[serde(default)]
     tenants: Vec<TenantRates>,
@@ -243,7 +245,10 @@ impl ActorStatus {
             self.device.to_string(),
             self.policy.clone(),
             chunks,
-            self.disk.as_ref().map_or_else(String::new, |disk| disk.chunks.to_string()),
+            match (&self.disk, &self.disk_trouble) {
+                (_, Some(_)) => "closed".to_owned(),
+                (disk, None) => disk.as_ref().map_or_else(String::new, |disk| disk.chunks.to_string()),
+            },
             format!("{} of {}", output::bytes(self.used_bytes), output::bytes(self.arena_bytes)),
             output::bytes(self.quarantined_bytes),
             self.sessions.to_string(),

@@ -1,5 +1,6 @@
 //! Where each chunk's record stands: about 62 bytes a record.
 
+use std::cmp::Reverse;
 use std::hash::BuildHasher;
 
 use hashbrown::hash_table::Entry;
@@ -38,6 +39,14 @@ struct Namespaces {
 impl Index {
     pub(super) fn len(&self) -> usize {
         self.ids.len()
+    }
+
+    /// The namespaces that have records, those with the most first.
+    pub(super) fn namespaces(&self) -> Vec<Fingerprint> {
+        let mut held: Vec<_> =
+            self.namespaces.fingerprints.iter().filter(|(_, records)| *records > 0).collect();
+        held.sort_by_key(|(fingerprint, records)| (Reverse(*records), *fingerprint));
+        held.into_iter().map(|(fingerprint, _)| *fingerprint).collect()
     }
 
     /// Bytes of memory that it takes.

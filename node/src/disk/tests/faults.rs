@@ -1,5 +1,6 @@
-//! A device that loses power, tears and damages what it holds, fails, fills up, and takes its time.
+//! A device that loses power, tears and damages what it holds, cannot read some of it, fails, fills up, and takes its time.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,6 +21,10 @@ pub(super) struct State {
     random: fastrand::Rng,
     /// Operations that succeed before all fail, and how.
     pub(super) fails: Option<(u64, i32)>,
+    /// Pages, by their number, that cannot be read until they are written.
+    pub(super) unreadable: BTreeSet<usize>,
+    /// Reads so far that failed.
+    pub(super) failed_reads: u64,
     /// Operations so far.
     pub(super) operations: u64,
     /// Each sync waits for a message.
@@ -41,6 +46,8 @@ impl Platter {
             unsynced: Vec::new(),
             random: fastrand::Rng::with_seed(seed),
             fails: None,
+            unreadable: BTreeSet::new(),
+            failed_reads: 0,
             operations: 0,
             gate: None,
         })))
@@ -78,6 +85,11 @@ impl Platter {
         state.fails = None;
     }
 
+    /// The page at `offset` cannot be read until it is written.
+    pub(super) fn lose_page(&self, offset: u64) {
+        self.state().unreadable.insert(offset as usize / PAGE);
+    }
+
     /// Flips a bit, for good.
     pub(super) fn flip(&self, offset: u64, bit: u8) {
         let state = &mut *self.state();
@@ -95,12 +107,21 @@ impl State {
         }
     }
 
+    fn can_read(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        match self.unreadable.range(offset / PAGE..(offset + bytes).div_ceil(PAGE)).next() {
+            Some(_) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            None => Ok(()),
+        }
+    }
+
     fn transfer(&mut self, transfer: &mut Transfer) -> io::Result<()> {
         let (offset, bytes) = (transfer.offset as usize, transfer.bytes);
         assert!(offset.is_multiple_of(4096) && bytes.is_multiple_of(4096), "O_DIRECT needs whole pages");
         match transfer.direction {
             Direction::Read => {
-                self.operation()?;
+                let read = self.operation().and_then(|()| self.can_read(offset, bytes));
+                self.failed_reads += u64::from(read.is_err());
+                read?;
                 match &mut transfer.memory {
                     Memory::Buffer(buffer) => {
                         buffer.bytes_mut()[..bytes].copy_from_slice(&self.seen[offset..][..bytes]);
@@ -117,6 +138,7 @@ impl State {
                 // A write that fails may have reached the platter in part.
                 self.unsynced.push((offset, written.clone()));
                 self.operation()?;
+                self.unreadable.retain(|page| !(offset..offset + bytes).contains(&(page * PAGE)));
                 self.seen[offset..][..bytes].copy_from_slice(&written);
             }
         }
@@ -152,6 +174,11 @@ impl Device for Way {
         }
         Ok(())
     }
+
+    fn look(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 const SECTOR: usize = 512;
+const PAGE: usize = 4096;

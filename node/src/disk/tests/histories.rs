@@ -23,8 +23,10 @@ struct History {
     must: BTreeMap<ChunkKey, TestChunk>,
     /// Ever written.
     may: BTreeMap<ChunkKey, TestChunk>,
-    /// Bits of theirs were flipped.
+    /// Bits of theirs were flipped, or pages lost.
     damaged: BTreeSet<ChunkKey>,
+    /// Reads that had failed when what is gone was last heard.
+    heard_failed: u64,
     counts: Counts,
 }
 
@@ -37,6 +39,7 @@ struct Counts {
     power_losses: u64,
     flips: u64,
     found: u64,
+    pages_lost: u64,
 }
 
 impl History {
@@ -53,6 +56,7 @@ impl History {
             must: BTreeMap::new(),
             may: BTreeMap::new(),
             damaged: BTreeSet::new(),
+            heard_failed: 0,
             counts: Counts::default(),
         };
         history.open();
@@ -63,9 +67,15 @@ impl History {
         loop {
             let (on_gone, gone) = gone();
             let metrics = self.metrics.clone();
+            let failed_reads = self.platter.state().failed_reads;
             match Volume::over(self.platter.device(), GEOMETRY, STORAGE, metrics, on_gone) {
                 Ok(volume) => {
                     (self.volume, self.gone) = (Some(volume), gone);
+                    let state = self.platter.state();
+                    if state.fails.is_some() && state.failed_reads > failed_reads {
+                        // Segments that could not be read count as free.
+                        self.damaged.extend(self.must.keys());
+                    }
                     return;
                 }
                 // Power is lost while the tier is being opened, too.
@@ -91,8 +101,9 @@ impl History {
             75..80 => self.remove_one(),
             80..85 => self.volume().evict_ahead_if_wanted(),
             85..90 => drop(self.volume().scrub()),
-            90..93 => self.flip_a_bit(),
-            93..95 => self.restart(),
+            90..92 => self.flip_a_bit(),
+            92..94 => self.lose_a_page(),
+            94..95 => self.restart(),
             _ => self.lose_power_soon(),
         }
         self.hear_gone();
@@ -138,18 +149,21 @@ impl History {
     fn read(&mut self, chunk: TestChunk) {
         let (done, answer) = oneshot::channel();
         let order = self.slots.read_order(chunk);
+        let failed = self.platter.state().failed_reads;
         self.volume().perform(vec![Job::Read((order, done))], &mut || None);
         let key = chunk.key();
+        // One that was forgotten may be back after a loss of power, on a page that was lost meanwhile.
+        let has_failed = self.platter.state().failed_reads > failed;
         match now(answer) {
             ReadAnswer::Closed => assert!(self.volume().is_closed()),
             ReadAnswer::Damaged => {
-                assert!(self.damaged.contains(&key), "{chunk:?} was never damaged");
+                assert!(has_failed || self.may_be_lost(&key), "{chunk:?} was never damaged");
                 self.counts.found += 1;
                 self.must.remove(&key);
             }
             ReadAnswer::NotHeld => {
                 let is_lost = self.must.remove(&key).is_some();
-                assert!(!is_lost || self.damaged.contains(&key), "{chunk:?} was acknowledged and is lost");
+                assert!(!is_lost || self.may_be_lost(&key), "{chunk:?} was acknowledged and is lost");
             }
             answer => {
                 self.counts.hits += 1;
@@ -188,6 +202,29 @@ impl History {
         }
     }
 
+    /// The drive can read some page no more, until it is written.
+    fn lose_a_page(&mut self) {
+        // What was moved and not synced stands nowhere yet.
+        self.volume().perform(Vec::new(), &mut || None);
+        let segment = self.random.u32(..GEOMETRY.segments);
+        let page = self.random.u32(..GEOMETRY.segment_pages);
+        self.platter.lose_page(GEOMETRY.offset(segment, page));
+        self.counts.pages_lost += 1;
+        let on_it: Vec<ChunkKey> =
+            self.may.keys().filter(|key| self.stands_on(key, segment, page)).copied().collect();
+        self.damaged.extend(on_it);
+    }
+
+    fn stands_on(&self, key: &ChunkKey, segment: u32, page: u32) -> bool {
+        let place = self.volume.as_ref().and_then(|volume| volume.find(key));
+        place.is_some_and(|at| at.segment == segment && (at.page..at.page + at.pages).contains(&page))
+    }
+
+    /// Whether a chunk was damaged, or all reads fail.
+    fn may_be_lost(&self, key: &ChunkKey) -> bool {
+        self.damaged.contains(key) || self.platter.state().fails.is_some()
+    }
+
     /// As a service is: what was begun is finished.
     fn restart(&mut self) {
         self.volume().settle();
@@ -205,9 +242,12 @@ impl History {
     }
 
     fn hear_gone(&mut self) {
+        let failed = self.platter.state().failed_reads;
+        let has_failed = std::mem::replace(&mut self.heard_failed, failed) < failed;
         for Gone { chunks, why } in self.gone.try_iter() {
             for key in chunks {
-                assert!(why != Why::Damaged || self.damaged.contains(&key), "{key:?} was never damaged");
+                let is_right = why != Why::Damaged || has_failed || self.damaged.contains(&key);
+                assert!(is_right, "{key:?} was never damaged");
                 self.counts.evicted += u64::from(why == Why::Evicted);
                 self.must.remove(&key);
             }
@@ -245,10 +285,12 @@ fn nothing_acknowledged_is_lost_and_no_byte_is_wrong_whatever_happens() {
         a.power_losses += b.power_losses;
         a.flips += b.flips;
         a.found += b.found;
+        a.pages_lost += b.pages_lost;
     }
     println!("{counts:?}");
     assert!(counts.acknowledged > 100 * histories && counts.hits > 0 && counts.evicted > 0);
     assert!(counts.power_losses > histories && counts.flips > histories && counts.found > 0);
+    assert!(counts.pages_lost > histories);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use larder_protocol::checksum::RangeChecksum;
 
 use super::super::format::{FormatError, PAGE_BYTES, RecordHeader, StorageId};
 use super::super::log::{ChunkKey, Place};
+use super::transfers::Piece;
 use crate::arena::{ExtentMemory, OutOfBounds};
 
 /// Takes a record's bytes in order, and says in the end whether they are right.
@@ -40,6 +41,8 @@ pub(crate) enum Damage {
     Key,
     /// A layer range has another checksum, or there are too few bytes.
     Payload,
+    /// The drive cannot read it.
+    Unreadable,
 }
 
 /// Takes what was verified so far: header, block, byte of the block, bytes. They may still turn out wrong.
@@ -70,6 +73,11 @@ impl Check {
         });
     }
 
+    /// Takes the piece that follows.
+    pub(super) fn feed_piece(&mut self, piece: &Piece, sink: &mut Sink<'_>) {
+        if piece.is_read { self.feed(piece.bytes(), sink) } else { self.unreadable() }
+    }
+
     /// Takes the bytes that follow, where they stand in the arena: bytes of the payload.
     pub(crate) fn feed_place(&mut self, memory: &ExtentMemory, offset: u64, bytes: u64) {
         if matches!(self.state, State::Header(_)) {
@@ -78,6 +86,11 @@ impl Check {
         self.feed_payload(bytes, &mut |payload, from, count| {
             memory.add_to(&mut payload.range, offset + from, count)
         });
+    }
+
+    /// The drive cannot read the bytes that follow.
+    pub(super) fn unreadable(&mut self) {
+        self.state = State::Damaged(Damage::Unreadable);
     }
 
     fn feed_payload(&mut self, bytes: u64, add: &mut Add<'_>) {

@@ -1,6 +1,6 @@
 //! Opening a tier's folder: lock, superblock, size.
 
-use std::fs::{File, create_dir_all};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use super::super::metrics::DiskMetrics;
 use super::super::{DiskOptions, OpenError};
 use super::transfers::{Region, Transfers};
 use super::{OnGone, Volume};
+use crate::private;
 
 impl Volume {
     /// Opens the tier in a folder, or makes one.
@@ -25,7 +26,7 @@ impl Volume {
         let path = options.folder.join(FILE_NAME);
         let unwritable = |source| OpenError::Folder { path: path.clone(), source };
         let broken = |source| OpenError::Device { path: path.clone(), source };
-        create_dir_all(&options.folder).map_err(unwritable)?;
+        private::make_folder(&options.folder).map_err(unwritable)?;
         let file = open_locked(&path).map_err(|source| match source.kind() {
             ErrorKind::WouldBlock => OpenError::Locked { path: path.clone() },
             _ => OpenError::Folder { path: path.clone(), source },
@@ -73,24 +74,34 @@ fn find(
     if bytes == 0 {
         return Ok(None);
     }
-    if bytes < SUPERBLOCKS.bytes {
+    if bytes < 2 * PAGE_BYTES {
         return Err(OpenError::NotOurs { path: path() });
     }
-    let copies = transfers.read(SUPERBLOCKS).map_err(broken)?;
-    let (first, second) = copies.split_at(PAGE_BYTES as usize);
-    match Superblock::decode(first).or_else(|error| Superblock::decode(second).map_err(|_| error)) {
+    let [first, second] = superblocks(transfers).map_err(broken)?;
+    match Superblock::decode(&first).or_else(|error| Superblock::decode(&second).map_err(|_| error)) {
         Ok(Superblock { segment_bytes, .. }) if segment_bytes != asked => {
             Err(OpenError::SegmentBytes { path: path(), found: segment_bytes, asked })
         }
         Ok(superblock) => Ok(Some(superblock)),
         // Its maker was killed before it had written anything.
-        Err(_) if copies.iter().all(|&byte| byte == 0) => Ok(None),
+        Err(_) if first.iter().chain(&second).all(|&byte| byte == 0) => Ok(None),
         Err(FormatError::Version { found }) => Err(OpenError::Version { path: path(), found }),
         Err(_) => Err(OpenError::NotOurs { path: path() }),
     }
 }
 
-/// Brings file and superblock to the size that is asked for. Growing adds free segments, shrinking gives up the last ones.
+/// Both copies of the superblock. Where the drive can read one alone, that stands for both.
+fn superblocks(transfers: &mut Transfers) -> io::Result<[Vec<u8>; 2]> {
+    let copy = |number| Region { offset: number * PAGE_BYTES, bytes: PAGE_BYTES, to: None };
+    match [transfers.read(copy(0))?, transfers.read(copy(1))?] {
+        [None, None] => Err(io::Error::other("neither copy of the superblock can be read")),
+        [Some(first), second] => Ok([first.clone(), second.unwrap_or(first)]),
+        [None, Some(second)] => Ok([second.clone(), second]),
+    }
+}
+
+/// Brings file and superblock to the size that is asked for. Growing adds free segments, shrinking gives up the last ones. The
+/// superblock is written when the file has its space: it marks a tier that is whole.
 fn fit(
     file: &DiskFile,
     transfers: &mut Transfers,
@@ -112,9 +123,8 @@ fn fit(
     let segment_bytes = u64::from(geometry.segment_pages) * PAGE_BYTES;
     let wanted = Superblock { storage, segment_bytes, segments: geometry.segments };
     let has = file.bytes().map_err(failed)?;
-    if has < bytes {
-        file.allocate(bytes).map_err(failed)?;
-    }
+    // Also where it is as long: it may have holes, as a copy or the tier of an earlier build.
+    file.allocate(bytes).map_err(failed)?;
     if found != Some(wanted) {
         write_superblock(transfers, &wanted).map_err(failed)?;
     }
@@ -145,5 +155,3 @@ const FILE_NAME: &str = "larder.disk";
 /// How often, and how far apart, a locked file is tried again: half a second in all.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
-
-const SUPERBLOCKS: Region = Region { offset: 0, bytes: 2 * PAGE_BYTES, to: None };

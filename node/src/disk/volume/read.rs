@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use larder_protocol::PoolSet;
+use larder_protocol::{ChunkRef, PoolSet};
 use tokio::sync::oneshot;
 
 use super::super::format::{BlockEntry, Footer, FooterEntry, FooterTail, RecordHeader, SegmentHeader};
@@ -80,7 +80,7 @@ impl Volume {
 
     /// The regions that a read needs, for a record that arrives next; `None` where it is answered already.
     fn start_read(&mut self, reading: Reading, arriving: &mut VecDeque<Arriving>) -> Option<Vec<Region>> {
-        if self.is_closed {
+        if self.is_closed() {
             self.answer_read(reading, ReadAnswer::Closed);
             return None;
         }
@@ -131,6 +131,7 @@ impl Volume {
             let Some(piece) = self.transfers.next_piece(&mut ahead)? else { break };
             let Some(record) = arriving.front_mut() else { break };
             match &piece.memory {
+                _ if !piece.is_read => record.check.unreadable(),
                 Memory::Buffer(_) => record.feed(piece.bytes()),
                 Memory::Place(memory, offset) => record.check.feed_place(memory, *offset, piece.bytes as u64),
             }
@@ -138,30 +139,41 @@ impl Volume {
             let is_whole = record.left == 0;
             self.transfers.recycle(piece.memory);
             if is_whole && let Some(record) = arriving.pop_front() {
-                again.extend(self.finish_read(record));
+                again.extend(self.finish_read(record)?);
             }
         }
         Ok(())
     }
 
     /// Answers a read, or gives it back to be tried in another way.
-    fn finish_read(&mut self, record: Arriving) -> Option<(Reading, Place)> {
+    ///
+    /// # Errors
+    /// The drive fails too often.
+    fn finish_read(&mut self, record: Arriving) -> io::Result<Option<(Reading, Place)>> {
         let Arriving { reading, check, way, .. } = record;
         let (place, checked) = (check.place(), check.finish());
         let answer = match checked {
             Ok(header) if matches!(way, Way::Copied(_)) || has_just(&header, &reading.0.destinations) => {
                 self.log.touch(&reading.0.key);
-                answer(&header, &reading.0.destinations)
+                answer(&header, reading.0.chunk, &reading.0.destinations)
             }
-            Ok(_) => return Some((reading, place)),
-            Err(_) if matches!(way, Way::Direct) => return Some((reading, place)),
+            Ok(_) => return Ok(Some((reading, place))),
+            Err(_) if matches!(way, Way::Direct) => return Ok(Some((reading, place))),
             Err(damage) => {
-                self.found_damage(&reading.0.key, damage, FoundBy::Read);
-                ReadAnswer::Damaged
+                let key = reading.0.key;
+                self.answer_read(reading, ReadAnswer::Damaged);
+                return self.found_damage(&key, place, damage, FoundBy::Read).map(|()| None);
             }
         };
+        if answer == ReadAnswer::Disagrees {
+            // Of no use here: who asks knows the chunk by another name, and may write it.
+            let key = reading.0.key;
+            tracing::error!(chunk = %key.hash, "another place in its prompt on disk than in the store: the chunk is forgotten");
+            self.log.forget(&key);
+            self.tell_gone(vec![key], Why::Damaged);
+        }
         self.answer_read(reading, answer);
-        None
+        Ok(None)
     }
 
     fn answer_read(&self, (_, done): Reading, answer: ReadAnswer) {
@@ -170,6 +182,7 @@ impl Volume {
             ReadAnswer::NotHeld => "not_held",
             ReadAnswer::OtherBlocks => "other_blocks",
             ReadAnswer::Damaged => "damaged",
+            ReadAnswer::Disagrees => "disagrees",
             ReadAnswer::Closed => "closed",
         });
         // Where nobody waits any more there is nobody to tell.
@@ -186,12 +199,12 @@ impl Volume {
         let bytes = region.bytes;
         let mut ahead = ReadAhead::new(vec![region]);
         while let Some(piece) = self.transfers.next_piece(&mut ahead)? {
-            check.feed(piece.bytes(), &mut |_, _, _, _| ());
+            check.feed_piece(&piece, &mut |_, _, _, _| ());
             self.transfers.recycle(piece.memory);
         }
         self.metrics.scrubbed_bytes.inc_by(bytes);
         if let Err(damage) = check.finish() {
-            self.found_damage(&key, damage, FoundBy::Scrub);
+            self.found_damage(&key, place, damage, FoundBy::Scrub)?;
         }
         Ok(Some(bytes))
     }
@@ -219,18 +232,18 @@ impl Volume {
         Ok(SnapshotPage { held, next: Some(segment.sequence) })
     }
 
-    /// The footer of a segment; `None` where it has none that is right.
+    /// The footer of a segment; `None` where it has none that is right and can be read.
     pub(super) fn footer_of(&mut self, segment: SegmentHeader) -> io::Result<Option<Footer>> {
         let pages = self.geometry.segment_pages;
         let last = self.pages(segment.segment, pages - 1, 1);
-        let last = self.transfers.read(last)?;
+        let Some(last) = self.transfers.read(last)? else { return Ok(None) };
         let Ok(tail) = FooterTail::decode(&last, self.storage, segment) else { return Ok(None) };
         if tail.pages() >= pages {
             return Ok(None);
         }
         let all = self.pages(segment.segment, pages - tail.pages(), tail.pages());
-        let all = if tail.pages() == 1 { last } else { self.transfers.read(all)? };
-        Ok(Footer::decode(&all, &tail).ok())
+        let all = if tail.pages() == 1 { Some(last) } else { self.transfers.read(all)? };
+        Ok(all.and_then(|all| Footer::decode(&all, &tail).ok()))
     }
 
     pub(super) fn region(&self, place: Place) -> Region {
@@ -241,12 +254,46 @@ impl Volume {
         Region { offset: self.geometry.offset(segment, page), bytes: page_bytes(pages), to: None }
     }
 
-    /// A record is wrong: counts it, and forgets it.
-    pub(super) fn found_damage(&mut self, key: &ChunkKey, damage: Damage, by: FoundBy) {
+    /// A record is wrong, or cannot be read: counts it, and forgets it.
+    ///
+    /// # Errors
+    /// The drive fails too often.
+    pub(super) fn found_damage(
+        &mut self,
+        key: &ChunkKey,
+        place: Place,
+        damage: Damage,
+        by: FoundBy,
+    ) -> io::Result<()> {
+        if self.log.find(key) != Some(place) {
+            // Another read of the same batch found it.
+            return Ok(());
+        }
         tracing::error!(chunk = %key.hash, ?damage, ?by, "wrong bytes on disk: the chunk is forgotten");
-        self.metrics.found_damage(by);
         self.log.forget(key);
         self.tell_gone(vec![*key], Why::Damaged);
+        if damage == Damage::Unreadable {
+            return self.found_unreadable(place.segment);
+        }
+        self.metrics.found_damage(by);
+        Ok(())
+    }
+
+    /// A record or page cannot be read: counts it, and has what is good in its segment moved away.
+    ///
+    /// # Errors
+    /// The drive fails too often.
+    pub(super) fn found_unreadable(&mut self, segment: u32) -> io::Result<()> {
+        tracing::error!(
+            segment,
+            "the drive cannot read a part of the disk tier: the rest of its segment is moved away"
+        );
+        self.metrics.read_errors.inc();
+        self.log.give_up_soon(segment);
+        if self.read_budget.failed(self.clock.elapsed()) {
+            return Ok(());
+        }
+        Err(io::Error::other("too many reads fail"))
     }
 }
 
@@ -281,8 +328,11 @@ pub(crate) fn place_blocks(header: &RecordHeader, destinations: &[BlockPlace]) -
     header.blocks.iter().map(position).collect()
 }
 
-/// The answer for a record that is right.
-pub(crate) fn answer(header: &RecordHeader, destinations: &[BlockPlace]) -> ReadAnswer {
+/// The answer for a record that is right by itself.
+pub(crate) fn answer(header: &RecordHeader, chunk: ChunkRef, destinations: &[BlockPlace]) -> ReadAnswer {
+    if header.chunk != chunk {
+        return ReadAnswer::Disagrees;
+    }
     let block_for = |place: &BlockPlace| header.blocks.iter().find(|block| fits(place, block));
     let checksums: Option<Vec<_>> =
         destinations.iter().map(|place| block_for(place).map(|block| block.checksums.clone())).collect();

@@ -2,7 +2,8 @@
 //!
 //! A sealed segment's footer says what it holds; nothing else of it is read. A segment without a right footer is searched
 //! page by page: it was open, or damaged. A record counts when its payload is right too, so that what a killed process left
-//! half written is never found later.
+//! half written is never found later. Pages that the drive cannot read count as empty; what is good in their segment is moved
+//! away.
 
 use std::io;
 
@@ -17,6 +18,8 @@ pub(super) struct Scanned {
     sequence: u64,
     pub(super) entries: Vec<FooterEntry>,
     end_page: u32,
+    /// Pages that could not be read.
+    unreadable: u32,
 }
 
 /// A segment's pages, read some at a time.
@@ -24,6 +27,7 @@ struct Window {
     segment: u32,
     first: u32,
     bytes: Vec<u8>,
+    unreadable: u32,
 }
 
 impl Volume {
@@ -31,14 +35,19 @@ impl Volume {
     pub(super) fn recover(&mut self) -> io::Result<Log> {
         let mut sealed = Vec::new();
         let mut unsealed = Vec::new();
+        let mut failing = Vec::new();
         for segment in 0..self.geometry.segments {
             let head = self.pages(segment, 0, 1);
             let head = self.transfers.read(head)?;
-            if head.iter().all(|&byte| byte == 0) {
+            if head.as_ref().is_some_and(|head| head.iter().all(|&byte| byte == 0)) {
                 continue;
             }
-            let header = SegmentHeader::decode(&head, self.storage, segment);
-            if let Ok(header) = header
+            if head.is_none() {
+                failing.push(segment);
+                self.found_unreadable(segment)?;
+            }
+            let header = head.and_then(|head| SegmentHeader::decode(&head, self.storage, segment).ok());
+            if let Some(header) = header
                 && let Some(footer) = self.footer_of(header)?
             {
                 let fits = |entry: &FooterEntry| {
@@ -48,25 +57,35 @@ impl Volume {
                 let entries = footer.entries.into_iter().filter(fits).collect();
                 sealed.push(Recovered { segment: header, entries, open_at: None });
             } else {
-                unsealed.push((segment, self.scan(segment, header.ok().map(|header| header.sequence))?));
+                let scanned = self.scan(segment, header.map(|header| header.sequence))?;
+                if scanned.unreadable > 0 {
+                    failing.push(segment);
+                }
+                unsealed.push((segment, scanned));
             }
         }
         let newest = sealed.iter().map(|sealed| sealed.segment.sequence);
         let newest = newest.chain(unsealed.iter().map(|(_, scanned)| scanned.sequence)).max();
         for (segment, scanned) in unsealed.into_iter().filter(|(_, scanned)| scanned.sequence > 0) {
+            let newest = newest.filter(|_| !failing.contains(&segment));
             sealed.push(self.close_scanned(segment, scanned, newest)?);
         }
-        Ok(Log::restore(self.geometry, sealed))
+        let mut log = Log::restore(self.geometry, sealed);
+        if !failing.is_empty() {
+            log.skip_sequences();
+        }
+        failing.into_iter().for_each(|segment| log.give_up_soon(segment));
+        Ok(log)
     }
 
-    /// Writes what is missing of a segment that had to be searched, so that the next start need not.
+    /// Writes what is missing of a segment that had to be searched, so that the next start need not. The `newest` stays open.
     fn close_scanned(
         &mut self,
         segment: u32,
         scanned: Scanned,
         newest: Option<u64>,
     ) -> io::Result<Recovered> {
-        let Scanned { sequence, entries, end_page } = scanned;
+        let Scanned { sequence, entries, end_page, .. } = scanned;
         let header = SegmentHeader { segment, sequence };
         let head = self.geometry.offset(segment, 0);
         self.transfers.append_bytes(head, &header.encode(self.storage))?;
@@ -83,9 +102,13 @@ impl Volume {
 
     /// Searches a segment for the records of its use `sequence`, or of the last one that left any.
     pub(super) fn scan(&mut self, segment: u32, sequence: Option<u64>) -> io::Result<Scanned> {
-        let mut scanned =
-            Scanned { sequence: sequence.unwrap_or(0), entries: Vec::new(), end_page: FIRST_PAGE };
-        let mut window = Window { segment, first: 0, bytes: Vec::new() };
+        let mut scanned = Scanned {
+            sequence: sequence.unwrap_or(0),
+            entries: Vec::new(),
+            end_page: FIRST_PAGE,
+            unreadable: 0,
+        };
+        let mut window = Window { segment, first: 0, bytes: Vec::new(), unreadable: 0 };
         let mut page = FIRST_PAGE;
         let mut damaged = 0;
         while page < self.geometry.segment_pages {
@@ -117,7 +140,15 @@ impl Volume {
             scanned.entries.push(entry);
         }
         (0..damaged).for_each(|_| self.metrics.found_damage(FoundBy::Recovery));
-        tracing::info!(segment, records = scanned.entries.len(), damaged, "a segment had to be searched");
+        scanned.unreadable = window.unreadable;
+        let unreadable = window.unreadable;
+        tracing::info!(
+            segment,
+            records = scanned.entries.len(),
+            damaged,
+            unreadable,
+            "a segment had to be searched"
+        );
         Ok(scanned)
     }
 
@@ -163,12 +194,35 @@ impl Window {
         if page < self.first || page + pages > self.first + has {
             let most = (volume.geometry.segment_pages - page).min(pages.max(WINDOW_PAGES));
             let region = volume.pages(self.segment, page, most);
-            self.bytes = volume.transfers.read(region)?;
+            self.bytes = match volume.transfers.read(region)? {
+                Some(bytes) => bytes,
+                None => self.page_by_page(volume, page, most)?,
+            };
             self.first = page;
         }
         Ok(&self.bytes[page_bytes(page - self.first) as usize..])
+    }
+
+    /// What can be read of some pages; zeros for the others.
+    fn page_by_page(&mut self, volume: &mut Volume, page: u32, pages: u32) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(page_bytes(pages) as usize);
+        for page in page..page + pages {
+            let region = volume.pages(self.segment, page, 1);
+            // A drive may take seconds for each that fails.
+            let is_tried = self.unreadable < MOST_UNREADABLE;
+            let read = if is_tried { volume.transfers.read(region)? } else { None };
+            if is_tried && read.is_none() {
+                self.unreadable += 1;
+                volume.found_unreadable(self.segment)?;
+            }
+            bytes.extend(read.unwrap_or_else(|| vec![0; PAGE_BYTES as usize]));
+        }
+        Ok(bytes)
     }
 }
 
 /// Pages that are read at a time.
 const WINDOW_PAGES: u32 = 2_048;
+
+/// Pages of a segment that cannot be read before the rest of it is not tried.
+const MOST_UNREADABLE: u32 = 8;

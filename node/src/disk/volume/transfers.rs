@@ -58,6 +58,8 @@ struct Asked {
 pub(super) struct Piece {
     pub(super) memory: Memory,
     pub(super) bytes: usize,
+    /// Whether the drive could read it; else the memory has anything.
+    pub(super) is_read: bool,
 }
 
 impl Transfers {
@@ -142,6 +144,11 @@ impl Transfers {
         Ok(())
     }
 
+    /// Whether what is written is still where the next start looks for it.
+    pub(super) fn look(&self) -> io::Result<()> {
+        self.device.look()
+    }
+
     /// Waits until everything that was appended can be read.
     pub(super) fn settle(&mut self) -> io::Result<()> {
         self.flush();
@@ -170,24 +177,30 @@ impl Transfers {
         let Some(Asked { tag, bytes }) = ahead.asked.pop_front() else { return Ok(None) };
         loop {
             if let Some(at) = self.arrived.iter().position(|finished| finished.tag == tag) {
-                let finished = self.arrived.swap_remove(at);
-                finished.result?;
-                self.metrics.read_bytes.inc_by(bytes as u64);
-                return Ok(Some(Piece { memory: finished.memory, bytes }));
+                let Finished { memory, result, .. } = self.arrived.swap_remove(at);
+                match &result {
+                    Ok(()) => self.metrics.read_bytes.inc_by(bytes as u64),
+                    Err(error) => {
+                        tracing::warn!(%error, bytes, "the drive cannot read a piece of the disk tier")
+                    }
+                }
+                return Ok(Some(Piece { memory, bytes, is_read: result.is_ok() }));
             }
             self.reap()?;
         }
     }
 
-    /// Reads a region that fits into memory.
-    pub(super) fn read(&mut self, region: Region) -> io::Result<Vec<u8>> {
+    /// Reads a region that fits into memory; `None` where the drive cannot read some of it.
+    pub(super) fn read(&mut self, region: Region) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::with_capacity(region.bytes as usize);
         let mut ahead = ReadAhead::new(vec![region]);
+        let mut is_read = true;
         while let Some(piece) = self.next_piece(&mut ahead)? {
             bytes.extend_from_slice(piece.bytes());
+            is_read &= piece.is_read;
             self.recycle(piece.memory);
         }
-        Ok(bytes)
+        Ok(is_read.then_some(bytes))
     }
 
     /// Gives memory back.

@@ -151,8 +151,11 @@ impl Volume {
         self.transfers.append_bytes(self.geometry.offset(footer.segment.segment, page), &encoded)
     }
 
-    /// One step of giving up the oldest segment: moves one record, or ends it.
+    /// One step of giving up a segment: moves one record, or ends it.
     pub(crate) fn evict_step(&mut self) -> io::Result<()> {
+        if self.log.must_seal() {
+            self.seal()?;
+        }
         match self.log.evict_next() {
             Evict::Move(key, place) => self.move_record(key, place),
             Evict::Finish => {
@@ -175,9 +178,8 @@ impl Volume {
         let mut ahead = ReadAhead::new(vec![self.region(from)]);
         let mut moved = None;
         while let Some(piece) = self.transfers.next_piece(&mut ahead)? {
-            let bytes = piece.bytes();
             let mut payload = Vec::new();
-            check.feed(bytes, &mut |_, _, _, stretch| payload.extend_from_slice(stretch));
+            check.feed_piece(&piece, &mut |_, _, _, stretch| payload.extend_from_slice(stretch));
             self.transfers.recycle(piece.memory);
             if moved.is_none()
                 && let Some(header) = check.header()
@@ -215,7 +217,10 @@ impl Volume {
                 self.metrics.moved_bytes.inc_by(page_bytes(from.pages));
                 self.pending.push(Pending { entry, done: None, moved_from: Some(from) });
             }
-            (Err(damage), _) => self.found_damage(&key, damage, FoundBy::Move),
+            (Err(damage), _) => {
+                self.log.could_not_move();
+                self.found_damage(&key, from, damage, FoundBy::Move)?;
+            }
             (Ok(_), None) => {}
         }
         Ok(())

@@ -53,6 +53,12 @@ pub const DISK: Section = Section {
             &[DEVICE],
             "1 where the disk tier closed itself after a failure",
         ),
+        Metric::counter(
+            "larder_disk_read_errors_total",
+            "records",
+            &[DEVICE],
+            "Records and pages that the drive could not read; nobody was given them",
+        ),
         Metric::gauge(
             "larder_disk_segments",
             "segments",
@@ -92,9 +98,12 @@ pub const OUTCOMES: &[&str] = &[
     "not_held",
     "other_blocks",
     "damaged",
+    "disagrees",
     "written",
     "already_there",
     "too_large",
     "busy",
     "closed",
+    "misnamed",
+    "undescribed",
 ];

@@ -79,19 +79,17 @@ impl Engine {
         }
         let mut found = Vec::with_capacity(positions.len());
         // One that is cut off here has not failed: only its `find` had no more time.
-        let far = deadline + self.find_time.max(MOST_FIND_TIME);
+        let (start, far) = (Instant::now(), deadline + self.find_time.max(MOST_FIND_TIME));
         let mut asked: FuturesUnordered<_> = positions
             .into_iter()
             .map(|position| async move { (position, self.head_all(&keys[position], blocks, far).await) })
             .collect();
-        let mut is_answered = false;
         while let Ok(Some((position, head))) = timeout_at(deadline, asked.next()).await {
-            is_answered |= !matches!(head, Err(Failed::Trouble(_)));
             found.push((position, head.is_ok()));
         }
-        if !asked.is_empty() && !is_answered {
-            // Not one answer in all this time: who does not answer is left alone like who refuses.
-            self.failed(Side::Reading, &Trouble::new(TroubleKind::TimedOut, HEAD, "no answer in time"));
+        if !asked.is_empty() && !self.has_heard_since(Side::Reading, start) {
+            // Not a word in all this time: nobody else waits as long. A store that is only slow answers the trial.
+            self.went_silent(Side::Reading, &Trouble::new(TroubleKind::TimedOut, HEAD, "no answer in time"));
         }
         found
     }

@@ -1,15 +1,10 @@
 //! One request to the store, and what the store's answers say of the store.
 
-use std::cell::RefCell;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
-
 use larder_protocol::{ChunkHash, Fingerprint};
 use object_store::{Error, ObjectStoreExt, PutPayload};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::BlockId;
-use super::super::breaker::Breaker;
 use super::super::known::Fact;
 use super::super::metrics::{Kind, ObjectMetrics, Side};
 use super::super::record::{ObjectKey, name, probe_name};
@@ -46,11 +41,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins with the store left alone.
-    pub(in super::super) fn leave_alone(&self, trouble: &Trouble) {
-        [Side::Reading, Side::Writing].into_iter().for_each(|side| while !self.failed(side, trouble) {});
-    }
-
     /// Whether a block's object is there: an error where it is not, or is not known to be.
     pub(super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
         let at = name(&self.prefix, key);
@@ -74,13 +64,8 @@ impl Engine {
         };
         if let Err(Failed::Trouble(trouble)) = tried {
             tracing::debug!(%trouble, side = side.name(), "the object store still fails");
-            self.breaker(side).borrow_mut().trial_failed(self.now());
+            self.trial_failed(side);
         }
-    }
-
-    /// When a side that is left alone is to be tried again.
-    pub(in super::super) fn trial_at(&self, side: Side) -> Option<Instant> {
-        self.breaker(side).borrow().trial_at().map(|at| self.start + at)
     }
 
     async fn put_probe(&self, deadline: Instant) -> Result<(), Failed> {
@@ -102,17 +87,17 @@ impl Engine {
             return Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, "too much to do")));
         };
         let under_way = UnderWay::new(&self.metrics);
-        let start = Instant::now();
-        let made = timeout_at(deadline, request).await;
-        drop(under_way);
-        let made = match made {
-            Ok(Ok(made)) => Ok(made),
-            // Only an object can be absent to whoever reads; a put finds no bucket.
-            Ok(Err(Error::NotFound { .. })) if kind != Kind::Put => Err(Failed::Absent),
-            Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => Err(Failed::Exists),
-            Ok(Err(error)) => Err(Failed::Trouble(Trouble::of(&error, asked))),
-            Err(_) => Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, "its deadline passed"))),
+        let (start, side) = (Instant::now(), kind.side());
+        let timed_out = |detail| Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, detail)));
+        let made = tokio::select! {
+            biased;
+            made = timeout_at(deadline, request) => match made {
+                Ok(made) => made.map_err(|error| Failed::of(&error, kind, asked)),
+                Err(_) => timed_out("its deadline passed"),
+            },
+            () = self.silence(side, start) => timed_out(SILENT),
         };
+        drop(under_way);
         let outcome = match &made {
             Ok(_) => "ok",
             Err(Failed::Absent) => "absent",
@@ -123,42 +108,30 @@ impl Engine {
         match &made {
             // Deleting is less than writing: what comes of it says nothing of that.
             _ if kind == Kind::Delete => {}
+            Err(Failed::Trouble(trouble)) if trouble.detail == SILENT => self.went_silent(side, trouble),
             Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
-                if self.failed(kind.side(), trouble) {
-                    let side = kind.side().name();
-                    tracing::error!(%trouble, side, "the object store fails: it is left alone, and tried again");
+                if !matches!(trouble.kind, TroubleKind::TimedOut | TroubleKind::Unreachable) {
+                    self.heard(side);
                 }
+                self.failed(side, trouble);
             }
-            _ => self.succeeded(kind.side()),
+            _ => {
+                self.heard(side);
+                self.succeeded(side);
+            }
         }
         made
     }
+}
 
-    pub(in super::super) fn is_open(&self, side: Side) -> bool {
-        self.breaker(side).borrow().is_open()
-    }
-
-    fn breaker(&self, side: Side) -> &RefCell<Breaker> {
-        &self.sides[side as usize].0
-    }
-
-    fn succeeded(&self, side: Side) {
-        if self.breaker(side).borrow_mut().succeeded() {
-            tracing::info!(side = side.name(), "the object store does again what it is asked");
-            self.sides[side as usize].1.store(false, Ordering::Release);
-            self.metrics.reopened(side);
+impl Failed {
+    fn of(error: &Error, kind: Kind, asked: &'static str) -> Self {
+        match error {
+            // Only an object can be absent to whoever reads; a put finds no bucket.
+            Error::NotFound { .. } if kind != Kind::Put => Self::Absent,
+            Error::AlreadyExists { .. } | Error::Precondition { .. } => Self::Exists,
+            error => Self::Trouble(Trouble::of(error, asked)),
         }
-    }
-
-    /// Whether it is left alone from now on.
-    pub(super) fn failed(&self, side: Side, trouble: &Trouble) -> bool {
-        let opens = self.breaker(side).borrow_mut().failed(self.now());
-        if opens {
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
-            self.sides[side as usize].1.store(true, Ordering::Release);
-            self.metrics.closed(side);
-        }
-        opens
     }
 }
 
@@ -177,6 +150,9 @@ impl Drop for UnderWay<'_> {
         self.0.in_flight.dec();
     }
 }
+
+/// Of a store that says nothing at all.
+const SILENT: &str = "it does not answer";
 
 /// What is written to see whether the store answers.
 const PROBE: &[u8] = b"Larder was here";

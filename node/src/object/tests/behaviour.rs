@@ -108,7 +108,8 @@ async fn some_blocks_of_a_chunk_can_be_read_and_others_are_told_apart() {
     assert_eq!(rig.store.faults().puts, 3, "an object each");
     let all = rig.slots.destinations(chunk);
     let ask = async |destinations| {
-        rig.engine.read(ReadOrder::new(chunk.key(), destinations).unwrap(), deadline()).await
+        let order = ReadOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), destinations).unwrap();
+        rig.engine.read(order, deadline()).await
     };
     let some = ask(vec![all[2].clone(), all[0].clone()]).await;
     assert!(matches!(some, ReadAnswer::Here { checksums, .. } if checksums.len() == 2));
@@ -154,7 +155,7 @@ async fn another_blocks_record_under_a_name_is_damage() {
     let other = BlockPlace { slice: 5, ..rig.slots.destinations(chunk)[0].clone() };
     let name = record::name(&at, &ObjectKey { chunk: chunk.key(), block: BlockId { slice: 5, pool: 0 } });
     rig.store.inner.copy(&object_name(chunk), &name).await.unwrap();
-    let order = ReadOrder::new(chunk.key(), vec![other]).unwrap();
+    let order = ReadOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), vec![other]).unwrap();
     assert_eq!(rig.engine.read(order, deadline()).await, ReadAnswer::Damaged);
 }
 

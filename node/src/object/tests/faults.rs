@@ -3,7 +3,10 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use larder_protocol::ChunkRef;
+
 use super::*;
+use crate::disk::ReadOrder;
 use crate::object::breaker::{MOST_FAILURES, RETRY_EVERY};
 use crate::object::metrics::Side;
 
@@ -36,6 +39,24 @@ async fn another_chunks_record_under_a_name_is_damage() {
     let name = object_name(single(3));
     rig.store.inner.copy(&name, &other).await.unwrap();
     assert_eq!(rig.read(6).await, ReadAnswer::Damaged);
+}
+
+#[tokio::test]
+async fn a_record_with_another_place_in_its_prompt_is_a_counted_miss_and_stays_for_those_who_know_it() {
+    let mut rig = Rig::new();
+    rig.write(3).await;
+    let right = single(3).chunk_ref();
+    let others = [
+        ChunkRef { parent: single(9).chunk_ref().hash, ..right },
+        ChunkRef { index: right.index + 1, ..right },
+        ChunkRef { anchor: single(9).chunk_ref().hash, ..right },
+    ];
+    for (count, other) in (1..).zip(others) {
+        let order = ReadOrder::new(single(3).key().fingerprint, other, rig.slots.destinations(single(3)));
+        assert_eq!(rig.engine.read(order.unwrap(), deadline()).await, ReadAnswer::Disagrees);
+        assert_eq!(rig.metrics.answers("disagrees"), count);
+        assert!(matches!(rig.read(3).await, ReadAnswer::Here { .. }));
+    }
 }
 
 #[tokio::test]
@@ -72,7 +93,9 @@ async fn a_store_that_refuses_is_left_alone_and_used_again_when_it_does_not() {
     assert_eq!(rig.metrics.requests(Kind::Get, "denied"), u64::from(MOST_FAILURES));
     rig.engine.try_again(Side::Reading, deadline()).await;
     assert!(rig.engine.is_open(Side::Reading));
-    assert_eq!(rig.engine.trial_at(Side::Reading), Some(Instant::now() + RETRY_EVERY));
+    let start = Instant::now();
+    rig.engine.trial(Side::Reading).await;
+    assert_eq!(start.elapsed(), RETRY_EVERY);
     rig.store.faults().refuses_reads = false;
     rig.engine.try_again(Side::Reading, deadline()).await;
     assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
@@ -99,12 +122,50 @@ async fn an_order_ends_at_its_deadline_however_slow_the_store_is() {
     let mut rig = Rig::new();
     rig.write(1).await;
     rig.store.faults().delay = Duration::from_secs(3_600);
-    let start = Instant::now();
-    assert_eq!(rig.read(1).await, ReadAnswer::Closed);
-    assert_eq!(start.elapsed(), DEADLINE);
-    assert_eq!(rig.write(2).await, WriteAnswer::Closed);
-    assert_eq!(start.elapsed(), 2 * DEADLINE);
+    let (start, soon) = (Instant::now(), Duration::from_secs(1));
+    let order = rig.slots.read_order(single(1));
+    assert_eq!(rig.engine.read(order, start + soon).await, ReadAnswer::Closed);
+    let order = rig.slots.write_order(single(2));
+    assert_eq!(rig.engine.write(order, start + 2 * soon).await, WriteAnswer::Closed);
+    assert_eq!(start.elapsed(), 2 * soon);
     assert_eq!(rig.metrics.in_flight.get(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_is_waited_for_once_by_all_who_read() {
+    let mut rig = Rig::new();
+    for number in 0..8 {
+        rig.write(number).await;
+    }
+    rig.store.faults().delay = Duration::from_secs(3_600);
+    let start = Instant::now();
+    let orders: Vec<_> = (0..8).map(|number| rig.slots.read_order(single(number))).collect();
+    let engine = &rig.engine;
+    let reads = (0..).zip(orders).map(|(late, order)| async move {
+        // One after the other, as engines ask.
+        sleep(Duration::from_millis(700 * late)).await;
+        engine.read(order, deadline()).await
+    });
+    let answers = futures_util::future::join_all(reads).await;
+    assert!(answers.iter().all(|answer| *answer == ReadAnswer::Closed));
+    assert_eq!(start.elapsed(), options("").timeout, "the last had waited for a tenth of a second");
+    assert_eq!((rig.read(1).await, start.elapsed()), (ReadAnswer::Closed, options("").timeout));
+    assert!(rig.engine.is_open(Side::Reading) && !rig.engine.is_open(Side::Writing));
+    assert_eq!(rig.metrics.closings(Side::Reading), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_slow_and_answers_is_not_taken_for_a_silent_one() {
+    let mut rig = Rig::new();
+    for number in 0..20 {
+        rig.write(number).await;
+    }
+    // Each takes nearly as long as may be; the last waits for its turn until long after that.
+    rig.store.faults().delay = options("").timeout - Duration::from_millis(1);
+    let orders: Vec<_> = (0..20).map(|number| rig.slots.read_order(single(number))).collect();
+    let reads = orders.into_iter().map(|order| rig.engine.read(order, deadline()));
+    let answers = futures_util::future::join_all(reads).await;
+    assert!(answers.iter().all(|answer| matches!(answer, ReadAnswer::Here { .. })));
 }
 
 #[tokio::test(start_paused = true)]

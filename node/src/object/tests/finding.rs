@@ -4,6 +4,7 @@ use larder_protocol::{ChunkRef, Fingerprint};
 
 use super::*;
 use crate::object::known::ABSENT_FOR;
+use crate::object::metrics::Side;
 
 /// Chunks of one chain; those of [`TestChunk`] change their namespace from one to the next.
 fn chain(chunks: u64) -> Vec<ChunkRef> {
@@ -79,12 +80,25 @@ async fn what_is_not_known_at_the_deadline_counts_as_absent_and_what_is_known_do
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_never_answers_is_soon_not_waited_for() {
+async fn a_store_that_does_not_answer_costs_one_deadline() {
     let rig = Rig::new();
     rig.store.faults().delay = Duration::from_secs(3_600);
     let start = Instant::now();
     for _ in 0..100 {
         assert_eq!(find(&rig, &chain(10)).await, 0);
     }
-    assert_eq!(start.elapsed(), FIND_DEADLINE * breaker::MOST_FAILURES);
+    assert_eq!(start.elapsed(), FIND_DEADLINE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_only_slow_is_asked_again_as_soon_as_it_answers() {
+    let rig = Rig::new();
+    write_chain(&rig.store, 3).await;
+    rig.store.faults().delay = 2 * FIND_DEADLINE;
+    assert_eq!(find(&rig, &chain(3)).await, 0);
+    assert!(rig.engine.is_open(Side::Reading));
+    rig.engine.trial(Side::Reading).await;
+    rig.engine.try_again(Side::Reading, deadline()).await;
+    rig.store.faults().delay = Duration::ZERO;
+    assert_eq!((rig.engine.is_open(Side::Reading), find(&rig, &chain(3)).await), (false, 3));
 }

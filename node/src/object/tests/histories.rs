@@ -83,7 +83,7 @@ impl History {
             // For a while, another's write goes unnoticed.
             ReadAnswer::NotHeld => self.count("not held"),
             ReadAnswer::Closed => self.count("read closed"),
-            ReadAnswer::OtherBlocks => panic!("these are its blocks"),
+            ReadAnswer::OtherBlocks | ReadAnswer::Disagrees => panic!("these are its blocks and its name"),
         }
     }
 

@@ -35,6 +35,11 @@ impl Fixture {
 
     /// Leases a prompt whose chunks are in the object store, which gives those at the positions in `come`.
     fn download(&mut self, word: &str, come: &[usize]) -> u32 {
+        self.fetch(word, come, true)
+    }
+
+    /// The same, of the object store or of another node, which may have written it there or not.
+    fn fetch(&mut self, word: &str, come: &[usize], is_stored: bool) -> u32 {
         let chain = self.chain(word);
         let stored = vec![STORED; word.len()];
         let gathered = self.store.gather(self.session, self.namespace, &chain, &stored).unwrap();
@@ -45,7 +50,7 @@ impl Fixture {
                 pools: PoolSet::first(1),
                 reads: 1,
                 is_on_disk_elsewhere: false,
-                is_stored: true,
+                is_stored,
             });
             self.store.fetched(wanted.fetch, came, Some(ChangeKind::Gained));
         }
@@ -165,6 +170,16 @@ fn what_is_shed_is_counted_and_has_another_chance_when_it_is_evicted() {
     f.put("xy");
     let uploaded = f.upload_all();
     assert!(uploaded.contains(&name("abcdef")), "the leaf goes first, and by way of the object store");
+    f.store.assert_consistent();
+}
+
+#[test]
+fn what_its_writer_shed_is_uploaded_when_the_node_that_it_moved_to_evicts_it() {
+    let mut f = Fixture::new(with_objects(16, 3, Some(WritePolicy::WriteThrough)));
+    assert_eq!(f.fetch("abc", &[0, 1, 2], false), 3);
+    assert!(f.upload_all().is_empty(), "whoever wrote it has mostly uploaded it");
+    f.put("x");
+    assert!(f.upload_all().contains(&name("abc")), "it is asked for then, and sent where it is not there");
     f.store.assert_consistent();
 }
 

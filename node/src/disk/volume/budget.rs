@@ -1,0 +1,55 @@
+//! How many reads may fail before the drive counts as broken.
+//!
+//! Pure. Every drive loses a sector now and then; a broken one fails again and again, and may take seconds for each.
+
+use std::time::Duration;
+
+/// Counts failed reads, and forgives one every [`FORGIVEN_EVERY`].
+#[derive(Debug, Default)]
+pub(super) struct ReadBudget {
+    failed: u32,
+    /// Up to when failures are forgiven.
+    counted: Duration,
+}
+
+impl ReadBudget {
+    /// A record or page could not be read at `now`; whether the drive is still good for others.
+    pub(super) fn failed(&mut self, now: Duration) -> bool {
+        let forgiven = now.saturating_sub(self.counted).div_duration_f64(FORGIVEN_EVERY) as u32;
+        self.failed = self.failed.saturating_sub(forgiven);
+        self.counted = if self.failed == 0 { now } else { self.counted + FORGIVEN_EVERY * forgiven };
+        self.failed += 1;
+        self.failed <= MOST_FAILED
+    }
+}
+
+/// Records and pages that cannot be read before the tier closes itself: a bad block of a drive's flash costs at most 16 (8 when
+/// its segment is searched, 8 when that is cleared), so that four of them at a time are borne; and a drive that answers
+/// nothing for 2 s each keeps the node's reads for two minutes at most.
+pub(super) const MOST_FAILED: u32 = 64;
+
+/// After so long one of them is forgotten: 144 a day are a drive that fails.
+const FORGIVEN_EVERY: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_failures_at_a_time_are_too_many_and_as_many_over_days_are_not() {
+        let mut budget = ReadBudget::default();
+        assert!((0..MOST_FAILED).all(|_| budget.failed(Duration::ZERO)));
+        assert!(!budget.failed(FORGIVEN_EVERY / 2));
+        let mut budget = ReadBudget::default();
+        assert!((0..10 * MOST_FAILED).all(|number| budget.failed(FORGIVEN_EVERY * number)));
+    }
+
+    #[test]
+    fn a_quiet_month_forgives_what_was_and_nothing_that_comes() {
+        let mut budget = ReadBudget::default();
+        assert!((0..MOST_FAILED).all(|_| budget.failed(Duration::ZERO)));
+        let later = FORGIVEN_EVERY * 5_000;
+        assert!((0..MOST_FAILED).all(|_| budget.failed(later)));
+        assert!(!budget.failed(later));
+    }
+}
