@@ -196,10 +196,10 @@ impl Asked<'_> {
                     continue;
                 }
                 let bytes = &mut bytes[..self.namespace.block_bytes(block) as usize];
-                lease.copy_block(position, block, bytes);
+                let is_damaged = lease.copy_block(position, block, bytes).is_err();
                 checked += bytes.len() as u64;
                 let key = self.space.key(self.tenant, hash, block);
-                if content::first_difference(&key, bytes).is_some() {
+                if is_damaged || content::first_difference(&key, bytes).is_some() {
                     self.complain(&key, bytes, || format!("block {block} of chunk {position}, {hash}"));
                 }
             }

@@ -76,6 +76,7 @@ impl Serving {
             blocks: vec![all.clone().recipient()],
             follow: Vec::new(),
             give_up: Vec::new(),
+            verify: Vec::new(),
             policy: Vec::new(),
             find: all.clone().recipient(),
             announce: all.clone().recipient(),

@@ -60,9 +60,9 @@ impl Asked<'_> {
         let mut bytes = vec![0; in_place];
         for (position, hash) in chain.hashes.iter().enumerate().take(place.chunks as usize) {
             for block in 0..lease.blocks_per_chunk() {
-                lease.copy_range(position, block, 0, &mut bytes);
+                let is_damaged = lease.copy_range(position, block, 0, &mut bytes).is_err();
                 let key = self.space.key(self.tenant, hash, block);
-                if content::first_difference(&key, &bytes).is_some() {
+                if is_damaged || content::first_difference(&key, &bytes).is_some() {
                     self.complain(&key, &bytes, || {
                         format!("block {block} of chunk {position}, {hash}, followed")
                     });
