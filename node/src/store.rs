@@ -27,6 +27,7 @@ pub mod replay;
 mod reserve;
 mod room;
 mod sessions;
+mod shares;
 mod slab;
 #[cfg(test)]
 mod tests;
@@ -39,7 +40,7 @@ use larder_protocol::session::Registered;
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::clock::Millis;
-use ids::{NamespaceId, ProcessId, SessionId, TenantId};
+use ids::{ChunkId, NamespaceId, ProcessId, SessionId, TenantId};
 use index::{Block, Index};
 use namespaces::Namespaces;
 use pins::Pins;
@@ -169,8 +170,9 @@ impl Store {
             self.slab.class(tenant, block_bytes).ok_or(too_large)
         };
         let classes = block_bytes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
-        let too_many = Refused::TooManyNamespaces { most: MAX_NAMESPACES };
-        let number = self.namespaces.enter(tenant_name, spec, &classes).ok_or(too_many)?;
+        let most = self.most_namespaces();
+        let too_many = Refused::TooManyNamespaces { most };
+        let number = self.namespaces.enter((tenant, tenant_name), spec, &classes, most).ok_or(too_many)?;
         let fingerprint = self.namespaces.get(number).fingerprint;
         let namespaces = &mut self.session_mut(session)?.namespaces;
         let is_new = !namespaces.contains_key(&number);
@@ -318,6 +320,15 @@ impl Store {
         let slices = self.session(session)?.namespaces.get(&number);
         let unknown = Refused::Unknown { what: "namespace", number: namespace.into() };
         Ok((number, slices.ok_or(unknown)?))
+    }
+
+    /// Namespaces that each tenant may have in use at a time.
+    fn most_namespaces(&self) -> usize {
+        MAX_NAMESPACES / self.limits.tenant_bytes.len().max(1)
+    }
+
+    fn tenant_of(&self, id: ChunkId) -> TenantId {
+        self.namespaces.get(self.index.get(id).namespace).tenant
     }
 
     fn next_number(&mut self) -> u64 {

@@ -16,7 +16,7 @@ use super::ids::{ChunkId, TenantId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::namespaces::Pool;
-use super::{Checksums, Refused, Store, namespaces};
+use super::{Checksums, Refused, Store};
 use crate::directory::ChangeKind;
 use crate::disk::ChunkKey;
 use crate::disk::admission::Admission;
@@ -144,8 +144,9 @@ impl Store {
         };
         let classes =
             spec.pools.iter().map(PoolSpec::block_bytes).map(class).collect::<Result<Vec<_>, _>>()?;
-        let too_many = Refused::TooManyNamespaces { most: namespaces::MAX_NAMESPACES };
-        let number = self.namespaces.enter(tenant_name, spec, &classes).ok_or(too_many)?;
+        let most = self.most_namespaces();
+        let too_many = Refused::TooManyNamespaces { most };
+        let number = self.namespaces.enter((tenant, tenant_name), spec, &classes, most).ok_or(too_many)?;
         Ok(number.0.into())
     }
 
@@ -323,7 +324,7 @@ impl Store {
             return false;
         }
         let bytes = self.readable_bytes(id);
-        self.gathers.add_passing(bytes);
+        self.gathers.add_passing(self.tenant_of(id), bytes);
         self.vacate(id);
         true
     }

@@ -11,10 +11,11 @@ use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Progress, Scarce};
 use larder_protocol::{Chain, ChunkHash, PoolRules, PoolSet};
 
-use super::ids::{ChunkId, NamespaceId, SessionId};
+use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
 use super::index::{OnDisk, Standing};
 use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
 use super::sessions::Lease;
+use super::shares::Shares;
 use super::{Refused, Store};
 use crate::directory::ChangeKind;
 
@@ -25,7 +26,8 @@ pub use fetch::{Came, FetchId, Recall, Source, Wanted};
 pub(super) struct Gathers {
     open: HashMap<u64, Gather>,
     fetches: HashMap<ChunkId, Fetch>,
-    passing_bytes: u64,
+    /// Bytes of chunks that do not stay, by tenant.
+    passing_bytes: Shares,
     /// Fetches that nobody waits for any more.
     abandoned: Vec<FetchId>,
 }
@@ -85,8 +87,16 @@ pub struct Gathered {
 }
 
 impl Gathers {
-    pub(super) fn add_passing(&mut self, bytes: u64) {
-        self.passing_bytes += bytes;
+    pub(super) fn add_passing(&mut self, tenant: TenantId, bytes: u64) {
+        self.passing_bytes.add(tenant, bytes);
+    }
+
+    pub(super) fn take_passing(&mut self, tenant: TenantId, bytes: u64) {
+        self.passing_bytes.take(tenant, bytes);
+    }
+
+    pub(super) fn may_pass(&self, tenant: TenantId, bytes: u64, most: u64, tenants: usize) -> bool {
+        self.passing_bytes.may_add(tenant, bytes, most, tenants)
     }
 
     pub(super) fn is_coming(&self, id: ChunkId) -> bool {
@@ -121,7 +131,7 @@ impl Gathers {
     }
 
     pub(super) fn passing_bytes(&self) -> u64 {
-        self.passing_bytes
+        self.passing_bytes.total()
     }
 
     pub(super) fn fetches(&self) -> u64 {
@@ -263,7 +273,7 @@ impl Store {
                 let all = self.all_slices(number);
                 let slots = self.take_written_slots(number, id, &all);
                 let bytes: u64 = slots.iter().map(|&slot| self.slab.slot_bytes_of(slot)).sum();
-                self.gathers.passing_bytes -= bytes;
+                self.gathers.take_passing(self.namespaces.get(number).tenant, bytes);
                 self.writing_failed(id, slots, None);
                 self.index.get_mut(id).standing = Standing::Kept;
             }

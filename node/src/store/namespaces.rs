@@ -7,7 +7,7 @@ use larder_protocol::checksum::BlockKey;
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::{ChunkHash, Fingerprint, PoolRules, PoolSet, PoolSpec};
 
-use super::ids::NamespaceId;
+use super::ids::{NamespaceId, TenantId};
 use super::index::{Block, Chunk, Standing};
 use super::slab::ClassId;
 
@@ -24,6 +24,7 @@ pub(crate) struct Namespaces {
 /// What the store needs of a namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
+    pub(crate) tenant: TenantId,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) root: ChunkHash,
     pub(crate) chunk_tokens: u32,
@@ -106,20 +107,26 @@ impl Namespace {
 }
 
 impl Namespaces {
-    /// The namespace of a tenant, made known if it is new; `None` where there are too many.
+    /// The namespace of a tenant, made known if it is new; `None` where there are too many, or the tenant uses `most`.
     pub(crate) fn enter(
         &mut self,
-        tenant_name: &str,
+        (tenant, tenant_name): (TenantId, &str),
         spec: &NamespaceSpec,
         classes: &[ClassId],
+        most: usize,
     ) -> Option<NamespaceId> {
         let fingerprint = spec.fingerprint(tenant_name);
         if let Some(&number) = self.numbers.get(&fingerprint) {
             return Some(number);
         }
+        let uses = |known: &&Namespace| known.tenant == tenant && (known.sessions > 0 || known.chunks > 0);
+        if self.known.iter().filter(uses).count() >= most {
+            return None;
+        }
         let pools =
             spec.pools.iter().zip(classes).map(|(spec, &class)| Pool { spec: spec.clone(), class }).collect();
         let namespace = Namespace {
+            tenant,
             fingerprint,
             root: fingerprint.root(),
             chunk_tokens: spec.chunk_tokens,

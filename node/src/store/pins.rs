@@ -7,6 +7,7 @@ use larder_protocol::session::{Pinned, Scarce};
 
 use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
 use super::lookup::Presence;
+use super::shares::Shares;
 use super::{Refused, Store};
 use crate::clock::Millis;
 use crate::directory::ChangeKind;
@@ -16,8 +17,8 @@ use crate::directory::ChangeKind;
 pub(super) struct Pins {
     pins: HashMap<u64, Pin>,
     deadlines: BTreeSet<(Millis, u64)>,
-    /// Bytes of pinned chunks; a chunk that is pinned twice counts twice.
-    bytes: u64,
+    /// Bytes of pinned chunks by tenant; a chunk that is pinned twice counts twice.
+    bytes: Shares,
 }
 
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl Pins {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.total()
     }
 }
 
@@ -72,7 +73,9 @@ impl Store {
             return Ok(Pinned { pin: 0, chunks: 0, duration_ms });
         }
         let bytes = chunks.len() as u64 * self.whole_chunk_bytes(number);
-        if self.pins.bytes + bytes > self.limits.max_pinned_bytes {
+        let tenant = self.session(session)?.tenant;
+        let (most, tenants) = (self.limits.max_pinned_bytes, self.limits.tenant_bytes.len());
+        if !self.pins.bytes.may_add(tenant, bytes, most, tenants) {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
         }
         // All are pinned before room is made for those that only passed: it may take any that nobody holds.
@@ -80,8 +83,7 @@ impl Store {
         chunks.iter().rev().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
         let (pin, deadline) = (self.next_number(), now + duration_ms);
         let pinned = Pinned { pin, chunks: chunks.len() as u32, duration_ms };
-        let tenant = self.session(session)?.tenant;
-        self.pins.bytes += bytes;
+        self.pins.bytes.add(tenant, bytes);
         self.pins.deadlines.insert((deadline, pin));
         self.pins.pins.insert(pin, Pin { tenant, chunks, deadline, bytes });
         Ok(pinned)
@@ -128,9 +130,9 @@ impl Store {
     }
 
     fn end_pin(&mut self, pin: u64) {
-        let Some(Pin { chunks, deadline, bytes, .. }) = self.pins.pins.remove(&pin) else { return };
+        let Some(Pin { tenant, chunks, deadline, bytes }) = self.pins.pins.remove(&pin) else { return };
         self.pins.deadlines.remove(&(deadline, pin));
-        self.pins.bytes -= bytes;
+        self.pins.bytes.take(tenant, bytes);
         for &chunk in chunks.iter().rev() {
             self.change(chunk, |chunk| chunk.pins -= 1);
         }

@@ -117,7 +117,7 @@ impl Store {
             let bytes = self.readable_bytes(id);
             self.uncount(id);
             self.policy.remove(id.number(), Removal::Dropped);
-            self.gathers.add_passing(bytes);
+            self.gathers.add_passing(self.tenant_of(id), bytes);
         }
         let chunk = self.index.get_mut(id);
         chunk.standing = Standing::Damaged;

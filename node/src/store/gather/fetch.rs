@@ -101,7 +101,7 @@ impl Store {
         let was_held = is_held(chunk);
         let bytes = self.readable_bytes(id);
         self.evict_ahead(1, bytes);
-        self.gathers.passing_bytes -= bytes;
+        self.gathers.take_passing(self.tenant_of(id), bytes);
         self.cached_chunks += 1;
         self.cached_bytes += bytes;
         let chunk = self.index.get_mut(id);
@@ -123,7 +123,7 @@ impl Store {
             return;
         }
         if chunk.standing != Standing::Kept {
-            self.gathers.passing_bytes -= self.readable_bytes(id);
+            self.gathers.take_passing(self.tenant_of(id), self.readable_bytes(id));
             self.forget(id);
         } else if chunk.slots().next().is_none() {
             // It was to be fetched, and did not come.
@@ -197,7 +197,8 @@ impl Store {
             }
             Source::Object => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
         };
-        if self.gathers.passing_bytes + bytes > most {
+        let tenant = self.namespaces.get(number).tenant;
+        if !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len()) {
             return None;
         }
         let all = self.all_slices(number);
@@ -208,7 +209,7 @@ impl Store {
             return None;
         }
         self.index.get_mut(chunk).standing = Standing::Passing;
-        self.gathers.passing_bytes += bytes;
+        self.gathers.add_passing(tenant, bytes);
         let number = self.next_number();
         self.gathers.fetches.insert(chunk, Fetch { number, ..Fetch::default() });
         self.writing_begins(chunk);
@@ -252,7 +253,7 @@ impl Store {
                 }
             } else {
                 *block = Block::Absent;
-                self.gathers.passing_bytes -= self.slab.slot_bytes_of(slot);
+                self.gathers.take_passing(namespace.tenant, self.slab.slot_bytes_of(slot));
                 self.slab.free(slot);
             }
         }

@@ -365,3 +365,33 @@ fn a_block_outside_the_write_window_is_refused_and_can_be_committed_again() {
     let order = f.store.begin_commit(f.session, reserved.reservation, &[0, 1], &[0, BLOCK]).unwrap();
     assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 2);
 }
+
+#[test]
+fn no_tenant_can_leave_another_without_pins_or_namespaces() {
+    let mut f = Fixture::new(StoreLimits { max_pinned_bytes: 4 * BLOCK, ..limits(16, 16) });
+    f.put("abcd");
+    let pin = |f: &mut Fixture, session, namespace, chain: &Chain| {
+        f.store.pin(session, namespace, chain, 1_000, NOW).map(|pinned| pinned.chunks)
+    };
+    let (session, namespace) = (f.session, f.namespace);
+    let (most, all) = (f.chain("abc"), f.chain("abcd"));
+    assert!(matches!(pin(&mut f, session, namespace, &all), Err(Refused::Busy { .. })));
+    assert_eq!(pin(&mut f, session, namespace, &most), Ok(3));
+    let other = f.store.open_session(TenantId(1), ProcessId(9), 1 << 20);
+    let theirs = f.store.register(other, "b", &spec(), &[0], &[BLOCK]).unwrap();
+    let chain = Chain::from_root(theirs.root, vec![name("x")]);
+    let reserved = f.store.reserve(other, theirs.namespace, &chain, 0, NOW).unwrap();
+    let order = f.store.begin_commit(other, reserved.reservation, &[0], &[0]).unwrap();
+    f.store.finish_commit(order.order, Some(sums(&order)));
+    assert_eq!(pin(&mut f, other, theirs.namespace, &chain), Ok(1), "a part is kept for the other tenant");
+    let mut refused = None;
+    for number in 0..600 {
+        // Sessions may have few namespaces each; together they may have the tenant's part.
+        let session = f.store.open_session(TenantId(0), ProcessId(number), 0);
+        let spec = NamespaceSpec { layout: format!("l{number}"), ..spec() };
+        refused = f.store.register(session, "a", &spec, &[0], &[BLOCK]).err();
+    }
+    assert_eq!(refused, Some(Refused::TooManyNamespaces { most: 512 }));
+    let spec = NamespaceSpec { layout: "another".into(), ..spec() };
+    assert!(f.store.register(other, "b", &spec, &[0], &[BLOCK]).is_ok());
+}
