@@ -44,13 +44,13 @@ struct Guest<'a> {
 pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings: SessionSettings) {
     let Newcomer { socket, mut place, tenant, name } = newcomer;
     let mut reader = FrameReader::of_a_stranger();
-    let too_late = || Err((0, refusal(RefusalCode::Protocol, "no hello came in time")));
+    let too_late = || (0, refusal(RefusalCode::Protocol, "no hello came in time"));
     // A hello that is here counts, whoever else wants its place.
     let hello = tokio::select! {
         biased;
         hello = read_hello(&socket, &mut reader) => hello,
-        () = tokio::time::sleep(HELLO_DEADLINE) => too_late(),
-        () = place.makes_way() => too_late(),
+        () = tokio::time::sleep(HELLO_DEADLINE) => Err(too_late()),
+        () = place.makes_way() => Err(too_late()),
     };
     drop(place);
     let result = match hello {

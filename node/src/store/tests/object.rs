@@ -14,7 +14,8 @@ fn with_objects(slots: u32, capacity_chunks: u64, write: Option<WritePolicy>) ->
         max_waiting_bytes: 4 * BLOCK,
         max_reading_bytes: 4 * BLOCK,
     };
-    StoreLimits { object: Some(object), ..limits(slots, capacity_chunks) }
+    // One tenant alone may have all that is read.
+    StoreLimits { object: Some(object), tenant_bytes: vec![u64::MAX], ..limits(slots, capacity_chunks) }
 }
 
 impl Fixture {
