@@ -189,8 +189,8 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
             "each has at most 65536 segments, of 64.0 KiB to 16.0 GiB, in multiples of 4096",
         ),
         (
-            "object = { url = 's3://b/p', settings = { regoin = 'x' } }",
-            "[object.settings] regoin: there is no such setting of `s3://b/p`",
+            "object = { url = 's3://b/p', settings = { colour = 'x' } }",
+            "[object.settings] colour: there is no such setting of `s3://b/p`",
         ),
         (
             "object = { url = 'file:///p', settings = { region = 'x' } }",

@@ -34,8 +34,13 @@ fn the_device_tier_evicts_what_is_loaded_less_and_never_what_is_being_read() {
         gpu.load_and_check(&hot);
         gpu.load_and_check(&cold);
     }
+    // What comes into the tier is summed first, behind the loads.
+    wait::until("the tier is full", || {
+        gpu.load_and_check(&hot);
+        gpu.load_and_check(&cold);
+        (node.status(0, "device_tier_blocks") == 3).then_some(())
+    });
     node.wait_for("device_copies", 0);
-    assert_eq!(node.status(0, "device_tier_blocks"), 3);
     let metrics = node.get("/metrics");
     let evicted =
         metrics.lines().find(|line| line.starts_with("larder_device_evicted_blocks_total{device=\"0\"}"));
