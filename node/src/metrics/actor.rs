@@ -129,6 +129,8 @@ impl Metrics {
     #[must_use]
     pub fn of_actor(&self, device: u16) -> ActorMetrics {
         let device = device.to_string();
+        // There from the start, so that the first fault is an increase.
+        self.restarts.with_label_values(&[&*device]);
         ActorMetrics {
             leased_bytes: self.moved_bytes.with_label_values(&[&*device, "leased"]),
             committed_bytes: self.moved_bytes.with_label_values(&[&*device, "committed"]),

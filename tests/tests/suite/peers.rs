@@ -225,7 +225,9 @@ fn garbage_on_a_stream_is_counted_and_ends_that_stream_alone() {
     for bytes in garbage {
         assert_eq!(node.send_bytes(&connection, bytes).unwrap(), 0);
     }
-    wait::until("all are counted", || (node_rejections(&cluster, "malformed") == 4.0).then_some(()));
+    let counted =
+        || ["malformed", "too_long"].map(|reason| node_rejections(&cluster, reason)).iter().sum::<f64>();
+    wait::until("all are counted", || (counted() == 4.0).then_some(()));
     assert_eq!(node.ask(&connection, &PeerRequest::Ping).unwrap(), PeerResponse::Done);
 
     let before = coordinator_rejections(&cluster);
