@@ -18,7 +18,7 @@ pub enum Reporter {
     DeviceLane,
 }
 
-/// Verifications that are under way, and what reporters have left. Each begins with [`BURST_BYTES`]; what is verified for it is
+/// Verifications that are under way, and what reporters have left. Each begins with `BURST_BYTES`; what is verified for it is
 /// taken away, and given back where the report was right: only who is wrong runs out.
 #[derive(Debug, Default)]
 pub struct Reports {
