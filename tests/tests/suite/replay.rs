@@ -131,7 +131,12 @@ fn replay_above_a_disk_at(parts: &[&[String]], speed: &str) -> (f64, f64) {
                 (is_known && node.metric("larder_disk_waiting_bytes") == 0.0).then_some(())
             });
             let known = cluster.node(0).metric("larder_disk_records");
+            let before = cluster.members().first().map(|member| member["incarnation"].clone());
             cluster.restart_node(0).unwrap();
+            larder_tests::wait::until("the coordinator knows the new life", || {
+                let now = cluster.members().first().map(|member| member["incarnation"].clone());
+                (now.is_some() && now != before).then_some(())
+            });
             let recovered = || {
                 cluster.node(0).get("/status").is_ok_and(|_| {
                     cluster.node(0).metric("larder_cached_chunks{device=\"0\",tier=\"disk\"}") >= 0.95 * known
@@ -143,7 +148,10 @@ fn replay_above_a_disk_at(parts: &[&[String]], speed: &str) -> (f64, f64) {
             );
         }
         let path = folder.path().join(format!("part-{number}.jsonl"));
-        std::fs::write(&path, part.join("\n")).unwrap();
+        // Every part begins with the trace's first request, by which chunks are named.
+        let first = parts[0].first().filter(|_| number > 0);
+        let lines: Vec<&str> = first.into_iter().chain(*part).map(String::as_str).collect();
+        std::fs::write(&path, lines.join("\n")).unwrap();
         let path = path.to_str().unwrap();
         let options =
             ["--coordinator", cluster.coordinator_http(), "--block-bytes", "4096", "--speed", speed];
