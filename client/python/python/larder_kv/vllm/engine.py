@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import (
 
 import larder_kv
 from larder_kv.identity import weights_digest
-from larder_kv.settings import UnsupportedError
+from larder_kv.settings import UnsupportedError, check_verify
 from larder_kv.vllm.facts import Facts
 from larder_kv.vllm.groups import Group, GroupPool, Kind, pools_of
 from larder_kv.vllm.hashes import checked_seed
