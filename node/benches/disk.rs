@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use larder_node::arena::Binding;
+use larder_node::arena::HugePages;
 use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
-use larder_node::config::HugePages;
 use larder_node::copy::BlockChecksums;
 use larder_node::disk::io::{Buffer, DiskFile, Lane};
 use larder_node::disk::{
     BlockPlace, DEFAULT_SEGMENT_BYTES, DiskMetrics, DiskOptions, DiskTier, ReadAnswer, ReadOrder, Refused,
     Source, WriteAnswer, WriteOrder,
 };
-use larder_node::limits::Binding;
 use larder_node::threads::pinned_to;
 use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};

@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use larder_client::metrics::Families;
+use larder_node::arena::Binding;
+use larder_node::arena::HugePages;
 use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
-use larder_node::config::HugePages;
 use larder_node::copy::BlockChecksums;
 use larder_node::disk::{BlockPlace, ReadAnswer, ReadOrder, Source, WriteAnswer, WriteOrder};
-use larder_node::limits::Binding;
 use larder_node::metrics::table::NODE;
 use larder_node::object::{ObjectMetrics, ObjectOptions, ObjectTier};
 use larder_node::threads::pinned_to;

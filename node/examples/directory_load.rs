@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_node::clock::Millis;
-use larder_node::directory::{Answered, BatchId, Change, ChangeKind, Changes, Outbox, Outgoing, Shard};
+use larder_node::directory::{Answered, BatchId, Changes, Outbox, Outgoing, Shard};
+use larder_node::store::{Change, ChangeKind};
 use larder_protocol::peer::Announced;
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, PARTITIONS, Table};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};

@@ -6,6 +6,7 @@
 //! never shows another tenant's bytes.
 
 mod extent;
+mod limits;
 pub(crate) mod mapping;
 mod maps;
 pub(crate) mod numa;
@@ -19,9 +20,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 
 pub use extent::{ExtentMemory, ExtentSpec, Pages, Renewal};
+pub use limits::{ArenaLimits, Binding, HugePages, MIN_EXTENT_BYTES, PAGE_BYTES};
 pub use placement::{Placement, PlacementSource};
 
-use crate::limits::ArenaLimits;
 use crate::threads;
 
 /// The extents of one actor.

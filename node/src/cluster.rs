@@ -4,8 +4,6 @@
 //! coordinator. They start in the order in which they need each other: the asking half, the directory, the GPU actors
 //! (elsewhere), then the serving half.
 
-pub(crate) mod watched;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,20 +19,20 @@ use larder_client::quic::{
 use larder_client::trace::Sampler;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::{MemberState, NodeNumber, Table};
-use prometheus::{IntGaugeVec, Registry};
+use prometheus::{IntCounterVec, IntGaugeVec, Registry};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
-use self::watched::Watch;
 use crate::actor::{GpuActor, Peers};
 use crate::clock::Clock;
-use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics, NewTable};
+use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics};
 use crate::exchange::{
-    ExchangeHandle, ExchangeLimits, ExchangeMetrics, PeerActor, Serve, Services, SilentPeers,
+    ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Serve, Services, SilentPeers,
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table;
 use crate::threads;
+use crate::watched::Watch;
 
 /// The node in its cluster.
 pub(crate) struct Cluster {
@@ -66,6 +64,7 @@ struct Sharing {
 struct MembershipGauges {
     epoch: IntGaugeVec,
     members: IntGaugeVec,
+    panics: IntCounterVec,
 }
 
 /// Why a node cannot be a member.
@@ -153,7 +152,8 @@ impl Cluster {
         let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
         let files = limits.credentials.clone();
         let certificate = Arc::new(CertificateMetrics::new(&Families::new(registry, &[CERTIFICATE]))?);
-        let (watch, renewed) = (Watch::new(registry)?, endpoint.clone());
+        let gauges = MembershipGauges::new(registry)?;
+        let (watch, renewed) = (Watch::new(gauges.panics.clone()), endpoint.clone());
         arbiter.spawn(watch.clone().keep("certificates", move || {
             let certificate = Arc::clone(&certificate);
             let expires = move |time| certificate.show(time);
@@ -166,7 +166,6 @@ impl Cluster {
             None
         };
         let known = watch::Sender::default();
-        let gauges = MembershipGauges::new(registry)?;
         let limits = limits.clone();
         Ok(Self {
             name: name.to_owned(),
@@ -296,8 +295,11 @@ impl Cluster {
 impl MembershipGauges {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let families = Families::new(registry, &[table::MEMBERSHIP]);
-        let (epoch, members) = ("larder_membership_epoch", "larder_membership_members");
-        Ok(Self { epoch: families.gauges(epoch)?, members: families.gauges(members)? })
+        Ok(Self {
+            epoch: families.gauges("larder_membership_epoch")?,
+            members: families.gauges("larder_membership_members")?,
+            panics: families.counters("larder_peer_task_panics_total")?,
+        })
     }
 
     fn show(&self, table: &Table) {

@@ -14,6 +14,7 @@ use larder_client::trace::TracingConfig;
 use serde::Deserialize;
 
 pub use self::object::{ObjectConfig, ObjectWrite};
+use crate::arena::HugePages;
 use crate::disk::DEFAULT_SEGMENT_BYTES;
 use crate::host::PciAddress;
 use crate::store::WritePolicy;
@@ -112,17 +113,6 @@ pub struct HostConfig {
     pub recompute_doubles_at: Option<NonZeroU32>,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
-}
-
-/// Whether the arena uses huge pages.
-#[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum HugePages {
-    /// Extent by extent: reserved ones (`vm.nr_hugepages`) as far as there are any, then transparent ones, where the system
-    /// lets memory files have such.
-    Auto,
-    /// Never.
-    Never,
 }
 
 /// The disk tier.

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::arena::{ExtentMemory, MemoryError, OutOfBounds, Renewal};
-use crate::limits::CopyLimits;
+use crate::host::CpuSet;
 use crate::threads;
 use crate::window::Window;
 
@@ -26,6 +26,17 @@ pub struct CopyLane {
     queue: Option<SyncSender<Job>>,
     threads: Vec<JoinHandle<()>>,
     panics: Arc<AtomicU64>,
+}
+
+/// The numbers of one copy lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyLimits {
+    /// Threads.
+    pub threads: usize,
+    /// Their CPUs.
+    pub cpus: CpuSet,
+    /// Orders that may wait.
+    pub queue_orders: usize,
 }
 
 /// Blocks to move. All its places are known to lie within their memory.
@@ -257,7 +268,7 @@ impl Move {
         checksum: &mut RangeChecksum,
     ) -> Result<(), OutOfBounds> {
         if let Some(window) = window.filter(|_| !self.is_in_place) {
-            self.extent.copy_in_from(window, self.source + start, self.offset + start, bytes)?;
+            self.extent.copy_in_from(window.mapping(), self.source + start, self.offset + start, bytes)?;
         }
         self.extent.add_to(checksum, self.offset + start, bytes)
     }

@@ -22,13 +22,13 @@ pub use account::{Account, Ended};
 pub use devices::Devices;
 pub(crate) use refused::LaneRefused;
 pub(crate) use regions::Regions;
-pub use tier::{DeviceTier, TierUsage};
+pub use tier::DeviceTier;
 pub(crate) use words::{WORD_BYTES, Words};
 
 use crate::host::{CpuSet, PciAddress};
-use crate::limits::DeviceLimits;
 use crate::store::BlockFacts;
 use crate::store::ids::SessionId;
+use crate::store::policy::PolicyName;
 use crate::threads;
 
 /// An actor's device, as its thread is asked.
@@ -49,6 +49,19 @@ pub struct DeviceLane {
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
     reports: mpsc::UnboundedSender<Report>,
+}
+
+/// The numbers of one device lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Copies under way at a time.
+    pub orders: usize,
+    /// How long whoever asked for a copy waits for it.
+    pub copy_deadline_ms: u64,
+    /// Bytes of the device tier; none where it is 0.
+    pub tier_bytes: u64,
+    /// Which of its blocks goes first.
+    pub tier_policy: PolicyName,
 }
 
 /// Whether the device has something to give up that nobody uses any more.

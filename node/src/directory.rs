@@ -9,19 +9,18 @@ pub mod cache;
 mod held;
 mod holders;
 pub mod lookup;
-mod metrics;
+pub(crate) mod metrics;
 mod outbox;
 mod shard;
 mod stream;
 
-use std::sync::Arc;
-
 use actix::Message;
 use larder_client::trace::Trace;
-use larder_protocol::peer::{Announce, Announced, Find, Repair, Rows};
-use larder_protocol::table::{Holder, NodeNumber, Table};
+use larder_protocol::table::Holder;
 use larder_protocol::{ChunkRef, Fingerprint};
 use smallvec::SmallVec;
+
+use crate::store::Change;
 
 pub use actor::{DirectoryActor, DirectoryLimits};
 pub use metrics::DirectoryMetrics;
@@ -74,28 +73,6 @@ pub struct Page {
     pub is_last: bool,
 }
 
-/// One chunk gained or lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
-    /// The namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunk.
-    pub chunk: ChunkRef,
-    /// What happened.
-    pub kind: ChangeKind,
-}
-
-/// What happened to a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChangeKind {
-    /// It was computed or copied here.
-    Gained,
-    /// It moved here: once the home knows, this holder may give up its copy ([`larder_protocol::peer::PeerRequest::Moved`]).
-    MovedFrom(Holder),
-    /// It was evicted, or given up.
-    Lost,
-}
-
 /// Tells that a holder did not have what the directory said.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
@@ -107,31 +84,6 @@ pub struct Stale {
     /// What it does not have.
     pub chunks: Vec<ChunkRef>,
 }
-
-/// A new table, or this node's first.
-#[derive(Message, Debug, Clone)]
-#[rtype(result = "()")]
-pub struct NewTable {
-    /// The table.
-    pub table: Arc<Table>,
-    /// This node in it. Its incarnation stands in the table.
-    pub own: NodeNumber,
-}
-
-/// A peer asks this home who holds chunks.
-#[derive(Message, Debug)]
-#[rtype(result = "Rows")]
-pub struct ServeFind(pub Find);
-
-/// A peer tells this home what it gained and lost. That it speaks for itself was checked.
-#[derive(Message, Debug)]
-#[rtype(result = "Vec<Announced>")]
-pub struct ServeAnnounce(pub Vec<Announce>);
-
-/// A peer tells this home that a holder did not have what its rows say.
-#[derive(Message, Debug)]
-#[rtype(result = "()")]
-pub struct ServeRepair(pub Repair);
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -18,7 +18,6 @@ use bytesize::ByteSize;
 
 use crate::host::CpuSet;
 
-pub mod admission;
 pub mod format;
 pub mod io;
 pub mod log;
@@ -31,7 +30,6 @@ pub(crate) mod volume;
 use io::Lane;
 use log::{Geometry, MIN_SEGMENTS};
 
-pub use log::ChunkKey;
 pub use metrics::{DiskFamilies, DiskMetrics};
 pub use order::{
     BlockPlace, Gone, ReadAnswer, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use actix::{Addr, Message};
+use actix::{Message, Recipient};
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -18,8 +18,7 @@ use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 
-use crate::actor::GpuActor;
-use crate::directory::{Change, ChangeKind};
+use crate::store::{Change, ChangeKind};
 
 /// Where an actor tells what happened; nobody need listen.
 #[derive(Debug, Clone)]
@@ -68,7 +67,7 @@ struct Data<'a> {
 
 /// What a follower was sent so far.
 struct Follower {
-    actors: VecDeque<(Feed, Addr<GpuActor>, usize)>,
+    actors: VecDeque<(Feed, Recipient<AskPage>, usize)>,
     live: Vec<(Feed, Receiver<Arc<Batch>>)>,
     state: State,
 }
@@ -111,7 +110,7 @@ impl Feed {
 }
 
 /// The events of these actors, from a snapshot on, as the body of an answer.
-pub fn follow(actors: Vec<(Feed, Addr<GpuActor>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+pub fn follow(actors: Vec<(Feed, Recipient<AskPage>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
     let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
     let follower = Follower { actors, live, state: State::Snapshot };

@@ -9,7 +9,8 @@ mod fetch;
 mod follow;
 mod gate;
 mod handoff;
-mod metrics;
+mod home;
+pub(crate) mod metrics;
 mod pace;
 mod peers;
 mod sending;
@@ -30,17 +31,17 @@ use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::handoff::{AskFollow, ChunkStep, FollowCame, FollowOrder, PeerNews, PeerStep};
+pub use self::home::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 pub use self::metrics::ExchangeMetrics;
 use self::peers::Peers;
 pub use self::peers::SilentPeers;
 pub use self::serve::Services;
 use crate::arena::ExtentMemory;
 use crate::clock::Clock;
-use crate::cluster::watched::{Watch, here};
 use crate::copy::BlockChecksums;
-use crate::directory::NewTable;
 use crate::reports::Reporter;
 use crate::store::policy::PolicyName;
+use crate::watched::{Watch, here};
 
 /// What bounds the exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -263,7 +263,8 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
         return HttpResponse::ServiceUnavailable().body(full);
     };
     let busy = request.conn_data::<Open>().map(Open::busy);
-    let events = events::follow(actors.clone()).map(move |event| {
+    let actors = actors.iter().map(|(feed, actor)| (feed.clone(), actor.clone().recipient())).collect();
+    let events = events::follow(actors).map(move |event| {
         let _held_as_long_as_the_stream = (&place, &busy);
         event
     });

@@ -23,8 +23,8 @@ use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqError, ZmqMessage};
 
 use crate::actor::{AskNamespaces, GpuActor};
 use crate::config::{EventHashes, KvEventsConfig};
-use crate::directory::{Change, ChangeKind};
 use crate::events::{AskPage, Batch, Feed};
+use crate::store::{Change, ChangeKind};
 
 /// Publishes; ends only when it is dropped.
 pub(crate) struct KvEvents {

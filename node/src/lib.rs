@@ -31,6 +31,7 @@ pub mod session;
 pub mod siblings;
 pub mod store;
 pub mod threads;
+mod watched;
 pub mod window;
 
 pub use cluster::{ClusterError, ClusterStatus};

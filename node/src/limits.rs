@@ -18,13 +18,14 @@ use larder_client::trace::Sampler;
 pub use error::{ConfigError, MemoryOf};
 pub use near::{Mismatch, PeerPlace};
 
-use crate::config::HugePages;
+use crate::arena::ArenaLimits;
 use crate::config::KvEventsConfig;
+use crate::copy::CopyLimits;
+use crate::device_lane::DeviceLimits;
 use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
 use crate::record::RecordLimits;
 use crate::store::StoreLimits;
-use crate::store::policy::PolicyName;
 
 /// All numbers of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -135,60 +136,6 @@ pub struct ObjectLimits {
     pub known_chunks: usize,
 }
 
-/// The numbers of one arena.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ArenaLimits {
-    /// Extents; at least 2.
-    pub extents: u32,
-    /// Bytes of one extent, a multiple of 4 KiB, at least 2 MiB.
-    pub extent_bytes: u64,
-    /// Where the memory is bound; nowhere in particular where `None`.
-    pub numa_node: Option<u32>,
-    /// How.
-    pub binding: Binding,
-    /// Whether to try for huge pages.
-    pub huge_pages: HugePages,
-    /// Whether engines may map the extents writable.
-    pub trust_engines: bool,
-    /// Threads that fault the memory in at start.
-    pub fault_threads: usize,
-    /// The CPUs of these threads.
-    pub cpus: CpuSet,
-}
-
-/// How memory is bound to a NUMA node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Binding {
-    /// It comes from there alone: what else is there makes room.
-    Strict,
-    /// It comes from there as long as there is any, then from others.
-    Preferred,
-}
-
-/// The numbers of one copy lane.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CopyLimits {
-    /// Threads.
-    pub threads: usize,
-    /// Their CPUs.
-    pub cpus: CpuSet,
-    /// Orders that may wait.
-    pub queue_orders: usize,
-}
-
-/// The numbers of one device lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeviceLimits {
-    /// Copies under way at a time.
-    pub orders: usize,
-    /// How long whoever asked for a copy waits for it.
-    pub copy_deadline_ms: u64,
-    /// Bytes of the device tier; none where it is 0.
-    pub tier_bytes: u64,
-    /// Which of its blocks goes first.
-    pub tier_policy: PolicyName,
-}
-
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantLimits {
@@ -219,22 +166,8 @@ pub struct SessionLimits {
     pub trust_engines: bool,
 }
 
-impl ArenaLimits {
-    /// Bytes of the whole arena.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.extent_bytes * u64::from(self.extents)
-    }
-}
-
-/// The smallest extent: one huge page.
-pub const MIN_EXTENT_BYTES: u64 = 2 << 20;
-
 /// The largest extent that is chosen where the configuration does not say: an extent changes tenant as a whole.
 pub const MAX_DEFAULT_EXTENT_BYTES: u64 = 256 << 20;
-
-/// Extents are multiples of this.
-pub const PAGE_BYTES: u64 = 4096;
 
 /// Extents of an arena at least: with one alone no second tenant or block size would find a place.
 pub const MIN_EXTENTS: u64 = 2;

@@ -27,7 +27,6 @@ use larder_client::metrics::Families;
 
 use crate::disk::format::{StorageId, VERSION};
 use crate::host::CpuSet;
-use crate::metrics::table;
 
 pub mod breaker;
 mod engine;
@@ -175,7 +174,7 @@ pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) ->
 /// [`OpenError`] says what to change.
 pub fn check(options: &ObjectOptions) -> Result<(), OpenError> {
     let registry = prometheus::Registry::new();
-    let metrics = ObjectMetrics::new(&Families::new(&registry, table::NODE));
+    let metrics = ObjectMetrics::new(&Families::new(&registry, &[metrics::table::OBJECT]));
     let options =
         ObjectOptions { start_without: false, deadline: options.deadline.min(CHECK_TIME), ..options.clone() };
     let metrics = metrics.unwrap_or_else(|error| unreachable!("the table has them: {error}"));

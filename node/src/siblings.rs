@@ -9,8 +9,9 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use crate::directory::{Change, ChangeKind, Holders};
+use crate::directory::Holders;
 use crate::exchange::{AskBlocks, GiveUp, VerifyChunks};
+use crate::store::{Change, ChangeKind};
 
 /// How long a sibling may take: it answers from memory, or from its disk.
 pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);

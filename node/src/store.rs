@@ -5,6 +5,7 @@
 //! `grants`, what is read while it is being written in `follow`, eviction in `room`, what goes to disk and leaves it in `disk`,
 //! what goes to the object store in `object`, what devices copy in `loads`, what is said to be damaged in `verify`, the end of a session in `sessions`.
 
+mod admission;
 mod commit;
 mod disk;
 mod follow;
@@ -54,6 +55,7 @@ pub use follow::{FollowProgress, FollowProofs, FollowRequest, FollowStarted, Lay
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use index::{Checksums, Ranges};
+pub use journal::{Change, ChangeKind};
 pub use limits::{PeerStoreLimits, StoreLimits};
 pub use loads::{BlockFacts, LoadBlock, LoadOrder};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
@@ -64,7 +66,7 @@ pub use refused::Refused;
 pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
-pub use usage::Usage;
+pub use usage::{TierUsage, Usage};
 pub use verify::VerifyOrder;
 
 /// One actor's chunks.

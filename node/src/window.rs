@@ -12,8 +12,7 @@ use rustix::fs::{
 pub use self::budget::{WindowBudget, WindowShare};
 
 use crate::arena::mapping::{Access, Mapping};
-use crate::arena::{MemoryError, OutOfBounds, numa};
-use crate::limits::{Binding, PAGE_BYTES};
+use crate::arena::{Binding, MemoryError, OutOfBounds, PAGE_BYTES, numa};
 
 /// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail;
 /// what it writes, and when, is its own affair.

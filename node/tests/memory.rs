@@ -10,10 +10,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use larder_node::clock::Millis;
-use larder_node::directory::{BatchId, Change, ChangeKind, Changes, Outbox, Shard};
+use larder_node::directory::{BatchId, Changes, Outbox, Shard};
 use larder_node::store::ids::{ProcessId, SessionId, TenantId};
 use larder_node::store::policy::PolicyName;
-use larder_node::store::{Checksums, Store, StoreLimits};
+use larder_node::store::{Change, ChangeKind, Checksums, Store, StoreLimits};
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, PARTITIONS, Table};
 use larder_protocol::{Chain, ChunkHash, Fingerprint, HitPolicy, PoolSpec};

@@ -29,13 +29,13 @@ use super::{Answer, GpuActor, Reply};
 use crate::arena::ExtentMemory;
 use crate::copy::CopyOrder;
 use crate::device_lane::{
-    Account, DeviceLane, DevicePlace, DeviceTier, LaneRefused, Regions, Tensors, TierUsage, WORD_BYTES, Words,
+    Account, DeviceLane, DeviceLimits, DevicePlace, DeviceTier, LaneRefused, Regions, Tensors, WORD_BYTES,
+    Words,
 };
-use crate::limits::DeviceLimits;
 use crate::metrics::LaneCopy;
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::policy::Facts;
-use crate::store::{BlockMove, LoadBlock, Refused};
+use crate::store::{BlockMove, LoadBlock, Refused, TierUsage};
 
 /// An actor's device lane.
 pub(super) struct Lane {

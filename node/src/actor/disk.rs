@@ -23,10 +23,11 @@ use crate::directory::Holders;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::order::OrderError;
 use crate::disk::{
-    BlockPlace, ChunkKey, DiskTier, Gone, ReadAnswer, ReadOrder, Refused, SnapshotPage, Source, Why,
-    WriteAnswer, WriteOrder,
+    BlockPlace, DiskTier, Gone, ReadAnswer, ReadOrder, Refused, SnapshotPage, Source, Why, WriteAnswer,
+    WriteOrder,
 };
 use crate::exchange::Grant;
+use crate::store::ids::ChunkKey;
 use crate::store::ids::TenantId;
 use crate::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 
@@ -544,7 +545,7 @@ impl GpuActor {
 
     fn came_from_disk(&mut self, id: FetchId, checksums: Vec<BlockChecksums>) {
         // What only a peer asked for stays no longer than it is sent.
-        let kept = self.store.is_leased_soon(id).then_some(crate::directory::ChangeKind::Gained);
+        let kept = self.store.is_leased_soon(id).then_some(crate::store::ChangeKind::Gained);
         let checksums = checksums.into_iter().map(crate::store::Checksums::from).collect();
         // What was asked for is what the record has.
         let pools = PoolSet::ANY;

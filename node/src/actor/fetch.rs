@@ -13,13 +13,13 @@ use larder_protocol::table::{Holder, NodeNumber};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use crate::directory::{AskHolders, ChangeKind, Holders, Stale};
-use crate::disk::ChunkKey;
+use crate::directory::{AskHolders, Holders, Stale};
 use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
 use crate::metrics::Placed;
 use crate::placement::{Placement, place};
 use crate::siblings::SIBLING_DEADLINE;
-use crate::store::{Came, Checksums, FetchId, Wanted};
+use crate::store::ids::ChunkKey;
+use crate::store::{Came, ChangeKind, Checksums, FetchId, Wanted};
 
 /// A chunk that is being fetched.
 pub(super) struct Fetch {

@@ -17,11 +17,11 @@ use tokio::sync::{oneshot, watch};
 use super::answer::Asked;
 use super::fetch::{Fetch, OrderNumber, PeerOrder};
 use super::{Answer, GpuActor, Reply};
-use crate::directory::ChangeKind;
 use crate::exchange::{
     AskFollow, ChunkStep, Fetched, FollowCame, FollowOrder, PeerLease, PeerNews, PeerStep,
 };
 use crate::metrics::{HandedOver, Movement, Placed};
+use crate::store::ChangeKind;
 use crate::store::ids::SessionId;
 use crate::store::{
     Came, Checksums, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, News, Refused,

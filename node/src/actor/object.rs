@@ -13,11 +13,12 @@ use super::GpuActor;
 use super::locate::{Located, Locating};
 use super::reads::ReadLine;
 use crate::copy::BlockChecksums;
-use crate::directory::ChangeKind;
-use crate::disk::{ChunkKey, ReadAnswer, ReadOrder, Refused, WriteAnswer};
+use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer};
 use crate::object::known::{Fact, Known, Lifetimes};
 use crate::object::metrics::Side;
 use crate::object::{BlockId, ObjectTier};
+use crate::store::ChangeKind;
+use crate::store::ids::ChunkKey;
 use crate::store::{Came, ChunkWrite, FetchId, WriteId};
 
 /// An actor's part in the object store, as it is handed over.

@@ -10,11 +10,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use crate::directory::{self, AskHolders, Change, Changed, Changes, Stale};
+use crate::directory::{self, AskHolders, Changed, Changes, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
     AskBlocks, FetchOrder, Fetched, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease,
 };
+use crate::store::Change;
 use crate::store::Granted;
 
 /// How an actor reaches other nodes.

@@ -13,10 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::Errno;
 
 use super::mapping::{Access, Mapping};
-use super::{MemoryError, OutOfBounds, numa};
-use crate::config::HugePages;
-use crate::limits::{ArenaLimits, Binding};
-use crate::window::Window;
+use super::{ArenaLimits, Binding, HugePages, MemoryError, OutOfBounds, numa};
 
 /// What the memory of an extent is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,18 +164,18 @@ impl ExtentMemory {
         self.mapping.check(offset, bytes)
     }
 
-    /// Copies `bytes` bytes of `window`, from `source` on, to `offset`. The caller has that place to itself.
+    /// Copies `bytes` bytes of a window, from `source` on, to `offset`. The caller has that place to itself.
     ///
     /// # Errors
     /// Where either place is not within its memory: nothing is copied.
-    pub fn copy_in_from(
+    pub(crate) fn copy_in_from(
         &self,
-        window: &Window,
+        window: &Mapping,
         source: u64,
         offset: u64,
         bytes: u64,
     ) -> Result<(), OutOfBounds> {
-        self.mapping.copy_from(window.mapping(), source, offset, bytes)
+        self.mapping.copy_from(window, source, offset, bytes)
     }
 
     /// Copies `bytes` to `offset`. The caller has that place to itself.

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use std::io;
 use std::ptr;
 
+use super::Binding;
 use super::mapping::Mapping;
-use crate::limits::Binding;
 
 /// Binds a mapping's memory to NUMA node `node`: pages that are not there yet will come from it, alone or first.
 pub(crate) fn bind(mapping: &Mapping, node: u32, binding: Binding) -> io::Result<()> {

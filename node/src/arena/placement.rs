@@ -6,9 +6,9 @@ use std::sync::{Arc, Once};
 
 use bytesize::ByteSize;
 
+use super::HugePages;
 use super::extent::{ExtentMemory, Pages};
 use super::{maps, numa};
-use crate::config::HugePages;
 use crate::host::HUGE_PAGE_BYTES;
 
 /// Where an arena's memory is, and in which pages, as the kernel says.

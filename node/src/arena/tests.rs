@@ -3,8 +3,6 @@
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::config::HugePages;
-use crate::limits::Binding;
 use crate::threads::pinned_to;
 
 pub(crate) fn limits(extents: u32) -> ArenaLimits {

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use larder_device::slots::SlotId;
 use larder_protocol::checksum::BlockKey;
 
+use crate::store::TierUsage;
 use crate::store::ids::ChunkNumber;
 use crate::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 
@@ -30,19 +31,6 @@ pub struct DeviceTier {
 struct Entry {
     key: BlockKey,
     is_filled: bool,
-}
-
-/// What the tier holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TierUsage {
-    /// Bytes that it may take of the GPU.
-    pub bytes: u64,
-    /// Blocks.
-    pub blocks: u64,
-    /// Bytes of their slots.
-    pub used_bytes: u64,
-    /// Blocks evicted so far.
-    pub evicted: u64,
 }
 
 impl DeviceTier {

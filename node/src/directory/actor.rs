@@ -16,10 +16,11 @@ use super::lookup::{HomeAsk, Lookup, View, row_keys};
 use super::metrics::DirectoryMetrics;
 use super::outbox::{Answered, BatchId, Moved, Outbox, Outgoing};
 use super::shard::Shard;
-use super::{AskHolders, Changed, Holders, NewTable, ServeAnnounce, ServeFind, ServeRepair, Stale};
+use super::{AskHolders, Changed, Holders, Stale};
 use crate::clock::Clock;
-use crate::cluster::watched::{Watch, here};
 use crate::exchange::{AskPeer, SilentPeers};
+use crate::exchange::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
+use crate::watched::{Watch, here};
 
 /// The directory's part of one node: home of its rows, speaker of its actors.
 pub struct DirectoryActor {

@@ -1,11 +1,12 @@
 //! What the directory counts.
 
+pub(crate) mod table;
+
 use larder_client::metrics::Families;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::outbox::Outbox;
 use super::shard::{Shard, ShardCounts};
-use crate::metrics::table;
 
 /// Every metric of the directory.
 #[derive(Debug, Clone)]

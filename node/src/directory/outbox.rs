@@ -19,8 +19,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::agenda::Agenda;
 use super::held::{Held, PackedKey};
 use super::stream::{Due, Stream};
-use super::{Change, ChangeKind, Changes, Page};
+use super::{Changes, Page};
 use crate::clock::Millis;
+use crate::store::{Change, ChangeKind};
 
 /// What this node's actors hold and have to announce.
 #[derive(Debug, Default)]

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use larder_protocol::table::{Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, RowKey, Table};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
-use super::{Change, ChangeKind, Changes};
+use super::Changes;
+use crate::store::{Change, ChangeKind};
 
 pub(super) const SPACE: Fingerprint = Fingerprint([7; 32]);
 

@@ -7,22 +7,14 @@
 
 use std::collections::VecDeque;
 
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
+use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{Footer, FooterEntry, PAGE_BYTES, SEGMENTS_START, SegmentHeader};
+use crate::store::ids::ChunkKey;
 
 mod index;
 
 use index::Index;
-
-/// What a record is found by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ChunkKey {
-    /// The namespace, tenant included.
-    pub fingerprint: Fingerprint,
-    /// The chunk.
-    pub hash: ChunkHash,
-}
 
 /// Where a record stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! What a disk tier counts.
 
+pub(crate) mod table;
+
 use larder_client::metrics::Families;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::log::Log;
-use crate::metrics::table;
 
 /// The metrics of a disk tier.
 #[derive(Debug, Clone)]
@@ -100,7 +101,7 @@ impl DiskFamilies {
         for by in [FoundBy::Read, FoundBy::Scrub, FoundBy::Move, FoundBy::Recovery] {
             self.damaged.with_label_values(&[&*device, by.name()]);
         }
-        for outcome in table::DISK_OUTCOMES {
+        for outcome in table::OUTCOMES {
             self.answers.with_label_values(&[&*device, outcome]);
         }
         DiskMetrics {

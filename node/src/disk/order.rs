@@ -6,9 +6,9 @@ use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
-use super::log::ChunkKey;
 use crate::arena::{ExtentMemory, OutOfBounds, Pages};
 use crate::copy::BlockChecksums;
+use crate::store::ids::ChunkKey;
 
 /// A block's place in the arena.
 #[derive(Debug, Clone)]

@@ -14,6 +14,7 @@ use super::*;
 use crate::arena::tests::arena;
 use crate::arena::{Arena, ExtentMemory};
 use crate::copy::BlockChecksums;
+use crate::store::ids::ChunkKey;
 use crate::threads::pinned_to;
 
 mod behaviour;

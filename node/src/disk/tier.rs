@@ -10,12 +10,12 @@ use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
 use super::io::Lane;
-use super::log::ChunkKey;
 use super::metrics::DiskMetrics;
 use super::order::{ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
 use super::volume::{Job, Volume};
 use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
+use crate::store::ids::ChunkKey;
 use crate::threads;
 
 pub use super::volume::OnGone;

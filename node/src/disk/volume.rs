@@ -7,10 +7,11 @@ use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
 use super::format::{PAGE_BYTES, StorageId};
-use super::log::{ChunkKey, Geometry, Log};
+use super::log::{Geometry, Log};
 use super::metrics::DiskMetrics;
 use super::order::{Gone, ReadAnswer, SnapshotPage, Why, WriteAnswer};
 use crate::clock::Clock;
+use crate::store::ids::ChunkKey;
 
 mod budget;
 mod check;

@@ -20,8 +20,8 @@ use super::busy::BusyPause;
 use super::metrics::Counted;
 use super::peers::{Link, NoLink, Peers, write_trace};
 use super::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
-use crate::cluster::watched::here;
 use crate::copy::BlockChecksums;
+use crate::watched::here;
 
 /// Carries an order out, and tells what came of each chunk. Once it has told, nothing writes to the slots.
 pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot::Sender<Vec<Fetched>>) {

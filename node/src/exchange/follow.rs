@@ -30,8 +30,8 @@ use super::{
     AskFollow, ChunkStep, Destination, FetchChunk, FetchFailure, Fetched, FollowCame, FollowOrder, PeerNews,
     PeerStep,
 };
-use crate::cluster::watched::here;
 use crate::copy::BlockChecksums;
+use crate::watched::here;
 
 /// Carries a follow out, and tells what comes of each chunk. Once it has told the end of one, nothing writes to its slots.
 pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {

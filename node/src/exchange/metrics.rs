@@ -1,6 +1,7 @@
 //! What the exchange counts.
 
 mod by_peer;
+pub(crate) mod table;
 
 use std::time::Duration;
 
@@ -9,7 +10,6 @@ use larder_protocol::peer::Class;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::{FetchFailure, Fetched};
-use crate::metrics::table;
 
 pub(super) use by_peer::{ByPeer, OTHER, Watched};
 

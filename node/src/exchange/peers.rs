@@ -20,7 +20,7 @@ use super::gate::Gate;
 use super::metrics::{OTHER, Watched};
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::clock::Clock;
-use crate::cluster::watched::Watch;
+use crate::watched::Watch;
 
 /// The other nodes, as the peer thread sees them. Cloning shares.
 #[derive(Clone)]

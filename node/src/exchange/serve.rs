@@ -27,10 +27,12 @@ use super::metrics::Counted;
 use super::pace::{PIECE_BYTES, Pace};
 use super::peers::{Peers, SMALL_FIRST};
 use super::sending::{Place, Sending};
-use super::{AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, SetPolicy, VerifyChunks};
-use crate::cluster::watched::here;
-use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
+use super::{
+    AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, ServeAnnounce, ServeFind, ServeRepair, SetPolicy,
+    VerifyChunks,
+};
 use crate::reports::Reporter;
+use crate::watched::here;
 
 /// Whom requests go to.
 pub struct Services {

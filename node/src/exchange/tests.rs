@@ -191,7 +191,7 @@ impl Asker {
         let (handle, orders) = ExchangeHandle::new(limits);
         let silent = SilentPeers::default();
         let known = silent.clone();
-        let (clock, watch) = (Clock::start(), Watch::new(&Registry::new()).unwrap());
+        let (clock, watch) = (Clock::start(), Watch::in_test());
         let watches = watch.clone();
         let actor = PeerActor::new(endpoint, limits.clone(), metrics.clone(), clock, known, watches, orders);
         actor.peers.set_table(Arc::new(table), NodeNumber(1));

@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 
 use bytesize::ByteSize;
 
-use super::{ActorLimits, Binding};
-use crate::config::{ClusterConfig, HugePages};
+use super::ActorLimits;
+use crate::arena::{Binding, HugePages};
+use crate::config::ClusterConfig;
 use crate::host::{CpuSet, HUGE_PAGE_BYTES, HostFacts, PciAddress};
 
 /// What is near to an actor's GPU.

@@ -13,17 +13,19 @@ use larder_protocol::identity::is_name;
 use super::error::MemoryOf;
 use super::near::{ActorPlace, expected_huge_bytes, loosen_what_does_not_fit};
 use super::{
-    ActorLimits, ArenaLimits, Binding, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, CopyLimits,
-    DEVICE_COPY_DEADLINE_MS, DEVICE_ORDERS, DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE,
-    DeviceLimits, DiskLimits, Limits, MAX_ACTORS, MAX_COPY_THREADS, MAX_DATAGRAM_BYTES,
-    MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS, MAX_SOCKET_PATH_BYTES,
-    MIN_DATAGRAM_BYTES, MIN_EXTENT_BYTES, MIN_EXTENTS, Mismatch, OBJECT_BYTES_IN_FLIGHT, OBJECT_KNOWN_BLOCKS,
-    OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits, PAGE_BYTES, PASSING_SHARE,
-    PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
+    ActorLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, DEVICE_COPY_DEADLINE_MS, DEVICE_ORDERS,
+    DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS,
+    MAX_COPY_THREADS, MAX_DATAGRAM_BYTES, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS,
+    MAX_SOCKET_PATH_BYTES, MIN_DATAGRAM_BYTES, MIN_EXTENTS, Mismatch, OBJECT_BYTES_IN_FLIGHT,
+    OBJECT_KNOWN_BLOCKS, OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits,
+    PASSING_SHARE, PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
 };
+use crate::arena::{ArenaLimits, Binding, MIN_EXTENT_BYTES, PAGE_BYTES};
 use crate::config::{
     ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
 };
+use crate::copy::CopyLimits;
+use crate::device_lane::DeviceLimits;
 use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};

@@ -1,15 +1,16 @@
 //! Every metric of a node: what is exported, and its documentation.
 
-mod cluster;
-mod disk;
-mod object;
+mod membership;
 
 use larder_client::connections::HTTP;
 use larder_client::metrics::{CERTIFICATE, Label, Metric, PROCESS, Section, TRACING};
 
-pub use cluster::{DIRECTORY, MEMBERSHIP, PEERS};
-pub use disk::{DISK, OUTCOMES as DISK_OUTCOMES};
-pub use object::OBJECT;
+pub use membership::MEMBERSHIP;
+
+use crate::directory::metrics::table::DIRECTORY;
+use crate::disk::metrics::table::{DEVICE, DISK};
+use crate::exchange::metrics::table::PEERS;
+use crate::object::metrics::table::OBJECT;
 
 /// All of it, in the order in which people read.
 pub const NODE: &[Section] = &[
@@ -289,7 +290,6 @@ const RECORDING: Section = Section {
 const TENANT: Label = Label::each("tenant", "each tenant of the configuration");
 const NAMESPACE: Label =
     Label::each("namespace", "each namespace that the node knows; at most 1,024 an actor");
-const DEVICE: Label = Label::each("device", "each actor of the node, from 0");
 const PREEMPTED: Label = Label::one_of("preempted", &["false", "true"]);
 const TIER: Label = Label::one_of("tier", &["device", "host", "disk", "peer", "object"]);
 const LOCAL_TIER: Label = Label::one_of("tier", &["device", "host", "disk"]);

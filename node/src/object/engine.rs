@@ -321,7 +321,7 @@ impl Engine {
     #[cfg(test)]
     pub(super) async fn remove(
         &self,
-        chunk: crate::disk::ChunkKey,
+        chunk: crate::store::ids::ChunkKey,
         blocks: &[BlockId],
         deadline: Instant,
     ) -> bool {

@@ -99,7 +99,7 @@ mod tests {
     use larder_protocol::{ChunkHash, Fingerprint};
 
     use super::*;
-    use crate::disk::ChunkKey;
+    use crate::store::ids::ChunkKey;
 
     fn key(number: u8) -> ChunkKey {
         ChunkKey { fingerprint: Fingerprint([1; 32]), hash: ChunkHash([number; 32]) }

@@ -1,5 +1,7 @@
 //! What an object tier counts.
 
+pub(crate) mod table;
+
 use larder_client::metrics::Families;
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 

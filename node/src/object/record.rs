@@ -15,7 +15,8 @@ use super::{BlockId, STORAGE};
 use crate::disk::format::{PAGE_BYTES, RecordHeader, SegmentHeader};
 use crate::disk::log::Place;
 use crate::disk::volume::{Check, Damage, place_blocks};
-use crate::disk::{BlockPlace, ChunkKey, Source, WriteOrder};
+use crate::disk::{BlockPlace, Source, WriteOrder};
+use crate::store::ids::ChunkKey;
 
 /// What an object is found by: a block is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

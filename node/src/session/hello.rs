@@ -18,7 +18,7 @@ use super::greetings::Place;
 use super::listen::{SessionActor, SessionSettings};
 use super::serve::{self, Opened};
 use crate::actor::{Close, Open};
-use crate::limits::PAGE_BYTES;
+use crate::arena::PAGE_BYTES;
 use crate::processes::{EnterError, Peer, PeerError};
 use crate::store::ids::TenantId;
 use crate::window::Window;

@@ -14,7 +14,7 @@ use super::journal::is_held;
 use super::room::facts;
 use super::sessions::ItemState;
 use super::{Refused, Store};
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 
 /// Bytes to copy before chunks can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::namespaces::Pool;
 use super::{Checksums, Refused, Store};
-use crate::directory::ChangeKind;
-use crate::disk::ChunkKey;
-use crate::disk::admission::Admission;
+use crate::store::ChangeKind;
+use crate::store::admission::Admission;
+use crate::store::ids::ChunkKey;
 
 /// When a chunk is written from memory to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]

@@ -17,7 +17,7 @@ use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
 use super::sessions::Lease;
 use super::shares::Shares;
 use super::{Refused, Store};
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 
 pub use fetch::{Came, FetchId, Recall, Source, Wanted};
 

@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use larder_protocol::{ChunkHash, Fingerprint};
+
 /// A session of one engine process with this actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u32);
@@ -29,6 +31,15 @@ impl NamespaceId {
 /// A commit whose bytes are being copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OrderId(pub u64);
+
+/// What finds a chunk outside a store: on disk, in the object store, at another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkKey {
+    /// The namespace, tenant included.
+    pub fingerprint: Fingerprint,
+    /// The chunk.
+    pub hash: ChunkHash,
+}
 
 /// The place of a chunk in the index. Places are small and used again, so policies keep their state in plain vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

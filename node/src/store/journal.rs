@@ -1,11 +1,33 @@
 //! The journal: which chunks were gained and lost, in order, for those who tell other nodes.
 
+use larder_protocol::table::Holder;
 use larder_protocol::{ChunkRef, Fingerprint};
 
 use super::Store;
 use super::ids::ChunkId;
 use super::index::{Chunk, OnDisk, Standing};
-use crate::directory::{Change, ChangeKind};
+
+/// One chunk gained or lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunk.
+    pub chunk: ChunkRef,
+    /// What happened.
+    pub kind: ChangeKind,
+}
+
+/// What happened to a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It was computed or copied here.
+    Gained,
+    /// It moved here: once the home knows, this holder may give up its copy ([`larder_protocol::peer::PeerRequest::Moved`]).
+    MovedFrom(Holder),
+    /// It was evicted, or given up.
+    Lost,
+}
 
 /// Changes that nobody has taken yet. Whoever keeps a journal takes them after every call.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use super::disk::{ChunkWrite, WriteId, WritePolicy};
 use super::hand_out::Named;
 use super::ids::{ChunkId, NamespaceId};
 use super::index::{Chunk, Standing, Stored};
-use crate::disk::admission::Admission;
+use crate::store::admission::Admission;
 
 /// What a store needs to know of the object store beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]

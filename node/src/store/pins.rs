@@ -10,7 +10,7 @@ use super::lookup::Presence;
 use super::shares::Shares;
 use super::{Refused, Store};
 use crate::clock::Millis;
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 
 /// Every pin. A pin outlives its session: it belongs to the tenant.
 #[derive(Debug, Default)]

@@ -3,7 +3,19 @@
 use super::disk::Disk;
 use super::object::Objects;
 use super::{Bytes, DiskUsage, Evictions, ObjectUsage, Store};
-use crate::device_lane::TierUsage;
+
+/// What a device tier holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TierUsage {
+    /// Bytes that it may take of the GPU.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of their slots.
+    pub used_bytes: u64,
+    /// Blocks evicted so far.
+    pub evicted: u64,
+}
 
 /// What a store holds at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -16,7 +16,7 @@ use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::policy::Removal;
 use super::{Refused, Store};
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 
 /// Chunks that are being verified.
 #[derive(Debug, Default)]

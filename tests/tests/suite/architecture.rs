@@ -1,6 +1,6 @@
 //! What ARCHITECTURE.md says of the tree, held against the tree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -49,6 +49,77 @@ fn dependencies_between_crates_run_one_way() {
             assert!(!names_it || allowed, "{folder} must not depend on larder-{other}");
         }
     }
+}
+
+/// The modules of the node: each names only those before it, so none can be part of a cycle.
+const NODE_MODULES: &[&str] = &[
+    "clock",
+    "priority",
+    "placement",
+    "loading",
+    "private",
+    "host",
+    "threads",
+    "reuse",
+    "record",
+    "store",
+    "reports",
+    "arena",
+    "window",
+    "copy",
+    "device_lane",
+    "disk",
+    "object",
+    "config",
+    "limits",
+    "watched",
+    "exchange",
+    "directory",
+    "metrics",
+    "siblings",
+    "events",
+    "actor",
+    "processes",
+    "session",
+    "kv_events",
+    "cluster",
+    "hardware",
+    "http",
+    "server",
+];
+
+/// The module at the top of `folder` that a file belongs to; `None` for files of others, for tests and the crate's root.
+fn module_of<'a>(name: &'a str, folder: &str) -> Option<&'a str> {
+    let path = name.strip_prefix(folder)?;
+    let module = path.split('/').next()?.trim_end_matches(".rs");
+    let is_test = path.split('/').any(|part| part.trim_end_matches(".rs") == "tests");
+    (!is_test && module != "lib").then_some(module)
+}
+
+/// What a file names of its own crate, tests within the file left out.
+fn named_modules(text: &str) -> Vec<&str> {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let paths = lines.flat_map(|line| line.split("crate::").skip(1));
+    paths
+        .map(|path| path.split(|letter: char| !(letter.is_alphanumeric() || letter == '_')).next().unwrap())
+        .collect()
+}
+
+#[test]
+fn modules_of_the_node_name_only_those_before_them() {
+    let place = |module: &str| NODE_MODULES.iter().position(|&known| known == module);
+    let (mut found, sources) = (BTreeSet::new(), sources());
+    for (name, text) in &sources {
+        let Some(module) = module_of(name, "node/src/") else { continue };
+        let own = place(module).unwrap_or_else(|| panic!("{name}: list the module {module}"));
+        found.insert(module);
+        for other in named_modules(text) {
+            let other_place = place(other).unwrap_or_else(|| panic!("{name}: crate::{other} is no module"));
+            assert!(other_place <= own, "{name}: {module} must not name {other}, which comes after it");
+        }
+    }
+    assert_eq!(found.len(), NODE_MODULES.len(), "a module is listed that is not there: {found:?}");
 }
 
 #[test]

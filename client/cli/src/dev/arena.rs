@@ -1,6 +1,7 @@
 //! How large a node's arena has to be.
 
-use larder_node::limits::{MIN_EXTENT_BYTES, PAGE_BYTES, RESERVED_SHARE};
+use larder_node::arena::{MIN_EXTENT_BYTES, PAGE_BYTES};
+use larder_node::limits::RESERVED_SHARE;
 
 use super::options::DevOptions;
 use crate::replay::part_chunks;

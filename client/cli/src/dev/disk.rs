@@ -1,7 +1,7 @@
 //! How large a node's disk tier has to be.
 
+use larder_node::arena::PAGE_BYTES;
 use larder_node::disk::DEFAULT_SEGMENT_BYTES;
-use larder_node::limits::PAGE_BYTES;
 use serde::Serialize;
 
 /// A disk tier, as a node's config file has it.

@@ -1,6 +1,6 @@
 //! Memory: whether the arena fits, in which pages, and what may take it away.
 
-use larder_node::config::HugePages;
+use larder_node::arena::HugePages;
 use larder_node::host::HUGE_PAGE_BYTES;
 
 use super::{Finding, Subject, note, ok, problem, warning};

@@ -3,15 +3,17 @@
 use actix::prelude::*;
 use larder_client::trace::Trace;
 use larder_protocol::peer::{Announce, Announced, Find, RowChange};
-use larder_protocol::table::Epoch;
+use larder_protocol::table::{Epoch, NodeNumber};
 use prometheus::Registry;
 use tokio::sync::watch;
 
 use super::super::*;
 use super::{SPACE, changes, chunk, holder, key, table_of_one_home};
 use crate::clock::Clock;
-use crate::cluster::watched::{Watch, plant};
 use crate::exchange::{AskPeer, PeerUnavailable, SilentPeers};
+use crate::exchange::{NewTable, ServeAnnounce, ServeFind};
+use crate::store::ChangeKind;
+use crate::watched::{Watch, plant};
 
 /// Other nodes, of which none answers.
 struct Nobody;
@@ -52,7 +54,7 @@ fn batch(stream: u64, sequence: u64, gained: &[u64]) -> ServeAnnounce {
 #[test]
 fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again() {
     System::new().block_on(async {
-        let watch = Watch::new(&Registry::new()).unwrap();
+        let watch = Watch::in_test();
         let metrics = DirectoryMetrics::new(&Registry::new()).unwrap();
         let (begins, restarts) = watch::channel(0);
         let limits = DirectoryLimits {

@@ -9,9 +9,10 @@ use larder_protocol::table::{Holder, NodeNumber, Table};
 
 use super::super::cache::Cache;
 use super::super::lookup::{Lookup, View};
-use super::super::{Answered, BatchId, ChangeKind, Changes, Outbox, Outgoing, Page, Shard};
+use super::super::{Answered, BatchId, Changes, Outbox, Outgoing, Page, Shard};
 use super::{SPACE, changes, chunk, key, table};
 use crate::clock::Millis;
+use crate::store::ChangeKind;
 
 #[test]
 fn after_faults_the_directory_equals_what_the_nodes_hold() {

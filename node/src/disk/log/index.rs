@@ -7,7 +7,8 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use super::{ChunkKey, Place};
+use super::Place;
+use crate::store::ids::ChunkKey;
 
 /// The records of a tier, by key. An id is a record's as long as it is there, then another's.
 #[derive(Debug, Default)]

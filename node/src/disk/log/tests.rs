@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use larder_protocol::ChunkHash;
 use proptest::prelude::*;
 
 use super::*;

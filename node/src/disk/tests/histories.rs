@@ -9,6 +9,7 @@ use crate::disk::format::StorageId;
 use crate::disk::log::{Geometry, Place};
 use crate::disk::metrics::FoundBy;
 use crate::disk::volume::{Job, Volume};
+use crate::store::ids::ChunkKey;
 
 /// A tier on a platter, and what it must hold.
 struct History {

@@ -9,12 +9,13 @@ use tokio::sync::oneshot;
 
 use super::super::format::{BlockEntry, Footer, FooterEntry, FooterTail, RecordHeader, SegmentHeader};
 use super::super::io::Memory;
-use super::super::log::{ChunkKey, Place};
+use super::super::log::Place;
 use super::super::metrics::FoundBy;
 use super::super::order::{BlockPlace, ReadAnswer, ReadOrder, SnapshotPage, Why};
 use super::check::{Check, Damage};
 use super::transfers::{ReadAhead, Region};
 use super::{Volume, page_bytes};
+use crate::store::ids::ChunkKey;
 
 /// An order, and who waits for it.
 pub(crate) type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);

@@ -5,12 +5,13 @@ use std::io;
 use tokio::sync::oneshot;
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader};
-use super::super::log::{ChunkKey, Evict, FIRST_PAGE, Place, Purpose, Room};
+use super::super::log::{Evict, FIRST_PAGE, Place, Purpose, Room};
 use super::super::metrics::FoundBy;
 use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
 use super::transfers::ReadAhead;
 use super::{Volume, page_bytes};
+use crate::store::ids::ChunkKey;
 
 /// An order, and who waits for it.
 pub(crate) type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);

@@ -2,7 +2,7 @@
 
 use super::sends::Serving;
 use super::*;
-use crate::cluster::watched::plant;
+use crate::watched::plant;
 
 #[test]
 fn a_fetch_that_panics_says_that_nothing_came_and_the_next_one_comes() {

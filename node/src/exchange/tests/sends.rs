@@ -5,7 +5,7 @@ use larder_protocol::table::Epoch;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::*;
-use crate::directory::{ServeAnnounce, ServeFind, ServeRepair};
+use crate::exchange::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Has every chunk, all in one place, and knows nothing of a directory.
 struct HasAll {
@@ -66,7 +66,7 @@ pub(super) struct Serving {
 impl Serving {
     pub(super) async fn start(holder: Endpoint, limits: ExchangeLimits) -> Self {
         let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
-        let watch = Watch::new(&Registry::new()).unwrap();
+        let watch = Watch::in_test();
         let (_handle, orders) = ExchangeHandle::new(&limits);
         let (counts, silent, watches) = (metrics.clone(), SilentPeers::default(), watch.clone());
         let actor = PeerActor::new(holder, limits, counts, Clock::start(), silent, watches, orders).start();

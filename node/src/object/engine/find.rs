@@ -14,7 +14,7 @@ use super::super::search::Search;
 use super::super::trouble::{Trouble, TroubleKind};
 use super::request::HEAD;
 use super::{Engine, Failed};
-use crate::disk::ChunkKey;
+use crate::store::ids::ChunkKey;
 
 impl Engine {
     /// Whether each chunk is there. Of a chain, the first chunks that are there without a hole, and none behind it.

@@ -10,7 +10,7 @@ use super::super::metrics::{Kind, ObjectMetrics, Side};
 use super::super::record::{ObjectKey, name, probe_name};
 use super::super::trouble::{Trouble, TroubleKind};
 use super::{Engine, Failed};
-use crate::disk::ChunkKey;
+use crate::store::ids::ChunkKey;
 
 impl Engine {
     /// Writes, reads and deletes an object of a few bytes: what is refused now would be refused later.

@@ -4,7 +4,7 @@ use larder_protocol::session::Tier;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use super::Fetch;
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 use crate::store::commit::BlockMove;
 use crate::store::disk::Disk;
 use crate::store::ids::{ChunkId, NamespaceId};

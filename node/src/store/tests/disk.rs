@@ -12,8 +12,8 @@ use super::super::{
     WritePolicy,
 };
 use super::*;
-use crate::directory::ChangeKind;
-use crate::disk::ChunkKey;
+use crate::store::ChangeKind;
+use crate::store::ids::ChunkKey;
 
 fn with_disk(slots: u32, capacity_chunks: u64, write: WritePolicy) -> StoreLimits {
     let disk = DiskStoreLimits {

@@ -8,7 +8,7 @@ use super::follows::{
     LAYERS, assert_nothing_is_held, came, join, layer_sums, layered, layers_of, shared_limits,
 };
 use super::*;
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 use crate::store::ids::OrderId;
 use crate::store::{FollowRequest, News, Reserved, Wanted};
 

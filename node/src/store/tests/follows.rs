@@ -3,7 +3,7 @@
 use larder_protocol::handoff::HandOver;
 
 use super::*;
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 use crate::store::{
     Came, FollowProgress, FollowRequest, FollowStarted, News, PeerStoreLimits, Ranges, Refused, Reserved,
     Told,

@@ -5,7 +5,7 @@ use larder_protocol::{Chain, Fingerprint, PoolSet};
 
 use super::super::{Came, Granted, LookupOptions, PeerStoreLimits, Refused, Source, StoreLimits};
 use super::*;
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 
 fn shared(slots: u32, capacity_chunks: u64, passing: u64) -> Fixture {
     let peers = Some(PeerStoreLimits { passing_bytes: passing * BLOCK, max_granted_chunks: 2 });

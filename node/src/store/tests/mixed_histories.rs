@@ -14,8 +14,8 @@ use super::super::{
     PeerStoreLimits, Recall, Wanted, WritePolicy,
 };
 use super::*;
-use crate::directory::ChangeKind;
-use crate::disk::ChunkKey;
+use crate::store::ChangeKind;
+use crate::store::ids::ChunkKey;
 use crate::store::ids::OrderId;
 
 const WORDS: [&str; 14] = [

@@ -5,7 +5,7 @@ use larder_protocol::session::{Span, Tier};
 
 use super::super::{Came, ChunkWrite, DiskStoreLimits, ObjectStoreLimits, StoreLimits, WritePolicy};
 use super::*;
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 
 fn with_objects(slots: u32, capacity_chunks: u64, write: Option<WritePolicy>) -> StoreLimits {
     let object = ObjectStoreLimits {

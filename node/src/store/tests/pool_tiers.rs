@@ -6,7 +6,7 @@ use larder_protocol::session::{Span, Tier};
 use super::super::{Came, DiskStoreLimits, Granted, GrantedBlock, PeerStoreLimits, StoreLimits, WritePolicy};
 use super::pools::hybrid;
 use super::*;
-use crate::directory::ChangeKind;
+use crate::store::ChangeKind;
 
 fn with_disk(capacity_chunks: u64, write: WritePolicy) -> StoreLimits {
     let disk = DiskStoreLimits {

@@ -7,8 +7,8 @@ use super::super::{
     Came, DiskStoreLimits, Granted, PeerStoreLimits, Source, StoreLimits, VerifyOrder, WritePolicy,
 };
 use super::*;
-use crate::directory::ChangeKind;
-use crate::disk::ChunkKey;
+use crate::store::ChangeKind;
+use crate::store::ids::ChunkKey;
 
 const RIGHT: &[u64] = &[0];
 const WRONG: &[u64] = &[1];

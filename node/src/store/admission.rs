@@ -9,7 +9,7 @@ use larder_protocol::ChunkHash;
 /// In two generations of at most `most` chunks each: when the younger is full, the older is forgotten. Takes about 24 bytes
 /// a remembered chunk.
 #[derive(Debug)]
-pub struct Admission {
+pub(super) struct Admission {
     most: usize,
     after_uses: u32,
     younger: HashMap<u64, u32>,
@@ -19,13 +19,12 @@ pub struct Admission {
 impl Admission {
     /// Remembers at least the last `most` chunks that were used, at most twice as many. One that was used `after_uses` times
     /// is worth writing.
-    #[must_use]
-    pub fn new(most: usize, after_uses: u32) -> Self {
+    pub(super) fn new(most: usize, after_uses: u32) -> Self {
         Self { most: most.max(1), after_uses, younger: HashMap::new(), older: HashMap::new() }
     }
 
     /// Notes a use (a commit or a hit) of a chunk; whether it is worth writing now.
-    pub fn used(&mut self, chunk: &ChunkHash) -> bool {
+    pub(super) fn used(&mut self, chunk: &ChunkHash) -> bool {
         let short = chunk.short();
         let uses = self.younger.get(&short).or_else(|| self.older.get(&short)).map_or(1, |uses| uses + 1);
         if self.younger.len() >= self.most && !self.younger.contains_key(&short) {

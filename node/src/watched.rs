@@ -6,10 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use larder_client::metrics::Families;
-use prometheus::{IntCounterVec, Registry};
-
-use crate::metrics::table;
+use prometheus::IntCounterVec;
 
 /// Who watches tasks. Cloning shares.
 #[derive(Debug, Clone)]
@@ -18,13 +15,17 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Registers what it counts.
-    ///
-    /// # Errors
-    /// Where the name is taken.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let families = Families::new(registry, &[table::MEMBERSHIP]);
-        Ok(Self { panics: families.counters("larder_peer_task_panics_total")? })
+    /// Counts panics by task.
+    #[must_use]
+    pub(crate) fn new(panics: IntCounterVec) -> Self {
+        Self { panics }
+    }
+
+    /// One that counts for a test.
+    #[cfg(test)]
+    pub(crate) fn in_test() -> Self {
+        let options = prometheus::Opts::new("panics", "Panics of tasks");
+        Self { panics: IntCounterVec::new(options, &["task"]).unwrap() }
     }
 
     /// What comes of something; `None` where it panicked. What it worked on must then not be used as it is.

@@ -2,10 +2,10 @@
 
 use larder_client::metrics::{Label, Metric, Section};
 
-use super::DEVICE;
+use crate::disk::metrics::table::{DEVICE, OUTCOMES};
 
 /// Chunks in the object store.
-pub const OBJECT: Section = Section {
+pub(crate) const OBJECT: Section = Section {
     title: "Object store",
     only: "nodes with an object tier",
     metrics: &[
@@ -61,7 +61,7 @@ pub const OBJECT: Section = Section {
         Metric::counter(
             "larder_object_orders_total",
             "orders",
-            &[Label::one_of("outcome", super::DISK_OUTCOMES)],
+            &[Label::one_of("outcome", OUTCOMES)],
             "Chunks to be read or written, by what came of them",
         ),
         Metric::gauge(

@@ -2,10 +2,8 @@
 
 use larder_client::metrics::{Label, Metric, Section};
 
-use super::DEVICE;
-
 /// Chunks on disk.
-pub const DISK: Section = Section {
+pub(crate) const DISK: Section = Section {
     title: "Disk",
     only: "nodes with a disk tier",
     metrics: &[
@@ -92,8 +90,11 @@ pub const DISK: Section = Section {
     ],
 };
 
+/// The label of an actor.
+pub(crate) const DEVICE: Label = Label::each("device", "each actor of the node, from 0");
+
 /// What comes of an order.
-pub const OUTCOMES: &[&str] = &[
+pub(crate) const OUTCOMES: &[&str] = &[
     "read",
     "not_held",
     "other_blocks",

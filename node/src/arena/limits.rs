@@ -1,0 +1,60 @@
+//! The numbers of an arena.
+
+use serde::Deserialize;
+
+use crate::host::CpuSet;
+
+/// The numbers of one arena.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArenaLimits {
+    /// Extents; at least 2.
+    pub extents: u32,
+    /// Bytes of one extent, a multiple of 4 KiB, at least 2 MiB.
+    pub extent_bytes: u64,
+    /// Where the memory is bound; nowhere in particular where `None`.
+    pub numa_node: Option<u32>,
+    /// How.
+    pub binding: Binding,
+    /// Whether to try for huge pages.
+    pub huge_pages: HugePages,
+    /// Whether engines may map the extents writable.
+    pub trust_engines: bool,
+    /// Threads that fault the memory in at start.
+    pub fault_threads: usize,
+    /// The CPUs of these threads.
+    pub cpus: CpuSet,
+}
+
+/// How memory is bound to a NUMA node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Binding {
+    /// It comes from there alone: what else is there makes room.
+    Strict,
+    /// It comes from there as long as there is any, then from others.
+    Preferred,
+}
+
+/// Whether the arena uses huge pages.
+#[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    /// Extent by extent: reserved ones (`vm.nr_hugepages`) as far as there are any, then transparent ones, where the system
+    /// lets memory files have such.
+    Auto,
+    /// Never.
+    Never,
+}
+
+impl ArenaLimits {
+    /// Bytes of the whole arena.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.extent_bytes * u64::from(self.extents)
+    }
+}
+
+/// The smallest extent: one huge page.
+pub const MIN_EXTENT_BYTES: u64 = 2 << 20;
+
+/// Extents are multiples of this.
+pub const PAGE_BYTES: u64 = 4096;

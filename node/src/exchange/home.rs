@@ -1,0 +1,32 @@
+//! What the exchange tells this node's part of the directory: who is a member, and what peers ask of it.
+
+use std::sync::Arc;
+
+use actix::Message;
+use larder_protocol::peer::{Announce, Announced, Find, Repair, Rows};
+use larder_protocol::table::{NodeNumber, Table};
+
+/// A new table, or this node's first.
+#[derive(Message, Debug, Clone)]
+#[rtype(result = "()")]
+pub struct NewTable {
+    /// The table.
+    pub table: Arc<Table>,
+    /// This node in it. Its incarnation stands in the table.
+    pub own: NodeNumber,
+}
+
+/// A peer asks this home who holds chunks.
+#[derive(Message, Debug)]
+#[rtype(result = "Rows")]
+pub struct ServeFind(pub Find);
+
+/// A peer tells this home what it gained and lost. That it speaks for itself was checked.
+#[derive(Message, Debug)]
+#[rtype(result = "Vec<Announced>")]
+pub struct ServeAnnounce(pub Vec<Announce>);
+
+/// A peer tells this home that a holder did not have what its rows say.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct ServeRepair(pub Repair);
