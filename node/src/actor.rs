@@ -30,6 +30,9 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
+use larder_core::reports::Reports;
+use larder_core::store::ids::{SessionId, TenantId};
+use larder_core::store::{self, FetchId, NamespaceFacts, Refused, Store, Usage};
 use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
 use tokio::sync::{mpsc, watch};
 
@@ -55,11 +58,8 @@ use crate::events::Feed;
 use crate::exchange::SetPolicy;
 use crate::metrics::{ActorMetrics, Hit, Movement};
 use crate::record::Recorder;
-use crate::reports::Reports;
 use crate::reuse;
 use crate::siblings::Siblings;
-use crate::store::ids::{SessionId, TenantId};
-use crate::store::{self, FetchId, NamespaceFacts, Refused, Store, Usage};
 use crate::window::Window;
 
 /// One GPU's actor; without a GPU, the host's.

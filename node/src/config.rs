@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use larder_client::trace::TracingConfig;
+use larder_core::store::WritePolicy;
+use larder_core::store::policy::PolicyName;
 use serde::Deserialize;
 
 pub use self::object::{ObjectConfig, ObjectWrite};
 use crate::arena::HugePages;
 use crate::disk::DEFAULT_SEGMENT_BYTES;
 use crate::host::PciAddress;
-use crate::store::WritePolicy;
-use crate::store::policy::PolicyName;
 
 /// A node's configuration. Every key has a default; an unknown key is an error.
 ///

@@ -14,6 +14,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use larder_core::store::BlockFacts;
+use larder_core::store::ids::SessionId;
+use larder_core::store::policy::PolicyName;
 use larder_device::thread::{Busy, Report};
 use larder_device::{Device, DeviceError, DeviceThread, Order, PagedLayout, TensorsId, Ticket};
 use tokio::sync::{mpsc, oneshot};
@@ -26,9 +29,6 @@ pub use tier::DeviceTier;
 pub(crate) use words::{WORD_BYTES, Words};
 
 use crate::host::{CpuSet, PciAddress};
-use crate::store::BlockFacts;
-use crate::store::ids::SessionId;
-use crate::store::policy::PolicyName;
 use crate::threads;
 
 /// An actor's device, as its thread is asked.

@@ -4,31 +4,16 @@
 //! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
 
 mod actor;
-mod agenda;
-pub mod cache;
-mod held;
-mod holders;
-pub mod lookup;
 pub(crate) mod metrics;
-mod outbox;
-mod shard;
-mod stream;
 
 use actix::Message;
 use larder_client::trace::Trace;
+use larder_core::directory::{Changes, Holders};
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkRef, Fingerprint};
-use smallvec::SmallVec;
-
-use crate::store::Change;
 
 pub use actor::{DirectoryActor, DirectoryLimits};
 pub use metrics::DirectoryMetrics;
-pub use outbox::{Answered, BatchId, Moved, Outbox, Outgoing};
-pub use shard::{MAX_FOUND_HOLDERS, MAX_ROW_HOLDERS, Shard, ShardCounts};
-
-/// Who holds a chunk.
-pub type Holders = SmallVec<[Holder; 2]>;
 
 /// Asks who else holds chunks. The answer has one item a chunk, in their order; this node is never in it. What cannot be
 /// found out soon has no holder.
@@ -51,26 +36,6 @@ pub struct Changed {
     pub device: u16,
     /// What happened, in order.
     pub changes: Changes,
-}
-
-/// What an actor gained and lost.
-#[derive(Debug)]
-pub enum Changes {
-    /// Since the last message.
-    Since(Vec<Change>),
-    /// Changes were lost: some of all that it holds. What changes between two pages is told in between.
-    Page(Page),
-}
-
-/// Some of all that an actor holds.
-#[derive(Debug)]
-pub struct Page {
-    /// Whether it is the first. Pages before it count no more.
-    pub is_first: bool,
-    /// The chunks.
-    pub chunks: Vec<(Fingerprint, ChunkRef)>,
-    /// Whether it is the last: the actor holds what was in the pages, and nothing else.
-    pub is_last: bool,
 }
 
 /// Tells that a holder did not have what the directory said.

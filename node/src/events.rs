@@ -13,12 +13,11 @@ use std::sync::Arc;
 use actix::{Message, Recipient};
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
+use larder_core::store::{Change, ChangeKind};
 use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
-
-use crate::store::{Change, ChangeKind};
 
 /// Where an actor tells what happened; nobody need listen.
 #[derive(Debug, Clone)]

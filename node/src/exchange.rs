@@ -24,6 +24,8 @@ use std::time::Duration;
 use actix::prelude::*;
 use larder_client::quic::Endpoint;
 use larder_client::trace::Trace;
+use larder_core::reports::Reporter;
+use larder_core::store::policy::PolicyName;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber};
@@ -39,8 +41,6 @@ pub use self::serve::Services;
 use crate::arena::ExtentMemory;
 use crate::clock::Clock;
 use crate::copy::BlockChecksums;
-use crate::reports::Reporter;
-use crate::store::policy::PolicyName;
 use crate::watched::{Watch, here};
 
 /// What bounds the exchange.

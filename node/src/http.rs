@@ -21,6 +21,7 @@ use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use larder_client::connections::{Connections, Open};
+use larder_core::store::NamespaceFacts;
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
@@ -32,7 +33,6 @@ use crate::cluster::ClusterStatus;
 use crate::events::{self, Feed};
 use crate::hardware::HardwareStatus;
 use crate::metrics::{SharedMetrics, TenantRates};
-use crate::store::NamespaceFacts;
 
 /// The body of `GET /status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

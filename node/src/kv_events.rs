@@ -15,6 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix::Addr;
 use bytes::Bytes;
 use futures_util::future::select_all;
+use larder_core::store::{Change, ChangeKind};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use serde::{Serialize, Serializer};
 use tokio::sync::broadcast::Receiver;
@@ -24,7 +25,6 @@ use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqError, ZmqMessage};
 use crate::actor::{AskNamespaces, GpuActor};
 use crate::config::{EventHashes, KvEventsConfig};
 use crate::events::{AskPage, Batch, Feed};
-use crate::store::{Change, ChangeKind};
 
 /// Publishes; ends only when it is dropped.
 pub(crate) struct KvEvents {

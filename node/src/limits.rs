@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use larder_client::quic::CredentialFiles;
 use larder_client::trace::Sampler;
+use larder_core::store::StoreLimits;
 
 pub use error::{ConfigError, MemoryOf};
 pub use near::{Mismatch, PeerPlace};
@@ -25,7 +26,6 @@ use crate::device_lane::DeviceLimits;
 use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
 use crate::record::RecordLimits;
-use crate::store::StoreLimits;
 
 /// All numbers of a node.
 #[derive(Debug, Clone, PartialEq)]

@@ -261,8 +261,8 @@ const HIT_TIERS: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Millis;
-    use crate::store::{Evictions, Usage};
+    use larder_core::Millis;
+    use larder_core::store::{Evictions, Usage};
 
     #[test]
     fn what_is_counted_is_rendered() {

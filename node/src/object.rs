@@ -30,10 +30,8 @@ use crate::host::CpuSet;
 
 pub mod breaker;
 mod engine;
-pub mod known;
 pub mod metrics;
 mod record;
-pub mod search;
 mod store;
 pub mod tier;
 mod trouble;

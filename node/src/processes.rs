@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use actix::Addr;
+use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
 use crate::actor::{GpuActor, ProcessGone};
-use crate::store::ids::{ProcessId, TenantId};
 
 use peer::Exit;
 pub use peer::{Peer, PeerError};

@@ -15,11 +15,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use larder_core::Millis;
 use larder_protocol::{ChunkHash, Fingerprint};
 use prometheus::IntCounter;
 use serde::Serialize;
 
-use crate::clock::Millis;
 use crate::private;
 
 /// Where lookups are recorded.

@@ -11,9 +11,8 @@ use std::collections::VecDeque;
 use std::ops::AddAssign;
 
 use cardinality_estimator::CardinalityEstimator;
+use larder_core::Millis;
 use larder_protocol::ChunkHash;
-
-use crate::clock::Millis;
 
 /// The lookups of one namespace, slot by slot.
 #[derive(Debug, Default)]

@@ -17,6 +17,8 @@ use actix_rt::Arbiter;
 use actix_web::middleware::from_fn;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
+use larder_core::store::Store;
+use larder_core::store::ids::TenantId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
 
@@ -37,8 +39,6 @@ use crate::processes::Processes;
 use crate::record::{RecordLimits, Recorder};
 use crate::session::{BindError, Listener, Listening, SessionActor, SessionSettings};
 use crate::siblings::{Sibling, Siblings};
-use crate::store::Store;
-use crate::store::ids::TenantId;
 use crate::threads;
 use crate::window::WindowBudget;
 

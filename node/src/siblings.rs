@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use actix::Recipient;
 use hashbrown::{DefaultHashBuilder, HashMap};
+use larder_core::directory::Holders;
+use larder_core::store::{Change, ChangeKind};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use crate::directory::Holders;
 use crate::exchange::{AskBlocks, GiveUp, VerifyChunks};
-use crate::store::{Change, ChangeKind};
 
 /// How long a sibling may take: it answers from memory, or from its disk.
 pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
-use larder_node::store::policy::PolicyName;
+use larder_core::store::policy::PolicyName;
 
 use crate::commands::{
     bench, ca, completions, config, coordinator, dev, doctor, lookup, man, metrics, node, pin, plan, policy,

@@ -1,6 +1,6 @@
 //! Plans a cache: what policies, capacities and node counts would make of a trace.
 //!
-//! Evictions are those of the store that runs in production, driven by [`larder_node::store::replay`] for one node and
+//! Evictions are those of the store that runs in production, driven by [`larder_core::store::replay`] for one node and
 //! by [`cluster`] for several; only the ceiling, [`opt`], is a model of its own, because it looks into the future.
 
 pub mod advice;
@@ -119,7 +119,7 @@ fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S:
 
 #[cfg(test)]
 mod tests {
-    use larder_node::store::policy::PolicyName;
+    use larder_core::store::policy::PolicyName;
 
     use super::*;
 

@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use larder_client::trace::Trace;
+use larder_core::store::Refused;
 use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Response};
 
 use super::traces::describe_answer;
 use super::{Answer, GpuActor, ReplyTo};
 use crate::metrics::Outcome;
-use crate::store::Refused;
 
 /// A request under way.
 #[derive(Debug, Clone)]

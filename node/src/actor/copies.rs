@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use actix::prelude::*;
+use larder_core::store::ids::{OrderId, SessionId};
+use larder_core::store::{BlockMove, Checksums, CommitOrder, Ranges, Refused};
 use larder_protocol::handoff::HandOver;
 use larder_protocol::session::{Commit, Response, Scarce};
 
@@ -13,8 +15,6 @@ use super::{Answer, GpuActor, Reply};
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{BlockChecksums, CopyOrder, Move};
 use crate::metrics::{HandedOver, Movement};
-use crate::store::ids::{OrderId, SessionId};
-use crate::store::{BlockMove, Checksums, CommitOrder, Ranges, Refused};
 
 /// What follows when bytes were copied.
 type Finish = fn(&mut GpuActor, OrderId, u64, Option<Vec<BlockChecksums>>) -> Answer;

@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 use larder_client::device_lane::layout_of;
+use larder_core::store::ids::{OrderId, SessionId};
+use larder_core::store::policy::Facts;
+use larder_core::store::{BlockMove, LoadBlock, Refused, TierUsage};
 use larder_device::slots::SlotId;
 use larder_device::thread::Report;
 use larder_device::{
@@ -33,9 +36,6 @@ use crate::device_lane::{
     Words,
 };
 use crate::metrics::LaneCopy;
-use crate::store::ids::{OrderId, SessionId};
-use crate::store::policy::Facts;
-use crate::store::{BlockMove, LoadBlock, Refused, TierUsage};
 
 /// An actor's device lane.
 pub(super) struct Lane {

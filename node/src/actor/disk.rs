@@ -7,6 +7,10 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use larder_client::trace::Trace;
+use larder_core::directory::Holders;
+use larder_core::store::ids::ChunkKey;
+use larder_core::store::ids::TenantId;
+use larder_core::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::Class;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
@@ -19,7 +23,6 @@ use super::fetch::Fetch;
 use super::reads::ReadLine;
 use super::traces::disk_span;
 use crate::copy::BlockChecksums;
-use crate::directory::Holders;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::order::OrderError;
 use crate::disk::{
@@ -27,9 +30,6 @@ use crate::disk::{
     WriteOrder,
 };
 use crate::exchange::Grant;
-use crate::store::ids::ChunkKey;
-use crate::store::ids::TenantId;
-use crate::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
 
 /// An actor's disk, as it is handed over.
 pub struct DiskParts {
@@ -545,8 +545,8 @@ impl GpuActor {
 
     fn came_from_disk(&mut self, id: FetchId, checksums: Vec<BlockChecksums>) {
         // What only a peer asked for stays no longer than it is sent.
-        let kept = self.store.is_leased_soon(id).then_some(crate::store::ChangeKind::Gained);
-        let checksums = checksums.into_iter().map(crate::store::Checksums::from).collect();
+        let kept = self.store.is_leased_soon(id).then_some(larder_core::store::ChangeKind::Gained);
+        let checksums = checksums.into_iter().map(larder_core::store::Checksums::from).collect();
         // What was asked for is what the record has.
         let pools = PoolSet::ANY;
         let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored: false };

@@ -7,19 +7,20 @@ use std::time::Duration;
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
 use larder_client::trace::{SpanKind, Trace};
+use larder_core::directory::Holders;
+use larder_core::placement::{Placement, place};
+use larder_core::store::ids::ChunkKey;
+use larder_core::store::{Came, ChangeKind, Checksums, FetchId, Wanted};
 use larder_protocol::Fingerprint;
 use larder_protocol::peer::Class;
 use larder_protocol::table::{Holder, NodeNumber};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use crate::directory::{AskHolders, Holders, Stale};
+use crate::directory::{AskHolders, Stale};
 use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
 use crate::metrics::Placed;
-use crate::placement::{Placement, place};
 use crate::siblings::SIBLING_DEADLINE;
-use crate::store::ids::ChunkKey;
-use crate::store::{Came, ChangeKind, Checksums, FetchId, Wanted};
 
 /// A chunk that is being fetched.
 pub(super) struct Fetch {

@@ -6,6 +6,12 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::{StreamExt, stream};
+use larder_core::store::ChangeKind;
+use larder_core::store::ids::SessionId;
+use larder_core::store::{
+    Came, Checksums, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, News, Refused,
+    Source, Told, Wanted,
+};
 use larder_protocol::Fingerprint;
 use larder_protocol::handoff::{AskInPlace, Follow, InPlace, Writer};
 use larder_protocol::limits::MAX_FETCH_CHUNKS;
@@ -21,12 +27,6 @@ use crate::exchange::{
     AskFollow, ChunkStep, Fetched, FollowCame, FollowOrder, PeerLease, PeerNews, PeerStep,
 };
 use crate::metrics::{HandedOver, Movement, Placed};
-use crate::store::ChangeKind;
-use crate::store::ids::SessionId;
-use crate::store::{
-    Came, Checksums, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, News, Refused,
-    Source, Told, Wanted,
-};
 
 /// Who follows what is being written.
 #[derive(Default)]

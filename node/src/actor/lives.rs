@@ -18,13 +18,13 @@ use std::time::Duration;
 
 use actix::fut::ActorFuture;
 use actix::prelude::*;
+use larder_core::reports::Reports;
 use pin_project_lite::pin_project;
 use tokio::sync::watch;
 
 use super::GpuActor;
 use super::handoff::Handoffs;
 use super::prefetch::Meters;
-use crate::reports::Reports;
 
 /// Which life an actor is in.
 pub(super) struct Lives {

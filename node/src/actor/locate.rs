@@ -5,13 +5,14 @@ use std::future::Future;
 use actix::fut::{self, LocalBoxActorFuture};
 use actix::prelude::*;
 use larder_client::trace::{SpanKind, Trace};
+use larder_core::directory::Holders;
+use larder_core::store::{Source, Walk};
 use larder_protocol::session::{Lookup, Tier};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{Chain, ChunkRef};
 
 use super::GpuActor;
-use crate::directory::{AskHolders, Holders};
-use crate::store::{Source, Walk};
+use crate::directory::AskHolders;
 
 /// Positions of a chain that are not on this node, and who may be asked for them.
 #[derive(Debug, Default)]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 use larder_client::trace::Trace;
+use larder_core::store::ids::{ProcessId, SessionId, TenantId};
+use larder_core::store::policy::PolicyName;
+use larder_core::store::{NamespaceFacts, Usage};
 use larder_protocol::session::{Request, Response};
 use tokio::sync::mpsc;
 
 use crate::metrics::TenantRates;
-use crate::store::ids::{ProcessId, SessionId, TenantId};
-use crate::store::policy::PolicyName;
-use crate::store::{NamespaceFacts, Usage};
 use crate::window::Window;
 
 /// Opens a session. Its process belongs to the tenant.

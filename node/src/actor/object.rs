@@ -5,6 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_core::store::ChangeKind;
+use larder_core::store::ids::ChunkKey;
+use larder_core::store::{Came, ChunkWrite, FetchId, WriteId};
+use larder_core::tiers::known::{Fact, Known, Lifetimes};
 use larder_protocol::peer::Class;
 use larder_protocol::{Chain, PoolSet};
 use tokio::sync::oneshot::error::RecvError;
@@ -14,12 +18,8 @@ use super::locate::{Located, Locating};
 use super::reads::ReadLine;
 use crate::copy::BlockChecksums;
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer};
-use crate::object::known::{Fact, Known, Lifetimes};
 use crate::object::metrics::Side;
 use crate::object::{BlockId, ObjectTier};
-use crate::store::ChangeKind;
-use crate::store::ids::ChunkKey;
-use crate::store::{Came, ChunkWrite, FetchId, WriteId};
 
 /// An actor's part in the object store, as it is handed over.
 pub struct ObjectParts {
@@ -288,7 +288,7 @@ impl GpuActor {
             return;
         }
         let kept = self.store.is_leased_soon(id).then_some(ChangeKind::Gained);
-        let checksums = checksums.into_iter().map(crate::store::Checksums::from).collect();
+        let checksums = checksums.into_iter().map(larder_core::store::Checksums::from).collect();
         let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored: true };
         let ready = self.store.fetched(id, Some(came), kept);
         self.end_recalls(id);

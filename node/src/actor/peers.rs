@@ -5,18 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_core::directory::Changes;
+use larder_core::store::Change;
+use larder_core::store::Granted;
 use larder_protocol::{ChunkHash, Fingerprint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use crate::directory::{self, AskHolders, Changed, Changes, Stale};
+use crate::directory::{AskHolders, Changed, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
     AskBlocks, FetchOrder, Fetched, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease,
 };
-use crate::store::Change;
-use crate::store::Granted;
 
 /// How an actor reaches other nodes.
 pub struct Peers {
@@ -166,7 +167,8 @@ impl GpuActor {
     fn tell_page(&mut self) {
         let (Some(peers), Some(resync)) = (&self.peers, &mut self.untold.resync) else { return };
         let (chunks, next) = self.store.held_from(resync.from, RESYNC_CHUNKS);
-        let page = directory::Page { is_first: !resync.has_begun, chunks, is_last: next.is_none() };
+        let page =
+            larder_core::directory::Page { is_first: !resync.has_begun, chunks, is_last: next.is_none() };
         if peers.changed.try_send(Changed { device: peers.device, changes: Changes::Page(page) }).is_ok() {
             resync.has_begun = true;
             match next {

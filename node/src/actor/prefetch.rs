@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use larder_client::trace::Trace;
+use larder_core::loading::{Meter, Piece, Prefill, worth_loading};
+use larder_core::store::ids::SessionId;
+use larder_core::store::{Refused, Source};
 use larder_protocol::Chain;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Collect, Found, Lookup, Prefetching, Response, Tier, Wait};
@@ -18,9 +21,6 @@ use super::gather::Errand;
 use super::locate::{Located, Locating};
 use super::traces::gather_span;
 use super::{Answer, GpuActor, Reply};
-use crate::loading::{Meter, Piece, Prefill, worth_loading};
-use crate::store::ids::SessionId;
-use crate::store::{Refused, Source};
 
 /// What the sources of this actor deliver.
 #[derive(Debug, Default)]

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use larder_core::priority::Turns;
+use larder_core::store::FetchId;
 use larder_protocol::peer::Class;
-
-use crate::priority::Turns;
-use crate::store::FetchId;
 
 /// The line before one of them. What nobody waits for any more by the time that its turn comes is not read.
 #[derive(Debug)]

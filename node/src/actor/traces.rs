@@ -1,12 +1,12 @@
 //! What the spans of requests say.
 
 use larder_client::trace::{SpanKind, Trace};
+use larder_core::store::{Gathered, Source, Wanted};
 use larder_protocol::session::{Lookup, Request, Response, Tier};
 use larder_protocol::{Chain, Fingerprint};
 
 use super::{Answer, GpuActor};
 use crate::metrics::Outcome;
-use crate::store::{Gathered, Source, Wanted};
 
 impl GpuActor {
     /// What is asked.

@@ -2,6 +2,9 @@
 
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
+use larder_core::reports::Reporter;
+use larder_core::store::ids::SessionId;
+use larder_core::store::{Refused, VerifyOrder};
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Checked, ReportDamage, Response, Scarce};
 use larder_protocol::{ChunkHash, Fingerprint};
@@ -11,9 +14,6 @@ use super::{Answer, GpuActor, Reply};
 use crate::copy::{BlockChecksums, CopyOrder};
 use crate::exchange::VerifyChunks;
 use crate::metrics::Reported;
-use crate::reports::Reporter;
-use crate::store::ids::SessionId;
-use crate::store::{Refused, VerifyOrder};
 
 /// What comes of a report.
 enum Examined {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use larder_core::store::WritePolicy;
 use serde::Deserialize;
 
 use super::default_write_after_uses;
-use crate::store::WritePolicy;
 
 /// The object tier: a store that all nodes share. Credentials come from the environment, by the names that the store's own
 /// tools use (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).

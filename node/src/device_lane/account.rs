@@ -5,12 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use larder_core::store::ids::SessionId;
 use larder_device::ledger::{Ledger, LedgerLimits};
 use larder_device::slots::{Context, SlotId, Slots};
 use larder_device::{CopyError, Ticket};
 use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress};
-
-use crate::store::ids::SessionId;
 
 /// Copies under way. `H` is what a copy keeps from reuse, `A` who waits for news of one.
 #[derive(Debug)]

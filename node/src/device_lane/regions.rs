@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use larder_core::store::ids::SessionId;
 use larder_device::{
     Device, DeviceError, EngineMemory, Flag, HostMemory, OrderError, PagedLayout, Place, RegionId, TensorsId,
 };
@@ -10,7 +11,6 @@ use larder_protocol::lane::Word;
 
 use super::WORD_BYTES;
 use crate::arena::ExtentMemory;
-use crate::store::ids::SessionId;
 
 /// A device's memory.
 #[derive(Default)]

@@ -6,12 +6,11 @@
 
 use std::collections::HashMap;
 
+use larder_core::store::TierUsage;
+use larder_core::store::ids::ChunkNumber;
+use larder_core::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 use larder_device::slots::SlotId;
 use larder_protocol::checksum::BlockKey;
-
-use crate::store::TierUsage;
-use crate::store::ids::ChunkNumber;
-use crate::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 
 /// The blocks that are there. All slots have one size, that of the first engine's blocks.
 #[derive(Debug)]

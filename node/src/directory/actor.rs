@@ -7,16 +7,15 @@ use std::time::Duration;
 use actix::prelude::*;
 use futures_util::future::join_all;
 use larder_client::trace::{SpanKind, Trace};
+use larder_core::directory::cache::Cache;
+use larder_core::directory::lookup::{HomeAsk, Lookup, View, row_keys};
+use larder_core::directory::{Answered, BatchId, FLUSH_MS, Holders, Moved, Outbox, Outgoing, Shard};
 use larder_protocol::peer::{Announce, Announced, Chunks, PeerRequest, PeerResponse, Repair, Rows};
 use larder_protocol::table::{NodeNumber, RowKey, Table};
 use tokio::sync::watch;
 
-use super::cache::Cache;
-use super::lookup::{HomeAsk, Lookup, View, row_keys};
 use super::metrics::DirectoryMetrics;
-use super::outbox::{Answered, BatchId, Moved, Outbox, Outgoing};
-use super::shard::Shard;
-use super::{AskHolders, Changed, Holders, Stale};
+use super::{AskHolders, Changed, Stale};
 use crate::clock::Clock;
 use crate::exchange::{AskPeer, SilentPeers};
 use crate::exchange::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
@@ -390,7 +389,7 @@ impl Handler<ServeRepair> for DirectoryActor {
 }
 
 /// How often batches are looked for.
-const TICK: Duration = Duration::from_millis(super::stream::FLUSH_MS);
+const TICK: Duration = Duration::from_millis(FLUSH_MS);
 
 /// How often gauges are brought up to date, and old doubts forgotten.
 const SLOW_TICK: Duration = Duration::from_secs(1);

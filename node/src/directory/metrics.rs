@@ -3,10 +3,8 @@
 pub(crate) mod table;
 
 use larder_client::metrics::Families;
+use larder_core::directory::{Outbox, Shard, ShardCounts};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
-
-use super::outbox::Outbox;
-use super::shard::{Shard, ShardCounts};
 
 /// Every metric of the directory.
 #[derive(Debug, Clone)]

@@ -1,16 +1,14 @@
-//! What several tests of the directory need, and tests of its parts together.
+//! What several tests of the directory need.
 
 mod panics;
-mod simulation;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use larder_core::directory::Changes;
+use larder_core::store::{Change, ChangeKind};
 use larder_protocol::table::{Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, RowKey, Table};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
-
-use super::Changes;
-use crate::store::{Change, ChangeKind};
 
 pub(super) const SPACE: Fingerprint = Fingerprint([7; 32]);
 

@@ -7,10 +7,10 @@
 
 use std::collections::VecDeque;
 
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{Footer, FooterEntry, PAGE_BYTES, SEGMENTS_START, SegmentHeader};
-use crate::store::ids::ChunkKey;
 
 mod index;
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
 use crate::arena::{ExtentMemory, OutOfBounds, Pages};
 use crate::copy::BlockChecksums;
-use crate::store::ids::ChunkKey;
 
 /// A block's place in the arena.
 #[derive(Debug, Clone)]

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use prometheus::Registry;
@@ -14,7 +15,6 @@ use super::*;
 use crate::arena::tests::arena;
 use crate::arena::{Arena, ExtentMemory};
 use crate::copy::BlockChecksums;
-use crate::store::ids::ChunkKey;
 use crate::threads::pinned_to;
 
 mod behaviour;

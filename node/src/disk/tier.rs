@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
@@ -15,7 +16,6 @@ use super::order::{ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder}
 use super::volume::{Job, Volume};
 use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
-use crate::store::ids::ChunkKey;
 use crate::threads;
 
 pub use super::volume::OnGone;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
@@ -11,7 +12,6 @@ use super::log::{Geometry, Log};
 use super::metrics::DiskMetrics;
 use super::order::{Gone, ReadAnswer, SnapshotPage, Why, WriteAnswer};
 use crate::clock::Clock;
-use crate::store::ids::ChunkKey;
 
 mod budget;
 mod check;

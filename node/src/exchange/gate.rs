@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use larder_core::priority::Turns;
 use larder_protocol::peer::Class;
 use tokio::sync::{oneshot, watch};
 
 use super::{CREDIT_UNIT_BYTES, ExchangeLimits};
 use crate::clock::Clock;
-use crate::priority::Turns;
 
 /// What one peer may be asked for at a time.
 pub(super) struct Gate {

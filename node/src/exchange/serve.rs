@@ -11,6 +11,7 @@ use larder_client::quic::{
     write_message,
 };
 use larder_client::trace::{Sampler, Trace};
+use larder_core::reports::Reporter;
 use larder_protocol::TraceContext;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{
@@ -31,7 +32,6 @@ use super::{
     AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, ServeAnnounce, ServeFind, ServeRepair, SetPolicy,
     VerifyChunks,
 };
-use crate::reports::Reporter;
 use crate::watched::here;
 
 /// Whom requests go to.

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 use larder_client::trace::InvalidEndpoint;
+use larder_core::store::policy::UnknownPolicy;
 
 use super::{MAX_ACTORS, MAX_DATAGRAM_BYTES, MAX_SOCKET_PATH_BYTES, MIN_DATAGRAM_BYTES, MIN_EXTENTS};
 use crate::arena::{MIN_EXTENT_BYTES, PAGE_BYTES};
 use crate::disk::log::MIN_SEGMENTS;
 use crate::disk::{MAX_SEGMENT_BYTES, MAX_SEGMENTS, MIN_SEGMENT_BYTES};
 use crate::host::PciAddress;
-use crate::store::policy::UnknownPolicy;
 
 /// Why a configuration cannot be used on this machine, and what to set instead.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use larder_client::quic::CredentialFiles;
 use larder_client::trace::Sampler;
+use larder_core::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
 use larder_protocol::identity::is_name;
 
 use super::error::MemoryOf;
@@ -30,7 +31,6 @@ use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};
 use crate::record::RecordLimits;
-use crate::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
 
 impl Config {
     /// Makes the numbers that the node works with on the machine that `host` describes.

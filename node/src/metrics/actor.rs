@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
+use larder_core::Millis;
+use larder_core::reports::Reporter;
+use larder_core::store::{Evictions, Usage};
 use larder_protocol::session::{Checked, Tier};
 use prometheus::{Histogram, IntCounter, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
 use super::{Metrics, NamespaceMetrics, table, tier_name};
-use crate::clock::Millis;
-use crate::reports::Reporter;
 use crate::reuse::Lookup;
-use crate::store::{Evictions, Usage};
 
 /// The gauges and counters of one actor.
 #[derive(Debug)]

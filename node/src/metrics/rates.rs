@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use larder_client::metrics::Families;
+use larder_core::Millis;
 use prometheus::{Gauge, GaugeVec};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Millis;
 use crate::reuse::{Lookup, ReuseWindows, Tokens, Window};
 
 /// How much of what a tenant asked in a window was hit, and would have been by an infinite cache; fractions of tokens.

@@ -9,13 +9,13 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
+use larder_core::tiers::known::{Fact, Known, LIFETIMES};
 use larder_protocol::{ChunkRef, PoolSet};
 use object_store::path::Path;
 use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
-use super::known::{Fact, Known, LIFETIMES};
 use super::metrics::{Kind, ObjectMetrics, Side};
 use super::record::{Arriving, ObjectKey, body, name};
 use super::tier::LastTrouble;
@@ -321,7 +321,7 @@ impl Engine {
     #[cfg(test)]
     pub(super) async fn remove(
         &self,
-        chunk: crate::store::ids::ChunkKey,
+        chunk: larder_core::store::ids::ChunkKey,
         blocks: &[BlockId],
         deadline: Instant,
     ) -> bool {

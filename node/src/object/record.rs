@@ -5,6 +5,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::limits::MAX_BLOCK_BYTES;
 use object_store::PutPayload;
 use object_store::path::Path;
@@ -16,7 +17,6 @@ use crate::disk::format::{PAGE_BYTES, RecordHeader, SegmentHeader};
 use crate::disk::log::Place;
 use crate::disk::volume::{Check, Damage, place_blocks};
 use crate::disk::{BlockPlace, Source, WriteOrder};
-use crate::store::ids::ChunkKey;
 
 /// What an object is found by: a block is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

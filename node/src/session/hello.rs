@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use larder_client::socket::{FrameReader, FrameWriter};
+use larder_core::store::ids::TenantId;
 use larder_protocol::limits::{MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
     Busy, Hello, Refusal, RefusalCode, Request, Response, Scarce, Welcome, decode_request,
@@ -20,7 +21,6 @@ use super::serve::{self, Opened};
 use crate::actor::{Close, Open};
 use crate::arena::PAGE_BYTES;
 use crate::processes::{EnterError, Peer, PeerError};
-use crate::store::ids::TenantId;
 use crate::window::Window;
 
 /// A connection that was just accepted.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use actix::Addr;
 use actix_rt::ArbiterHandle;
 use larder_client::trace::Sampler;
+use larder_core::store::ids::TenantId;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -17,7 +18,6 @@ use super::socket_file::{self, BindError, SocketFile};
 use crate::actor::GpuActor;
 use crate::metrics::SharedMetrics;
 use crate::processes::Processes;
-use crate::store::ids::TenantId;
 use crate::window::WindowBudget;
 
 /// What all sessions of a node share. Lives on the thread that accepts.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use actix::{Addr, Recipient};
 use larder_client::socket::{FrameReader, FrameWriter};
 use larder_client::trace::Sampler;
+use larder_core::store::ids::SessionId;
 use larder_protocol::TraceContext;
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{RefusalCode, Request, decode_request};
@@ -23,7 +24,6 @@ use crate::actor::{Answer, Ask, Close, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::metrics::SharedMetrics;
 use crate::processes::Membership;
-use crate::store::ids::SessionId;
 
 /// A session that was welcomed.
 pub(super) struct Opened {

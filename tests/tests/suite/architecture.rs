@@ -29,12 +29,14 @@ fn sources() -> BTreeMap<String, String> {
 
 #[test]
 fn dependencies_between_crates_run_one_way() {
-    let order = ["protocol", "device", "client", "python", "node", "coordinator", "cli", "tests", "gpu"];
+    let order =
+        ["protocol", "device", "client", "python", "core", "node", "coordinator", "cli", "tests", "gpu"];
     let folders = [
         "client/protocol",
         "client/device",
         "client/rust",
         "client/python",
+        "node/core",
         "node",
         "coordinator",
         "client/cli",
@@ -54,16 +56,11 @@ fn dependencies_between_crates_run_one_way() {
 /// The modules of the node: each names only those before it, so none can be part of a cycle.
 const NODE_MODULES: &[&str] = &[
     "clock",
-    "priority",
-    "placement",
-    "loading",
     "private",
     "host",
     "threads",
     "reuse",
     "record",
-    "store",
-    "reports",
     "arena",
     "window",
     "copy",
@@ -88,6 +85,30 @@ const NODE_MODULES: &[&str] = &[
     "server",
 ];
 
+/// Those of the core.
+const CORE_MODULES: &[&str] =
+    &["time", "placement", "priority", "loading", "store", "reports", "directory", "tiers"];
+
+/// Names at the top of a crate that are no modules.
+const ROOT: &[&str] = &["Millis"];
+
+/// What the core is built on, and what its one neighbour in the workspace is built on: no runtime, no system.
+const CORE_DEPENDENCIES: &[&str] = &[
+    "blake3",
+    "hashbrown",
+    "larder-protocol",
+    "rkyv",
+    "serde",
+    "sha2",
+    "smallvec",
+    "thiserror",
+    "xxhash-rust",
+];
+
+/// What the core names nowhere.
+const IO: &[&str] =
+    &["std::fs", "std::io", "std::net", "std::os", "std::process", "std::thread", "Instant", "SystemTime"];
+
 /// The module at the top of `folder` that a file belongs to; `None` for files of others, for tests and the crate's root.
 fn module_of<'a>(name: &'a str, folder: &str) -> Option<&'a str> {
     let path = name.strip_prefix(folder)?;
@@ -107,19 +128,45 @@ fn named_modules(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn modules_of_the_node_name_only_those_before_them() {
-    let place = |module: &str| NODE_MODULES.iter().position(|&known| known == module);
-    let (mut found, sources) = (BTreeSet::new(), sources());
-    for (name, text) in &sources {
-        let Some(module) = module_of(name, "node/src/") else { continue };
-        let own = place(module).unwrap_or_else(|| panic!("{name}: list the module {module}"));
-        found.insert(module);
-        for other in named_modules(text) {
-            let other_place = place(other).unwrap_or_else(|| panic!("{name}: crate::{other} is no module"));
-            assert!(other_place <= own, "{name}: {module} must not name {other}, which comes after it");
+fn modules_of_core_and_node_name_only_those_before_them() {
+    let sources = sources();
+    for (folder, modules) in [("node/core/src/", CORE_MODULES), ("node/src/", NODE_MODULES)] {
+        let place = |module: &str| modules.iter().position(|&known| known == module);
+        let mut found = BTreeSet::new();
+        for (name, text) in &sources {
+            let Some(module) = module_of(name, folder) else { continue };
+            let own = place(module).unwrap_or_else(|| panic!("{name}: list the module {module}"));
+            found.insert(module);
+            for other in named_modules(text).into_iter().filter(|other| !ROOT.contains(other)) {
+                let other_place =
+                    place(other).unwrap_or_else(|| panic!("{name}: crate::{other} is no module"));
+                assert!(other_place <= own, "{name}: {module} must not name {other}, which comes after it");
+            }
+        }
+        assert_eq!(found.len(), modules.len(), "a module is listed that is not there: {found:?}");
+    }
+}
+
+#[test]
+fn the_core_does_no_io_and_knows_no_clock() {
+    let mut dependencies = BTreeSet::new();
+    for folder in ["node/core", "client/protocol"] {
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+        let own = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n\n").next().unwrap();
+        dependencies.extend(own.lines().map(|line| line.split(['.', ' ']).next().unwrap().to_owned()));
+    }
+    let unknown: Vec<_> = dependencies.iter().filter(|name| !CORE_DEPENDENCIES.contains(&&***name)).collect();
+    assert!(unknown.is_empty(), "the core does no IO; is that so of {unknown:?}?");
+    for (name, text) in sources() {
+        if module_of(&name, "node/core/src/").is_none() {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let io = IO.iter().find(|io| line.contains(*io));
+            assert!(io.is_none(), "{name} does IO, or asks a clock: {line}");
         }
     }
-    assert_eq!(found.len(), NODE_MODULES.len(), "a module is listed that is not there: {found:?}");
 }
 
 #[test]

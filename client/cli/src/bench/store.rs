@@ -4,10 +4,10 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use larder_node::clock::Millis;
-use larder_node::store::ids::{ProcessId, SessionId, TenantId};
-use larder_node::store::policy::PolicyName;
-use larder_node::store::{Checksums, LookupOptions, Store, StoreLimits};
+use larder_core::Millis;
+use larder_core::store::ids::{ProcessId, SessionId, TenantId};
+use larder_core::store::policy::PolicyName;
+use larder_core::store::{Checksums, LookupOptions, Store, StoreLimits};
 use larder_protocol::{Chain, ChunkHash};
 
 use super::Measurement;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use larder_node::store::policy::PolicyName;
+use larder_core::store::policy::PolicyName;
 use serde::Serialize;
 
 use crate::cluster::Addresses;

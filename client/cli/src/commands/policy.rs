@@ -10,7 +10,7 @@ use larder_client::quic::{
     CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
 };
 use larder_coordinator::NodeStatus;
-use larder_node::store::policy::PolicyName;
+use larder_core::store::policy::PolicyName;
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::{Deserialize, Serialize};

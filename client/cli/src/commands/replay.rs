@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use larder_node::store::policy::PolicyName;
+use larder_core::store::policy::PolicyName;
 
 use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use larder_client::trace::TracingConfig;
-use larder_node::store::policy::PolicyName;
+use larder_core::store::policy::PolicyName;
 
 use super::disk::DevDisk;
 use super::error::DevError;

@@ -176,7 +176,7 @@ fn size(outcome: &Outcome, prices: &Prices) -> String {
 
 #[cfg(test)]
 mod tests {
-    use larder_node::store::policy::PolicyName;
+    use larder_core::store::policy::PolicyName;
 
     use super::*;
     use crate::plan::{Counts, Sharing};

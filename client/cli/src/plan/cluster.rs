@@ -3,7 +3,7 @@
 mod directory;
 mod node;
 
-use larder_node::store::policy::PolicyName;
+use larder_core::store::policy::PolicyName;
 use larder_protocol::{Chain, ChunkHash};
 
 use self::directory::{Directory, MAX_NODES};

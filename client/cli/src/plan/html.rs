@@ -61,7 +61,7 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use larder_node::store::policy::PolicyName;
+    use larder_core::store::policy::PolicyName;
 
     use super::*;
     use crate::generator::Generator;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use larder_node::store::policy::PolicyName;
+use larder_core::store::policy::PolicyName;
 
 /// Who goes first, in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use larder_node::store::replay::{Replayed, replay};
+use larder_core::store::replay::{Replayed, replay};
 
 use super::opt::{Future, opt};
 use super::{Counts, Outcome, PlanPolicy, Scenario, Sharing, Workload, cluster};
@@ -123,7 +123,7 @@ const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} runs  {eta} left  {ms
 
 #[cfg(test)]
 mod tests {
-    use larder_node::store::policy::PolicyName;
+    use larder_core::store::policy::PolicyName;
 
     use super::*;
     use crate::generator::Generator;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use larder_node::store::replay::TraceRequest;
+use larder_core::store::replay::TraceRequest;
 
 use crate::trace::{CHUNK_TOKENS, History, Request};
 

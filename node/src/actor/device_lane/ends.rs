@@ -1,6 +1,8 @@
 //! How copies by a device end: what the device says of them, and the sums of what was saved.
 
 use actix::prelude::*;
+use larder_core::store::ids::OrderId;
+use larder_core::store::{BlockMove, Checksums};
 use larder_device::thread::Report;
 use larder_device::{CopyError, Ticket};
 use larder_protocol::lane::CopyEnd;
@@ -9,8 +11,6 @@ use super::{GpuActor, Held, HeldBy, Lane, Saved};
 use crate::copy::{BlockChecksums, CopyOrder};
 use crate::device_lane::Ended;
 use crate::metrics::{HandedOver, LaneCopy};
-use crate::store::ids::OrderId;
-use crate::store::{BlockMove, Checksums};
 
 impl GpuActor {
     fn copy_ended(&mut self, ticket: Ticket, result: Result<(), CopyError>, ctx: &mut Context<Self>) {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use actix::prelude::*;
+use larder_core::reports::Reporter;
+use larder_core::store::ids::SessionId;
 use larder_device::{BlockMove, DeviceError, Direction, Order, Place, Work};
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Found, Lookup, Span, Tier};
@@ -11,8 +13,6 @@ use super::{GpuActor, Held, HeldBy, Lane, Wanted};
 use crate::arena::ExtentMemory;
 use crate::copy::{BlockChecksums, CopyOrder, Move};
 use crate::exchange::VerifyChunks;
-use crate::reports::Reporter;
-use crate::store::ids::SessionId;
 
 impl GpuActor {
     /// Tells of what was found on the host which chunks the device tier has too, in all their blocks.

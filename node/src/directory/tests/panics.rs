@@ -2,6 +2,7 @@
 
 use actix::prelude::*;
 use larder_client::trace::Trace;
+use larder_core::store::ChangeKind;
 use larder_protocol::peer::{Announce, Announced, Find, RowChange};
 use larder_protocol::table::{Epoch, NodeNumber};
 use prometheus::Registry;
@@ -12,7 +13,6 @@ use super::{SPACE, changes, chunk, holder, key, table_of_one_home};
 use crate::clock::Clock;
 use crate::exchange::{AskPeer, PeerUnavailable, SilentPeers};
 use crate::exchange::{NewTable, ServeAnnounce, ServeFind};
-use crate::store::ChangeKind;
 use crate::watched::{Watch, plant};
 
 /// Other nodes, of which none answers.
@@ -70,7 +70,14 @@ fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again(
         directory.send(NewTable { table, own: NodeNumber(1) }).await.unwrap();
         let page = || {
             let chunks = (0..2).map(|number| (SPACE, chunk(number))).collect();
-            Changed { device: 0, changes: Changes::Page(Page { is_first: true, chunks, is_last: true }) }
+            Changed {
+                device: 0,
+                changes: Changes::Page(larder_core::directory::Page {
+                    is_first: true,
+                    chunks,
+                    is_last: true,
+                }),
+            }
         };
         let gained = Changed { device: 0, changes: changes(ChangeKind::Gained, 0..2) };
         directory.send(gained).await.unwrap();

@@ -5,10 +5,10 @@ use std::hash::BuildHasher;
 
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::Place;
-use crate::store::ids::ChunkKey;
 
 /// The records of a tier, by key. An id is a record's as long as it is there, then another's.
 #[derive(Debug, Default)]

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Receiver;
 
+use larder_core::store::ids::ChunkKey;
+
 use super::faults::Platter;
 use super::*;
 use crate::disk::format::StorageId;
 use crate::disk::log::{Geometry, Place};
 use crate::disk::metrics::FoundBy;
 use crate::disk::volume::{Job, Volume};
-use crate::store::ids::ChunkKey;
 
 /// A tier on a platter, and what it must hold.
 struct History {

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use larder_core::store::ids::ChunkKey;
+
 use super::*;
-use crate::store::ids::ChunkKey;
 
 /// Tells the test below that it is the process to be killed: the folder, and the first chunk.
 const VICTIM: &str = "LARDER_DISK_VICTIM";

@@ -1,12 +1,12 @@
 //! A record's bytes, verified as they come.
 
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::RangeChecksum;
 
 use super::super::format::{FormatError, PAGE_BYTES, RecordHeader, StorageId};
 use super::super::log::Place;
 use super::transfers::Piece;
 use crate::arena::{ExtentMemory, OutOfBounds};
-use crate::store::ids::ChunkKey;
 
 /// Takes a record's bytes in order, and says in the end whether they are right.
 pub(crate) struct Check {

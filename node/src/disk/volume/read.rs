@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use larder_core::store::ids::ChunkKey;
 use larder_protocol::{ChunkRef, PoolSet};
 use tokio::sync::oneshot;
 
@@ -15,7 +16,6 @@ use super::super::order::{BlockPlace, ReadAnswer, ReadOrder, SnapshotPage, Why};
 use super::check::{Check, Damage};
 use super::transfers::{ReadAhead, Region};
 use super::{Volume, page_bytes};
-use crate::store::ids::ChunkKey;
 
 /// An order, and who waits for it.
 pub(crate) type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);

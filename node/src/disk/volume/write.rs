@@ -2,6 +2,7 @@
 
 use std::io;
 
+use larder_core::store::ids::ChunkKey;
 use tokio::sync::oneshot;
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader};
@@ -11,7 +12,6 @@ use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
 use super::transfers::ReadAhead;
 use super::{Volume, page_bytes};
-use crate::store::ids::ChunkKey;
 
 /// An order, and who waits for it.
 pub(crate) type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);

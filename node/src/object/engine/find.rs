@@ -3,18 +3,18 @@
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
+use larder_core::store::ids::ChunkKey;
+use larder_core::tiers::known::Fact;
+use larder_core::tiers::search::Search;
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::BlockId;
-use super::super::known::Fact;
 use super::super::metrics::Side;
 use super::super::record::ObjectKey;
-use super::super::search::Search;
 use super::super::trouble::{Trouble, TroubleKind};
 use super::request::HEAD;
 use super::{Engine, Failed};
-use crate::store::ids::ChunkKey;
 
 impl Engine {
     /// Whether each chunk is there. Of a chain, the first chunks that are there without a hole, and none behind it.

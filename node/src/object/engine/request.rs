@@ -1,16 +1,16 @@
 //! One request to the store, and what the store's answers say of the store.
 
+use larder_core::store::ids::ChunkKey;
+use larder_core::tiers::known::Fact;
 use larder_protocol::{ChunkHash, Fingerprint};
 use object_store::{Error, ObjectStoreExt, PutPayload};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::BlockId;
-use super::super::known::Fact;
 use super::super::metrics::{Kind, ObjectMetrics, Side};
 use super::super::record::{ObjectKey, name, probe_name};
 use super::super::trouble::{Trouble, TroubleKind};
 use super::{Engine, Failed};
-use crate::store::ids::ChunkKey;
 
 impl Engine {
     /// Writes, reads and deletes an object of a few bytes: what is refused now would be refused later.

@@ -1,9 +1,9 @@
 //! What a tier finds, and what that costs.
 
+use larder_core::tiers::known::ABSENT_FOR;
 use larder_protocol::{ChunkRef, Fingerprint};
 
 use super::*;
-use crate::object::known::ABSENT_FOR;
 use crate::object::metrics::Side;
 
 /// Chunks of one chain; those of [`TestChunk`] change their namespace from one to the next.

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use larder_core::tiers::known::ABSENT_FOR;
+
 use super::*;
-use crate::object::known::ABSENT_FOR;
 use crate::object::metrics::Side;
 
 struct History {

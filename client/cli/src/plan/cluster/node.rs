@@ -1,9 +1,9 @@
 //! One node of a planned cluster: the production store with one session.
 
-use larder_node::clock::Millis;
-use larder_node::store::ids::{ProcessId, SessionId, TenantId};
-use larder_node::store::policy::PolicyName;
-use larder_node::store::{Leased, Store, StoreLimits};
+use larder_core::Millis;
+use larder_core::store::ids::{ProcessId, SessionId, TenantId};
+use larder_core::store::policy::PolicyName;
+use larder_core::store::{Leased, Store, StoreLimits};
 use larder_protocol::{Chain, ChunkHash};
 
 use crate::replay::namespace::replay_namespace;

@@ -1,0 +1,101 @@
+//! When which home is told something next.
+//!
+//! A heap of due times, so that nobody looks through all homes to find the few that are due. What was planned and is no
+//! longer so stays in the heap until its time comes, and is passed over then.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use larder_protocol::table::NodeNumber;
+
+use crate::Millis;
+
+/// When which home is told something next.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    heap: BinaryHeap<Reverse<(Millis, NodeNumber)>>,
+    planned: BTreeMap<NodeNumber, Millis>,
+}
+
+impl Agenda {
+    /// Plans a home for this time, and for no other.
+    pub(super) fn plan(&mut self, home: NodeNumber, at: Millis) {
+        if self.planned.insert(home, at) != Some(at) {
+            self.heap.push(Reverse((at, home)));
+        }
+        if self.heap.len() > 2 * self.planned.len() + SLACK {
+            self.heap = self.planned.iter().map(|(&home, &at)| Reverse((at, home))).collect();
+        }
+    }
+
+    /// Plans a home for this time, where nothing is planned for it before.
+    pub(super) fn plan_sooner(&mut self, home: NodeNumber, at: Millis) {
+        if self.planned.get(&home).is_none_or(|&planned| at < planned) {
+            self.plan(home, at);
+        }
+    }
+
+    /// Forgets all but these homes.
+    pub(super) fn retain(&mut self, stays: impl Fn(NodeNumber) -> bool) {
+        self.planned.retain(|&home, _| stays(home));
+    }
+
+    /// A home whose time has come; nothing is planned for it then.
+    pub(super) fn take_due(&mut self, now: Millis) -> Option<NodeNumber> {
+        while let Some(&Reverse((at, home))) = self.heap.peek().filter(|planned| planned.0.0 <= now) {
+            self.heap.pop();
+            if self.planned.get(&home) == Some(&at) {
+                self.planned.remove(&home);
+                return Some(home);
+            }
+        }
+        None
+    }
+}
+
+/// Outdated entries that are not worth making a new heap for.
+const SLACK: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: NodeNumber = NodeNumber(1);
+    const TWO: NodeNumber = NodeNumber(2);
+
+    #[test]
+    fn homes_are_due_in_the_order_of_their_times_and_once() {
+        let mut agenda = Agenda::default();
+        agenda.plan(ONE, Millis(20));
+        agenda.plan(TWO, Millis(10));
+        assert_eq!(agenda.take_due(Millis(9)), None);
+        assert_eq!(agenda.take_due(Millis(30)), Some(TWO));
+        assert_eq!(agenda.take_due(Millis(30)), Some(ONE));
+        assert_eq!(agenda.take_due(Millis(30)), None);
+    }
+
+    #[test]
+    fn the_last_plan_counts() {
+        let mut agenda = Agenda::default();
+        agenda.plan(ONE, Millis(10));
+        agenda.plan(ONE, Millis(20));
+        agenda.plan_sooner(ONE, Millis(25));
+        assert_eq!(agenda.take_due(Millis(19)), None);
+        agenda.plan_sooner(ONE, Millis(15));
+        assert_eq!(agenda.take_due(Millis(15)), Some(ONE));
+        assert_eq!(agenda.take_due(Millis(30)), None);
+        agenda.plan(TWO, Millis(40));
+        agenda.retain(|home| home != TWO);
+        assert_eq!(agenda.take_due(Millis(40)), None);
+    }
+
+    #[test]
+    fn plans_that_change_all_the_time_take_no_more_room() {
+        let mut agenda = Agenda::default();
+        for time in 0..10_000 {
+            agenda.plan(ONE, Millis(100_000 - time));
+        }
+        assert!(agenda.heap.len() <= 2 + SLACK);
+        assert_eq!(agenda.take_due(Millis(100_000)), Some(ONE));
+    }
+}

@@ -1,0 +1,215 @@
+//! One question of an actor: which homes it goes to, what their answers come to.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use larder_protocol::limits::{MAX_FIND_ROWS, MAX_MEMBERS};
+use larder_protocol::peer::{Find, Rows};
+use larder_protocol::table::{Holder, MemberState, NodeNumber, RowKey, RunKey, Table};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+
+use super::Holders;
+use super::cache::Cache;
+use super::shard::MAX_FOUND_HOLDERS;
+use crate::Millis;
+
+/// The cluster as this node sees it.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// The table.
+    pub table: Arc<Table>,
+    /// This node in it.
+    pub own: NodeNumber,
+    /// Members that nothing is heard of.
+    pub silent: BTreeSet<NodeNumber>,
+    /// Homes that did not answer in time.
+    late: HashMap<NodeNumber, Late>,
+}
+
+/// A home that did not answer in time.
+#[derive(Debug, Clone, Default)]
+struct Late {
+    /// Questions in a row.
+    questions: u32,
+    /// Until when nobody asks it again.
+    until: Millis,
+}
+
+/// A question under way.
+#[derive(Debug)]
+pub struct Lookup {
+    keys: Vec<RowKey>,
+    found: Vec<Holders>,
+    asks: Vec<HomeAsk>,
+    cached: usize,
+}
+
+/// What one home is asked.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HomeAsk {
+    /// Whom; this node may be it.
+    pub home: NodeNumber,
+    /// What.
+    pub find: Find,
+    /// Where the rows stand in the question.
+    pub positions: Vec<u32>,
+}
+
+impl View {
+    /// A home did not answer in time. After the second time in a row nobody asks it for a moment, a longer one each time.
+    /// It may be a holder as good as any: that blocks come from it is another matter.
+    pub fn is_late(&mut self, home: NodeNumber, now: Millis) {
+        let members = &self.table;
+        self.late.retain(|home, late| late.until + FORGOTTEN_MS > now && members.member(*home).is_some());
+        if self.late.len() < MAX_MEMBERS {
+            let late = self.late.entry(home).or_default();
+            late.questions += 1;
+            let pause_ms = match late.questions {
+                0 | 1 => 0,
+                questions => (FIRST_PAUSE_MS << (questions - 2).min(8)).min(LAST_PAUSE_MS),
+            };
+            late.until = now + pause_ms;
+        }
+    }
+
+    /// A home answered.
+    pub fn answers(&mut self, home: NodeNumber) {
+        self.late.remove(&home);
+    }
+
+    /// Whether a home may be asked.
+    #[must_use]
+    pub fn may_ask(&self, home: NodeNumber, now: Millis) -> bool {
+        !self.silent.contains(&home) && self.late.get(&home).is_none_or(|late| late.until <= now)
+    }
+
+    /// The holders worth asking: members other than this node, and those that are suspect or silent only where nobody
+    /// else has the chunk.
+    fn choose(&self, holders: &mut Holders) {
+        let member = |holder: &Holder| self.table.member(holder.node);
+        holders.retain(|holder| holder.node != self.own && member(holder).is_some());
+        let is_well = |holder: &Holder| {
+            member(holder).is_some_and(|member| member.state == MemberState::Alive)
+                && !self.silent.contains(&holder.node)
+        };
+        if holders.iter().any(is_well) {
+            holders.retain(|holder| is_well(holder));
+        }
+    }
+}
+
+impl Lookup {
+    /// Plans it: what the cache does not know goes to the homes, one message each. Homes that are silent or late are not asked.
+    #[must_use]
+    pub fn new(
+        fingerprint: &Fingerprint,
+        chunks: &[ChunkRef],
+        view: &View,
+        cache: &Cache,
+        now: Millis,
+    ) -> Self {
+        let keys = row_keys(fingerprint, chunks);
+        let mut found = vec![Holders::new(); keys.len()];
+        let mut by_home: BTreeMap<NodeNumber, HomeAsk> = BTreeMap::new();
+        let mut cached = 0;
+        for (position, key) in (0_u32..).zip(&keys).take(MAX_FIND_ROWS) {
+            if let Some(holders) = cache.get(key, now) {
+                found[position as usize].clone_from(holders);
+                cached += 1;
+                continue;
+            }
+            let Some(home) = view.table.home(key.run.partition()) else { continue };
+            if home != view.own && !view.may_ask(home, now) {
+                continue;
+            }
+            let ask = by_home.entry(home).or_insert_with(|| HomeAsk {
+                home,
+                find: Find { epoch: view.table.epoch, rows: Vec::new() },
+                positions: Vec::new(),
+            });
+            ask.find.rows.push(*key);
+            ask.positions.push(position);
+        }
+        Self { keys, found, asks: by_home.into_values().collect(), cached }
+    }
+
+    /// Chunks that the cache knew.
+    #[must_use]
+    pub fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// What is to be asked; nothing the second time.
+    pub fn take_asks(&mut self) -> Vec<HomeAsk> {
+        std::mem::take(&mut self.asks)
+    }
+
+    /// Takes a home's answer, and has the cache keep it. What is wrong in it is passed over.
+    pub fn fill(
+        &mut self,
+        positions: &[u32],
+        rows: &Rows,
+        view: &View,
+        cache: Option<&mut Cache>,
+        now: Millis,
+    ) {
+        // An honest home names each chunk so many times at most; a liar keeps nobody longer.
+        let mut named = positions.len() * MAX_FOUND_HOLDERS;
+        for span in rows.spans.iter().take(MAX_SPANS) {
+            let range = span.from as usize..span.to as usize;
+            let within = positions.get(range).unwrap_or_default();
+            let Some(left) = named.checked_sub(within.len()) else { break };
+            named = left;
+            for &position in within {
+                let holders = &mut self.found[position as usize];
+                if holders.len() < MAX_FOUND_HOLDERS && !holders.contains(&span.holder) {
+                    holders.push(span.holder);
+                }
+            }
+        }
+        let Some(cache) = cache else { return };
+        let has_moved = rows.epoch > view.table.epoch;
+        for &position in positions {
+            let holders = &self.found[position as usize];
+            // A home with a newer table may be none any more.
+            if !(holders.is_empty() && has_moved) {
+                cache.insert(self.keys[position as usize], holders.clone(), now);
+            }
+        }
+    }
+
+    /// The answer, one item a chunk in their order.
+    #[must_use]
+    pub fn finish(mut self, view: &View) -> Vec<Holders> {
+        self.found.iter_mut().for_each(|holders| view.choose(holders));
+        self.found
+    }
+}
+
+/// The keys of chunks of one namespace. Those of one run are neighbours, and share its digest.
+#[must_use]
+pub fn row_keys(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<RowKey> {
+    let mut last: Option<(ChunkHash, RunKey)> = None;
+    let key = |chunk: &ChunkRef| {
+        let run = match last {
+            Some((anchor, run)) if anchor == chunk.anchor => run,
+            _ => RunKey::new(fingerprint, &chunk.anchor),
+        };
+        last = Some((chunk.anchor, run));
+        RowKey { run, chunk: chunk.hash.short() }
+    };
+    chunks.iter().map(key).collect()
+}
+
+/// How long a home is left alone that was late twice in a row, and how long at most.
+pub const FIRST_PAUSE_MS: u64 = 100;
+const LAST_PAUSE_MS: u64 = 1_000;
+
+/// After this time it is forgotten that a home was late.
+const FORGOTTEN_MS: u64 = 10_000;
+
+/// Spans of one answer: as many as an honest home sends at most.
+const MAX_SPANS: usize = MAX_FIND_ROWS * MAX_FOUND_HOLDERS;
+
+#[cfg(test)]
+mod tests;

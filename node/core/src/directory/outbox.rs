@@ -1,0 +1,557 @@
+//! What this node's actors hold, and what of it the homes have still to be told.
+//!
+//! To each home every actor speaks in a stream of its own, one batch at a time. A stream toggles: within it, a key is
+//! gained and lost in turn, so that both ends can keep the sum of what was said and compare it from time to time. Every
+//! doubt (a batch that is missing, a home that starts again, sums that differ) ends in a new stream with all that is held.
+//!
+//! What the actors have for one home goes in one message. When homes are told, and asked to compare sums, is chance, the
+//! same each time for a pair of nodes: after a new table a thousand nodes do not all speak at once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use larder_protocol::limits::{MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCES, MAX_FETCH_CHUNKS};
+use larder_protocol::peer::{Announce, Announced, RowChange};
+use larder_protocol::table::{Holder, NodeNumber, PARTITIONS, RowKey, Table};
+use larder_protocol::{ChunkHash, Fingerprint};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::agenda::Agenda;
+use super::held::{Held, PackedKey};
+use super::stream::{Due, Stream};
+use super::{Changes, Page};
+use crate::Millis;
+use crate::store::{Change, ChangeKind};
+
+/// What this node's actors hold and have to announce.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    place: Place,
+    devices: BTreeMap<u16, Device>,
+    agenda: Agenda,
+}
+
+/// Where this node stands.
+#[derive(Debug, Default)]
+struct Place {
+    table: Arc<Table>,
+    own: NodeNumber,
+    incarnation: u64,
+    /// None where this node is no member.
+    homes: BTreeMap<NodeNumber, Home>,
+    streams_begun: u64,
+}
+
+/// A home, for all actors.
+#[derive(Debug)]
+struct Home {
+    partitions: Vec<u16>,
+    /// Whether they are others than in the table before.
+    has_changed: bool,
+    /// When sums are compared next.
+    probe_at: Millis,
+}
+
+/// One actor.
+#[derive(Debug)]
+struct Device {
+    number: u16,
+    held: Held,
+    /// What it holds by the pages that have come, and what was told in between.
+    paged: Option<Held>,
+    /// By partition: whether its stream tells changes one by one. Else all of it has still to be told.
+    is_announced: Vec<bool>,
+    /// By partition: the home that this is said of.
+    told_to: Vec<Option<NodeNumber>>,
+    streams: BTreeMap<NodeNumber, Stream>,
+    moves: BTreeMap<PackedKey, Move>,
+}
+
+/// Where a chunk moved here from.
+#[derive(Debug)]
+struct Move {
+    from: Holder,
+    fingerprint: Fingerprint,
+    hash: ChunkHash,
+}
+
+/// Batches to send in one message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outgoing {
+    /// To whom; this node may be among them.
+    pub home: NodeNumber,
+    /// At most one of each actor.
+    pub announces: Vec<Announce>,
+}
+
+/// Which batch an answer belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchId {
+    /// The home.
+    pub home: NodeNumber,
+    /// The actor.
+    pub device: u16,
+    /// The stream.
+    pub stream: u64,
+    /// The batch in it.
+    pub sequence: u64,
+}
+
+/// What an answer to a batch comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answered {
+    /// The home knows.
+    Known {
+        /// Changes of the batch.
+        changes: usize,
+        /// How long the oldest of them had waited, from when it happened.
+        lag_ms: u64,
+        /// Holders that may give up their copies.
+        moved: Vec<Moved>,
+    },
+    /// A new stream begins.
+    Restarted,
+    /// The batch is sent again.
+    Again,
+    /// It is the answer to nothing that is waited for.
+    Late,
+}
+
+/// Chunks that moved here, which their home knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved {
+    /// Who had them.
+    pub holder: Holder,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
+    /// Their hashes; at most [`MAX_FETCH_CHUNKS`].
+    pub hashes: Vec<ChunkHash>,
+}
+
+impl Outbox {
+    /// An outbox that knows nothing, for a node that has begun streams already: those that it begins are newer.
+    #[must_use]
+    pub fn begin_again(&self) -> Self {
+        let place = Place { streams_begun: self.place.streams_begun + 1, ..Place::default() };
+        Self { place, ..Self::default() }
+    }
+
+    /// Takes what an actor gained and lost.
+    pub fn changed(&mut self, device: u16, changes: &Changes, now: Millis) {
+        let Self { place, devices, agenda } = self;
+        let device = devices.entry(device).or_insert_with(|| Device::new(device, place, now));
+        match changes {
+            Changes::Since(changes) => {
+                for change in changes {
+                    device.change(place, agenda, change, now);
+                }
+            }
+            Changes::Page(page) => device.take_page(place, agenda, page, now),
+        }
+    }
+
+    /// Takes a new table. The homes of partitions that moved are told what is held of them; a home that started again,
+    /// everything. The others are left alone.
+    pub fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) {
+        let Self { place, devices, agenda } = self;
+        let was_another = place.new_table(table, own, now);
+        agenda.retain(|home| place.homes.contains_key(&home));
+        for device in devices.values_mut() {
+            if was_another {
+                device.streams.clear();
+            }
+            device.new_table(place, now);
+        }
+        let homes: Vec<_> = place.homes.keys().copied().collect();
+        homes.into_iter().for_each(|home| self.plan(home));
+    }
+
+    /// The messages to send now.
+    pub fn due(&mut self, now: Millis) -> Vec<Outgoing> {
+        let mut outgoing = Vec::new();
+        while let Some(home) = self.agenda.take_due(now) {
+            let announces = self.announces(home, now);
+            if !announces.is_empty() {
+                outgoing.push(Outgoing { home, announces });
+            }
+            self.plan(home);
+        }
+        outgoing
+    }
+
+    /// What goes to a home whose time has come.
+    fn announces(&mut self, home: NodeNumber, now: Millis) -> Vec<Announce> {
+        let Self { place, devices, .. } = self;
+        let probe_ms = place.probe_ms();
+        let Some(at_home) = place.homes.get_mut(&home) else { return Vec::new() };
+        let probes = at_home.probe_at <= now;
+        if probes {
+            at_home.probe_at = now + probe_ms;
+        }
+        let (mut announces, mut room) = (Vec::new(), MAX_ANNOUNCE_CHANGES);
+        for device in devices.values_mut() {
+            if room > 0 && announces.len() < MAX_ANNOUNCES {
+                let announce = device.announce(place, home, room, probes, now);
+                room -= announce.as_ref().map_or(0, |announce| announce.changes.len()).min(room);
+                announces.extend(announce);
+            }
+        }
+        announces
+    }
+
+    /// Plans when a home is told something next.
+    fn plan(&mut self, home: NodeNumber) {
+        let Some(at_home) = self.place.homes.get(&home) else { return };
+        let streams = self.devices.values().filter_map(|device| device.streams.get(&home));
+        let next = streams.filter_map(Stream::next_due).min();
+        self.agenda.plan(home, next.map_or(at_home.probe_at, |next| next.min(at_home.probe_at)));
+    }
+
+    /// Takes the answer to a batch; `None` where it did not come.
+    pub fn answered(&mut self, batch: &BatchId, answer: Option<Announced>, now: Millis) -> Answered {
+        let answered = self.take_answer(batch, answer, now);
+        self.plan(batch.home);
+        answered
+    }
+
+    fn take_answer(&mut self, batch: &BatchId, answer: Option<Announced>, now: Millis) -> Answered {
+        let Some(device) = self.devices.get_mut(&batch.device) else { return Answered::Late };
+        let stream = device.streams.get_mut(&batch.home);
+        let Some(stream) = stream.filter(|stream| stream.waits_for(batch.stream, batch.sequence)) else {
+            return Answered::Late;
+        };
+        match answer {
+            Some(Announced::Known(sequence)) if sequence >= batch.sequence => {
+                let Some(sent) = stream.acknowledged() else { return Answered::Late };
+                let changes = sent.announce.changes.len();
+                let moved = device.moved(&sent.announce.changes);
+                Answered::Known { changes, lag_ms: now.since(sent.since), moved }
+            }
+            Some(Announced::StartAnew) => {
+                device.restart(batch.home, &mut self.place, now);
+                Answered::Restarted
+            }
+            None | Some(Announced::Known(_) | Announced::Later | Announced::OtherIncarnation(_)) => {
+                stream.failed(now);
+                Answered::Again
+            }
+        }
+    }
+
+    /// Changes that no batch carries yet, without those of partitions that are told as a whole.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        let streams = self.devices.values().flat_map(|device| device.streams.values());
+        streams.map(|stream| stream.pending.len()).sum()
+    }
+
+    /// Chunks that the actors hold.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.devices.values().map(|device| device.held.len()).sum()
+    }
+
+    /// The keys of all that an actor holds.
+    pub fn keys(&self, device: u16) -> impl Iterator<Item = RowKey> {
+        let held = self.devices.get(&device).map(|device| device.held.iter());
+        held.into_iter().flatten().map(PackedKey::unpacked)
+    }
+}
+
+impl BatchId {
+    /// Which batch one of a message is.
+    #[must_use]
+    pub fn new(home: NodeNumber, announce: &Announce) -> Self {
+        let &Announce { holder, stream, sequence, .. } = announce;
+        Self { home, device: holder.device, stream, sequence }
+    }
+}
+
+impl Place {
+    /// Whether this is another node, or another life of it, than before.
+    fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) -> bool {
+        let incarnation = table.member(own).map_or(0, |member| member.incarnation);
+        let was_another = (own, incarnation) != (self.own, self.incarnation);
+        (self.table, self.own, self.incarnation) = (Arc::clone(table), own, incarnation);
+        let before = std::mem::take(&mut self.homes);
+        let partitions = if table.member(own).is_some() { homes(table) } else { BTreeMap::new() };
+        self.homes = BTreeMap::new();
+        let (probe_ms, count) = (probe_ms(partitions.len()), partitions.len() as u64);
+        for (home, partitions) in partitions {
+            let phase = |range_ms| self.phase(home, range_ms);
+            let (has_changed, probe_at) = match before.get(&home) {
+                Some(before) if before.partitions == partitions => (false, before.probe_at),
+                Some(before) => (true, before.probe_at.min(now + PROBE_SOON_MS + phase(count))),
+                None => (true, now + PROBE_SOON_MS + phase(probe_ms)),
+            };
+            self.homes.insert(home, Home { partitions, has_changed, probe_at });
+        }
+        was_another
+    }
+
+    /// A time of this pair of nodes within a range, which is chance to all others.
+    fn phase(&self, home: NodeNumber, range_ms: u64) -> u64 {
+        let mut name = [0; 20];
+        name[..2].copy_from_slice(&self.own.0.to_le_bytes());
+        name[2..4].copy_from_slice(&home.0.to_le_bytes());
+        name[4..12].copy_from_slice(&self.incarnation.to_le_bytes());
+        name[12..].copy_from_slice(&self.table.epoch.number.to_le_bytes());
+        xxh3_64(&name) % range_ms.max(1)
+    }
+
+    /// How often a home and this node compare sums.
+    fn probe_ms(&self) -> u64 {
+        probe_ms(self.homes.len())
+    }
+
+    /// The next stream's number. They grow over all streams, so that a home that was left and comes back hears a new one.
+    fn begin_stream(&mut self) -> u64 {
+        self.streams_begun += 1;
+        self.streams_begun
+    }
+
+    fn home_incarnation(&self, home: NodeNumber) -> Option<u64> {
+        self.table.member(home).map(|member| member.incarnation)
+    }
+}
+
+impl Device {
+    fn new(number: u16, place: &mut Place, now: Millis) -> Self {
+        let is_announced = vec![false; usize::from(PARTITIONS)];
+        let told_to = vec![None; usize::from(PARTITIONS)];
+        let (streams, moves) = (BTreeMap::new(), BTreeMap::new());
+        let (held, paged) = (Held::new(), None);
+        let mut device = Self { number, held, paged, is_announced, told_to, streams, moves };
+        device.new_table(place, now);
+        device
+    }
+
+    fn change(&mut self, place: &Place, agenda: &mut Agenda, change: &Change, now: Millis) {
+        let &Change { fingerprint, chunk, kind } = change;
+        let key = PackedKey::from(RowKey::new(&fingerprint, &chunk));
+        if let Some(paged) = &mut self.paged {
+            match kind {
+                ChangeKind::Gained | ChangeKind::MovedFrom(_) => paged.insert(key),
+                ChangeKind::Lost => paged.remove(key),
+            };
+        }
+        let has_changed = match kind {
+            ChangeKind::Gained | ChangeKind::MovedFrom(_) => self.held.insert(key),
+            ChangeKind::Lost => self.held.remove(key),
+        };
+        if !has_changed {
+            return;
+        }
+        self.toggle(place, agenda, key, now);
+        match kind {
+            ChangeKind::MovedFrom(from) if from.node != place.own && self.moves.len() < MAX_MOVES => {
+                self.moves.insert(key, Move { from, fingerprint, hash: chunk.hash });
+            }
+            ChangeKind::Lost if !self.moves.is_empty() => drop(self.moves.remove(&key)),
+            ChangeKind::Gained | ChangeKind::MovedFrom(_) | ChangeKind::Lost => {}
+        }
+    }
+
+    /// Takes some of all that the actor holds; with the last page it holds nothing else.
+    fn take_page(&mut self, place: &Place, agenda: &mut Agenda, page: &Page, now: Millis) {
+        if page.is_first {
+            self.paged = Some(Held::new());
+        }
+        // One in the middle whose first was not seen: the actor begins again.
+        let Some(paged) = &mut self.paged else { return };
+        for (space, chunk) in &page.chunks {
+            paged.insert(RowKey::new(space, chunk).into());
+        }
+        if page.is_last {
+            let paged = self.paged.take().unwrap_or_else(Held::new);
+            self.replace(place, agenda, &paged, now);
+        }
+    }
+
+    /// Holds exactly these keys from now on.
+    fn replace(&mut self, place: &Place, agenda: &mut Agenda, keys: &Held, now: Millis) {
+        for partition in 0..PARTITIONS {
+            let of_it = keys.partition(partition);
+            let is_lost = |key: &&PackedKey| of_it.binary_search(key).is_err();
+            let lost: Vec<_> = self.held.partition(partition).iter().filter(is_lost).copied().collect();
+            for key in lost {
+                self.held.remove(key);
+                self.toggle(place, agenda, key, now);
+                self.moves.remove(&key);
+            }
+            for &key in of_it {
+                if self.held.insert(key) {
+                    self.toggle(place, agenda, key, now);
+                }
+            }
+        }
+    }
+
+    /// A key was just gained or lost.
+    fn toggle(&mut self, place: &Place, agenda: &mut Agenda, key: PackedKey, now: Millis) {
+        let partition = key.partition();
+        let Some(home) = place.table.home(partition) else { return };
+        let Some(stream) = self.streams.get_mut(&home) else { return };
+        let digest = key.digest();
+        let change = if self.held.contains(key) { digest } else { digest.wrapping_neg() };
+        stream.digest = stream.digest.wrapping_add(change);
+        if self.is_announced[usize::from(partition)] {
+            stream.toggle(key, now);
+            if let Some(due) = stream.next_due() {
+                agenda.plan_sooner(home, due);
+            }
+        }
+    }
+
+    /// Takes the homes of a new table. A stream goes on where its home has the partitions that it had.
+    fn new_table(&mut self, place: &mut Place, now: Millis) {
+        self.streams.retain(|&home, stream| {
+            place.home_incarnation(home) == Some(stream.home_incarnation) && place.homes.contains_key(&home)
+        });
+        let homes = std::mem::take(&mut place.homes);
+        let spread_ms = (homes.len() as u64 / 2).min(MAX_SPREAD_MS);
+        for (&home, Home { partitions, has_changed, .. }) in &homes {
+            let is_known = self.streams.contains_key(&home);
+            if is_known && !has_changed {
+                continue;
+            }
+            let stream = self.streams.entry(home).or_insert_with(|| {
+                let incarnation = place.home_incarnation(home).unwrap_or_default();
+                Stream::new(incarnation, place.begin_stream(), now)
+            });
+            stream.unannounced.clear();
+            stream.digest = 0;
+            for &partition in partitions {
+                let at = usize::from(partition);
+                let told_by_one = is_known && self.told_to[at] == Some(home) && self.is_announced[at];
+                self.told_to[at] = Some(home);
+                stream.digest = stream.digest.wrapping_add(self.held.digest(partition));
+                // There is nothing to tell of a partition of which nothing is held.
+                self.is_announced[at] = told_by_one || self.held.partition(partition).is_empty();
+                if !self.is_announced[at] {
+                    stream.unannounced.push(partition);
+                }
+                if !told_by_one {
+                    stream.pending.retain(|key| key.partition() != partition);
+                }
+            }
+            stream.pending.retain(|key| place.table.home(key.partition()) == Some(home));
+            if !stream.unannounced.is_empty() {
+                stream.wait(now, now + place.phase(home, spread_ms));
+            }
+        }
+        place.homes = homes;
+    }
+
+    /// The batch that goes to a home now, with at most so many changes.
+    fn announce(
+        &mut self,
+        place: &Place,
+        home: NodeNumber,
+        room: usize,
+        probes: bool,
+        now: Millis,
+    ) -> Option<Announce> {
+        let stream = self.streams.get_mut(&home)?;
+        match stream.due(now, probes) {
+            Due::Nothing => None,
+            Due::Again(announce) => Some(announce),
+            Due::Batch => {
+                let changes = next_changes(&self.held, &mut self.is_announced, stream, room);
+                let (number, sequence) = stream.numbers();
+                let announce = Announce {
+                    holder: Holder { node: place.own, device: self.number },
+                    incarnation: place.incarnation,
+                    epoch: place.table.epoch,
+                    stream: number,
+                    sequence,
+                    digest: stream.is_told().then_some(stream.digest),
+                    changes,
+                };
+                stream.sent(announce.clone(), now);
+                Some(announce)
+            }
+        }
+    }
+
+    fn restart(&mut self, home: NodeNumber, place: &mut Place, now: Millis) {
+        let Some(stream) = self.streams.get_mut(&home) else { return };
+        let unannounced = place.homes.get(&home).map_or_else(Vec::new, |home| home.partitions.clone());
+        unannounced.iter().for_each(|&partition| self.is_announced[usize::from(partition)] = false);
+        stream.restart(place.begin_stream(), unannounced, now);
+    }
+
+    /// The moves that a home knows with these changes, by whom they are from.
+    fn moved(&mut self, changes: &[RowChange]) -> Vec<Moved> {
+        let mut moved: BTreeMap<(Holder, [u8; 32]), Vec<ChunkHash>> = BTreeMap::new();
+        if self.moves.is_empty() {
+            return Vec::new();
+        }
+        for change in changes.iter().filter(|change| change.is_held) {
+            // A chunk that was lost again meanwhile is not among the moves any more: its holder must keep it.
+            if let Some(gained) = self.moves.remove(&PackedKey::from(change.row)) {
+                moved.entry((gained.from, gained.fingerprint.0)).or_default().push(gained.hash);
+            }
+        }
+        let pieces = moved.iter().flat_map(|((holder, fingerprint), hashes)| {
+            hashes.chunks(MAX_FETCH_CHUNKS).map(|hashes| Moved {
+                holder: *holder,
+                fingerprint: Fingerprint(*fingerprint),
+                hashes: hashes.to_vec(),
+            })
+        });
+        pieces.collect()
+    }
+}
+
+/// The partitions of each home.
+fn homes(table: &Table) -> BTreeMap<NodeNumber, Vec<u16>> {
+    let numbers = table.members.last().map_or(0, |member| usize::from(member.number.0) + 1);
+    let mut partitions = vec![Vec::new(); numbers];
+    for (partition, home) in (0..PARTITIONS).zip(&table.homes) {
+        // A home that is no member is nobody's: the coordinator makes no such table.
+        if let Some(partitions) = partitions.get_mut(usize::from(home.0)) {
+            partitions.push(partition);
+        }
+    }
+    let homes = (0..).map(NodeNumber).zip(partitions);
+    homes.filter(|(_, partitions)| !partitions.is_empty()).collect()
+}
+
+/// Takes the next batch's changes from a stream.
+fn next_changes(held: &Held, is_announced: &mut [bool], stream: &mut Stream, room: usize) -> Vec<RowChange> {
+    while stream.pending.len() < room {
+        let Some(partition) = stream.unannounced.pop() else { break };
+        is_announced[usize::from(partition)] = true;
+        stream.pending.extend(held.partition(partition));
+    }
+    let mut changes = Vec::with_capacity(stream.pending.len().min(room));
+    while changes.len() < room {
+        let Some(key) = stream.pending.pop_first() else { break };
+        changes.push(RowChange { row: key.unpacked(), is_held: held.contains(key) });
+    }
+    changes
+}
+
+/// How often a home and a node compare sums, with so many homes: each node does it twenty times a second at most.
+fn probe_ms(homes: usize) -> u64 {
+    (homes as u64 * PROBE_EACH_MS).max(PROBE_MS)
+}
+
+/// In a small cluster sums are compared this often.
+const PROBE_MS: u64 = 5_000;
+
+/// In a large one there is so much time between two homes.
+const PROBE_EACH_MS: u64 = 50;
+
+/// After so much time sums are compared with a home that has other partitions than before.
+const PROBE_SOON_MS: u64 = 500;
+
+/// In a large cluster a node tells new homes what they should know within this time, not all at once.
+const MAX_SPREAD_MS: u64 = 500;
+
+/// Moves that wait until their home knows, for one actor. Past it a chunk has a copy more than it needs.
+const MAX_MOVES: usize = 65_536;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! The rows that this node is home to.
+//!
+//! A row is ten bytes: the digest of the chunk's key, and a number for its holder. The tables are one a partition, so
+//! that a partition that moves away goes as a whole. Two chunks of one digest cost a round trip, as any stale row.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+use larder_protocol::peer::{Announce, Announced, Find, RowSpan, Rows};
+use larder_protocol::table::{Holder, NodeNumber, PARTITIONS, RowKey, Table};
+use smallvec::SmallVec;
+
+use super::holders::{KnownHolders, Next, Slot};
+use crate::Millis;
+
+/// The rows of the partitions whose home this node is.
+#[derive(Debug)]
+pub struct Shard {
+    table: Arc<Table>,
+    own: NodeNumber,
+    holders: KnownHolders,
+    /// By partition.
+    partitions: Vec<HashTable<Row>>,
+    rows: u64,
+    max_rows: u64,
+    /// Rows that somebody found wrong, until when they are kept back.
+    doubts: HashMap<Doubt, Millis>,
+    counts: ShardCounts,
+}
+
+/// What a shard has counted since it started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ShardCounts {
+    /// Changes left out because their partition has another home.
+    pub foreign: u64,
+    /// Rows left out for want of room.
+    pub dropped: u64,
+    /// Rows left out because enough others have the chunk.
+    pub crowded: u64,
+    /// Holders that were asked for rows that had been left out, once there was room.
+    pub refilled: u64,
+    /// Streams that were told to start anew.
+    pub restarts: u64,
+    /// Of these, the ones whose sum differed.
+    pub differing: u64,
+    /// Rows kept back because somebody found them wrong.
+    pub repaired: u64,
+}
+
+/// A chunk of one holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(Rust, packed(2))]
+struct Row {
+    digest: u64,
+    holder: Slot,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Doubt {
+    partition: u16,
+    row: Row,
+}
+
+impl Shard {
+    /// No rows, before the first table. It takes `max_rows` at most, at about 17 bytes each.
+    #[must_use]
+    pub fn new(max_rows: u64) -> Self {
+        Self {
+            table: Arc::default(),
+            own: NodeNumber::default(),
+            holders: KnownHolders::default(),
+            partitions: std::iter::repeat_with(HashTable::new).take(usize::from(PARTITIONS)).collect(),
+            rows: 0,
+            max_rows,
+            doubts: HashMap::new(),
+            counts: ShardCounts::default(),
+        }
+    }
+
+    /// Takes a new table: the rows of partitions that have left, and of holders that have left or have started again,
+    /// are gone.
+    pub fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber) {
+        (self.table, self.own) = (Arc::clone(table), own);
+        for partition in 0..PARTITIONS {
+            if !self.partitions[usize::from(partition)].is_empty() && !self.is_home_of(partition) {
+                for row in std::mem::take(&mut self.partitions[usize::from(partition)]) {
+                    self.holders.get_mut(row.holder).forget(row.digest);
+                    self.rows -= 1;
+                }
+            }
+        }
+        let gone = self.holders.gone(table);
+        self.drop_rows(&gone);
+        self.holders.remove(&gone);
+        let partitions = &self.partitions;
+        self.doubts.retain(|doubt, _| {
+            !gone.contains(&doubt.row.holder) && !partitions[usize::from(doubt.partition)].is_empty()
+        });
+    }
+
+    /// Takes what a holder gained and lost.
+    pub fn announce(&mut self, announce: &Announce) -> Announced {
+        if announce.epoch > self.table.epoch {
+            return Announced::Later;
+        }
+        let is_known = self.table.member(announce.holder.node);
+        if is_known.is_none_or(|member| member.incarnation != announce.incarnation) {
+            return Announced::OtherIncarnation(self.table.epoch);
+        }
+        let Some(slot) = self.holders.slot(announce.holder, announce.incarnation) else {
+            return Announced::Later;
+        };
+        match self.holders.get_mut(slot).next(announce.stream, announce.sequence) {
+            Next::Known(sequence) => return Announced::Known(sequence),
+            Next::Missing => return self.start_anew(),
+            Next::Anew => self.drop_rows(&[slot]),
+            Next::Takes => {}
+        }
+        for change in &announce.changes {
+            self.change(slot, change.row, change.is_held);
+        }
+        let state = self.holders.get_mut(slot);
+        let differs = announce.digest.is_some_and(|digest| digest != state.digest);
+        if differs && announce.epoch == self.table.epoch {
+            state.distrust();
+            self.counts.differing += 1;
+            return self.start_anew();
+        }
+        if announce.digest.is_some() && self.has_room_for_missing(slot) {
+            self.holders.get_mut(slot).distrust();
+            self.counts.refilled += 1;
+            return self.start_anew();
+        }
+        Announced::Known(announce.sequence)
+    }
+
+    /// Who holds chunks.
+    #[must_use]
+    pub fn find(&self, find: &Find, now: Millis) -> Rows {
+        let mut spans: Vec<RowSpan> = Vec::new();
+        // Those that reach the position.
+        let mut open: SmallVec<[usize; MAX_FOUND_HOLDERS]> = SmallVec::new();
+        for (position, key) in (0_u32..).zip(find.rows.iter().take(larder_protocol::limits::MAX_FIND_ROWS)) {
+            let mut still_open = SmallVec::new();
+            for holder in self.holders_of(key, now).take(MAX_FOUND_HOLDERS) {
+                let span = open.iter().copied().find(|&span| spans[span].holder == holder);
+                let span = span.unwrap_or_else(|| {
+                    spans.push(RowSpan { from: position, to: position, holder });
+                    spans.len() - 1
+                });
+                spans[span].to = position + 1;
+                still_open.push(span);
+            }
+            open = still_open;
+        }
+        Rows { epoch: self.table.epoch, spans }
+    }
+
+    /// Keeps rows back, since their holder said that it has no such chunks. The holder's own announcements stay what
+    /// counts: what it announces again, or still holds some seconds later, is shown again.
+    pub fn not_held(&mut self, holder: Holder, rows: &[RowKey], now: Millis) {
+        let Some(slot) = self.holders.find(holder) else { return };
+        for key in rows {
+            let (partition, row) = (key.run.partition(), Row { digest: key.digest(), holder: slot });
+            let is_here = self.find_row(partition, row);
+            if is_here && self.doubts.len() < MAX_DOUBTS {
+                self.doubts.insert(Doubt { partition, row }, now + DOUBT_MS);
+                self.counts.repaired += 1;
+            }
+        }
+    }
+
+    /// Forgets old doubts.
+    pub fn tick(&mut self, now: Millis) {
+        self.doubts.retain(|_, until| *until > now);
+    }
+
+    /// Rows that it has, those kept back included.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.rows
+    }
+
+    /// Whether it has no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Rows that were announced, and for which there is no room.
+    #[must_use]
+    pub fn missing(&self) -> u64 {
+        self.holders.missing()
+    }
+
+    /// Rows that it can keep.
+    #[must_use]
+    pub fn max_rows(&self) -> u64 {
+        self.max_rows
+    }
+
+    /// Holders that announce to this home.
+    #[must_use]
+    pub fn holders(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// What it has counted.
+    #[must_use]
+    pub fn counts(&self) -> ShardCounts {
+        self.counts
+    }
+
+    /// Bytes of its tables.
+    #[must_use]
+    pub fn table_bytes(&self) -> usize {
+        self.partitions.iter().map(HashTable::allocation_size).sum()
+    }
+
+    /// Every row that is shown.
+    #[cfg(test)]
+    pub(super) fn rows(&self, now: Millis) -> Vec<(u16, u64, Holder)> {
+        let tables = (0_u16..).zip(&self.partitions);
+        let rows = tables.flat_map(|(partition, rows)| rows.iter().map(move |&row| Doubt { partition, row }));
+        let shown = rows.filter(|&doubt| !self.is_doubted(doubt, now));
+        shown
+            .map(|Doubt { partition, row }| (partition, row.digest, self.holders.get(row.holder).holder))
+            .collect()
+    }
+
+    fn is_home_of(&self, partition: u16) -> bool {
+        self.table.home(partition) == Some(self.own)
+    }
+
+    fn start_anew(&mut self) -> Announced {
+        self.counts.restarts += 1;
+        Announced::StartAnew
+    }
+
+    fn change(&mut self, slot: Slot, key: RowKey, is_held: bool) {
+        let partition = key.run.partition();
+        if !self.is_home_of(partition) {
+            self.counts.foreign += 1;
+            return;
+        }
+        let row = Row { digest: key.digest(), holder: slot };
+        if !self.doubts.is_empty() {
+            self.doubts.remove(&Doubt { partition, row });
+        }
+        // The sum is over what was announced, whether there was room for it or not: what there is no room for is no
+        // reason to announce all of it again.
+        let state = self.holders.get_mut(slot);
+        let rows = &mut self.partitions[usize::from(partition)];
+        if is_held {
+            state.digest = state.digest.wrapping_add(row.digest);
+            let mut others = 0;
+            for other in rows.iter_hash(row.digest).filter(|other| other.digest == key.digest()) {
+                if other.holder == slot {
+                    return;
+                }
+                others += 1;
+            }
+            if others >= MAX_ROW_HOLDERS {
+                self.counts.crowded += 1;
+                return;
+            }
+            if self.rows >= self.max_rows {
+                self.counts.dropped += 1;
+                state.missing += 1;
+                return;
+            }
+            rows.insert_unique(row.digest, row, |row| row.digest);
+            state.rows += 1;
+            self.rows += 1;
+        } else {
+            state.digest = state.digest.wrapping_sub(row.digest);
+            if let Ok(entry) = rows.find_entry(row.digest, |other| *other == row) {
+                entry.remove();
+                state.rows -= 1;
+                self.rows -= 1;
+            } else {
+                // It was left out: for want of room, or because others had it.
+                state.missing = state.missing.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Whether a holder's rows were left out, and there is room for them now, and some more: it would be asked for them again
+    /// and again where there is just enough.
+    fn has_room_for_missing(&self, slot: Slot) -> bool {
+        let missing = self.holders.get(slot).missing;
+        missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE
+    }
+
+    fn holders_of(&self, key: &RowKey, now: Millis) -> impl Iterator<Item = Holder> {
+        let (partition, digest) = (key.run.partition(), key.digest());
+        let rows = self.partitions[usize::from(partition)].iter_hash(digest);
+        let rows = rows.filter(move |row| row.digest == digest).copied();
+        rows.filter(move |&row| !self.is_doubted(Doubt { partition, row }, now))
+            .map(|row| self.holders.get(row.holder).holder)
+    }
+
+    fn is_doubted(&self, doubt: Doubt, now: Millis) -> bool {
+        !self.doubts.is_empty() && self.doubts.get(&doubt).is_some_and(|&until| until > now)
+    }
+
+    fn find_row(&self, partition: u16, row: Row) -> bool {
+        self.partitions[usize::from(partition)].find(row.digest, |other| *other == row).is_some()
+    }
+
+    /// Drops all rows of these holders. It looks at every row, which at a million takes some milliseconds; it is seldom.
+    fn drop_rows(&mut self, slots: &[Slot]) {
+        let had: u64 = slots.iter().map(|&slot| self.holders.get(slot).rows).sum();
+        if had > 0 {
+            let is_gone = self.holders.mask(slots);
+            for rows in self.partitions.iter_mut().filter(|rows| !rows.is_empty()) {
+                rows.retain(|row| !is_gone[usize::from(row.holder)]);
+            }
+            self.rows -= had;
+        }
+        for &slot in slots {
+            self.holders.get_mut(slot).forget_all();
+        }
+    }
+}
+
+/// One part in so many stays free before rows that were left out are asked for.
+const KEPT_FREE: u64 = 16;
+
+/// Holders of one chunk that a home keeps: enough to read from, and no hot chunk's row becomes a long search.
+pub const MAX_ROW_HOLDERS: usize = 32;
+
+/// Holders of one chunk that an answer names: 8,192 chunks, all of them different, still fit a message.
+pub const MAX_FOUND_HOLDERS: usize = 8;
+
+/// Rows kept back at a time. Past it a stale row goes on costing round trips until its holder announces the loss.
+const MAX_DOUBTS: usize = 4_096;
+
+/// How long a row is kept back: longer than a holder that lives needs to announce a loss.
+const DOUBT_MS: u64 = 5_000;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! What one actor has still to tell one home.
+
+use std::collections::BTreeSet;
+
+use larder_protocol::peer::Announce;
+
+use super::held::PackedKey;
+use crate::Millis;
+
+/// The stream of one actor's announcements to one home.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// Which life of the home it speaks to.
+    pub(super) home_incarnation: u64,
+    number: u64,
+    next_sequence: u64,
+    /// Keys that the actor holds and the home does not know, or the reverse.
+    pub(super) pending: BTreeSet<PackedKey>,
+    /// Partitions of which the home knows nothing.
+    pub(super) unannounced: Vec<u16>,
+    /// The sum of the digests of all that the actor holds of the home's partitions.
+    pub(super) digest: u64,
+    /// Since when something waits to be told.
+    waiting_since: Option<Millis>,
+    flight: Flight,
+    not_before: Millis,
+    backoff_ms: u64,
+}
+
+/// The one batch that may be under way.
+#[derive(Debug)]
+enum Flight {
+    None,
+    Sent(Batch),
+    /// It was lost, or came too early; it is sent again.
+    Waits(Batch),
+}
+
+/// A batch whose answer is not known.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// What was sent.
+    pub(super) announce: Announce,
+    /// Since when its oldest change had waited.
+    pub(super) since: Millis,
+}
+
+/// What a stream has to do now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// The batch that was lost.
+    Again(Announce),
+    /// A new batch.
+    Batch,
+}
+
+impl Stream {
+    /// A stream that has nothing to tell yet.
+    pub(super) fn new(home_incarnation: u64, number: u64, now: Millis) -> Self {
+        Self {
+            home_incarnation,
+            number,
+            next_sequence: 0,
+            pending: BTreeSet::new(),
+            unannounced: Vec::new(),
+            digest: 0,
+            waiting_since: None,
+            flight: Flight::None,
+            not_before: now,
+            backoff_ms: MIN_BACKOFF_MS,
+        }
+    }
+
+    /// Begins again at 0 under a new number, not at once. All that is held is unannounced again.
+    pub(super) fn restart(&mut self, number: u64, unannounced: Vec<u16>, now: Millis) {
+        (self.number, self.next_sequence, self.flight) = (number, 0, Flight::None);
+        self.pending.clear();
+        self.unannounced = unannounced;
+        self.waiting_since = Some(now);
+        self.back_off(now);
+    }
+
+    /// A key was gained or lost that the home is told of one by one.
+    pub(super) fn toggle(&mut self, key: PackedKey, now: Millis) {
+        // Gained and lost again before it was told: then the home need not know.
+        if !self.pending.remove(&key) {
+            self.pending.insert(key);
+            self.waiting_since.get_or_insert(now);
+        }
+    }
+
+    /// Partitions wait from now on to be told as a whole, not at once.
+    pub(super) fn wait(&mut self, now: Millis, not_before: Millis) {
+        self.waiting_since.get_or_insert(now);
+        self.not_before = self.not_before.max(not_before);
+    }
+
+    /// When there is something to do next; `None` before something else happens.
+    pub(super) fn next_due(&self) -> Option<Millis> {
+        let at = match self.flight {
+            Flight::Sent(_) => return None,
+            Flight::Waits(_) => self.not_before,
+            Flight::None if self.pending.len() >= FLUSH_CHANGES => self.not_before,
+            Flight::None => self.waiting_since? + FLUSH_MS,
+        };
+        Some(at.max(self.not_before))
+    }
+
+    /// What goes with a message to the home now: whatever waits. Where nothing does, `probes` says whether the home and the
+    /// holder are to compare their sums all the same.
+    pub(super) fn due(&mut self, now: Millis, probes: bool) -> Due {
+        if now < self.not_before {
+            return Due::Nothing;
+        }
+        match std::mem::replace(&mut self.flight, Flight::None) {
+            Flight::Sent(batch) => {
+                self.flight = Flight::Sent(batch);
+                Due::Nothing
+            }
+            Flight::Waits(batch) => {
+                let announce = batch.announce.clone();
+                self.flight = Flight::Sent(batch);
+                Due::Again(announce)
+            }
+            Flight::None if self.waiting_since.is_some() || probes => Due::Batch,
+            Flight::None => Due::Nothing,
+        }
+    }
+
+    /// The number of the stream, and of the batch that comes next.
+    pub(super) fn numbers(&self) -> (u64, u64) {
+        (self.number, self.next_sequence)
+    }
+
+    /// A new batch is sent, and with it all that waited unless something is left.
+    pub(super) fn sent(&mut self, announce: Announce, now: Millis) {
+        let since = self.waiting_since.take().unwrap_or(now);
+        if !self.is_told() {
+            self.waiting_since = Some(since);
+        }
+        self.next_sequence += 1;
+        self.flight = Flight::Sent(Batch { announce, since });
+    }
+
+    /// Whether the home knows all, once what is under way has come.
+    pub(super) fn is_told(&self) -> bool {
+        self.pending.is_empty() && self.unannounced.is_empty()
+    }
+
+    /// Whether the answer to this batch is waited for.
+    pub(super) fn waits_for(&self, number: u64, sequence: u64) -> bool {
+        let is_it = |batch: &Batch| (batch.announce.stream, batch.announce.sequence) == (number, sequence);
+        match &self.flight {
+            Flight::Sent(batch) | Flight::Waits(batch) => is_it(batch),
+            Flight::None => false,
+        }
+    }
+
+    /// The home knows the batch under way.
+    pub(super) fn acknowledged(&mut self) -> Option<Batch> {
+        match std::mem::replace(&mut self.flight, Flight::None) {
+            Flight::Sent(batch) | Flight::Waits(batch) => {
+                // A stream that starts anew again and again must slow down, though its first batches are taken.
+                if batch.announce.digest.is_some() {
+                    self.backoff_ms = MIN_BACKOFF_MS;
+                }
+                Some(batch)
+            }
+            Flight::None => None,
+        }
+    }
+
+    /// The batch under way did not come, or came too early.
+    pub(super) fn failed(&mut self, now: Millis) {
+        if let Flight::Sent(batch) = std::mem::replace(&mut self.flight, Flight::None) {
+            self.flight = Flight::Waits(batch);
+            self.back_off(now);
+        }
+    }
+
+    fn back_off(&mut self, now: Millis) {
+        self.not_before = now + self.backoff_ms;
+        self.backoff_ms = (self.backoff_ms * 2).min(MAX_BACKOFF_MS);
+    }
+}
+
+/// So long a change waits for others.
+pub const FLUSH_MS: u64 = 5;
+
+/// So many changes wait for no others.
+pub(super) const FLUSH_CHANGES: usize = 1_024;
+
+const MIN_BACKOFF_MS: u64 = 20;
+
+/// The longest pause before a batch is sent again.
+const MAX_BACKOFF_MS: u64 = 1_000;

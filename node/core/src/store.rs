@@ -1,0 +1,364 @@
+//! The store: one actor's chunks and everything that is decided about them.
+//!
+//! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
+//! `reserve` and `commit`, get in `lookup`, a get that needs more than memory in `gather`, what they get in
+//! `grants`, what is read while it is being written in `follow`, eviction in `room`, what goes to disk and leaves it in `disk`,
+//! what goes to the object store in `object`, what devices copy in `loads`, what is said to be damaged in `verify`, the end of a session in `sessions`.
+
+mod admission;
+mod commit;
+mod disk;
+mod follow;
+mod gather;
+mod grants;
+mod hand_out;
+pub mod ids;
+mod index;
+mod journal;
+mod limits;
+mod lives;
+mod loads;
+mod lookup;
+mod namespaces;
+mod object;
+mod pins;
+pub mod policy;
+mod refused;
+pub mod replay;
+mod reserve;
+mod room;
+mod sessions;
+mod shares;
+mod slab;
+#[cfg(test)]
+mod tests;
+mod usage;
+mod verify;
+
+use larder_protocol::limits::MAX_SESSION_NAMESPACES;
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::session::Registered;
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use crate::Millis;
+use ids::{ChunkId, NamespaceId, ProcessId, SessionId, TenantId};
+use index::{Block, Index};
+use namespaces::Namespaces;
+use pins::Pins;
+use policy::{Policy, PolicyName};
+use sessions::{Lease, Session, Sessions};
+use slab::Slab;
+
+pub use commit::{BlockMove, CommitOrder};
+pub use disk::{ChunkWrite, DiskStoreLimits, DiskUsage, WriteId, WritePolicy};
+pub use follow::{FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News, Told};
+pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
+pub use grants::{Granted, GrantedBlock};
+pub use index::{Checksums, Ranges};
+pub use journal::{Change, ChangeKind};
+pub use limits::{PeerStoreLimits, StoreLimits};
+pub use loads::{BlockFacts, LoadBlock, LoadOrder};
+pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
+pub(crate) use namespaces::MAX_NAMESPACES;
+pub use namespaces::NamespaceFacts;
+pub use object::{ObjectStoreLimits, ObjectUsage};
+pub use refused::Refused;
+pub use reserve::Reserved;
+pub use room::{EvictionReason, Evictions};
+pub use slab::Bytes;
+pub use usage::{TierUsage, Usage};
+pub use verify::VerifyOrder;
+
+/// One actor's chunks.
+#[derive(Debug)]
+pub struct Store {
+    limits: StoreLimits,
+    namespaces: Namespaces,
+    sessions: Sessions,
+    index: Index,
+    slab: Slab,
+    policy: Box<dyn Policy>,
+    policy_name: PolicyName,
+    pins: Pins,
+    orders: commit::Orders,
+    gathers: gather::Gathers,
+    grants: grants::Grants,
+    follows: follow::Follows,
+    loads: loads::Loads,
+    verifications: verify::Verifications,
+    journal: journal::Journal,
+    disk: Option<disk::Disk>,
+    object: Option<object::Objects>,
+    /// Leases, reservations, pins and orders are numbered from one series; 0 names none.
+    last_number: u64,
+    cached_chunks: u64,
+    cached_bytes: u64,
+    evictions: Evictions,
+    /// What an earlier store gave out, where this one took its place.
+    seclusion: lives::Seclusion,
+    /// Chunks that did not have the names under which their bytes were to leave.
+    misnamed: u64,
+    /// Chunks that were refused because their names contradict those of chunks that are here.
+    refused_names: u64,
+    /// When it last ticked, in tenths of a second since the node started.
+    tenths: u32,
+}
+
+impl Store {
+    /// An empty store.
+    #[must_use]
+    pub fn new(limits: StoreLimits) -> Self {
+        let most_extents = |&bytes: &u64| u32::try_from(bytes / limits.extent_bytes).unwrap_or(u32::MAX);
+        let most_extents: Vec<u32> = limits.tenant_bytes.iter().map(most_extents).collect();
+        Self {
+            slab: Slab::new(limits.extents, limits.extent_bytes, &most_extents),
+            policy: limits.policy.build(limits.recompute_doubles_at),
+            policy_name: limits.policy,
+            journal: journal::Journal::default(),
+            gathers: gather::Gathers::default(),
+            grants: grants::Grants::default(),
+            follows: follow::Follows::default(),
+            loads: loads::Loads::default(),
+            verifications: verify::Verifications::default(),
+            disk: limits.disk.clone().map(disk::Disk::new),
+            object: limits.object.clone().map(object::Objects::new),
+            limits,
+            namespaces: Namespaces::default(),
+            sessions: Sessions::default(),
+            index: Index::default(),
+            pins: Pins::default(),
+            orders: commit::Orders::default(),
+            last_number: 0,
+            cached_chunks: 0,
+            cached_bytes: 0,
+            evictions: Evictions::default(),
+            seclusion: lives::Seclusion::default(),
+            misnamed: 0,
+            refused_names: 0,
+            tenths: 0,
+        }
+    }
+
+    /// Opens a session of a process that belongs to `tenant`, with a write window of so many bytes (0: none).
+    pub fn open_session(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
+        self.sessions.open(tenant, process, window_bytes)
+    }
+
+    /// Makes a namespace known to a session, with the slices it holds and its own block size of each pool.
+    ///
+    /// # Errors
+    /// [`Refused`] where the namespace is impossible, disagrees with the block sizes, or does not fit this node.
+    pub fn register(
+        &mut self,
+        session: SessionId,
+        tenant_name: &str,
+        spec: &NamespaceSpec,
+        slices: &[u16],
+        block_bytes: &[u64],
+    ) -> Result<Registered, Refused> {
+        spec.check()?;
+        check_block_sizes(spec, block_bytes)?;
+        check_slices(spec, slices)?;
+        let &Session { tenant, window_bytes, ref namespaces, .. } = self.session(session)?;
+        let registered = namespaces.len();
+        if let Some(&block_bytes) =
+            block_bytes.iter().find(|&&bytes| window_bytes > 0 && bytes > window_bytes)
+        {
+            return Err(Refused::WindowTooSmall { block_bytes, window_bytes });
+        }
+        let extent_bytes = self.limits.extent_bytes;
+        let class = |&block_bytes: &u64| {
+            let too_large = Refused::BlockTooLarge { block_bytes, extent_bytes };
+            self.slab.class(tenant, block_bytes).ok_or(too_large)
+        };
+        let classes = block_bytes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
+        let most = self.most_namespaces();
+        let too_many = Refused::TooManyNamespaces { most };
+        let number = self.namespaces.enter((tenant, tenant_name), spec, &classes, most).ok_or(too_many)?;
+        let fingerprint = self.namespaces.get(number).fingerprint;
+        let namespaces = &mut self.session_mut(session)?.namespaces;
+        let is_new = !namespaces.contains_key(&number);
+        if is_new && registered >= MAX_SESSION_NAMESPACES {
+            return Err(Refused::TooManyNamespaces { most: MAX_SESSION_NAMESPACES });
+        }
+        namespaces.insert(number, slices.into());
+        self.namespaces.get_mut(number).sessions += u32::from(is_new);
+        Ok(Registered { namespace: number.0.into(), fingerprint, root: fingerprint.root() })
+    }
+
+    /// The namespaces that sessions registered or chunks belong to.
+    pub fn namespaces(&self) -> impl Iterator<Item = NamespaceFacts> {
+        self.namespaces.facts()
+    }
+
+    /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its
+    /// process is gone. Pins stay until their deadline.
+    pub fn close_session(&mut self, id: SessionId) {
+        self.cancel_gathers_of(id);
+        self.end_follows_of(id);
+        while let Some(number) =
+            self.sessions.get(id).and_then(|session| session.reservations.keys().next().copied())
+        {
+            self.lapse(id, number);
+        }
+        self.quarantine_copies_of(id);
+        let Some(session) = self.sessions.close(id) else { return };
+        session.namespaces.keys().for_each(|&number| self.namespaces.get_mut(number).sessions -= 1);
+        for Lease { chunks, .. } in session.leases.into_values() {
+            match self.sessions.living(session.process) {
+                Some(process) => {
+                    process.orphaned_leases.push(chunks.clone());
+                    chunks.iter().for_each(|&chunk| self.orphan(chunk));
+                }
+                None => self.unclaim(&chunks),
+            }
+        }
+        self.evict_above_watermark();
+    }
+
+    /// Notes that a process is known to be gone: whatever it might have touched is free again.
+    pub fn process_gone(&mut self, process: ProcessId) {
+        self.process_left_seclusion(process);
+        let Some(held) = self.sessions.process_gone(process) else { return };
+        for chunks in held.orphaned_leases {
+            chunks.iter().for_each(|&chunk| self.adopt(chunk));
+            self.unclaim(&chunks);
+        }
+        self.process_left_follows(process);
+        self.evict_above_watermark();
+    }
+
+    /// Ends what has passed its deadline: pins and reservations.
+    pub fn tick(&mut self, now: Millis) {
+        self.tenths = self.tenths.max(u32::try_from(now.0 / 100).unwrap_or(u32::MAX));
+        for (session, reservation) in self.sessions.lapsed(now) {
+            self.lapse(session, reservation);
+        }
+        self.expire_pins(now);
+        self.expire_follows(now);
+    }
+
+    /// The open sessions.
+    #[must_use]
+    pub fn open_sessions(&self) -> Vec<SessionId> {
+        self.sessions.ids()
+    }
+
+    /// The tenant of an open session.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a session that is not open.
+    pub fn tenant(&self, session: SessionId) -> Result<TenantId, Refused> {
+        Ok(self.session(session)?.tenant)
+    }
+
+    /// The fingerprint of a namespace.
+    #[must_use]
+    pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {
+        Some(self.namespaces.find(NamespaceId::of(namespace))?.fingerprint)
+    }
+
+    /// Tokens of one chunk of a namespace.
+    #[must_use]
+    pub fn chunk_tokens(&self, namespace: u32) -> Option<u32> {
+        Some(self.namespaces.find(NamespaceId::of(namespace))?.chunk_tokens)
+    }
+
+    /// Bytes of the slots of a whole chunk of a namespace; 0 for one that nobody registered.
+    #[must_use]
+    pub fn chunk_bytes_of(&self, namespace: u32) -> u64 {
+        let number = NamespaceId::of(namespace);
+        self.namespaces.find(number).map_or(0, |_| self.whole_chunk_bytes(number))
+    }
+
+    /// Whether engines write straight into the arena.
+    #[must_use]
+    pub fn trusts_engines(&self) -> bool {
+        self.limits.trust_engines
+    }
+
+    /// Extents that need new memory since the last call, because they change tenant. Replace the memory of each, then
+    /// call [`Store::extent_renewed`].
+    pub fn take_renewals(&mut self) -> Vec<u32> {
+        self.slab.take_renewals()
+    }
+
+    /// The extent has new memory.
+    pub fn extent_renewed(&mut self, extent: u32) {
+        self.sessions.forget_extent(extent);
+        if !self.secluded_is_renewed(extent) {
+            self.slab.renewed(extent);
+        }
+    }
+
+    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` where it is not here.
+    #[must_use]
+    pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
+        let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);
+        let readable = chunk.blocks.iter().filter_map(|block| match block {
+            Block::Ready(_, checksums) => Some(checksums),
+            Block::Absent | Block::Writing(_) => None,
+        });
+        chunk.is_complete().then(|| readable.collect())
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub fn policy(&self) -> PolicyName {
+        self.policy_name
+    }
+
+    fn session(&self, id: SessionId) -> Result<&Session, Refused> {
+        self.sessions.get(id).ok_or(Refused::Unknown { what: "session", number: id.0.into() })
+    }
+
+    fn session_mut(&mut self, id: SessionId) -> Result<&mut Session, Refused> {
+        self.sessions.get_mut(id).ok_or(Refused::Unknown { what: "session", number: id.0.into() })
+    }
+
+    /// The slices with which a session registered a namespace.
+    fn slices(&self, session: SessionId, namespace: u32) -> Result<(NamespaceId, &[u16]), Refused> {
+        let number = NamespaceId::of(namespace);
+        let slices = self.session(session)?.namespaces.get(&number);
+        let unknown = Refused::Unknown { what: "namespace", number: namespace.into() };
+        Ok((number, slices.ok_or(unknown)?))
+    }
+
+    /// Namespaces that each tenant may have in use at a time.
+    fn most_namespaces(&self) -> usize {
+        MAX_NAMESPACES / self.limits.tenant_bytes.len().max(1)
+    }
+
+    fn tenant_of(&self, id: ChunkId) -> TenantId {
+        self.namespaces.get(self.index.get(id).namespace).tenant
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+}
+
+fn check_block_sizes(spec: &NamespaceSpec, block_bytes: &[u64]) -> Result<(), Refused> {
+    if block_bytes.len() != spec.pools.len() {
+        return Err(Refused::BlockSizes { found: block_bytes.len(), pools: spec.pools.len() });
+    }
+    let disagrees = spec.pools.iter().zip(block_bytes).find(|(pool, bytes)| pool.block_bytes() != **bytes);
+    disagrees.map_or(Ok(()), |(pool, &engine_bytes)| {
+        let (pool, layers, layer_bytes) = (pool.name.clone(), pool.layers, pool.layer_bytes);
+        Err(Refused::BlockSize { pool, engine_bytes, layers, layer_bytes })
+    })
+}
+
+fn check_slices(spec: &NamespaceSpec, slices: &[u16]) -> Result<(), Refused> {
+    let twice = |(i, slice): (usize, &u16)| slices[..i].contains(slice);
+    let beyond = slices.iter().any(|&slice| slice >= spec.slices);
+    if slices.is_empty()
+        || slices.len() > usize::from(spec.slices)
+        || beyond
+        || slices.iter().enumerate().any(twice)
+    {
+        return Err(Refused::Slices { slices: slices.to_vec(), of: spec.slices });
+    }
+    Ok(())
+}

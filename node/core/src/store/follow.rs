@@ -1,0 +1,416 @@
+//! Follows: chunks that are read, layer by layer, while they are being written.
+//!
+//! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. Layers
+//! are in place when they were copied and summed; which ones are, is kept for each block that is being written. Nobody else
+//! sees the chunk before it is committed. When the writing of a chunk ends without a commit, its slots stay as they are until
+//! the last reader that may have been shown them lets go.
+
+use std::collections::{BTreeSet, HashMap};
+
+use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
+use larder_protocol::session::Scarce;
+use larder_protocol::{Chain, ChunkHash, Fingerprint};
+
+use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
+use super::index::Block;
+use super::lookup::{CLAIMS_RETRY_MS, Presence};
+use super::{FetchId, Refused, Source, Store, Wanted};
+use crate::Millis;
+
+mod ends;
+mod given;
+mod layers;
+mod peer;
+mod progress;
+mod proofs;
+
+pub(super) use layers::Layers;
+pub use peer::{LayersInPlace, News, Told};
+pub use proofs::FollowProofs;
+
+/// Who follows what, and how far it is.
+#[derive(Debug, Default)]
+pub(super) struct Follows {
+    open: HashMap<u64, Follow>,
+    /// Layers in place of chunks that are being written, by block.
+    layers: HashMap<ChunkId, Vec<Layers>>,
+    /// Chunks that are written in a numbered attempt.
+    attempts: HashMap<ChunkId, u64>,
+    /// Who may read slots of chunks that are being written.
+    holders: HashMap<ChunkId, Vec<Holder>>,
+    /// Who waits for chunks that nobody writes yet.
+    awaited: HashMap<(Fingerprint, ChunkHash), Vec<u64>>,
+    /// Slots whose writing ended without a commit.
+    limbo: Vec<Limbo>,
+    /// Follows of sessions that have news.
+    progressed: BTreeSet<u64>,
+    /// News for peers. They are taken after every change.
+    told: Vec<Told>,
+    /// Chunks that peers follow.
+    peer_chunks: u64,
+    /// Chunks that were followed and did not come.
+    lost: u64,
+}
+
+/// Who may read a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Follow(u64),
+    /// Its session ended, and it may still read, or write, what it was shown.
+    Process(ProcessId),
+}
+
+#[derive(Debug)]
+struct Limbo {
+    slots: Vec<Slot>,
+    holders: Vec<Holder>,
+}
+
+#[derive(Debug)]
+struct Follow {
+    /// `None`: a peer.
+    session: Option<SessionId>,
+    fingerprint: Fingerprint,
+    slices: Box<[u16]>,
+    attempt: u64,
+    chunks: Vec<Followed>,
+    /// Their names.
+    hashes: Box<[ChunkHash]>,
+    patience_ms: u64,
+    deadline: Millis,
+    /// Whether something came since the last tick.
+    has_moved: bool,
+    /// Whether the session was told the places.
+    is_shown: bool,
+    leased_blocks: u64,
+}
+
+/// One chunk that is followed. All but the first are claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Followed {
+    /// Nobody writes it yet.
+    Awaited(ChunkHash),
+    /// Being written, or on its way from elsewhere.
+    Coming(ChunkId),
+    /// Committed.
+    Here(ChunkId),
+    /// It did not come. Its slots may still be read.
+    Lost(Option<ChunkId>),
+}
+
+/// What a session asks to follow.
+#[derive(Debug, Clone, Copy)]
+pub struct FollowRequest<'a> {
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// The chunks.
+    pub chain: &'a Chain,
+    /// Whether what is not here is asked of another node.
+    pub from_peer: bool,
+    /// The earliest attempt that will do.
+    pub attempt: u64,
+    /// For how long nothing may come.
+    pub patience_ms: u64,
+}
+
+/// A follow has begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FollowStarted {
+    /// Its number, which is that of a lease.
+    pub follow: u64,
+    /// What to fetch, each to be followed by [`Store::fetched`].
+    pub wanted: Vec<Wanted>,
+}
+
+/// How far a follow is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FollowProgress {
+    /// Chunks that have come or may still come.
+    pub chunks: u32,
+    /// Layers in place in all of them.
+    pub layers: u32,
+    /// Whether all of them are committed.
+    pub is_whole: bool,
+}
+
+impl Follows {
+    /// Chunks that peers follow.
+    pub(super) fn peer_chunks(&self) -> u64 {
+        self.peer_chunks
+    }
+
+    /// Follows of sessions and peers.
+    pub(super) fn len(&self) -> u64 {
+        self.open.len() as u64
+    }
+
+    /// Chunks that were followed and did not come, so far.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// The layers of a block that are in place; none where it was not handed over layer by layer.
+    pub(super) fn layers(&self, id: ChunkId, block: usize) -> Option<&Layers> {
+        self.layers.get(&id).map(|blocks| &blocks[block]).filter(|layers| !layers.is_empty())
+    }
+
+    /// What was in place of a block is so no more.
+    pub(super) fn forget_layers(&mut self, id: ChunkId, block: usize) {
+        let Some(blocks) = self.layers.get_mut(&id) else { return };
+        blocks[block] = Layers::default();
+        if blocks.iter().all(Layers::is_empty) {
+            self.layers.remove(&id);
+        }
+    }
+
+    /// Whether nothing is handed over or followed that is being written: a commit has nobody to tell.
+    fn is_idle(&self) -> bool {
+        self.holders.is_empty() && self.layers.is_empty() && self.attempts.is_empty()
+    }
+
+    /// The chunk is written in this attempt.
+    pub(super) fn note_attempt(&mut self, id: ChunkId, attempt: u64) {
+        if attempt > 0 {
+            self.attempts.insert(id, attempt);
+        }
+    }
+
+    fn is_early(&self, id: ChunkId, attempt: u64) -> bool {
+        self.attempts.get(&id).copied().unwrap_or(0) < attempt
+    }
+
+    fn hold(&mut self, id: ChunkId, holder: Holder) {
+        self.holders.entry(id).or_default().push(holder);
+    }
+
+    fn let_go(&mut self, id: ChunkId, holder: Holder) {
+        let Some(holders) = self.holders.get_mut(&id) else { return };
+        holders.retain(|&other| other != holder);
+        if holders.is_empty() {
+            self.holders.remove(&id);
+        }
+    }
+
+    /// Puts `to` in the place of `from`, wherever slots wait for it.
+    fn hand_on(&mut self, from: Holder, to: Holder) {
+        let lists = self.holders.values_mut().chain(self.limbo.iter_mut().map(|limbo| &mut limbo.holders));
+        lists.flatten().filter(|holder| **holder == from).for_each(|holder| *holder = to);
+    }
+
+    fn followers(&self, id: ChunkId) -> Vec<u64> {
+        let number = |holder: &Holder| match *holder {
+            Holder::Follow(number) => Some(number),
+            Holder::Process(_) => None,
+        };
+        self.holders.get(&id).map(|holders| holders.iter().filter_map(number).collect()).unwrap_or_default()
+    }
+}
+
+impl Follow {
+    /// Chunks that have come or may still come.
+    fn living(&self) -> usize {
+        self.chunks.iter().take_while(|chunk| !matches!(chunk, Followed::Lost(_))).count()
+    }
+
+    fn position(&self, id: ChunkId) -> Option<usize> {
+        self.chunks.iter().position(|&chunk| chunk == Followed::Coming(id))
+    }
+}
+
+impl Store {
+    /// Starts to follow chunks. Room for those that come from elsewhere is taken for all of them or for none.
+    ///
+    /// # Errors
+    /// As [`Store::lease`]; [`Refused::Busy`] where there is no room, [`Refused::NotFollowed`] for a namespace with pools that
+    /// not every chunk has.
+    pub fn follow(
+        &mut self,
+        session: SessionId,
+        ask: FollowRequest<'_>,
+        now: Millis,
+    ) -> Result<FollowStarted, Refused> {
+        let FollowRequest { namespace, chain, from_peer, attempt, patience_ms } = ask;
+        let (number, slices) = self.slices(session, namespace)?;
+        let slices: Box<[u16]> = slices.into();
+        let found = self.walk(number, chain)?;
+        let known = self.namespaces.get(number);
+        if !known.rules.is_plain() {
+            return Err(Refused::NotFollowed);
+        }
+        let fingerprint = known.fingerprint;
+        let blocks = slices.len() * known.rules.blocks(chain.len());
+        let held = self.session(session)?.leased_blocks;
+        if blocks > MAX_MESSAGE_BLOCKS || held + blocks as u64 > self.limits.max_leased_blocks {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
+        }
+        let follow = self.next_number();
+        let started = Follow {
+            session: Some(session),
+            fingerprint,
+            slices,
+            attempt,
+            chunks: chain.hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
+            hashes: chain.hashes.as_slice().into(),
+            patience_ms,
+            deadline: now + patience_ms,
+            has_moved: false,
+            is_shown: false,
+            leased_blocks: blocks as u64,
+        };
+        self.follows.open.insert(follow, started);
+        self.session_mut(session)?.leased_blocks += blocks as u64;
+        // Making room for one chunk may take any that nobody claims, those further down the chain included.
+        for (position, &found) in found.iter().enumerate() {
+            let Some(id) = found.here() else { continue };
+            self.use_chunks(&[id]);
+            self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
+        }
+        let mut wanted = Vec::new();
+        for (position, found) in found.into_iter().enumerate() {
+            let from = match found {
+                Presence::Here(_) => continue,
+                Presence::OnDisk(_) => Some(Source::Disk),
+                Presence::Absent => from_peer.then_some(Source::Peer),
+            };
+            let room = self.follow_chunk(follow, number, chain, (position, from), &mut wanted);
+            if !room {
+                self.end_follow(follow);
+                let started: Vec<FetchId> = wanted.iter().map(|wanted| wanted.fetch).collect();
+                self.gathers.forget_abandoned(&started);
+                wanted.into_iter().for_each(|wanted| drop(self.fetched(wanted.fetch, None, None)));
+                return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: ROOM_RETRY_MS });
+            }
+        }
+        self.follows.progressed.insert(follow);
+        Ok(FollowStarted { follow, wanted })
+    }
+
+    /// Adds a chunk that cannot be read yet to a follow; whether there was room for it.
+    fn follow_chunk(
+        &mut self,
+        follow: u64,
+        number: NamespaceId,
+        chain: &Chain,
+        (position, from): (usize, Option<Source>),
+        wanted: &mut Vec<Wanted>,
+    ) -> bool {
+        let hash = chain.hashes[position];
+        // What is being written here, if only in an attempt that will not do, has no room for what comes from elsewhere.
+        let has_slots = |id| self.index.get(id).slots().next().is_some();
+        if !self.index.find(number, &hash).is_some_and(has_slots)
+            && let Some(from) = from
+        {
+            let Some(id) = self.start_fetch(number, chain.chunk(position), from) else { return false };
+            wanted.push(self.wanted(number, id, position as u32, from));
+        }
+        self.await_chunk(follow, number, position, hash);
+        true
+    }
+
+    /// Has a follow wait for a chunk that is coming, or that somebody may come to write.
+    fn await_chunk(&mut self, follow: u64, number: NamespaceId, position: usize, hash: ChunkHash) {
+        match self.index.find(number, &hash).filter(|&id| self.may_join(id, follow)) {
+            Some(id) => self.join(follow, position, id),
+            None => {
+                let Some(open) = self.follows.open.get(&follow) else { return };
+                self.follows.awaited.entry((open.fingerprint, hash)).or_default().push(follow);
+            }
+        }
+    }
+
+    /// Whether a chunk is being written, in an attempt that will do.
+    fn may_join(&self, id: ChunkId, follow: u64) -> bool {
+        let is_written = self.index.get(id).blocks.iter().any(|block| matches!(block, Block::Writing(_)));
+        let attempt = self.follows.open.get(&follow).map_or(0, |open| open.attempt);
+        is_written && (self.gathers.is_coming(id) || !self.follows.is_early(id, attempt))
+    }
+
+    /// The chunk at a position is being written: the follow holds it from now on.
+    fn join(&mut self, follow: u64, position: usize, id: ChunkId) {
+        self.change(id, |chunk| chunk.claims += 1);
+        self.follows.hold(id, Holder::Follow(follow));
+        self.gathers.wait_for(id, follow);
+        self.follow_mut(follow, |open| open.chunks[position] = Followed::Coming(id));
+        self.tell_layers(follow, position, id);
+    }
+
+    /// Somebody has begun to write a chunk, or to fetch it: who waited for it follows it from now on.
+    pub(super) fn writing_begins(&mut self, id: ChunkId) {
+        if self.follows.awaited.is_empty() {
+            return;
+        }
+        let chunk = self.index.get(id);
+        let key = (self.namespaces.get(chunk.namespace).fingerprint, chunk.hash);
+        let Some(waiting) = self.follows.awaited.remove(&key) else { return };
+        let (joining, waiting): (Vec<u64>, Vec<u64>) =
+            waiting.into_iter().partition(|&follow| self.may_join(id, follow));
+        if !waiting.is_empty() {
+            self.follows.awaited.insert(key, waiting);
+        }
+        for follow in joining {
+            let Some(open) = self.follows.open.get(&follow) else { continue };
+            let position = open.chunks.iter().position(|&chunk| chunk == Followed::Awaited(key.1));
+            if let Some(position) = position {
+                self.join(follow, position, id);
+                self.moved(follow);
+            }
+        }
+    }
+
+    /// Follows of sessions that have news since the last call.
+    pub fn take_progressed(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.follows.progressed).into_iter().collect()
+    }
+
+    /// News for peers, since the last call.
+    pub fn take_told(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.follows.told)
+    }
+
+    /// Ends a session's follow; whether there was one of this number.
+    pub(super) fn release_follow(&mut self, session: SessionId, follow: u64) -> bool {
+        let is_known = self.follows.open.get(&follow).is_some_and(|open| open.session == Some(session));
+        if is_known {
+            self.end_follow(follow);
+        }
+        is_known
+    }
+
+    fn follow_mut<T>(&mut self, follow: u64, change: impl FnOnce(&mut Follow) -> T) -> Option<T> {
+        self.follows.open.get_mut(&follow).map(change)
+    }
+
+    /// There are news for whoever follows this.
+    fn moved(&mut self, follow: u64) {
+        let is_session = self.follow_mut(follow, |open| {
+            open.has_moved = true;
+            open.session.is_some()
+        });
+        if is_session == Some(true) {
+            self.follows.progressed.insert(follow);
+        }
+    }
+}
+
+impl Followed {
+    fn id(self) -> Option<ChunkId> {
+        match self {
+            Self::Awaited(_) | Self::Lost(None) => None,
+            Self::Coming(id) | Self::Here(id) | Self::Lost(Some(id)) => Some(id),
+        }
+    }
+}
+
+/// How long a session that found no room should wait.
+const ROOM_RETRY_MS: u64 = 5;
+
+#[cfg(test)]
+impl Store {
+    /// Nobody follows or followed anything.
+    pub(super) fn assert_follows_are_forgotten(&self) {
+        let Follows { open, layers, attempts, holders, awaited, limbo, peer_chunks, .. } = &self.follows;
+        assert!(open.is_empty() && layers.is_empty() && attempts.is_empty(), "{:?}", self.follows);
+        assert!(holders.is_empty() && awaited.is_empty() && limbo.is_empty(), "{:?}", self.follows);
+        assert_eq!(*peer_chunks, 0);
+    }
+}

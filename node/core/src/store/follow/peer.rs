@@ -1,0 +1,163 @@
+//! What peers follow: they are told of each layer, the commit, or the loss of a chunk.
+
+use larder_protocol::checksum::{layer_ranges, layers_checksum};
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use super::{Follow, Followed};
+use crate::Millis;
+use crate::store::Store;
+use crate::store::hand_out::Named;
+use crate::store::ids::ChunkId;
+use crate::store::index::{Block, Chunk};
+use crate::store::lookup::Place;
+
+/// News of a chunk for a peer that follows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// The follow.
+    pub follow: u64,
+    /// Position of the chunk in it.
+    pub position: u32,
+    /// What there is to tell.
+    pub what: News,
+}
+
+/// What a peer is told of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// Layers of a block are in place.
+    Layers(LayersInPlace),
+    /// It is committed: the checksums of its blocks, by slice, then pool.
+    Whole(Vec<u64>),
+    /// It will not come.
+    Lost,
+}
+
+/// Layers of a block that may be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayersInPlace {
+    /// The block, by slice, then pool.
+    pub block: usize,
+    /// Where the block stands.
+    pub place: Place,
+    /// Where in it the layers begin.
+    pub offset: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their checksum, over their bytes and the block's name.
+    pub checksum: u64,
+}
+
+impl Store {
+    /// Follows chunks for another node; `None` where peers follow too much already.
+    /// [`Store::end_grant`] ends it.
+    pub fn follow_for_peer(
+        &mut self,
+        fingerprint: &Fingerprint,
+        hashes: &[ChunkHash],
+        attempt: u64,
+        patience_ms: u64,
+        now: Millis,
+    ) -> Option<u64> {
+        let most = self.limits.peers.as_ref()?.max_granted_chunks;
+        if self.grants.len() + self.follows.peer_chunks + hashes.len() as u64 > most {
+            return None;
+        }
+        let follow = self.next_number();
+        self.follows.peer_chunks += hashes.len() as u64;
+        let started = Follow {
+            session: None,
+            fingerprint: *fingerprint,
+            slices: Box::default(),
+            attempt,
+            chunks: hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
+            hashes: hashes.into(),
+            patience_ms,
+            deadline: now + patience_ms,
+            has_moved: false,
+            is_shown: true,
+            leased_blocks: 0,
+        };
+        self.follows.open.insert(follow, started);
+        for (position, &hash) in hashes.iter().enumerate() {
+            let id = self.named(fingerprint, &hash);
+            match id.filter(|&id| self.index.get(id).is_complete()) {
+                Some(id) => {
+                    self.use_chunks(&[id]);
+                    self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
+                    self.tell_layers(follow, position, id);
+                    self.tell_whole(follow, position, id);
+                }
+                None => match self.namespaces.of(fingerprint) {
+                    Some(number) => self.await_chunk(follow, number, position, hash),
+                    None => {
+                        self.follows.awaited.entry((*fingerprint, hash)).or_default().push(follow);
+                    }
+                },
+            }
+        }
+        Some(follow)
+    }
+
+    /// Tells a peer which layers of a chunk are in place.
+    pub(super) fn tell_layers(&mut self, follow: u64, position: usize, id: ChunkId) {
+        if self.follows.open.get(&follow).is_none_or(|open| open.session.is_some())
+            || !self.may_be_told(follow, position, id)
+        {
+            return;
+        }
+        let chunk = self.index.get(id);
+        let news = (0..chunk.blocks.len()).flat_map(|block| self.block_news(chunk, id, block));
+        let told = news.map(|layers| Told { follow, position: position as u32, what: News::Layers(layers) });
+        let told: Vec<Told> = told.collect();
+        self.follows.told.extend(told);
+    }
+
+    /// What is in place of a block.
+    pub(super) fn block_news(
+        &self,
+        chunk: &Chunk,
+        id: ChunkId,
+        block: usize,
+    ) -> impl Iterator<Item = LayersInPlace> {
+        let namespace = self.namespaces.get(chunk.namespace);
+        let spec = &namespace.pools[block % namespace.pools.len()].spec;
+        let pieces: Vec<(u64, u64, u64)> = match &chunk.blocks[block] {
+            Block::Absent => Vec::new(),
+            Block::Writing(_) => {
+                self.follows.layers(id, block).map(|layers| layers.pieces(spec)).unwrap_or_default()
+            }
+            Block::Ready(_, checksums) => {
+                let ranges = layer_ranges(spec).zip(checksums.ranges.as_slice());
+                ranges.map(|(range, &checksum)| (range.start, range.end - range.start, checksum)).collect()
+            }
+        };
+        let place = chunk.blocks[block]
+            .slot()
+            .map(|slot| Place { extent: slot.extent, offset: self.slab.offset(slot) });
+        let key = namespace.key(chunk.hash, block);
+        let in_place = move |(offset, bytes, sum)| {
+            let checksum = layers_checksum(&key, &(offset..offset + bytes), sum);
+            Some(LayersInPlace { block, place: place?, offset, bytes, checksum })
+        };
+        pieces.into_iter().filter_map(in_place)
+    }
+
+    /// Whether a chunk has the name under which it is followed.
+    pub(super) fn may_be_told(&mut self, follow: u64, position: usize, id: ChunkId) -> bool {
+        let Some(open) = self.follows.open.get(&follow) else { return false };
+        let Some((namespace, &hash)) = self.namespaces.of(&open.fingerprint).zip(open.hashes.get(position))
+        else {
+            return false;
+        };
+        self.may_leave(&Named { id, namespace, hash })
+    }
+
+    pub(super) fn tell_whole(&mut self, follow: u64, position: usize, id: ChunkId) {
+        if !self.may_be_told(follow, position, id) {
+            return;
+        }
+        let checksums = self.index.get(id).blocks.iter().map(Block::checksum).collect();
+        self.follows.told.push(Told { follow, position: position as u32, what: News::Whole(checksums) });
+    }
+}

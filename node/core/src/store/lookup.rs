@@ -1,0 +1,493 @@
+//! Lookups and leases: how a get starts and ends.
+
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
+use larder_protocol::session::{Found, Scarce, Span, Tier};
+use larder_protocol::{Chain, ChainError, Fingerprint, PoolRules, PoolSet};
+
+use super::ids::{ChunkId, NamespaceId, SessionId};
+use super::index::OnDisk;
+use super::sessions::Lease;
+use super::{Refused, Source, Store};
+use crate::Millis;
+
+pub use larder_protocol::session::Place;
+
+/// What a lookup may say besides its chain.
+#[derive(Debug, Clone, Copy)]
+pub struct LookupOptions<'a> {
+    /// By position in the chain, where the chunk is besides this node; empty where nobody was asked.
+    pub elsewhere: &'a [Option<Source>],
+    /// Tokens of the whole prompt; at least one is left to compute.
+    pub prompt_tokens: u64,
+    /// The caller cannot use a hit.
+    pub skip_read: bool,
+    /// Tiers to look in; all where empty.
+    pub tiers: &'a [Tier],
+    /// Pin what is found for so long.
+    pub pin_ms: Option<u64>,
+}
+
+/// What a prompt could use of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usable {
+    /// Chunks, from the chain's first on.
+    pub chunks: usize,
+    /// Tokens of one.
+    pub chunk_tokens: u32,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
+}
+
+/// Blocks that may be read until the lease is released.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Leased {
+    /// Its number; 0 where nothing is leased.
+    pub lease: u64,
+    /// Chunks leased, from the chain's first on.
+    pub chunks: u32,
+    /// Where the blocks stand that restoring them needs: for each chunk, for each slice of the session, for each pool
+    /// of [`PoolRules::needed`].
+    pub places: Vec<Place>,
+    /// The checksum of each of these blocks; 0 for one that is being written, for who follows it.
+    pub checksums: Vec<u64>,
+    /// Bytes of these blocks.
+    pub bytes: u64,
+    /// Extents among them whose memory the session was not given before.
+    pub new_extents: Vec<u32>,
+}
+
+/// What was found of a chain, by position. It holds until the store changes.
+#[derive(Debug)]
+pub struct Walk {
+    number: NamespaceId,
+    found: Vec<Presence>,
+}
+
+/// Where a chunk is on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// It can be read in memory.
+    Here(ChunkId),
+    /// It is on disk alone, or on its way from there.
+    OnDisk(ChunkId),
+    /// It cannot be read.
+    Absent,
+}
+
+impl Presence {
+    /// The chunk, where it can be read in memory.
+    pub(super) fn here(self) -> Option<ChunkId> {
+        match self {
+            Self::Here(id) => Some(id),
+            Self::OnDisk(_) | Self::Absent => None,
+        }
+    }
+}
+
+impl Walk {
+    /// Positions of the chain's first `most` chunks that are not here.
+    #[must_use]
+    pub fn absent(&self, most: usize) -> Vec<u32> {
+        let absent = (0..).zip(self.found.iter().take(most)).filter(|(_, found)| **found == Presence::Absent);
+        absent.map(|(position, _)| position).collect()
+    }
+
+    /// Whether some of it is on disk alone.
+    #[must_use]
+    pub fn needs_disk(&self) -> bool {
+        self.found.iter().any(|found| matches!(found, Presence::OnDisk(_)))
+    }
+}
+
+impl Store {
+    /// Finds the chunks of a chain, for one of the calls that take what was found.
+    ///
+    /// # Errors
+    /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
+    /// namespace that the session did not register.
+    pub fn find(&self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Walk, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        Ok(Walk { number, found: self.walk(number, chain)? })
+    }
+
+    /// How much of a prompt can be served, from memory, from disk, from other nodes or the object store: the longest contiguous prefix, or in a flat
+    /// namespace every key. Touches nothing: a lease is what counts as use. Only chunks in memory are pinned.
+    ///
+    /// # Errors
+    /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
+    /// namespace that the session did not register.
+    pub fn lookup(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        options: LookupOptions<'_>,
+        now: Millis,
+    ) -> Result<Found, Refused> {
+        let walk = self.find(session, namespace, chain)?;
+        self.lookup_found(session, chain, &walk, options, now)
+    }
+
+    /// The same, of what was found just now.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where there may be no more pins.
+    pub fn lookup_found(
+        &mut self,
+        session: SessionId,
+        chain: &Chain,
+        Walk { number, found }: &Walk,
+        options: LookupOptions<'_>,
+        now: Millis,
+    ) -> Result<Found, Refused> {
+        let known = self.namespaces.get(*number);
+        let chunk_tokens = u64::from(known.chunk_tokens);
+        let asks = |tier| options.tiers.is_empty() || options.tiers.contains(&tier);
+        let (here, on_disk) = (asks(Tier::Host), asks(Tier::Disk));
+        let place = |position: usize| match found[position] {
+            Presence::Here(_) if here => Some(Tier::Host),
+            Presence::OnDisk(_) if on_disk => Some(Tier::Disk),
+            _ => {
+                let source = options.elsewhere.get(position).copied().flatten();
+                source.map(Source::tier).filter(|&tier| asks(tier))
+            }
+        };
+        if options.skip_read {
+            return Ok(Found { tokens: 0, spans: Vec::new(), pin: None });
+        }
+        if known.flat {
+            let (spans, chunks) = spans((0..chain.len()).map(place));
+            return Ok(Found { tokens: chunks * chunk_tokens, spans, pin: None });
+        }
+        let usable = usable_chunks(options.prompt_tokens, known.chunk_tokens, chain).min(chain.len());
+        let usable = if known.rules.is_plain() {
+            usable
+        } else {
+            // What others have besides is known only when it has come.
+            let held = |position: usize| match place(position) {
+                Some(Tier::Peer | Tier::Object) => known.rules.obligatory(),
+                // A sibling has it.
+                Some(_) if found[position] == Presence::Absent => known.rules.obligatory(),
+                Some(_) => self.pools_of(found[position]),
+                None => PoolSet::default(),
+            };
+            known.rules.longest((0..usable).map(held))
+        };
+        let (spans, chunks) = spans((0..usable).map(place).take_while(Option::is_some));
+        let pin = match (options.pin_ms, spans.first()) {
+            (Some(duration_ms), Some(&Span { to, tier: Tier::Host, .. })) => {
+                let chunks = found[..to as usize].iter().filter_map(|found| found.here()).collect();
+                Some(self.pin_chunks(session, *number, chunks, duration_ms, now)?.pin)
+            }
+            _ => None,
+        };
+        Ok(Found { tokens: chunks * chunk_tokens, spans, pin })
+    }
+
+    /// How many chunks of a chain a prompt could use at most, a token left to compute; `None` for a namespace that nobody
+    /// registered.
+    #[must_use]
+    pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<Usable> {
+        let known = self.namespaces.find(NamespaceId::of(namespace))?;
+        let most =
+            if known.flat { chain.len() } else { usable_chunks(prompt_tokens, known.chunk_tokens, chain) };
+        let chunks = most.min(chain.len());
+        Some(Usable { chunks, chunk_tokens: known.chunk_tokens, fingerprint: known.fingerprint })
+    }
+
+    /// Keeps the blocks of the longest prefix that is here from reuse, and says where they stand. This is what counts
+    /// as a use of the chunks.
+    ///
+    /// Fewer chunks than are here may be leased where the answer would pass a message's limits.
+    ///
+    /// # Errors
+    /// As [`Store::lookup`], and [`Refused::Busy`] where the session holds as many leases as it may.
+    pub fn lease(&mut self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Leased, Refused> {
+        let walk = self.find(session, namespace, chain)?;
+        self.lease_found(session, namespace, chain, walk)
+    }
+
+    /// The same, of what was found just now.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where the session holds as many leases as it may.
+    pub fn lease_found(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        Walk { number, found }: Walk,
+    ) -> Result<Leased, Refused> {
+        let slices = self.slices(session, namespace)?.1.to_vec();
+        let rules = self.namespaces.get(number).rules;
+        let mut leased = Leased::default();
+        let most = most_chunks(&rules, slices.len(), MAX_MESSAGE_BLOCKS, found.len());
+        let mut chunks: Vec<ChunkId> = found.into_iter().map_while(Presence::here).take(most).collect();
+        chunks.truncate(self.named_prefix(number, &chain.hashes, &chunks));
+        chunks.truncate(self.restorable(&rules, &chunks));
+        let held = self.session(session)?.leased_blocks;
+        let blocks = slices.len() * rules.blocks(chunks.len());
+        if held + blocks as u64 > self.limits.max_leased_blocks {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
+        }
+        leased.places.reserve(blocks);
+        let fit = self.place_prefix(session, number, &slices, &chunks, &mut leased);
+        chunks.truncate(fit);
+        if chunks.is_empty() {
+            return Ok(leased);
+        }
+        self.use_chunks(&chunks);
+        leased.lease = self.next_number();
+        leased.chunks = chunks.len() as u32;
+        let blocks = leased.places.len() as u64;
+        let session = self.session_mut(session)?;
+        session.leased_blocks += blocks;
+        let hashes = chain.hashes[..chunks.len()].into();
+        session
+            .leases
+            .insert(leased.lease, Lease { namespace: number, chunks: chunks.into(), hashes, blocks });
+        Ok(leased)
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a lease that is not the session's.
+    pub fn release(&mut self, session: SessionId, lease: u64) -> Result<(), Refused> {
+        if self.release_follow(session, lease) {
+            return Ok(());
+        }
+        let held = self.session_mut(session)?;
+        let unknown = Refused::Unknown { what: "lease", number: lease };
+        let Lease { chunks, blocks, .. } = held.leases.remove(&lease).ok_or(unknown)?;
+        held.leased_blocks -= blocks;
+        self.unclaim(&chunks);
+        self.evict_above_watermark();
+        Ok(())
+    }
+
+    /// Where the chunks of a chain are, by position, after every check that a chain must pass.
+    pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Presence>, Refused> {
+        let namespace = self.namespaces.get(number);
+        chain.check(namespace.root, namespace.flat)?;
+        // Hashing apart from probing lets the probes' cache misses overlap.
+        let keys: Vec<u64> = chain.hashes.iter().map(|hash| self.index.hash(number, hash)).collect();
+        let ids =
+            keys.iter().zip(&chain.hashes).map(|(&key, hash)| self.index.find_hashed(key, number, hash));
+        let ids: Vec<Option<ChunkId>> = ids.collect();
+        let mut found = Vec::with_capacity(chain.len());
+        let mut unknown = Vec::new();
+        for (position, (&key, &id)) in keys.iter().zip(&ids).enumerate() {
+            match id {
+                Some(id) => self.index.agrees(id, &chain.chunk(position))?,
+                None => unknown.push((key, position)),
+            }
+            // A linked chunk that is known and comes twice disagrees with one of its places.
+            if namespace.flat && id.is_some() {
+                unknown.push((key, position));
+            }
+            found.push(id.map_or(Presence::Absent, |id| self.presence(id)));
+        }
+        refuse_duplicates(chain, &unknown)?;
+        Ok(found)
+    }
+
+    /// The pools that a chunk has where it was found.
+    pub(super) fn pools_of(&self, found: Presence) -> PoolSet {
+        match found {
+            Presence::Here(id) => self.index.get(id).pools,
+            Presence::OnDisk(id) => self.index.get(id).disk_pools,
+            Presence::Absent => PoolSet::default(),
+        }
+    }
+
+    /// How many of these chunks, which are in memory and follow one another, can be restored.
+    pub(super) fn restorable(&self, rules: &PoolRules, chunks: &[ChunkId]) -> usize {
+        if rules.is_plain() {
+            return chunks.len();
+        }
+        rules.longest(chunks.iter().map(|&chunk| self.index.get(chunk).pools))
+    }
+
+    fn presence(&self, id: ChunkId) -> Presence {
+        let chunk = self.index.get(id);
+        if chunk.is_complete() {
+            Presence::Here(id)
+        } else if chunk.is_on_disk_alone() || (chunk.disk == OnDisk::Here && self.gathers.is_coming(id)) {
+            Presence::OnDisk(id)
+        } else {
+            Presence::Absent
+        }
+    }
+
+    /// Claims chunks that can be read, from last to first, and counts that they were.
+    pub(super) fn use_chunks(&mut self, chunks: &[ChunkId]) {
+        for &id in chunks.iter().rev() {
+            self.count_use(id);
+            self.change(id, |chunk| chunk.claims += 1);
+        }
+    }
+
+    /// Counts that a chunk is read.
+    pub(super) fn count_use(&mut self, id: ChunkId) {
+        if self.index.get(id).is_cached() {
+            self.policy.touch(id.number());
+        }
+        self.index.get_mut(id).count_read();
+        self.used(id);
+    }
+
+    /// Ends one claim on each chunk, from last to first.
+    pub(super) fn unclaim(&mut self, chunks: &[ChunkId]) {
+        for &chunk in chunks.iter().rev() {
+            self.change(chunk, |chunk| chunk.claims -= 1);
+            self.let_pass(chunk);
+        }
+    }
+
+    /// The session that leased the chunk ended, and its process may still read it.
+    pub(super) fn orphan(&mut self, id: ChunkId) {
+        let chunk = self.index.get_mut(id);
+        chunk.orphaned_leases += 1;
+        if chunk.orphaned_leases == 1 {
+            chunk.readable_slots().for_each(|slot| self.slab.quarantine(slot));
+        }
+    }
+
+    /// One process less may read the chunk.
+    pub(super) fn adopt(&mut self, id: ChunkId) {
+        let chunk = self.index.get_mut(id);
+        chunk.orphaned_leases -= 1;
+        if chunk.orphaned_leases == 0 {
+            chunk.readable_slots().for_each(|slot| self.slab.restore(slot));
+        }
+    }
+
+    /// Adds the places of restorable chunks to a lease, or of as many of them as can be restored where the extents that the
+    /// session has not seen do not all fit into one message; of how many.
+    pub(super) fn place_prefix(
+        &mut self,
+        session: SessionId,
+        number: NamespaceId,
+        slices: &[u16],
+        chunks: &[ChunkId],
+        leased: &mut Leased,
+    ) -> usize {
+        let rules = self.namespaces.get(number).rules;
+        let mut fit = 0;
+        if rules.is_plain() {
+            while let Some(&chunk) = chunks.get(fit)
+                && self.place_blocks(session, number, slices, (chunk, rules.every()), leased)
+            {
+                fit += 1;
+            }
+            return fit;
+        }
+        // Which blocks are needed depends on where the prefix ends: first the extents of all that might be.
+        let all_of = |store: &Self, chunk| store.index.get(chunk).pools;
+        while let Some(&chunk) = chunks.get(fit)
+            && self.place_blocks(session, number, slices, (chunk, all_of(self, chunk)), leased)
+        {
+            fit += 1;
+        }
+        let prefix = self.restorable(&rules, &chunks[..fit]);
+        leased.places.clear();
+        leased.checksums.clear();
+        leased.bytes = 0;
+        for (position, &chunk) in chunks[..prefix].iter().enumerate() {
+            self.place_blocks(session, number, slices, (chunk, rules.needed(position, prefix)), leased);
+        }
+        prefix
+    }
+
+    /// Adds the places of a chunk's blocks in some pools to a lease; whether the extents that the session has not seen still
+    /// fit into one message.
+    fn place_blocks(
+        &mut self,
+        session: SessionId,
+        number: NamespaceId,
+        slices: &[u16],
+        (id, pools): (ChunkId, PoolSet),
+        leased: &mut Leased,
+    ) -> bool {
+        let namespace = self.namespaces.get(number);
+        let chunk = self.index.get(id);
+        if leased.new_extents.len() + slices.len() * namespace.pools.len() > MAX_FRAME_DESCRIPTORS {
+            let known = &self.sessions.get(session).map(|session| &session.extents);
+            let unseen = |extent| known.is_none_or(|known| !known.contains(&extent));
+            let fresh = chunk.slots().filter(|slot| unseen(slot.extent)).count();
+            if leased.new_extents.len() + fresh > MAX_FRAME_DESCRIPTORS {
+                return false;
+            }
+        }
+        for &slice in slices {
+            for pool in pools.iter() {
+                // Who follows a chunk is told the places of blocks that are being written.
+                let block = &chunk.blocks[namespace.block(slice, pool)];
+                let Some(slot) = block.slot() else { return false };
+                leased.checksums.push(block.checksum());
+                leased.bytes += namespace.pools[pool].spec.block_bytes();
+                leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(slot) });
+                if self.sessions.show_extent(session, slot.extent) {
+                    leased.new_extents.push(slot.extent);
+                }
+            }
+        }
+        true
+    }
+}
+
+/// How long a session that holds too much should wait.
+pub(super) const CLAIMS_RETRY_MS: u64 = 10;
+
+/// How many of `chunks` chunks a message of at most so many blocks can answer.
+pub(super) fn most_chunks(rules: &PoolRules, slices: usize, most_blocks: usize, chunks: usize) -> usize {
+    if rules.is_plain() {
+        return (most_blocks / (slices * rules.every().len())).min(chunks);
+    }
+    let (mut fit, mut beyond) = (0, chunks + 1);
+    while fit + 1 < beyond {
+        let middle = fit.midpoint(beyond);
+        if slices.saturating_mul(rules.blocks(middle)) <= most_blocks {
+            fit = middle
+        } else {
+            beyond = middle
+        }
+    }
+    fit
+}
+
+/// How many chunks of a chain a prompt may use, so that at least one of its tokens is left to compute.
+fn usable_chunks(prompt_tokens: u64, chunk_tokens: u32, chain: &Chain) -> usize {
+    let of_prompt = prompt_tokens.saturating_sub(1) / u64::from(chunk_tokens);
+    let before = chain.hashes.first().map_or(0, |_| u64::from(chain.chunk(0).index));
+    usize::try_from(of_prompt.saturating_sub(before)).unwrap_or(usize::MAX)
+}
+
+/// The runs of positions that lie in one tier, and how many positions there are in them.
+fn spans(tiers: impl Iterator<Item = Option<Tier>>) -> (Vec<Span>, u64) {
+    let (mut spans, mut chunks) = (Vec::<Span>::new(), 0);
+    for (position, tier) in (0..).zip(tiers) {
+        let Some(tier) = tier else { continue };
+        chunks += 1;
+        match spans.last_mut() {
+            Some(span) if span.to == position && span.tier == tier => span.to += 1,
+            _ => spans.push(Span { from: position, to: position + 1, tier }),
+        }
+    }
+    (spans, chunks)
+}
+
+/// Refuses a list in which one of these positions has the same hash as another. Each comes with a hash of its hash, under
+/// the index's own secret seed.
+fn refuse_duplicates(chain: &Chain, positions: &[(u64, usize)]) -> Result<(), ChainError> {
+    let mut seen = hashbrown::HashTable::<(u64, usize)>::with_capacity(positions.len());
+    for &(key, position) in positions {
+        let hash = chain.hashes[position];
+        if seen.find(key, |&(_, other)| chain.hashes[other] == hash).is_some() {
+            return Err(ChainError::Duplicate { hash });
+        }
+        seen.insert_unique(key, (key, position), |&(key, _)| key);
+    }
+    Ok(())
+}

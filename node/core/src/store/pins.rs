@@ -1,0 +1,143 @@
+//! Pins: chunks that stay on request, until a deadline.
+
+use std::collections::{BTreeSet, HashMap};
+
+use larder_protocol::Chain;
+use larder_protocol::session::{Pinned, Scarce};
+
+use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
+use super::lookup::Presence;
+use super::shares::Shares;
+use super::{Refused, Store};
+use crate::Millis;
+use crate::store::ChangeKind;
+
+/// Every pin. A pin outlives its session: it belongs to the tenant.
+#[derive(Debug, Default)]
+pub(super) struct Pins {
+    pins: HashMap<u64, Pin>,
+    deadlines: BTreeSet<(Millis, u64)>,
+    /// Bytes of pinned chunks by tenant; a chunk that is pinned twice counts twice.
+    bytes: Shares,
+}
+
+#[derive(Debug)]
+struct Pin {
+    tenant: TenantId,
+    chunks: Box<[ChunkId]>,
+    deadline: Millis,
+    bytes: u64,
+}
+
+impl Pins {
+    pub(super) fn len(&self) -> usize {
+        self.pins.len()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.total()
+    }
+}
+
+impl Store {
+    /// Keeps the longest prefix that is here from eviction, for `duration_ms` or as long as pins may last.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where as much is pinned as may be, and as [`Store::lookup`].
+    pub fn pin(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        duration_ms: u64,
+        now: Millis,
+    ) -> Result<Pinned, Refused> {
+        let (number, _) = self.slices(session, namespace)?;
+        let mut chunks: Vec<ChunkId> =
+            self.walk(number, chain)?.into_iter().map_while(Presence::here).collect();
+        chunks.truncate(self.restorable(&self.namespaces.get(number).rules, &chunks));
+        self.pin_chunks(session, number, chunks.into(), duration_ms, now)
+    }
+
+    /// Keeps chunks that can be read from eviction.
+    pub(super) fn pin_chunks(
+        &mut self,
+        session: SessionId,
+        number: NamespaceId,
+        chunks: Box<[ChunkId]>,
+        duration_ms: u64,
+        now: Millis,
+    ) -> Result<Pinned, Refused> {
+        let duration_ms = duration_ms.min(self.limits.max_pin_ms);
+        if chunks.is_empty() {
+            return Ok(Pinned { pin: 0, chunks: 0, duration_ms });
+        }
+        let bytes = chunks.len() as u64 * self.whole_chunk_bytes(number);
+        let tenant = self.session(session)?.tenant;
+        let (most, tenants) = (self.limits.max_pinned_bytes, self.limits.tenant_bytes.len());
+        if !self.pins.bytes.may_add(tenant, bytes, most, tenants) {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
+        }
+        // All are pinned before room is made for those that only passed: it may take any that nobody holds.
+        chunks.iter().rev().for_each(|&chunk| self.change(chunk, |chunk| chunk.pins += 1));
+        chunks.iter().rev().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
+        let (pin, deadline) = (self.next_number(), now + duration_ms);
+        let pinned = Pinned { pin, chunks: chunks.len() as u32, duration_ms };
+        self.pins.bytes.add(tenant, bytes);
+        self.pins.deadlines.insert((deadline, pin));
+        self.pins.pins.insert(pin, Pin { tenant, chunks, deadline, bytes });
+        Ok(pinned)
+    }
+
+    /// Ends a pin before its deadline. Any session of the tenant may.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a pin that is not the tenant's, or no longer.
+    pub fn unpin(&mut self, session: SessionId, pin: u64) -> Result<(), Refused> {
+        let tenant = self.session(session)?.tenant;
+        if self.pins.pins.get(&pin).is_none_or(|known| known.tenant != tenant) {
+            return Err(Refused::Unknown { what: "pin", number: pin });
+        }
+        self.end_pin(pin);
+        self.evict_above_watermark();
+        Ok(())
+    }
+
+    /// Ends the pins whose deadline is not after `now`.
+    pub(super) fn expire_pins(&mut self, now: Millis) {
+        let mut ended = false;
+        while let Some(&(deadline, pin)) = self.pins.deadlines.first() {
+            if deadline > now {
+                break;
+            }
+            self.end_pin(pin);
+            ended = true;
+        }
+        if ended {
+            self.evict_above_watermark();
+        }
+    }
+
+    /// No pin keeps this chunk any more.
+    pub(super) fn end_pins_of(&mut self, id: ChunkId) {
+        if self.index.get(id).pins == 0 {
+            return;
+        }
+        for pin in self.pins.pins.values_mut().filter(|pin| pin.chunks.contains(&id)) {
+            pin.chunks = pin.chunks.iter().copied().filter(|&chunk| chunk != id).collect();
+        }
+        self.change(id, |chunk| chunk.pins = 0);
+    }
+
+    fn end_pin(&mut self, pin: u64) {
+        let Some(Pin { tenant, chunks, deadline, bytes }) = self.pins.pins.remove(&pin) else { return };
+        self.pins.deadlines.remove(&(deadline, pin));
+        self.pins.bytes.take(tenant, bytes);
+        for &chunk in chunks.iter().rev() {
+            self.change(chunk, |chunk| chunk.pins -= 1);
+        }
+    }
+}
+
+/// How long somebody who finds too much pinned should wait: pins last long.
+const PIN_RETRY_MS: u64 = 1_000;

@@ -1,0 +1,188 @@
+//! Why the store did nothing, in words for engines.
+
+use larder_protocol::ChainError;
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
+use larder_protocol::namespace::NamespaceError;
+use larder_protocol::session::Scarce;
+
+/// Why the store did nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// No room now; asking again later may help.
+    #[error("busy: ask again in {retry_after_ms} ms")]
+    Busy {
+        /// What there is too much of.
+        what: Scarce,
+        /// When asking again may help.
+        retry_after_ms: u64,
+    },
+    /// The chain is impossible or disagrees with what is cached.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// The namespace is impossible.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    /// The engine's block size is not what its namespace says.
+    #[error("pool `{pool}`: the engine's blocks have {engine_bytes} bytes, but {layers} layers of {layer_bytes} bytes make {}: check layers, heads, dtype and chunk size", u64::from(*.layers) * .layer_bytes)]
+    BlockSize {
+        /// The pool.
+        pool: String,
+        /// What the engine's tensors say.
+        engine_bytes: u64,
+        /// What the namespace says.
+        layers: u32,
+        /// What the namespace says.
+        layer_bytes: u64,
+    },
+    /// Not one block size a pool.
+    #[error("{found} block sizes for {pools} pools")]
+    BlockSizes {
+        /// Sizes found.
+        found: usize,
+        /// Pools of the namespace.
+        pools: usize,
+    },
+    /// A slice that the namespace does not have, or one that comes twice, or none at all.
+    #[error("slices {slices:?}: name each slice that this session holds once, out of {of}")]
+    Slices {
+        /// Slices found.
+        slices: Vec<u16>,
+        /// Slices of the namespace.
+        of: u16,
+    },
+    /// More namespaces than a session or a node may have.
+    #[error("too many namespaces: at most {most}{}", if *.most == MAX_SESSION_NAMESPACES { " a session" } else { " are in use at a time" })]
+    TooManyNamespaces {
+        /// How many there may be.
+        most: usize,
+    },
+    /// A block that no slot can ever hold.
+    #[error(
+        "a block of {block_bytes} bytes does not fit into an extent of {extent_bytes}: set host.extent_bytes to at least that"
+    )]
+    BlockTooLarge {
+        /// Bytes of the block.
+        block_bytes: u64,
+        /// Bytes of an extent.
+        extent_bytes: u64,
+    },
+    /// A block that the session's write window can never hold.
+    #[error(
+        "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger one, and set session.max_window_bytes to at least that"
+    )]
+    WindowTooSmall {
+        /// Bytes of the block.
+        block_bytes: u64,
+        /// Bytes of the window.
+        window_bytes: u64,
+    },
+    /// A reservation that can never be met.
+    #[error(
+        "{blocks} blocks of {bytes} bytes together; a session may reserve {MAX_MESSAGE_BLOCKS} blocks and {most} bytes, in at most {MAX_FRAME_DESCRIPTORS} extents that are new to it: reserve in smaller parts"
+    )]
+    TooLarge {
+        /// Blocks asked.
+        blocks: usize,
+        /// Bytes asked.
+        bytes: u64,
+        /// Bytes allowed.
+        most: u64,
+    },
+    /// A number that names nothing of this session.
+    #[error("{what} {number} is not one of this session's, or it has ended")]
+    Unknown {
+        /// What it should name.
+        what: &'static str,
+        /// The number.
+        number: u64,
+    },
+    /// A position that is not reserved, or is committed already.
+    #[error(
+        "chunk {position} of reservation {reservation} is not open for commit: not reserved, or committed already"
+    )]
+    NotOpen {
+        /// The reservation.
+        reservation: u64,
+        /// The position.
+        position: u32,
+    },
+    /// Layers that a chunk's pool does not have, or that are in place already.
+    #[error(
+        "layers {from_layer} to {to_layer} of pool {pool} of the chunk at {position} cannot be handed over: there are none such, or they are in place"
+    )]
+    Layers {
+        /// The position of the chunk.
+        position: u32,
+        /// The pool.
+        pool: u8,
+        /// The first layer.
+        from_layer: u32,
+        /// The layer behind the last one.
+        to_layer: u32,
+    },
+    /// A chunk of which some layers were handed over, and not all.
+    #[error(
+        "layers of chunk {position} of reservation {reservation} are missing: hand them over before the commit"
+    )]
+    LayersMissing {
+        /// The reservation.
+        reservation: u64,
+        /// The position.
+        position: u32,
+    },
+    /// Chunks that a lease does not cover, or a block that it does not have of them.
+    #[error("chunks {from} to {to} are not all covered by the lease, in the block that the tensors hold")]
+    NotLeased {
+        /// The first.
+        from: u64,
+        /// The one behind the last.
+        to: u64,
+    },
+    /// A save of a session with several slices.
+    #[error(
+        "a session of {slices} slices saves through its write window: open one session a slice to save from GPU memory"
+    )]
+    SeveralSlices {
+        /// The slices.
+        slices: usize,
+    },
+    /// A namespace whose chunks cannot be followed.
+    #[error("only namespaces can be followed of which every chunk of a prefix needs all pools")]
+    NotFollowed,
+    /// A block outside the session's write window.
+    #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
+    OutsideWindow {
+        /// Where the block should stand.
+        source_offset: u64,
+        /// Its size.
+        bytes: u64,
+        /// The window's size.
+        window_bytes: u64,
+    },
+    /// A fault of the node's own; its log says more.
+    #[error("the node failed; its log says more")]
+    Internal,
+    /// A message that is not allowed at this point of a session.
+    #[error("this message is not allowed here: a session starts with one hello")]
+    OutOfOrder,
+    /// Not one set of pools a chunk, or one with a pool that the namespace does not have.
+    #[error(
+        "{found} sets of pools for {chunks} chunks of a namespace with {of} pools: name one for each chunk, or none at all"
+    )]
+    Pools {
+        /// Sets found.
+        found: usize,
+        /// Chunks of the chain.
+        chunks: usize,
+        /// Pools of the namespace.
+        of: usize,
+    },
+    /// Not one source a block.
+    #[error("{found} block sources for {blocks} blocks")]
+    Sources {
+        /// Sources found.
+        found: usize,
+        /// Blocks to commit.
+        blocks: usize,
+    },
+}

@@ -1,0 +1,431 @@
+//! Reservations: how a put starts.
+//!
+//! A chunk's block goes from absent to writing when it is reserved, and to ready when its bytes were copied and summed.
+//! A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all.
+
+use std::collections::HashSet;
+
+use larder_protocol::checksum::{BlockKey, range_bytes};
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
+use larder_protocol::session::{Place, Scarce};
+use larder_protocol::{Chain, ChainError, ChunkHash, ChunkRef, PoolSet};
+
+use super::commit::BlockMove;
+use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
+use super::index::{Block, Standing};
+use super::namespaces::Pool;
+use super::sessions::{Item, ItemState, Reservation};
+use super::{Refused, Store};
+use crate::Millis;
+
+/// Room for chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    /// Its number.
+    pub reservation: u64,
+    /// Positions of the chunks to write.
+    pub chunks: Vec<u32>,
+    /// For each of them, the pools to write; empty where these are all pools everywhere.
+    pub pools: Vec<PoolSet>,
+    /// Where each block of them will stand: for each chunk, for each slice of the session, for each of its pools to write.
+    pub places: Vec<Place>,
+    /// Where engines are trusted: extents among the places whose memory the session was not given before.
+    pub new_extents: Vec<u32>,
+    /// When the right to commit ends.
+    pub deadline: Millis,
+}
+
+impl Store {
+    /// Takes room for every block of a chain that is not here and is not being written, all of them or none.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] where there is no room now, [`Refused::TooLarge`] where there never is, and as
+    /// [`Store::lookup`].
+    pub fn reserve(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        priority: i8,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
+        self.reserve_pools(session, namespace, chain, &[], priority, now)
+    }
+
+    /// The same, where by position `pools` says which pools will be written; all of them where it is empty. Those that no
+    /// chunk is without always are, and a chunk that is here already gets those that it lacks.
+    ///
+    /// # Errors
+    /// As [`Store::reserve`], and [`Refused::Pools`].
+    pub fn reserve_pools(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
+        self.reserve_attempt(session, namespace, chain, pools, priority, 0, now)
+    }
+
+    /// The same in a numbered attempt, which ends the reservations of earlier ones for chunks of the chain: whoever holds them
+    /// can neither hand over nor commit any more. 0 is no attempt, and ends none.
+    ///
+    /// # Errors
+    /// As [`Store::reserve_pools`].
+    #[expect(clippy::too_many_arguments, reason = "they are the fields of the request")]
+    pub fn reserve_attempt(
+        &mut self,
+        session: SessionId,
+        namespace: u32,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+        attempt: u64,
+        now: Millis,
+    ) -> Result<Reserved, Refused> {
+        let (number, slices) = self.slices(session, namespace)?;
+        let slices: Box<[u16]> = slices.into();
+        self.walk(number, chain)?;
+        if attempt > 0 {
+            self.supersede(number, chain, attempt)?;
+        }
+        let wanted = self.missing(number, chain, &slices, pools)?;
+        let bytes = wanted.iter().map(|&(_, pools)| self.pools_bytes(number, slices.len(), pools)).sum();
+        let blocks = wanted.iter().map(|(_, pools)| pools.len()).sum::<usize>() * slices.len();
+        let most = self.limits.max_reserved_bytes;
+        if blocks > MAX_MESSAGE_BLOCKS || bytes > most {
+            return Err(Refused::TooLarge { blocks, bytes, most });
+        }
+        if self.session(session)?.reserved_bytes + bytes > most {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: MEMORY_RETRY_MS });
+        }
+        let items = self.enter(number, chain, &wanted, &slices, priority)?;
+        let mut to_take = items.iter().zip(&wanted);
+        if !to_take.all(|(item, &(_, pools))| self.take_slots(number, item.chunk, &slices, pools)) {
+            self.undo(&items, number, &slices);
+            return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
+        }
+        let places: Vec<Place> =
+            items.iter().flat_map(|item| self.places(number, item.chunk, &slices)).collect();
+        let new_extents =
+            if self.limits.trust_engines { self.unseen_extents(session, &places) } else { Vec::new() };
+        if new_extents.len() > MAX_FRAME_DESCRIPTORS {
+            self.undo(&items, number, &slices);
+            return Err(Refused::TooLarge { blocks, bytes, most });
+        }
+        let deadline = now + self.limits.reservation_ttl_ms;
+        let (chunks, mut pools): (Vec<u32>, Vec<PoolSet>) = wanted.into_iter().unzip();
+        let every = self.namespaces.get(number).rules.every();
+        if pools.iter().all(|&pools| pools == every) {
+            pools.clear();
+        }
+        if items.is_empty() {
+            return Ok(Reserved { reservation: 0, chunks, pools, places, new_extents, deadline });
+        }
+        new_extents.iter().for_each(|&extent| _ = self.sessions.show_extent(session, extent));
+        for item in &items {
+            self.follows.note_attempt(item.chunk, attempt);
+            self.writing_begins(item.chunk);
+        }
+        let reservation = self.next_number();
+        let held = self.session_mut(session)?;
+        held.reserved_bytes += bytes;
+        held.reservations
+            .insert(reservation, Reservation { namespace: number, slices, deadline, items, bytes, attempt });
+        Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
+    }
+
+    /// Ends earlier attempts at the chunks of a chain. Busy where a copy of one is under way: its slots are free when it has
+    /// ended.
+    fn supersede(&mut self, number: NamespaceId, chain: &Chain, attempt: u64) -> Result<(), Refused> {
+        let ids: HashSet<ChunkId> =
+            chain.hashes.iter().filter_map(|hash| self.index.find(number, hash)).collect();
+        for (session, reservation) in self.sessions.earlier_attempts(attempt, &ids) {
+            self.lapse(session, reservation);
+        }
+        if chain
+            .hashes
+            .iter()
+            .filter_map(|hash| self.index.find(number, hash))
+            .any(|id| self.orders.copies(id))
+        {
+            return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
+        }
+        Ok(())
+    }
+
+    /// Gives back what of a reservation is not committed.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a reservation that is not the session's.
+    pub fn abort(&mut self, session: SessionId, reservation: u64) -> Result<(), Refused> {
+        if !self.session(session)?.reservations.contains_key(&reservation) {
+            return Err(Refused::Unknown { what: "reservation", number: reservation });
+        }
+        self.lapse(session, reservation);
+        Ok(())
+    }
+
+    /// Ends the right to commit a reservation. Slots that the engine could write to directly are quarantined until its
+    /// process is gone; the others are free, but those that are being copied into, which the copy's end frees.
+    pub(super) fn lapse(&mut self, session: SessionId, reservation: u64) {
+        let Some(held) = self.sessions.get_mut(session) else { return };
+        let process = held.process;
+        let Some(Reservation { namespace, slices, items, bytes, .. }) =
+            held.reservations.remove(&reservation)
+        else {
+            return;
+        };
+        held.reserved_bytes -= bytes;
+        for item in items.iter().rev() {
+            match item.state {
+                ItemState::Reserved => self.discard(process, namespace, item.chunk, &slices),
+                ItemState::Copying(order) => self.orders.forbid(order),
+                ItemState::Done => {}
+            }
+        }
+        self.evict_above_watermark();
+    }
+
+    /// Positions of a chain at which blocks in these slices are to be written, and in which pools: in those that were asked
+    /// for and every one that no chunk is without, where the chunk is not here; in those of the first that it lacks, where
+    /// it is; in none where somebody else writes it.
+    fn missing(
+        &self,
+        number: NamespaceId,
+        chain: &Chain,
+        slices: &[u16],
+        asked: &[PoolSet],
+    ) -> Result<Vec<(u32, PoolSet)>, Refused> {
+        let namespace = self.namespaces.get(number);
+        let (every, obligatory) = (namespace.rules.every(), namespace.rules.obligatory());
+        let are_possible = asked.is_empty() || asked.len() == chain.len();
+        if !are_possible || !asked.iter().all(|&pools| every.has_all(pools)) {
+            let (found, chunks, of) = (asked.len(), chain.len(), every.len());
+            return Err(Refused::Pools { found, chunks, of });
+        }
+        let missing = |position: usize, hash: &ChunkHash| {
+            let asked = asked.get(position).map_or(every, |&asked| asked.and(obligatory));
+            let Some(id) = self.index.find(number, hash) else { return asked };
+            let chunk = self.index.get(id);
+            let all = |pool: usize, is: fn(&Block) -> bool| {
+                slices.iter().all(|&slice| is(&chunk.blocks[namespace.block(slice, pool)]))
+            };
+            if all(0, Block::is_absent) {
+                return asked;
+            }
+            // What somebody is writing in these slices is settled before anything is added.
+            let is_settled =
+                || every.iter().all(|pool| all(pool, |block| !matches!(block, Block::Writing(_))));
+            let is_verified = || chunk.standing == Standing::Damaged || self.verifications.has(id);
+            if namespace.rules.is_plain()
+                || is_verified()
+                || !all(0, |block| matches!(block, Block::Ready(..)))
+                || !is_settled()
+            {
+                return PoolSet::default();
+            }
+            asked.iter().filter(|&pool| all(pool, Block::is_absent)).fold(PoolSet::default(), PoolSet::with)
+        };
+        let missing = chain
+            .hashes
+            .iter()
+            .enumerate()
+            .map(|(position, hash)| (position as u32, missing(position, hash)));
+        Ok(missing.filter(|(_, pools)| !pools.is_empty()).collect())
+    }
+
+    /// Enters chunks into the index, claimed and without new slots, so that they and their parents stay while slots are
+    /// found.
+    fn enter(
+        &mut self,
+        number: NamespaceId,
+        chain: &Chain,
+        wanted: &[(u32, PoolSet)],
+        slices: &[u16],
+        priority: i8,
+    ) -> Result<Vec<Item>, Refused> {
+        let mut items = Vec::with_capacity(wanted.len());
+        for &(position, _) in wanted {
+            let chunk = match self.insert(number, chain.chunk(position as usize)) {
+                Ok(chunk) => chunk,
+                Err(disagrees) => {
+                    self.undo(&items, number, slices);
+                    return Err(disagrees.into());
+                }
+            };
+            self.change(chunk, |chunk| {
+                chunk.claims += 1;
+                chunk.priority = priority;
+            });
+            items.push(Item { position, chunk, state: ItemState::Reserved });
+        }
+        Ok(items)
+    }
+
+    /// Enters a chunk that is not in memory, without a slot or claim.
+    pub(super) fn insert(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
+        let chunk = self.enter_name(number, name)?;
+        self.occupy(chunk);
+        Ok(chunk)
+    }
+
+    /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, wherever it is from.
+    ///
+    /// # Errors
+    /// [`ChainError`] where the name contradicts those of the chunks around it; that is counted.
+    pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
+        let namespace = self.namespaces.get_mut(number);
+        let (flat, blocks) = (namespace.flat, namespace.blocks());
+        let root = namespace.root;
+        let placed = match name {
+            ChunkRef { index: 0, parent, .. } if parent != root => {
+                Err(ChainError::NotTheRoot { root, parent })
+            }
+            ChunkRef { index, .. } if flat && index > 0 => {
+                Err(ChainError::WrongShape { namespace_is_flat: true })
+            }
+            _ => self.index.admits(number, &name, flat),
+        };
+        self.refused_names += u64::from(placed.is_err());
+        placed?;
+        if let Some(known) = self.index.find(number, &name.hash) {
+            return Ok(known);
+        }
+        namespace.chunks += 1;
+        Ok(self.index.insert(number, name, flat, blocks))
+    }
+
+    /// Finds a slot for each block of a chunk in these slices and pools; whether there was room.
+    pub(super) fn take_slots(
+        &mut self,
+        number: NamespaceId,
+        id: ChunkId,
+        slices: &[u16],
+        pools: PoolSet,
+    ) -> bool {
+        for &slice in slices {
+            for pool in pools.iter() {
+                let namespace = self.namespaces.get(number);
+                let block = namespace.block(slice, pool);
+                let class = namespace.pools[pool].class;
+                let Some(slot) = self.take_slot(class, id) else { return false };
+                self.index.get_mut(id).blocks[block] = Block::Writing(slot);
+            }
+        }
+        true
+    }
+
+    /// Undoes a reservation that found no room.
+    fn undo(&mut self, items: &[Item], number: NamespaceId, slices: &[u16]) {
+        for item in items.iter().rev() {
+            self.drop_written(number, item.chunk, slices);
+        }
+    }
+
+    /// Ends the writing of a chunk that was not committed. Slots that a living process could write to directly are
+    /// quarantined until it is gone; the others are free.
+    pub(super) fn discard(&mut self, process: ProcessId, number: NamespaceId, id: ChunkId, slices: &[u16]) {
+        if !self.limits.trust_engines || self.sessions.living(process).is_none() {
+            return self.drop_written(number, id, slices);
+        }
+        let slots = self.take_written_slots(number, id, slices);
+        self.writing_failed(id, slots, Some(process));
+        self.unwrite(id);
+    }
+
+    /// Frees the slots of a chunk that are being written in these slices, and ends the claim.
+    pub(super) fn drop_written(&mut self, number: NamespaceId, id: ChunkId, slices: &[u16]) {
+        let slots = self.take_written_slots(number, id, slices);
+        self.writing_failed(id, slots, None);
+        self.unwrite(id);
+    }
+
+    pub(super) fn take_written_slots(
+        &mut self,
+        number: NamespaceId,
+        id: ChunkId,
+        slices: &[u16],
+    ) -> Vec<Slot> {
+        let namespace = self.namespaces.get(number);
+        let chunk = self.index.get_mut(id);
+        let mut slots = Vec::new();
+        for &slice in slices {
+            for pool in 0..namespace.pools.len() {
+                let number = namespace.block(slice, pool);
+                let block = &mut chunk.blocks[number];
+                if let Block::Writing(slot) = *block {
+                    *block = Block::Absent;
+                    slots.push(slot);
+                    self.follows.forget_layers(id, number);
+                }
+            }
+        }
+        slots
+    }
+
+    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left, or it was not to stay.
+    fn unwrite(&mut self, id: ChunkId) {
+        self.change(id, |chunk| chunk.claims -= 1);
+        self.let_pass(id);
+    }
+
+    pub(super) fn block_moves(
+        &self,
+        number: NamespaceId,
+        id: ChunkId,
+        slices: &[u16],
+        mut source: impl FnMut() -> Option<u64>,
+        moves: &mut Vec<BlockMove>,
+    ) {
+        let namespace = self.namespaces.get(number);
+        let chunk = self.index.get(id);
+        for &slice in slices {
+            for (pool, Pool { spec, .. }) in namespace.pools.iter().enumerate() {
+                let block = namespace.block(slice, pool);
+                let Block::Writing(slot) = chunk.blocks[block] else { continue };
+                let is_in_place = self.follows.layers(id, block).is_some();
+                moves.push(BlockMove {
+                    source: if is_in_place { None } else { source() },
+                    is_in_place,
+                    place: Place { extent: slot.extent, offset: self.slab.offset(slot) },
+                    bytes: spec.block_bytes(),
+                    range_bytes: range_bytes(spec),
+                    key: BlockKey {
+                        fingerprint: namespace.fingerprint,
+                        hash: chunk.hash,
+                        slice,
+                        pool: pool as u8,
+                    },
+                });
+            }
+        }
+    }
+
+    fn unseen_extents(&self, session: SessionId, places: &[Place]) -> Vec<u32> {
+        let seen = self.sessions.get(session).map(|session| &session.extents);
+        let mut extents: Vec<u32> = places.iter().map(|place| place.extent).collect();
+        extents.sort_unstable();
+        extents.dedup();
+        extents.retain(|extent| seen.is_none_or(|seen| !seen.contains(extent)));
+        extents
+    }
+
+    fn places(&self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> Vec<Place> {
+        let mut moves = Vec::new();
+        self.block_moves(number, id, slices, || None, &mut moves);
+        moves.into_iter().map(|block| block.place).collect()
+    }
+
+    /// Bytes of the slots of a chunk's blocks in so many slices and these pools.
+    pub(super) fn pools_bytes(&self, number: NamespaceId, slices: usize, pools: PoolSet) -> u64 {
+        let namespace = self.namespaces.get(number);
+        let of = |pool: usize| self.slab.slot_bytes(namespace.pools[pool].class);
+        pools.iter().map(of).sum::<u64>() * slices as u64
+    }
+}
+
+/// How long a session that found no room should wait: about as long as a lease or a copy takes.
+const MEMORY_RETRY_MS: u64 = 5;

@@ -1,0 +1,220 @@
+//! Who holds what: sessions, the processes behind them, and what vanished processes may still touch.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use larder_protocol::ChunkHash;
+
+use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, TenantId};
+use crate::Millis;
+
+/// Every open session and every process that is not known to be gone.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    open: HashMap<SessionId, Session>,
+    processes: HashMap<ProcessId, Process>,
+    next: u32,
+}
+
+/// One open session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) tenant: TenantId,
+    pub(crate) process: ProcessId,
+    pub(crate) window_bytes: u64,
+    pub(crate) namespaces: HashMap<NamespaceId, Box<[u16]>>,
+    pub(crate) leases: HashMap<u64, Lease>,
+    pub(crate) leased_blocks: u64,
+    pub(crate) reservations: BTreeMap<u64, Reservation>,
+    pub(crate) reserved_bytes: u64,
+    /// Extents whose memory the session was given.
+    pub(crate) extents: HashSet<u32>,
+}
+
+/// Chunks that a session may read.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) chunks: Box<[ChunkId]>,
+    /// The names under which they were leased.
+    pub(crate) hashes: Box<[ChunkHash]>,
+    pub(crate) blocks: u64,
+}
+
+/// Room for chunks that a session means to write.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) namespace: NamespaceId,
+    /// The slices that the session writes.
+    pub(crate) slices: Box<[u16]>,
+    pub(crate) deadline: Millis,
+    /// By position in the reserved chain.
+    pub(crate) items: Vec<Item>,
+    pub(crate) bytes: u64,
+    /// Which attempt at a hand-over it is; 0 for ordinary writing.
+    pub(crate) attempt: u64,
+}
+
+/// One chunk of a reservation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Item {
+    pub(crate) position: u32,
+    pub(crate) chunk: ChunkId,
+    pub(crate) state: ItemState,
+}
+
+/// How far the writing of one reserved chunk has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ItemState {
+    /// The session may write and commit it.
+    Reserved,
+    /// Its bytes are being copied.
+    Copying(OrderId),
+    /// It is committed, or the copy failed.
+    Done,
+}
+
+/// A process that has, or had, sessions.
+#[derive(Debug, Default)]
+pub(crate) struct Process {
+    sessions: u32,
+    is_gone: bool,
+    /// Chunks of leases whose session ended before they were released.
+    pub(crate) orphaned_leases: Vec<Box<[ChunkId]>>,
+    /// Extents whose memory it was given.
+    extents: HashSet<u32>,
+}
+
+impl Sessions {
+    /// None, numbered on from these.
+    pub(crate) fn after(before: &Self) -> Self {
+        Self { next: before.next, ..Self::default() }
+    }
+
+    /// The open sessions.
+    pub(crate) fn ids(&self) -> Vec<SessionId> {
+        self.open.keys().copied().collect()
+    }
+
+    /// Processes that were given an extent's memory and are not known to be gone.
+    pub(crate) fn shown(&self, extent: u32) -> impl Iterator<Item = ProcessId> {
+        let living = self.processes.iter().filter(|(_, process)| !process.is_gone);
+        living.filter(move |(_, process)| process.extents.contains(&extent)).map(|(&id, _)| id)
+    }
+
+    /// Opens a session of `process`.
+    pub(crate) fn open(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
+        self.next += 1;
+        let id = SessionId(self.next);
+        self.processes.entry(process).or_default().sessions += 1;
+        let session = Session {
+            tenant,
+            process,
+            window_bytes,
+            namespaces: HashMap::new(),
+            leases: HashMap::new(),
+            leased_blocks: 0,
+            reservations: BTreeMap::new(),
+            reserved_bytes: 0,
+            extents: HashSet::new(),
+        };
+        self.open.insert(id, session);
+        id
+    }
+
+    /// An open session.
+    pub(crate) fn get(&self, id: SessionId) -> Option<&Session> {
+        self.open.get(&id)
+    }
+
+    /// An open session, to change.
+    pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.open.get_mut(&id)
+    }
+
+    /// Takes a session out; its process stays until [`Sessions::process_gone`].
+    pub(crate) fn close(&mut self, id: SessionId) -> Option<Session> {
+        let session = self.open.remove(&id)?;
+        if let Some(process) = self.processes.get_mut(&session.process) {
+            process.sessions -= 1;
+            if process.is_gone && process.sessions == 0 {
+                self.processes.remove(&session.process);
+            }
+        }
+        Some(session)
+    }
+
+    /// A process that may still touch what it was given; `None` where it is known to be gone.
+    pub(crate) fn living(&mut self, process: ProcessId) -> Option<&mut Process> {
+        self.processes.get_mut(&process).filter(|process| !process.is_gone)
+    }
+
+    /// Notes that a process is gone and returns what it might have touched. Its open sessions stay until they are
+    /// closed.
+    pub(crate) fn process_gone(&mut self, process: ProcessId) -> Option<Process> {
+        let known = self.processes.get_mut(&process)?;
+        let sessions = known.sessions;
+        let what_it_held = std::mem::take(known);
+        if sessions == 0 {
+            self.processes.remove(&process);
+        } else {
+            *known = Process { sessions, is_gone: true, ..Process::default() };
+        }
+        Some(what_it_held)
+    }
+
+    /// Notes that a session is about to be given an extent's memory; whether it is the first time.
+    pub(crate) fn show_extent(&mut self, id: SessionId, extent: u32) -> bool {
+        let Some(session) = self.open.get_mut(&id) else { return false };
+        let is_new = session.extents.insert(extent);
+        if is_new && let Some(process) = self.processes.get_mut(&session.process) {
+            process.extents.insert(extent);
+        }
+        is_new
+    }
+
+    /// Whether every process that was given this extent's memory is gone.
+    pub(crate) fn left_by_all(&self, extent: u32) -> bool {
+        self.processes.values().all(|process| process.is_gone || !process.extents.contains(&extent))
+    }
+
+    /// The extent has new memory: nobody was given it yet.
+    pub(crate) fn forget_extent(&mut self, extent: u32) {
+        self.open.values_mut().for_each(|session| _ = session.extents.remove(&extent));
+        self.processes.values_mut().for_each(|process| _ = process.extents.remove(&extent));
+    }
+
+    /// Reservations whose deadline is not after `now`, the oldest first: in what order they end decides what is evicted.
+    pub(crate) fn lapsed(&self, now: Millis) -> Vec<(SessionId, u64)> {
+        let reservations = self.open.iter().flat_map(|(&id, session)| {
+            session.reservations.iter().map(move |(&number, reservation)| (id, number, reservation.deadline))
+        });
+        let lapsed = reservations.filter(|&(.., deadline)| deadline <= now);
+        let mut lapsed: Vec<_> = lapsed.map(|(id, number, _)| (id, number)).collect();
+        lapsed.sort_unstable_by_key(|&(_, number)| number);
+        lapsed
+    }
+
+    /// Reservations of numbered attempts before `attempt` that hold some of these chunks, the oldest first.
+    pub(crate) fn earlier_attempts(&self, attempt: u64, chunks: &HashSet<ChunkId>) -> Vec<(SessionId, u64)> {
+        let is_earlier = |held: &Reservation| {
+            (1..attempt).contains(&held.attempt) && held.items.iter().any(|item| chunks.contains(&item.chunk))
+        };
+        let of_session = |(&id, session): (&SessionId, &Session)| {
+            let earlier = session.reservations.iter().filter(|(_, held)| is_earlier(held));
+            earlier.map(|(&number, _)| (id, number)).collect::<Vec<_>>()
+        };
+        let mut earlier: Vec<_> = self.open.iter().flat_map(of_session).collect();
+        earlier.sort_unstable_by_key(|&(_, number)| number);
+        earlier
+    }
+
+    /// Open sessions.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Session> {
+        self.open.values()
+    }
+
+    /// Processes that ended their last session and are not known to be gone.
+    pub(crate) fn lingering(&self) -> usize {
+        self.processes.values().filter(|process| process.sessions == 0).count()
+    }
+}

@@ -1,0 +1,4 @@
+//! What the tiers below memory have in common.
+
+pub mod known;
+pub mod search;
