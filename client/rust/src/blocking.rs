@@ -320,14 +320,14 @@ impl BlockingSession {
         let deadline = now() + self.link.timeout;
         // Permits run out only where that many requests timed out and are not answered yet.
         let permit = Arc::clone(self.link.callers()).try_acquire_owned().map_err(|error| match error {
-            TryAcquireError::Closed => SessionError::Closed,
+            TryAcquireError::Closed => self.link.closed(),
             TryAcquireError::NoPermits => SessionError::Timeout,
         })?;
         let mut answer = self.link.send(exchange, trace, permit)?;
         loop {
             match answer.try_recv() {
                 Ok(result) => return result,
-                Err(TryRecvError::Closed) => return Err(SessionError::Closed),
+                Err(TryRecvError::Closed) => return Err(self.link.closed()),
                 Err(TryRecvError::Empty) => self.receive(&mut reader, deadline)?,
             }
         }

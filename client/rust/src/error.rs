@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::ChainError;
@@ -26,8 +27,11 @@ pub enum SessionError {
         source: io::Error,
     },
     /// The session is over: the node closed it or stopped. Open a new one.
-    #[error("the node closed the session")]
-    Closed,
+    #[error("the node closed the session{}", because(reason.as_deref()))]
+    Closed {
+        /// The node's last words, where it had any.
+        reason: Option<Arc<str>>,
+    },
     /// No room or too much in flight; nothing was done. Ask again later, or do without.
     #[error("the node is short of {what:?}; ask again in {retry_after:?}")]
     Busy {
@@ -103,6 +107,11 @@ pub enum ProtocolError {
     },
 }
 
+/// The end of a sentence about a session that is over.
+fn because(reason: Option<&str>) -> String {
+    reason.map_or_else(String::new, |reason| format!(": {reason}"))
+}
+
 /// How a request ended, in a trace.
 pub(crate) fn outcome<T>(result: &Result<T, SessionError>) -> &'static str {
     match result {
@@ -122,14 +131,14 @@ impl SessionError {
     /// The error of a socket while a session is being opened.
     pub(crate) fn opening(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof => Self::Closed,
+            io::ErrorKind::UnexpectedEof => Self::Closed { reason: None },
             _ => Self::Socket(error),
         }
     }
 
     /// Whether the session cannot go on.
     pub(crate) fn is_fatal(&self) -> bool {
-        matches!(self, Self::Protocol(_) | Self::Descriptor(_) | Self::Closed | Self::Socket(_))
+        matches!(self, Self::Protocol(_) | Self::Descriptor(_) | Self::Closed { .. } | Self::Socket(_))
     }
 }
 

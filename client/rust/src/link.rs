@@ -49,6 +49,8 @@ pub(crate) struct Link {
 
 struct State {
     open: bool,
+    /// Why the node ended the session, where the node said so.
+    last_words: Option<Arc<str>>,
     writer: FrameWriter,
     next_number: u64,
     pending: HashMap<u64, Pending>,
@@ -84,6 +86,7 @@ impl Link {
             socket,
             state: Mutex::new(State {
                 open: true,
+                last_words: None,
                 writer: FrameWriter::new(),
                 next_number: HELLO_NUMBER + 1,
                 pending: HashMap::new(),
@@ -135,7 +138,7 @@ impl Link {
         });
         let mut state = lock(&self.state);
         if !state.open {
-            return Err(SessionError::Closed);
+            return Err(SessionError::Closed { reason: state.last_words.clone() });
         }
         let number = state.next_number;
         if let Some(context) = trace {
@@ -182,7 +185,7 @@ impl Link {
         let delivered = self.try_deliver_all(reader);
         if let Err(error) = &delivered {
             // The reason of `Closed` was logged where it arose.
-            if !matches!(error, SessionError::Closed) {
+            if !matches!(error, SessionError::Closed { .. }) {
                 tracing::warn!(%error, node = self.welcome.node, "the session ends");
             }
             self.close();
@@ -197,6 +200,11 @@ impl Link {
     pub(crate) fn flush_rest(&self) -> io::Result<()> {
         let sent = lock(&self.state).writer.flush(self.socket.as_fd())?;
         if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    /// What a request of a session that is over comes to.
+    pub(crate) fn closed(&self) -> SessionError {
+        SessionError::Closed { reason: lock(&self.state).last_words.clone() }
     }
 
     /// Ends the session: all who wait for answers learn that there will be none.
@@ -224,12 +232,13 @@ impl Link {
             if number == 0
                 && let Response::Refused(refusal) = response
             {
+                lock(&self.state).last_words = Some(refusal.message.as_str().into());
                 return Err(SessionError::Refused(refusal));
             }
             let pending = lock(&self.state).pending.remove(&number);
             let pending = pending.ok_or(ProtocolError::UnknownRequest { number })?;
             if !(pending.deliver)(self, response, descriptors) {
-                return Err(SessionError::Closed);
+                return Err(self.closed());
             }
         }
         Ok(())

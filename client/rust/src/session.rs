@@ -343,13 +343,12 @@ impl Session {
     }
 
     pub(crate) async fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
-        let closed = |_| SessionError::Closed;
         let trace = exchange.trace(self.trace);
         let answer = async {
             let permit = Arc::clone(self.link.callers()).acquire_owned().await;
-            let permit = permit.map_err(|_| SessionError::Closed)?;
+            let permit = permit.map_err(|_| self.link.closed())?;
             let answer = self.link.send(exchange, trace.context(), permit)?;
-            answer.await.map_err(closed)?
+            answer.await.map_err(|_| self.link.closed())?
         };
         let result = within(self.link.timeout, answer).await;
         trace.set("larder.outcome", outcome(&result));

@@ -62,7 +62,8 @@ fn a_node_that_stops_tells_its_engines_and_takes_its_socket_away() {
     assert_eq!(status.code(), Some(0));
     let chain = engine.namespace.chain(prompt(b'a', 2));
     let error = engine.session.lease(&engine.namespace, &chain).map(drop).unwrap_err();
-    assert!(matches!(error, SessionError::Closed | SessionError::Refused(_)), "{error:?}");
+    assert!(matches!(error, SessionError::Closed { .. }), "{error:?}");
+    assert_eq!(error.to_string(), "the node closed the session: the node is stopping");
 }
 
 #[test]

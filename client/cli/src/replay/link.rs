@@ -234,7 +234,7 @@ impl LinkError {
 fn is_of_a_node_that_is_down(error: &SessionError) -> bool {
     match error {
         SessionError::Refused(refusal) => refusal.code == RefusalCode::Stopping,
-        SessionError::Closed
+        SessionError::Closed { .. }
         | SessionError::Timeout
         | SessionError::Connect { .. }
         | SessionError::Socket(_) => true,

@@ -19,9 +19,9 @@ async fn a_node_that_closes_mid_request_closes_every_request() {
     let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
     let asked = chain(1);
     let (lease, unpinned) = tokio::join!(session.lease(&namespace, &asked), session.unpin(1));
-    assert!(matches!(lease, Err(SessionError::Closed)));
-    assert!(matches!(unpinned, Err(SessionError::Closed)));
-    assert!(matches!(session.unpin(1).await, Err(SessionError::Closed)));
+    assert!(matches!(lease, Err(SessionError::Closed { .. })));
+    assert!(matches!(unpinned, Err(SessionError::Closed { .. })));
+    assert!(matches!(session.unpin(1).await, Err(SessionError::Closed { .. })));
     node.join().unwrap();
 }
 
@@ -33,8 +33,8 @@ fn a_node_that_closes_mid_request_closes_a_threads_request() {
     });
     let session = BlockingSession::open(socket, options()).unwrap();
     let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Closed)));
-    assert!(matches!(session.unpin(1), Err(SessionError::Closed)));
+    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Closed { .. })));
+    assert!(matches!(session.unpin(1), Err(SessionError::Closed { .. })));
     node.join().unwrap();
 }
 
@@ -47,7 +47,7 @@ async fn bytes_that_are_no_frame_close_the_session() {
         assert_eq!(node.next(), None);
     });
     let session = Session::open(socket, options()).await.unwrap();
-    assert!(matches!(session.unpin(1).await, Err(SessionError::Closed)));
+    assert!(matches!(session.unpin(1).await, Err(SessionError::Closed { .. })));
     node.join().unwrap();
 }
 

@@ -119,6 +119,6 @@ fn a_place_outside_of_its_extent_ends_the_session() {
     let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
     let lease = session.lease(&namespace, &chain(1));
     assert!(matches!(lease, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
-    assert!(matches!(session.unpin(1), Err(SessionError::Closed)));
+    assert!(matches!(session.unpin(1), Err(SessionError::Closed { .. })));
     node.join().unwrap();
 }

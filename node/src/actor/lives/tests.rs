@@ -159,7 +159,11 @@ fn a_panic_ends_the_sessions_of_one_actor_and_the_node_goes_on() {
     let kept = first.lease(&prompt(b'a', 8));
     super::plant();
     let broken = first.session.lease(&first.namespace, &first.namespace.chain(prompt(b'a', 8)));
-    assert!(matches!(broken.err(), Some(SessionError::Closed)), "the session is over");
+    let told = |error: SessionError| error.to_string();
+    let fault = "the node closed the session: a fault of Larder emptied the cache of this device";
+    assert!(broken.err().map(told).is_some_and(|text| text.starts_with(fault)), "the engine hears why");
+    let after = first.session.lease(&first.namespace, &first.namespace.chain(prompt(b'a', 8)));
+    assert!(after.err().map(told).is_some_and(|text| text.starts_with(fault)), "whenever it asks");
     assert_eq!(other.get(&prompt(b'o', 8)), 8, "another actor does not notice");
     let again = node.engine(0);
     assert_eq!(again.get(&prompt(b'a', 8)), 0, "it begins with nothing");
