@@ -246,11 +246,12 @@ impl Cluster {
         (self.stop, self.left) = (Some(stop), Some(leaving));
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
             let (peer, directory, known) = (peer.clone(), directory.clone(), self.known.clone());
-            self.arbiter.spawn(
-                self.watch.clone().keep("tables", move || {
-                    spread_tables(known.subscribe(), peer.clone(), directory.clone())
-                }),
-            );
+            self.arbiter.spawn(self.watch.clone().keep("tables", move || {
+                let mut known = known.subscribe();
+                // The table that is known already may be the one whose spreading panicked.
+                known.mark_changed();
+                spread_tables(known, peer.clone(), directory.clone())
+            }));
         }
     }
 

@@ -47,7 +47,7 @@ impl Watch {
     /// # Cancel safety
     /// That of the future.
     pub(crate) async fn keep<F: Future<Output = ()>>(self, task: &'static str, begin: impl Fn() -> F) {
-        while self.catch_in(task, begin()).await.is_none() {
+        while self.catch_in(task, async { begin().await }).await.is_none() {
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -93,3 +93,26 @@ thread_local! {
 
 /// Before something begins again: what panics at once keeps no thread busy.
 const PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_as_it_begins_or_later_begins_again_until_it_ends() {
+        let watch = Watch::in_test();
+        let begun = Cell::new(0);
+        let begin = || {
+            begun.set(begun.get() + 1);
+            assert!(begun.get() != 1, "as it begins");
+            async {
+                tokio::task::yield_now().await;
+                assert!(begun.get() != 2, "later");
+            }
+        };
+        watch.clone().keep("tables", begin).await;
+        assert_eq!((begun.get(), watch.panics("tables")), (3, 2));
+    }
+}

@@ -4,6 +4,7 @@ use larder_protocol::checksum::{layers_checksum, range_checksum};
 use larder_protocol::peer::{BlockLayers, FollowChunks, FollowStep, Followed};
 
 use super::*;
+use crate::watched::plant;
 
 /// What a writer's node sends: a message, with what is wrong about its order and number, and the bytes behind it.
 pub(super) struct Says {
@@ -133,6 +134,17 @@ fn layers_come_into_their_slots_in_any_order_and_each_chunk_ends_by_itself() {
         let mut bytes = vec![0; BLOCK_BYTES as usize];
         asker.memory.copy_out(0, &mut bytes).unwrap();
         assert!(bytes == CONTENT);
+    });
+}
+
+#[test]
+fn a_follow_that_panics_tells_no_more_and_the_next_one_comes() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        plant("follow");
+        assert!(follow(&asker, &holder, Vec::new(), true).await.is_empty());
+        assert_eq!(asker.watch.panics("follow"), 1);
+        let came = follow(&asker, &holder, vec![lost(0), lost(1)], false).await;
+        assert_eq!(came, ["0: NotHeld", "1: NotHeld"]);
     });
 }
 
