@@ -166,7 +166,8 @@ pub struct TenantConfig {
     pub name: String,
     /// The Unix socket that serves it: whoever can open this is the tenant.
     pub socket: PathBuf,
-    /// At most so much of the arena, all actors together.
+    /// At most so much of the arena, all actors together. Where there are several tenants, half of the arena is kept for all of
+    /// them in equal parts, whether they use it or not, so that none can leave the others with nothing.
     pub max_bytes: Option<ByteSize>,
     /// At most so much in write windows, all sessions together; they are memory besides the arena, taken when a session
     /// opens. Where it is not given, as much as `session.max_sessions` windows of the largest size take, but no more than the

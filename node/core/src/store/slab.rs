@@ -219,7 +219,7 @@ impl Slab {
     }
 
     /// The chunks of each of the few extents that hold the fewest and could be cleared for another class: only extents
-    /// that `tenant` may have, that no vanished process may touch, and that are not of `class` itself.
+    /// that its tenant may have, that no vanished process may touch, and that are not of `class` itself.
     pub(crate) fn clearable(
         &self,
         class: ClassId,
@@ -227,14 +227,14 @@ impl Slab {
     ) -> Vec<Vec<ChunkNumber>> {
         let tenant = self.classes[class.0 as usize].tenant;
         let may_grow = self.may_grow(tenant);
+        let bound = self.bound(&left_by_all);
         let mut found: Vec<(u32, u32)> = Vec::new();
         for (number, extent) in (0..).zip(&self.extents) {
             let State::Assigned(assigned) = &extent.state else { continue };
-            let own = self.classes[assigned.class.0 as usize].tenant == tenant;
-            if assigned.class != class
-                && assigned.quarantined == 0
-                && (own || (may_grow && left_by_all(number)))
-            {
+            let other = self.classes[assigned.class.0 as usize].tenant;
+            // One more may go from the other tenant, if its part stays.
+            let may_go = || may_grow && bound[usize::from(other.0)] > self.part(other) && left_by_all(number);
+            if assigned.class != class && assigned.quarantined == 0 && (other == tenant || may_go()) {
                 found.push((assigned.taken, number));
             }
         }
@@ -259,8 +259,15 @@ impl Slab {
             return None;
         }
         let unassigned = |extent: &Extent| matches!(extent.state, State::Unassigned);
-        let fits = |extent: &Extent| extent.last_tenant.is_none_or(|last| last == tenant);
-        if let Some(extent) = self.extents.iter().position(|extent| unassigned(extent) && fits(extent)) {
+        let last_of = |last: Option<TenantId>| {
+            self.extents.iter().position(|extent| unassigned(extent) && extent.last_tenant == last)
+        };
+        // Its own first: engines may have mapped what it had.
+        let own = last_of(Some(tenant));
+        if own.is_none() && !self.leaves_others_their_parts(tenant, &left_by_all) {
+            return None;
+        }
+        if let Some(extent) = own.or_else(|| last_of(None)) {
             self.hold(tenant, extent as u32);
             self.assign(extent as u32, class);
             return Some(());
@@ -283,7 +290,45 @@ impl Slab {
     /// Bytes that each tenant holds and may hold.
     pub(crate) fn tenant_bytes(&self) -> impl Iterator<Item = (u64, u64)> {
         let bytes = |extents: u32| u64::from(extents) * self.extent_bytes;
-        self.tenants.iter().map(move |tenant| (bytes(tenant.held), bytes(tenant.most)))
+        (0..).map(TenantId).zip(&self.tenants).map(move |(id, tenant)| {
+            let others = (0..self.tenants.len() as u16).map(TenantId).filter(|&other| other != id);
+            let kept: u32 = others.map(|other| self.part(other)).sum();
+            (bytes(tenant.held), bytes(tenant.most.min(self.extents.len() as u32 - kept)))
+        })
+    }
+
+    /// What is kept for a tenant, whether it uses it or not: half of the arena is kept for all tenants in equal parts. An extent
+    /// that a living engine has mapped stays its tenant's, however idle, so that one tenant could leave the others none.
+    fn part(&self, tenant: TenantId) -> u32 {
+        match self.tenants.len() {
+            0 | 1 => 0,
+            several => {
+                let equal = self.extents.len() / (2 * several);
+                self.tenants[usize::from(tenant.0)].most.min(equal as u32)
+            }
+        }
+    }
+
+    /// Extents that only this tenant can use now, by tenant: those that hold something, and those that living engines have mapped.
+    fn bound(&self, left_by_all: impl Fn(u32) -> bool) -> Vec<u32> {
+        let mut bound: Vec<u32> = self.tenants.iter().map(|tenant| tenant.held).collect();
+        for (number, extent) in (0..).zip(&self.extents) {
+            if matches!(extent.state, State::Unassigned)
+                && let Some(last) = extent.last_tenant
+                && !left_by_all(number)
+            {
+                bound[usize::from(last.0)] += 1;
+            }
+        }
+        bound
+    }
+
+    /// Whether a tenant may have an extent that is not its own yet.
+    fn leaves_others_their_parts(&self, tenant: TenantId, left_by_all: impl Fn(u32) -> bool) -> bool {
+        let bound = self.bound(left_by_all);
+        let others = (0..self.tenants.len() as u16).map(TenantId).filter(|&other| other != tenant);
+        let unused = others.map(|other| self.part(other).saturating_sub(bound[usize::from(other.0)]));
+        unused.sum::<u32>() + bound.iter().sum::<u32>() < self.extents.len() as u32
     }
 
     fn may_grow(&self, tenant: TenantId) -> bool {
@@ -464,6 +509,37 @@ mod tests {
         let (a, b) = (slab.class(A, 4_096).unwrap(), slab.class(B, 4_096).unwrap());
         assert_eq!(std::iter::from_fn(|| take(&mut slab, a)).count(), 2);
         assert_eq!(std::iter::from_fn(|| take(&mut slab, b)).count(), 2);
+    }
+
+    #[test]
+    fn a_tenant_whose_engines_keep_what_they_mapped_leaves_the_others_their_parts() {
+        const C: TenantId = TenantId(2);
+        let mut slab = Slab::new(12, 4_096, &[12, 12, 12]);
+        let [a, b, c] = [A, B, C].map(|tenant| slab.class(tenant, 4_096).unwrap());
+        let mapped = |_| false;
+        let fill = |slab: &mut Slab, class| {
+            let take = || slab.take(class, ChunkNumber::at(OWNER), mapped);
+            std::iter::from_fn(take).collect::<Vec<_>>()
+        };
+        let first = fill(&mut slab, a);
+        assert_eq!(first.len(), 8, "two of twelve are kept for each of the others");
+        // What it empties stays its own, and is what it takes first.
+        first.iter().for_each(|&slot| slab.free(slot));
+        assert_eq!(fill(&mut slab, a).len(), 8);
+        assert_eq!((fill(&mut slab, b).len(), fill(&mut slab, c).len()), (2, 2));
+        slab.assert_consistent();
+    }
+
+    #[test]
+    fn what_may_be_cleared_of_another_tenant_is_what_it_has_beyond_its_part() {
+        let mut slab = Slab::new(4, 4_096, &[4, 4]);
+        let [a, b] = [A, B].map(|tenant| slab.class(tenant, 4_096).unwrap());
+        let taken: Vec<Slot> = std::iter::from_fn(|| take(&mut slab, a)).collect();
+        assert_eq!(taken.len(), 3);
+        assert_eq!(take(&mut slab, b), Some(Slot { extent: 3, number: 0 }));
+        assert!(slab.clearable(a, |_| true).is_empty(), "one extent is the other's part");
+        assert_eq!(slab.clearable(b, |_| true).len(), 3);
+        assert!(slab.clearable(b, |_| false).is_empty(), "engines have them mapped");
     }
 
     #[test]
