@@ -10,16 +10,12 @@ mod answer;
 mod copies;
 mod device_lane;
 mod disk;
-mod fetch;
-mod gather;
 mod handoff;
 mod lives;
-mod locate;
 mod messages;
 mod object;
 mod peers;
-mod prefetch;
-mod reads;
+mod perform;
 mod siblings;
 mod traces;
 mod verify;
@@ -30,9 +26,11 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
+use larder_core::cause::Cause;
 use larder_core::reports::Reports;
 use larder_core::store::ids::{SessionId, TenantId};
-use larder_core::store::{self, FetchId, NamespaceFacts, Refused, Store, Usage};
+use larder_core::store::{self, NamespaceFacts, Refused, StoreLimits, Usage};
+use larder_core::{Core, Event, RequestId, Sources};
 use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
 use tokio::sync::{mpsc, watch};
 
@@ -40,7 +38,6 @@ use self::answer::Asked;
 use self::device_lane::Lane;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
-use self::fetch::{Fetch, OrderNumber, PeerOrder};
 use self::handoff::Handoffs;
 use self::lives::Lives;
 pub use self::messages::{Answer, Ask, AskNamespaces, AskReport, Close, Open, ProcessGone, ReplyTo, Report};
@@ -48,7 +45,8 @@ pub use self::object::ObjectParts;
 use self::object::Objects;
 use self::peers::{EndedGrants, Untold};
 pub use self::peers::{Fetcher, Follower, Peers};
-use self::prefetch::{Meters, Waiting};
+use self::perform::Pending;
+use self::traces::cause_of;
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
@@ -59,12 +57,12 @@ use crate::exchange::SetPolicy;
 use crate::metrics::{ActorMetrics, Hit, Movement};
 use crate::record::Recorder;
 use crate::reuse;
-use crate::siblings::Siblings;
+use crate::siblings::{SIBLING_DEADLINE, Siblings};
 use crate::window::Window;
 
 /// One GPU's actor; without a GPU, the host's.
 pub struct GpuActor {
-    store: Store,
+    core: Core,
     arena: Arena,
     lane: CopyLane,
     /// Its device, where engines let it copy.
@@ -84,15 +82,7 @@ pub struct GpuActor {
     peers: Option<Peers>,
     /// Where events are told.
     feed: Feed,
-    /// Leases and tickets that wait for chunks, by gather.
-    waiting: HashMap<u64, Waiting>,
-    /// What peers are asked for.
-    peer_orders: HashMap<OrderNumber, PeerOrder>,
-    last_peer_order: OrderNumber,
-    /// How fast chunks come from where.
-    meters: Meters,
-    /// Chunks that are being fetched.
-    fetching: HashMap<FetchId, Fetch>,
+    pending: Pending,
     untold: Untold,
     ended_grants: EndedGrants,
     /// Who follows what is being written.
@@ -112,7 +102,7 @@ pub struct GpuActor {
 /// What an actor is made of.
 pub struct Parts {
     /// Its chunks.
-    pub store: Store,
+    pub store: StoreLimits,
     /// Its memory.
     pub arena: Arena,
     /// Its copy threads.
@@ -155,13 +145,19 @@ impl GpuActor {
     /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { mut store, arena, lane, metrics, clock, tenants, recorder, feed, .. } = parts;
+        let Parts { store, arena, lane, metrics, clock, tenants, recorder, feed, .. } = parts;
         let (place, device_limits) = parts.device;
         let (siblings, peers, disk, object) = (parts.siblings, parts.peers, parts.disk, parts.object);
-        store.keep_journal();
+        let sources = Sources {
+            siblings: siblings.as_ref().map(|_| SIBLING_DEADLINE),
+            peers: peers.as_ref().map(|peers| peers.deadline),
+            disk: disk.as_ref().map(|disk| disk.deadline),
+            object: object.as_ref().map(|object| object.deadline),
+            known_chunks: object.as_ref().map_or(0, |object| object.known_chunks),
+        };
         let (sender, receiver) = mpsc::unbounded_channel();
         Self {
-            store,
+            core: Core::new(store, sources),
             arena,
             lane,
             device_lane: Lane::new(place, &device_limits),
@@ -174,11 +170,7 @@ impl GpuActor {
             siblings,
             peers,
             feed,
-            waiting: HashMap::new(),
-            peer_orders: HashMap::new(),
-            last_peer_order: 0,
-            meters: Meters::default(),
-            fetching: HashMap::new(),
+            pending: Pending::default(),
             untold: Untold::default(),
             handoffs: Handoffs::default(),
             lives: Lives::new(parts.lives),
@@ -197,29 +189,33 @@ impl GpuActor {
             Request::Register(ask) => {
                 let name = &self.tenants[usize::from(tenant.0)];
                 let registered =
-                    self.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
+                    self.core.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
                 self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
                 let tenants = Arc::clone(&self.tenants);
                 self.describe(&tenants[usize::from(tenant.0)], &ask.spec);
                 Response::Registered(registered)
             }
             Request::Release(lease) => {
-                self.store.release(session, lease)?;
+                self.core.store.release(session, lease)?;
                 return Ok(NO_ANSWER);
             }
             Request::Reserve(ask) => return self.reserve(session, &ask),
             Request::Abort(reservation) => {
-                self.store.abort(session, reservation)?;
+                self.core.store.abort(session, reservation)?;
                 Response::Aborted
             }
-            Request::Pin(ask) => {
-                Response::Pinned(self.store.pin(session, ask.namespace, &ask.chain, ask.duration_ms, now)?)
-            }
+            Request::Pin(ask) => Response::Pinned(self.core.store.pin(
+                session,
+                ask.namespace,
+                &ask.chain,
+                ask.duration_ms,
+                now,
+            )?),
             Request::Unpin(pin) => {
-                self.store.unpin(session, pin)?;
+                self.core.store.unpin(session, pin)?;
                 Response::Unpinned
             }
-            Request::Progress(ticket) => return self.progress(session, ticket),
+            Request::Progress(ticket) => Response::Progress(self.core.store.progress(session, ticket)?),
             Request::LoadPages(ask) => return self.load_pages(session, ask),
             Request::SavePages(ask) => return self.save_pages(session, ask),
             Request::Hello(_)
@@ -249,7 +245,7 @@ impl GpuActor {
         let now = self.clock.now();
         // Whatever an engine says: sums of such numbers must not overflow.
         let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
-        let Some(usable) = self.store.usable(namespace, chain, prompt_tokens) else { return };
+        let Some(usable) = self.core.store.usable(namespace, chain, prompt_tokens) else { return };
         let chunk_tokens = u64::from(usable.chunk_tokens);
         let in_tier = |tier| {
             let spans = found.spans.iter().filter(|span| span.tier == tier);
@@ -277,13 +273,10 @@ impl GpuActor {
 
     /// Does what is due.
     fn tick(&mut self, ctx: &mut Context<Self>) {
-        self.store.tick(self.clock.now());
         self.return_extents(ctx);
-        self.finish_late_gathers(ctx);
-        self.stop_abandoned(ctx);
         self.answer_late_followers();
         self.look_after_copies(ctx);
-        self.follow_up(ctx);
+        self.decide(Event::Tick, ctx);
     }
 
     /// Takes a request, and answers it unless its answer comes later.
@@ -301,12 +294,24 @@ impl GpuActor {
             Request::HandOver(layers) => self.hand_over(session, &layers, asked.clone(), ctx),
             Request::Follow(follow) => self.follow(session, &follow, ctx).map(Reply::Now),
             Request::AskInPlace(ask) => self.ask_in_place(session, ask, asked.clone()),
-            Request::Lookup(lookup) => self.lookup(session, lookup, asked.clone(), ctx),
-            Request::Lease(lease) => self.lease(session, lease, asked.clone(), ctx),
-            Request::Prefetch(prefetch) => self.prefetch(session, prefetch, asked.clone(), ctx),
-            Request::Collect(collect) => self.collect(session, collect, asked.clone(), ctx),
+            Request::Lookup(ask) => {
+                let (request, cause) = self.expect(session, &asked);
+                Ok(self.take(Event::Lookup { request, session, ask, cause }))
+            }
+            Request::Lease(ask) => {
+                let (request, cause) = self.expect(session, &asked);
+                Ok(self.take(Event::Lease { request, session, ask, cause }))
+            }
+            Request::Prefetch(ask) => {
+                let (request, cause) = self.expect(session, &asked);
+                Ok(self.take(Event::Prefetch { request, session, ask, cause }))
+            }
+            Request::Collect(ask) => {
+                let (request, _) = self.expect(session, &asked);
+                Ok(self.take(Event::Collect { request, session, ask }))
+            }
             Request::Cancel(ticket) => {
-                self.cancel(session, ticket, ctx);
+                self.take(Event::Cancel { session, ticket });
                 Ok(Reply::Now(NO_ANSWER))
             }
             Request::RegisterTensors(ask) => {
@@ -319,17 +324,37 @@ impl GpuActor {
             }
             Request::ReportDamage(report) => self.report_damage(session, report, asked.clone(), ctx),
             request => self
+                .core
                 .store
                 .tenant(session)
                 .and_then(|tenant| self.answer(session, tenant, request))
                 .map(Reply::Now),
         };
-        self.renew_extents(ctx);
-        self.follow_up(ctx);
+        self.settle(ctx);
         match reply {
             Ok(Reply::Later) => {}
             Ok(Reply::Now(answer)) => self.reply(asked, answer),
             Err(refused) => self.reply(asked, Answer::from(refused)),
+        }
+    }
+
+    /// The number and cause of a request that the core is about to be told.
+    fn expect(&mut self, session: SessionId, asked: &Asked) -> (RequestId, Cause) {
+        (self.pending.expect(session, asked.clone()), cause_of(&asked.trace))
+    }
+
+    /// Tells the core of a request; what follows is done with the rest.
+    fn take(&mut self, event: Event) -> Reply {
+        self.tell(event);
+        Reply::Later
+    }
+
+    /// Counts the seconds of prefill that a hit saves.
+    fn avoided(&mut self, ask: &Lookup, tokens: u64) {
+        let speed = ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0);
+        if let Some(tokens_per_second) = speed {
+            // However slow an engine says it is: a sum that is infinite would stay so.
+            self.metrics.avoided(ask.namespace, tokens as f64 / tokens_per_second.max(1.0));
         }
     }
 
@@ -350,13 +375,13 @@ impl GpuActor {
         let now = self.clock.now();
         let Reserve { namespace, ref chain, ref pools, priority, attempt } = *ask;
         let reserved =
-            self.store.reserve_attempt(session, namespace, chain, pools, priority, attempt, now)?;
+            self.core.store.reserve_attempt(session, namespace, chain, pools, priority, attempt, now)?;
         let (extents, descriptors) = self.show(&reserved.new_extents);
         let response = Response::Reserved(Reserved {
             reservation: reserved.reservation,
             chunks: reserved.chunks,
             pools: reserved.pools,
-            places: if self.store.trusts_engines() { reserved.places } else { Vec::new() },
+            places: if self.core.store.trusts_engines() { reserved.places } else { Vec::new() },
             deadline_ms: reserved.deadline.since(now),
             extents,
         });
@@ -385,7 +410,7 @@ impl Handler<Open> for GpuActor {
 
     fn handle(&mut self, open: Open, _: &mut Self::Context) -> Self::Result {
         let bytes = open.window.as_ref().map_or(0, |window| window.bytes());
-        let session = self.store.open_session(open.tenant, open.process, bytes);
+        let session = self.core.store.open_session(open.tenant, open.process, bytes);
         if let Some(window) = open.window {
             self.windows.insert(session, window);
         }
@@ -410,13 +435,11 @@ impl Handler<Close> for GpuActor {
                 // Giving its memory back takes the kernel milliseconds, in which other sessions go on.
                 actix_rt::task::spawn_blocking(move || drop(window));
             }
-            actor.waiting.retain(|_, waiting| waiting.session != session);
+            actor.pending.forget(session);
             actor.forget_followers_of(session);
             actor.end_copies_of(session);
             actor.reports.forget(session);
-            actor.store.close_session(session);
-            actor.stop_abandoned(ctx);
-            actor.follow_up(ctx);
+            actor.decide(Event::Closed(session), ctx);
         });
     }
 }
@@ -426,8 +449,8 @@ impl Handler<ProcessGone> for GpuActor {
 
     fn handle(&mut self, gone: ProcessGone, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
-            actor.store.process_gone(gone.process);
-            actor.follow_up(ctx);
+            actor.core.store.process_gone(gone.process);
+            actor.settle(ctx);
         });
     }
 }
@@ -436,7 +459,7 @@ impl Handler<SetPolicy> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, SetPolicy(policy): SetPolicy, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, _| actor.store.set_policy(policy));
+        self.guard(ctx, |actor, _| actor.core.store.set_policy(policy));
     }
 }
 
@@ -445,15 +468,15 @@ impl Handler<AskReport> for GpuActor {
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let (device_copies, device_tier) = (self.device_lane.under_way(), self.device_lane.tier());
-        let usage = Usage { device_copies, device_tier, ..self.store.usage() };
+        let usage = Usage { device_copies, device_tier, ..self.core.store.usage() };
         let tenants = self.metrics.observe(&usage, self.clock.now());
-        for (tenant, (held, limit)) in self.tenants.iter().zip(self.store.tenant_bytes()) {
+        for (tenant, (held, limit)) in self.tenants.iter().zip(self.core.store.tenant_bytes()) {
             self.metrics.tenant_holds(tenant, held, limit);
         }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
         let closed = self.disk.as_ref().and_then(Disk::trouble);
         let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
-        Report { usage, policy: self.store.policy(), tokens_asked, tokens_hit, tenants, disk_trouble }
+        Report { usage, policy: self.core.store.policy(), tokens_asked, tokens_hit, tenants, disk_trouble }
     }
 }
 
@@ -461,7 +484,7 @@ impl Handler<AskNamespaces> for GpuActor {
     type Result = Vec<NamespaceFacts>;
 
     fn handle(&mut self, _: AskNamespaces, _: &mut Self::Context) -> Vec<NamespaceFacts> {
-        self.store.namespaces().collect()
+        self.core.store.namespaces().collect()
     }
 }
 

@@ -17,7 +17,6 @@ use actix_rt::Arbiter;
 use actix_web::middleware::from_fn;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer};
-use larder_core::store::Store;
 use larder_core::store::ids::TenantId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
@@ -413,7 +412,7 @@ async fn start_actor(
     let place = DevicePlace { devices, device, pci, cpus };
     let (lives, watch_lives) = watch::channel(0);
     let actor = GpuActor::new(Parts {
-        store: Store::new(store_limits),
+        store: store_limits,
         arena,
         lane,
         device: (place, limits.device),

@@ -31,7 +31,7 @@ mod sessions;
 mod shares;
 mod slab;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod usage;
 mod verify;
 

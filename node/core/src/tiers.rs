@@ -1,4 +1,176 @@
-//! What the tiers below memory have in common.
+//! The tiers below memory, disk and object store: one contract for both.
+//!
+//! A chunk to be read waits in the tier's line ([`reads`]); its turn makes an [`Effect::Read`], whose answer says that its
+//! blocks are in their slots, or why they are not. What follows of an answer differs: a chunk that the disk has lost other
+//! nodes or the object store may have; one that the object store has lost nobody has.
 
 pub mod known;
+pub(crate) mod reads;
 pub mod search;
+
+use larder_protocol::PoolSet;
+use larder_protocol::peer::Class;
+
+use crate::Core;
+use crate::effect::Effect;
+use crate::event::{Below, ReadAnswer, ReadId};
+use crate::loading::Meter;
+use crate::store::ids::ChunkKey;
+use crate::store::{Came, ChangeKind, Checksums, FetchId};
+use known::Fact;
+use reads::ReadLine;
+
+/// The reading side of a tier.
+#[derive(Debug)]
+pub(crate) struct Reads {
+    pub(crate) line: ReadLine,
+    pub(crate) meter: Meter,
+    /// It had too much to do: whoever is the next waits until something ends, or the next tick.
+    is_busy: bool,
+}
+
+/// A read under way.
+#[derive(Debug)]
+pub(crate) struct Read {
+    tier: Below,
+    chunk: FetchId,
+    key: ChunkKey,
+    bytes: u64,
+}
+
+impl Reads {
+    pub(crate) fn new(tier: Below) -> Self {
+        let most_bytes = match tier {
+            Below::Disk => MAX_DISK_READING_BYTES,
+            Below::Object => MAX_OBJECT_READING_BYTES,
+        };
+        Self { line: ReadLine::new(most_bytes), meter: Meter::default(), is_busy: false }
+    }
+}
+
+impl Core {
+    /// Lines chunks up before a tier, some of which are read at a time: what nobody waits for any more by the time that its
+    /// turn comes is not read.
+    pub(crate) fn read_from(&mut self, tier: Below, chunks: Vec<FetchId>) {
+        for id in chunks {
+            let class = self.bring.fetches.get(&id).map_or(Class::Decode, |fetch| fetch.class);
+            match (self.bring.reads_of(tier), tier) {
+                (Some(reads), _) => reads.line.wait(id, class, self.now),
+                (None, Below::Disk) => self.missed_on_disk(id),
+                (None, Below::Object) => self.did_not_come(id),
+            }
+        }
+        self.read_queued(tier);
+    }
+
+    /// Orders reads that wait, as far as the tier is to have them at a time.
+    pub(crate) fn read_queued(&mut self, tier: Below) {
+        let now = self.now;
+        while let Some(reads) = self.bring.reads_of(tier)
+            && !reads.is_busy
+            && let Some(chunk) = reads.line.next()
+        {
+            let Some(fetch) = self.bring.fetches.get_mut(&chunk) else { continue };
+            fetch.is_object_asked |= tier == Below::Object;
+            let (bytes, key) = (fetch.bytes(), fetch.key());
+            let read = ReadId(self.bring.next_number());
+            self.bring.reads.insert(read, Read { tier, chunk, key, bytes });
+            if let Some(reads) = self.bring.reads_of(tier) {
+                reads.line.began(bytes);
+                reads.meter.ordered(bytes, now);
+            }
+            self.effects.push_back(Effect::Read { read, tier, chunk });
+        }
+    }
+
+    /// A tier that had too much to do is asked again.
+    pub(crate) fn read_again(&mut self) {
+        for tier in [Below::Disk, Below::Object] {
+            if let Some(reads) = self.bring.reads_of(tier).filter(|reads| reads.is_busy) {
+                reads.is_busy = false;
+                self.read_queued(tier);
+            }
+        }
+    }
+
+    /// A tier answered.
+    pub(crate) fn read_ended(&mut self, read: ReadId, answer: ReadAnswer) {
+        let Some(Read { tier, chunk, key, bytes }) = self.bring.reads.remove(&read) else { return };
+        let (now, is_here) = (self.now, matches!(answer, ReadAnswer::Here { .. }));
+        if let Some(reads) = self.bring.reads_of(tier) {
+            reads.line.ended(bytes);
+            match is_here {
+                true => reads.meter.delivered(bytes, now),
+                false => reads.meter.gave_up(bytes),
+            }
+            reads.is_busy = answer == ReadAnswer::Busy && tier == Below::Disk;
+        }
+        match (answer, tier) {
+            (ReadAnswer::Here { checksums, .. }, Below::Disk) => {
+                // What was asked for is what the record has.
+                self.came_from(tier, chunk, PoolSet::ANY, checksums);
+            }
+            (ReadAnswer::Here { checksums, pools }, Below::Object) => {
+                self.bring.known.set(key, Fact::Present, now);
+                self.came_from(tier, chunk, pools, checksums);
+            }
+            (ReadAnswer::Missing, Below::Disk) => {
+                self.store.left_disk(&[key]);
+                self.missed_on_disk(chunk);
+            }
+            (ReadAnswer::Missing, Below::Object) => {
+                self.bring.known.set(key, Fact::Absent, now);
+                self.did_not_come(chunk);
+            }
+            (ReadAnswer::Busy, Below::Disk) => {
+                if let Some(reads) = self.bring.reads_of(tier) {
+                    reads.line.put_off(chunk);
+                }
+                return;
+            }
+            (ReadAnswer::Closed, Below::Disk) => {
+                self.store.disk_closed();
+                self.missed_on_disk(chunk);
+            }
+            (ReadAnswer::Impossible, Below::Disk) => self.missed_on_disk(chunk),
+            // Its queue is full: computing is the better way.
+            (ReadAnswer::Busy | ReadAnswer::Closed | ReadAnswer::Impossible, Below::Object) => {
+                self.did_not_come(chunk);
+            }
+            // The slots stay unused.
+            (ReadAnswer::Lost, _) => self.end_recalls(chunk),
+        }
+        self.read_queued(tier);
+    }
+
+    fn came_from(&mut self, tier: Below, id: FetchId, pools: PoolSet, checksums: Vec<Checksums>) {
+        if self.bring.fetches.remove(&id).is_none() {
+            return;
+        }
+        // What only a peer asked for stays no longer than it is sent.
+        let kept = self.store.is_leased_soon(id).then_some(ChangeKind::Gained);
+        let is_stored = tier == Below::Object;
+        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored };
+        self.end_fetch(id, Some(came), kept);
+    }
+
+    /// A chunk cannot be read from disk: other nodes or the object store may have it.
+    pub(crate) fn missed_on_disk(&mut self, id: FetchId) {
+        let may_come = self.store.is_leased_soon(id) && self.store.takes_all_pools(id);
+        let is_asked_again = self.bring.fetches.get(&id).is_none_or(|fetch| fetch.is_asked_again);
+        if self.bring.sources.peers.is_some() && may_come && !is_asked_again {
+            self.ask_again(vec![id]);
+        } else if self.may_be_stored(id) {
+            self.read_from(Below::Object, vec![id]);
+        } else {
+            self.did_not_come(id);
+        }
+    }
+}
+
+/// Bytes that are read from disk at a time: enough for a fast drive, and few enough to stop soon.
+const MAX_DISK_READING_BYTES: u64 = 32 << 20;
+
+/// Bytes that are read from the object store at a time: what a link of 20 Gbit/s delivers in 25 ms, the time that a distant
+/// store takes to answer.
+const MAX_OBJECT_READING_BYTES: u64 = 64 << 20;

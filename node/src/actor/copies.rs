@@ -28,7 +28,8 @@ impl GpuActor {
         asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
-        let order = self.store.begin_commit(session, commit.reservation, &commit.chunks, &commit.sources)?;
+        let order =
+            self.core.store.begin_commit(session, commit.reservation, &commit.chunks, &commit.sources)?;
         self.copy(session, order, Self::committed, asked, ctx)
     }
 
@@ -40,7 +41,7 @@ impl GpuActor {
         asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
-        let order = self.store.begin_layers(session, layers)?;
+        let order = self.core.store.begin_layers(session, layers)?;
         self.copy(session, order, Self::handed_over, asked, ctx)
     }
 
@@ -58,7 +59,7 @@ impl GpuActor {
             Ok(copies) => copies,
             Err(error) => {
                 tracing::error!(%error, ?order, "the store made an order that does not fit its memory");
-                self.store.finish_commit(order, None);
+                self.core.store.finish_commit(order, None);
                 return Err(Refused::Internal);
             }
         };
@@ -68,7 +69,7 @@ impl GpuActor {
             return Ok(Reply::Now(finish(self, order, bytes, Some(checksums))));
         }
         let Ok(copied) = self.lane.submit(copies) else {
-            self.store.postpone_commit(order);
+            self.core.store.postpone_commit(order);
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: LANE_RETRY_MS });
         };
         let finish = copied.into_actor(self).map(move |copied, actor: &mut Self, ctx: &mut Context<Self>| {
@@ -77,7 +78,7 @@ impl GpuActor {
             }
             let answer = finish(actor, order, bytes, copied.ok());
             actor.reply(asked, answer);
-            actor.follow_up(ctx);
+            actor.settle(ctx);
         });
         self.spawn(ctx, finish);
         Ok(Reply::Later)
@@ -86,7 +87,7 @@ impl GpuActor {
     /// Orders new memory for extents that change tenant. What the copy lane has no room for waits for the next time.
     pub(super) fn renew_extents(&mut self, ctx: &mut Context<Self>) {
         let mut waiting = std::mem::take(&mut self.renewals);
-        waiting.extend(self.store.take_renewals().into_iter().map(|extent| self.arena.vacate(extent)));
+        waiting.extend(self.core.store.take_renewals().into_iter().map(|extent| self.arena.vacate(extent)));
         for renewal in waiting {
             let extent = renewal.extent;
             match self.lane.renew(renewal) {
@@ -106,7 +107,7 @@ impl GpuActor {
             Ok(Ok(memory)) => {
                 self.arena.occupy(extent, memory);
                 self.extent_changed();
-                self.store.extent_renewed(extent);
+                self.core.store.extent_renewed(extent);
             }
             Ok(Err(error)) => {
                 tracing::error!(extent, %error, "an extent got no new memory: it is tried again");
@@ -119,6 +120,7 @@ impl GpuActor {
     fn committed(&mut self, order: OrderId, bytes: u64, checksums: Option<Vec<BlockChecksums>>) -> Answer {
         let copied = checksums.is_some();
         let kept = self
+            .core
             .store
             .finish_commit(order, checksums.map(|sums| sums.into_iter().map(Checksums::from).collect()));
         if copied {
@@ -130,7 +132,7 @@ impl GpuActor {
     fn handed_over(&mut self, order: OrderId, bytes: u64, checksums: Option<Vec<BlockChecksums>>) -> Answer {
         let sums = checksums.map(|sums| sums.into_iter().map(Checksums::from).collect::<Vec<_>>());
         let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
-        if !self.store.finish_layers(order, sums) {
+        if !self.core.store.finish_layers(order, sums) {
             return Answer::from(Refused::Unknown { what: "reservation", number: 0 });
         }
         self.metrics.handed_over(HandedOver::Given, pieces, bytes);

@@ -140,7 +140,7 @@ impl GpuActor {
     ) -> Result<Reply, Refused> {
         let RegisterTensors { namespace, block, layout, memory } = ask;
         let block = usize::from(block);
-        let facts = self.store.block_facts(session, namespace, block)?;
+        let facts = self.core.store.block_facts(session, namespace, block)?;
         let lane = &mut self.device_lane.lane;
         let prepared = engine_memory(&memory, descriptors).and_then(|memory| {
             if lane.tensors_of(session) >= MAX_SESSION_TENSORS {
@@ -183,7 +183,7 @@ impl GpuActor {
     /// The device knows a session's tensors. Of one that ended meanwhile it was told behind this.
     fn know_tensors(&mut self, session: SessionId, tensors: Tensors, words: &Words) -> Answer {
         let descriptor = match words.descriptor().try_clone_to_owned() {
-            Ok(descriptor) if self.store.tenant(session).is_ok() => descriptor,
+            Ok(descriptor) if self.core.store.tenant(session).is_ok() => descriptor,
             Ok(_) => return Answer::from(Refused::Internal),
             Err(error) => {
                 tracing::error!(%error, "no descriptor left for words: raise the limit of open files");
@@ -207,7 +207,7 @@ impl GpuActor {
         let per_chunk = u64::from(tensors.layout.spec().pages_per_chunk);
         let first = first_page / per_chunk;
         let end = first_page.saturating_add(pages.len() as u64).div_ceil(per_chunk);
-        let order = self.store.begin_load(
+        let order = self.core.store.begin_load(
             session,
             lease,
             (tensors.namespace, tensors.block),
@@ -259,10 +259,10 @@ impl GpuActor {
         }
         let pool = tensors.facts.pool;
         let layers = HandOver { reservation, chunks, pool, from_layer, to_layer, sources: Vec::new() };
-        let order = self.store.begin_save(session, &layers)?;
-        let fingerprint = self.store.fingerprint(tensors.namespace);
+        let order = self.core.store.begin_save(session, &layers)?;
+        let fingerprint = self.core.store.fingerprint(tensors.namespace);
         if order.moves.iter().any(|block| Some(block.key.fingerprint) != fingerprint) {
-            self.store.postpone_commit(order.order);
+            self.core.store.postpone_commit(order.order);
             return Err(Refused::Unknown { what: "reservation", number: reservation });
         }
         // Pages know where their layers stand in a whole block.
@@ -325,12 +325,12 @@ impl GpuActor {
             tracing::warn!(copy = ticket.0, "a GPU did not copy in time: what it touches is quarantined");
             let Lane { account, tier, .. } = &mut self.device_lane;
             match account.held(ticket).map(|held| &held.what) {
-                Some(&HeldBy::Load(load, _)) => self.store.quarantine_load(load),
+                Some(&HeldBy::Load(load, _)) => self.core.store.quarantine_load(load),
                 Some(HeldBy::Promotion(load, slots)) => {
                     slots.iter().for_each(|&(slot, _)| tier.dropped(slot));
-                    self.store.quarantine_load(*load);
+                    self.core.store.quarantine_load(*load);
                 }
-                Some(&HeldBy::Save(order, _)) => self.store.quarantine_save(order),
+                Some(&HeldBy::Save(order, _)) => self.core.store.quarantine_save(order),
                 None => {}
             }
             self.metrics.lane_copied(LaneCopy::Stalled, 0);
@@ -415,12 +415,12 @@ impl GpuActor {
 
     fn not_begun(&mut self, held: Held) {
         match held.what {
-            HeldBy::Load(load, _) => self.store.end_load(load),
+            HeldBy::Load(load, _) => self.core.store.end_load(load),
             HeldBy::Promotion(load, slots) => {
                 slots.iter().for_each(|&(slot, _)| self.device_lane.tier.dropped(slot));
-                self.store.end_load(load);
+                self.core.store.end_load(load);
             }
-            HeldBy::Save(order, _) => self.store.postpone_commit(order),
+            HeldBy::Save(order, _) => self.core.store.postpone_commit(order),
         }
     }
 

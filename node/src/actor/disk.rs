@@ -1,35 +1,22 @@
-//! What an actor does with its disk: writes what the store wants there, reads what leases and peers need, learns what is
-//! there when it starts and what left.
+//! What an actor does with its disk: writes what the store wants there, learns what is there when it starts and what left.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_client::trace::Trace;
-use larder_core::directory::Holders;
-use larder_core::store::ids::ChunkKey;
-use larder_core::store::ids::TenantId;
-use larder_core::store::{BlockMove, Came, ChunkWrite, FetchId, Recall, WriteId};
+use larder_core::store::ids::{ChunkKey, TenantId};
+use larder_core::store::{ChunkWrite, WriteId};
 use larder_protocol::namespace::NamespaceSpec;
-use larder_protocol::peer::Class;
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
+use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 
 use super::GpuActor;
-use super::fetch::Fetch;
-use super::reads::ReadLine;
-use super::traces::disk_span;
 use crate::copy::BlockChecksums;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::order::OrderError;
-use crate::disk::{
-    BlockPlace, DiskTier, Gone, ReadAnswer, ReadOrder, Refused, SnapshotPage, Source, Why, WriteAnswer,
-    WriteOrder,
-};
-use crate::exchange::Grant;
+use crate::disk::{DiskTier, Gone, Refused, SnapshotPage, Source, Why, WriteAnswer, WriteOrder};
 
 /// An actor's disk, as it is handed over.
 pub struct DiskParts {
@@ -47,15 +34,11 @@ pub struct DiskParts {
 
 /// An actor's disk.
 pub(super) struct Disk {
-    tier: DiskTier,
+    pub(super) tier: DiskTier,
     folder: Arc<NamespaceFolder>,
     known: HashMap<Fingerprint, Described>,
-    pub(super) deadline: Duration,
     /// Writes under way.
     writes: usize,
-    pub(super) reads: ReadLine,
-    /// Chunks that are read for peers, and who asked for them.
-    recalls: HashMap<FetchId, Vec<Recalled>>,
     /// Tells what left it, until somebody listens.
     gone: Option<UnboundedReceiver<Gone>>,
     /// Namespaces that were described there when the node started, until the store was told.
@@ -89,25 +72,14 @@ enum MayWrite {
     Never,
 }
 
-/// A peer that waits for a chunk from disk.
-struct Recalled {
-    fingerprint: Fingerprint,
-    hash: ChunkHash,
-    block_bytes: Arc<[u64]>,
-    answer: oneshot::Sender<Grant>,
-}
-
 impl Disk {
     pub(super) fn new(parts: DiskParts) -> Self {
-        let DiskParts { tier, gone, folder, known, deadline } = parts;
+        let DiskParts { tier, gone, folder, known, .. } = parts;
         Self {
             tier,
             folder,
             known: HashMap::new(),
-            deadline,
             writes: 0,
-            reads: ReadLine::new(MAX_READING_BYTES),
-            recalls: HashMap::new(),
             gone: Some(gone),
             found: known,
             is_recovered: false,
@@ -146,8 +118,6 @@ impl GpuActor {
     pub(super) fn restart_disk(&mut self, ctx: &mut Context<Self>) {
         let Some(disk) = &mut self.disk else { return };
         disk.writes = 0;
-        disk.reads = ReadLine::new(MAX_READING_BYTES);
-        disk.recalls.clear();
         disk.is_recovered = false;
         // Nobody waits for a description that was under way: sessions name their namespaces again.
         let described = std::mem::take(&mut disk.known).into_values();
@@ -168,7 +138,7 @@ impl GpuActor {
             );
             return;
         };
-        match self.store.know(TenantId(number as u16), tenant, spec) {
+        match self.core.store.know(TenantId(number as u16), tenant, spec) {
             Ok(number) => {
                 self.metrics.know(number, tenant, &known.fingerprint().to_string());
                 if let Some(disk) = &mut self.disk {
@@ -190,21 +160,21 @@ impl GpuActor {
     /// Orders what the store wants written, as far as the disk keeps up, and tells it what was used or given up.
     pub(super) fn write_to_disk(&mut self, ctx: &mut Context<Self>) {
         let Some(disk) = &self.disk else { return };
-        let touched = self.store.take_touched();
+        let touched = self.core.store.take_touched();
         if !touched.is_empty() {
             disk.tier.touch(touched);
         }
-        for key in self.store.take_given_up() {
+        for key in self.core.store.take_given_up() {
             // Refused: it stays there unused, and is told again after a restart, when it is as right as before.
             let _ = disk.tier.remove(key);
         }
         while self.disk.as_ref().is_some_and(|disk| disk.writes < MAX_WRITES)
-            && let Some(write) = self.store.next_write()
+            && let Some(write) = self.core.store.next_write()
         {
             let may_follow = match self.is_described(write.fingerprint, ctx) {
                 MayWrite::Now => self.order_write(&write, ctx),
                 MayWrite::Later => {
-                    self.store.postpone_write(write.write);
+                    self.core.store.postpone_write(write.write);
                     false
                 }
                 MayWrite::Never => self.give_up_write(&write, "undescribed"),
@@ -212,94 +182,6 @@ impl GpuActor {
             if !may_follow {
                 return;
             }
-        }
-    }
-
-    /// Reads chunks that leases or peers wait for into their slots, some at a time: what nobody waits for any more by the
-    /// time that its turn comes is not read.
-    pub(super) fn read_from_disk(&mut self, ids: Vec<FetchId>, ctx: &mut Context<Self>) {
-        let now = self.clock.elapsed();
-        for id in ids {
-            let class = self.fetching.get(&id).map_or(Class::Decode, |fetch| fetch.class);
-            match &mut self.disk {
-                Some(disk) => disk.reads.wait(id, class, now),
-                None => self.missed_on_disk(id, ctx),
-            }
-        }
-        self.read_queued(ctx);
-    }
-
-    /// Orders reads that wait, as far as the disk is to have them at a time.
-    pub(super) fn read_queued(&mut self, ctx: &mut Context<Self>) {
-        while let Some(disk) = &mut self.disk
-            && let Some(id) = disk.reads.next()
-        {
-            let Some(fetch) = self.fetching.get(&id) else { continue };
-            let (bytes, key, chunk) = (fetch.bytes(), fetch.key(), fetch.wanted.chunk);
-            let places = fetch.wanted.blocks.iter().map(|block| self.block_place(block)).collect();
-            let Some(disk) = &mut self.disk else { return };
-            match ReadOrder::new(key.fingerprint, chunk, places).map(|order| disk.tier.read(order)) {
-                Ok(Ok(answer)) => {
-                    disk.reads.began(bytes);
-                    self.meters.disk.ordered(bytes, self.clock.elapsed());
-                    let finish = answer
-                        .into_actor(self)
-                        .map(move |answer, actor, ctx| actor.read(id, key, bytes, answer, ctx));
-                    self.spawn(ctx, finish);
-                }
-                Ok(Err(Refused::Busy(_))) => {
-                    disk.reads.put_off(id);
-                    return;
-                }
-                Ok(Err(Refused::Closed(_))) => self.missed_on_disk(id, ctx),
-                Err(error) => {
-                    tracing::error!(%error, "the store made an order that does not fit its memory");
-                    self.missed_on_disk(id, ctx);
-                }
-            }
-        }
-    }
-
-    /// Takes those of the chunks that wait for the disk out of its queue.
-    pub(super) fn unqueue_reads(&mut self, ids: &[FetchId]) -> Vec<FetchId> {
-        self.disk.as_mut().map(|disk| disk.reads.leave(ids)).unwrap_or_default()
-    }
-
-    /// Starts to bring a chunk from disk for a peer; `None` where there is no room.
-    pub(super) fn recall(
-        &mut self,
-        fingerprint: Fingerprint,
-        hash: ChunkHash,
-        block_bytes: &Arc<[u64]>,
-        class: Class,
-        trace: &Trace,
-        ctx: &mut Context<Self>,
-    ) -> Option<oneshot::Receiver<Grant>> {
-        self.disk.as_ref()?;
-        let Recall { fetch, wanted } = self.store.recall(&fingerprint, &hash)?;
-        let (answer, receiver) = oneshot::channel();
-        let recalled = Recalled { fingerprint, hash, block_bytes: Arc::clone(block_bytes), answer };
-        self.disk.as_mut()?.recalls.entry(fetch).or_default().push(recalled);
-        if let Some(wanted) = wanted {
-            let trace = disk_span(trace, 1, || wanted.blocks.iter().map(|block| block.bytes).sum());
-            let holders = Holders::default();
-            let wanted = Fetch::new(wanted, fingerprint, class, holders, Duration::ZERO, trace);
-            self.fetching.insert(fetch, wanted);
-            self.read_from_disk(vec![fetch], ctx);
-        } else if class == Class::Decode {
-            self.hurry_fetch(fetch);
-        }
-        Some(receiver)
-    }
-
-    /// Answers the peers that waited for a chunk, which is here now or did not come.
-    pub(super) fn end_recalls(&mut self, id: FetchId) {
-        let recalls = self.disk.as_mut().and_then(|disk| disk.recalls.remove(&id)).unwrap_or_default();
-        for Recalled { fingerprint, hash, block_bytes, answer } in recalls {
-            let grant = self.grant(&fingerprint, &hash, &block_bytes).unwrap_or(Grant::NotHeld);
-            // Who asked went away: the grant ends when it is dropped.
-            let _ = answer.send(grant);
-            self.store.end_recall(id);
         }
     }
 
@@ -320,11 +202,11 @@ impl GpuActor {
     fn recovered(&mut self, page: Result<Option<SnapshotPage>, RecvError>, ctx: &mut Context<Self>) {
         let Ok(Some(SnapshotPage { held, next })) = page else { return };
         for (fingerprint, chunk, pools) in held {
-            if !self.store.recovered(&fingerprint, chunk, pools) {
+            if !self.core.store.recovered(&fingerprint, chunk, pools) {
                 self.refuse_recovered(fingerprint, &chunk);
             }
         }
-        self.follow_up(ctx);
+        self.settle(ctx);
         match next {
             Some(next) => self.recover(next, ctx),
             None => {
@@ -350,7 +232,7 @@ impl GpuActor {
         // Refused: it stays there unused, and is found out when it is read.
         let _ = disk.tier.remove(key);
         // What was committed under this hash since the start may be taken to be there.
-        self.store.left_disk(&[key]);
+        self.core.store.left_disk(&[key]);
     }
 
     /// Whether a chunk of a namespace may be written; sees to it that the namespace is described.
@@ -393,7 +275,8 @@ impl GpuActor {
 
     /// Forgets namespaces that no session names and no chunk belongs to, in memory or on disk, and deletes their descriptions.
     fn forget_unused_namespaces(&mut self, ctx: &mut Context<Self>) {
-        let in_use: HashSet<Fingerprint> = self.store.namespaces().map(|known| known.fingerprint).collect();
+        let in_use: HashSet<Fingerprint> =
+            self.core.store.namespaces().map(|known| known.fingerprint).collect();
         let Some(disk) = &mut self.disk else { return };
         if !disk.is_recovered || disk.tier.is_closed() {
             return;
@@ -452,11 +335,11 @@ impl GpuActor {
                 true
             }
             Err(Refused::Busy(_)) => {
-                self.store.postpone_write(id);
+                self.core.store.postpone_write(id);
                 false
             }
             Err(Refused::Closed(_)) => {
-                self.store.written(id, false);
+                self.core.store.written(id, false);
                 self.close_disk();
                 false
             }
@@ -468,7 +351,7 @@ impl GpuActor {
         if let Some(disk) = &self.disk {
             disk.tier.not_ordered(why);
         }
-        self.store.written(write.write, false);
+        self.core.store.written(write.write, false);
         true
     }
 
@@ -476,8 +359,8 @@ impl GpuActor {
         if let Some(disk) = &mut self.disk {
             disk.writes -= 1;
         }
-        self.store.written(id, matches!(answer, Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere)));
-        self.follow_up(ctx);
+        self.core.store.written(id, matches!(answer, Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere)));
+        self.settle(ctx);
     }
 
     pub(super) fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
@@ -492,84 +375,9 @@ impl GpuActor {
         Ok(if write.replaces { order.replacing() } else { order })
     }
 
-    pub(super) fn block_place(&self, block: &BlockMove) -> BlockPlace {
-        BlockPlace {
-            slice: block.key.slice,
-            pool: block.key.pool,
-            memory: Arc::clone(self.arena.extent(block.place.extent)),
-            offset: block.place.offset,
-            bytes: block.bytes,
-            range_bytes: block.range_bytes,
-        }
-    }
-
-    fn read(
-        &mut self,
-        id: FetchId,
-        key: ChunkKey,
-        bytes: u64,
-        answer: Result<ReadAnswer, RecvError>,
-        ctx: &mut Context<Self>,
-    ) {
-        if let Some(disk) = &mut self.disk {
-            disk.reads.ended(bytes);
-        }
-        match &answer {
-            Ok(ReadAnswer::Here { .. }) => self.meters.disk.delivered(bytes, self.clock.elapsed()),
-            _ => self.meters.disk.gave_up(bytes),
-        }
-        match answer {
-            Ok(ReadAnswer::Here { checksums, .. }) => {
-                if let Some(fetch) = self.fetching.remove(&id) {
-                    self.came_from_disk(fetch.wanted.fetch, checksums);
-                }
-            }
-            Ok(
-                ReadAnswer::NotHeld | ReadAnswer::OtherBlocks | ReadAnswer::Damaged | ReadAnswer::Disagrees,
-            ) => {
-                self.store.left_disk(&[key]);
-                self.missed_on_disk(id, ctx);
-            }
-            Ok(ReadAnswer::Closed) => {
-                self.close_disk();
-                self.missed_on_disk(id, ctx);
-            }
-            Err(_) => {
-                tracing::error!("the disk thread failed: what it read into stays unused");
-                self.end_recalls(id);
-            }
-        }
-        self.read_queued(ctx);
-        self.follow_up(ctx);
-    }
-
-    fn came_from_disk(&mut self, id: FetchId, checksums: Vec<BlockChecksums>) {
-        // What only a peer asked for stays no longer than it is sent.
-        let kept = self.store.is_leased_soon(id).then_some(larder_core::store::ChangeKind::Gained);
-        let checksums = checksums.into_iter().map(larder_core::store::Checksums::from).collect();
-        // What was asked for is what the record has.
-        let pools = PoolSet::ANY;
-        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored: false };
-        let ready = self.store.fetched(id, Some(came), kept);
-        self.end_recalls(id);
-        self.finish_gathers(ready);
-    }
-
-    /// A chunk cannot be read from disk: other nodes or the object store may have it.
-    fn missed_on_disk(&mut self, id: FetchId, ctx: &mut Context<Self>) {
-        let may_come = self.store.is_leased_soon(id) && self.store.takes_all_pools(id);
-        if self.peers.is_some() && may_come && self.is_not_asked_again(id) {
-            self.ask_again(vec![id], ctx);
-        } else if self.may_be_stored(id) {
-            self.read_from_objects(vec![id], ctx);
-        } else {
-            self.did_not_come(id);
-        }
-    }
-
     /// The disk failed: the node goes on without it.
     fn close_disk(&mut self) {
-        self.store.disk_closed();
+        self.core.store.disk_closed();
     }
 }
 
@@ -577,19 +385,16 @@ impl StreamHandler<Gone> for GpuActor {
     fn handle(&mut self, Gone { chunks, why }: Gone, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
             match why {
-                Why::Evicted | Why::Damaged => actor.store.left_disk(&chunks),
+                Why::Evicted | Why::Damaged => actor.core.store.left_disk(&chunks),
                 Why::Closed => actor.close_disk(),
             }
-            actor.follow_up(ctx);
+            actor.settle(ctx);
         });
     }
 
     /// The tier holds the sender: the stream ends only with the actor.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
-
-/// Bytes that are read at a time: enough for a fast drive, and few enough to stop soon.
-const MAX_READING_BYTES: u64 = 32 << 20;
 
 /// Writes that are ordered at a time; the disk's queue has room for reads besides.
 const MAX_WRITES: usize = 64;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::{StreamExt, stream};
-use larder_core::store::ChangeKind;
+use larder_core::OrderNumber;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{
     Came, Checksums, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, News, Refused,
@@ -21,12 +21,12 @@ use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
 use super::answer::Asked;
-use super::fetch::{Fetch, OrderNumber, PeerOrder};
+use super::perform::OrderHandles;
 use super::{Answer, GpuActor, Reply};
 use crate::exchange::{
     AskFollow, ChunkStep, Fetched, FollowCame, FollowOrder, PeerLease, PeerNews, PeerStep,
 };
-use crate::metrics::{HandedOver, Movement, Placed};
+use crate::metrics::{HandedOver, Movement};
 
 /// Who follows what is being written.
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl GpuActor {
         let now = self.clock.now();
         let writer = ask.writer.as_ref().filter(|writer| self.is_elsewhere(writer));
         let patience_ms = ask.patience_ms.min(MOST_PATIENCE_MS);
-        let FollowStarted { follow, wanted } = self.store.follow(
+        let FollowStarted { follow, wanted } = self.core.store.follow(
             session,
             FollowRequest {
                 namespace: ask.namespace,
@@ -82,19 +82,10 @@ impl GpuActor {
             },
             now,
         )?;
-        let fingerprint = self.store.fingerprint(ask.namespace).unwrap_or(Fingerprint([0; 32]));
+        let fingerprint = self.core.store.fingerprint(ask.namespace).unwrap_or(Fingerprint([0; 32]));
         let (coming, on_disk): (Vec<Wanted>, Vec<Wanted>) =
             wanted.into_iter().partition(|wanted| wanted.from == Source::Peer);
-        let reads = on_disk.into_iter().map(|wanted| {
-            let id = wanted.fetch;
-            let trace = Default::default();
-            let fetch =
-                Fetch::new(wanted, fingerprint, Class::Decode, Default::default(), Duration::MAX, trace);
-            self.fetching.insert(id, fetch);
-            id
-        });
-        let reads: Vec<FetchId> = reads.collect();
-        self.read_from_disk(reads, ctx);
+        self.core.read_followed(self.clock.elapsed(), fingerprint, on_disk);
         if let Some(writer) = writer {
             let mut coming = coming.into_iter().peekable();
             while coming.peek().is_some() {
@@ -102,7 +93,6 @@ impl GpuActor {
                 self.order_follow(writer, fingerprint, (ask.attempt, patience_ms), part, ctx);
             }
         }
-        self.renew_extents(ctx);
         Ok(Answer::from(Response::Following(follow)))
     }
 
@@ -122,38 +112,34 @@ impl GpuActor {
     ) {
         let Some(peers) = &self.peers else { return };
         let chunks = wanted.iter().map(|wanted| self.fetch_chunk(wanted)).collect();
-        self.last_peer_order += 1;
-        let number = self.last_peer_order;
+        let followed = wanted.iter().map(|wanted| {
+            let bytes = wanted.blocks.iter().map(|block| block.bytes).sum();
+            Some(FollowedFetch { fetch: wanted.fetch, number: wanted.number, bytes })
+        });
+        let followed: Vec<Option<FollowedFetch>> = followed.collect();
+        let number = self.core.follow(self.clock.elapsed(), fingerprint, wanted);
         let ((news, mut came), (cancel, cancelled)) = (mpsc::unbounded_channel(), oneshot::channel());
         let order = FollowOrder {
             node: writer.node.clone(),
             device: writer.device,
             fingerprint,
             chunks,
-            order: number,
+            order: number.0,
             attempt,
             patience_ms,
             news,
             cancelled,
         };
         let is_taken = (peers.follow)(order);
-        let awaited: Vec<FetchId> = wanted.iter().map(|wanted| wanted.fetch).collect();
-        let mut followed = Vec::with_capacity(wanted.len());
-        for wanted in wanted {
-            let (fetch, number_of_fetch) = (wanted.fetch, wanted.number);
-            let entry = Fetch::of_order(wanted, fingerprint, number);
-            followed.push(Some(FollowedFetch { fetch, number: number_of_fetch, bytes: entry.bytes() }));
-            self.fetching.insert(fetch, entry);
-        }
         if !is_taken {
-            return awaited.into_iter().for_each(|id| self.did_not_come(id));
+            return self.close_follow(number, followed);
         }
         let class = watch::Sender::new(Class::Decode);
-        self.peer_orders.insert(number, PeerOrder { awaited, class, cancel: Some(cancel) });
+        self.pending.orders.insert(number, OrderHandles { class, cancel: Some(cancel) });
         self.handoffs.orders.insert(number, followed);
         // The end of the channel without a last word: the peer thread stopped.
         let end =
-            stream::once(async move { FollowCame { order: number, chunk: 0, step: ChunkStep::Closed } });
+            stream::once(async move { FollowCame { order: number.0, chunk: 0, step: ChunkStep::Closed } });
         ctx.add_stream(stream::poll_fn(move |cx| came.poll_recv(cx)).chain(end));
     }
 
@@ -164,7 +150,7 @@ impl GpuActor {
         ask: AskInPlace,
         asked: Asked,
     ) -> Result<Reply, Refused> {
-        let progress = self.store.followed(session, ask.follow)?;
+        let progress = self.core.store.followed(session, ask.follow)?;
         let until = asked.started + Duration::from_millis(ask.wait_ms).min(MOST_WAIT);
         if is_news(&ask, &progress) || ask.wait_ms == 0 {
             return Ok(Reply::Now(self.show_in_place(session, &ask)?));
@@ -177,8 +163,8 @@ impl GpuActor {
     fn show_in_place(&mut self, session: SessionId, ask: &AskInPlace) -> Result<Answer, Refused> {
         let mut descriptors = Vec::new();
         let mut leased = None;
-        if self.store.followed(session, ask.follow)?.layers > 0
-            && let Some(shown) = self.store.show_followed(session, ask.follow)?
+        if self.core.store.followed(session, ask.follow)?.layers > 0
+            && let Some(shown) = self.core.store.show_followed(session, ask.follow)?
         {
             self.metrics.moved(Movement::Leased, shown.bytes);
             let (extents, shown_descriptors) = self.show(&shown.new_extents);
@@ -187,7 +173,7 @@ impl GpuActor {
             leased = Some(Leased { lease, chunks, places, checksums, extents });
         }
         let FollowProofs { progress, sums, checksums } =
-            self.store.prove_followed(session, ask.follow, ask.layers)?;
+            self.core.store.prove_followed(session, ask.follow, ask.layers)?;
         let FollowProgress { chunks, layers, is_whole } = progress;
         let response = Some(Response::InPlace(InPlace { chunks, layers, is_whole, leased, sums, checksums }));
         Ok(Answer { response, descriptors })
@@ -195,13 +181,13 @@ impl GpuActor {
 
     /// Tells those who follow what has come, here and at other nodes.
     pub(super) fn tell_followers(&mut self) {
-        for follow in self.store.take_progressed() {
+        for follow in self.core.store.take_progressed() {
             self.answer_followers(follow, |actor, waiting| {
-                let progress = actor.store.followed(waiting.session, follow);
+                let progress = actor.core.store.followed(waiting.session, follow);
                 progress.is_err() || progress.is_ok_and(|progress| is_news(&waiting.ask, &progress))
             });
         }
-        for Told { follow, position, what } in self.store.take_told() {
+        for Told { follow, position, what } in self.core.store.take_told() {
             let Some(PeerFollower { news, lease }) = self.handoffs.peers.get(&follow) else { continue };
             let Some(lease) = lease.upgrade() else { continue };
             let step = match what {
@@ -259,18 +245,24 @@ impl GpuActor {
         });
     }
 
-    fn follow_ended(&mut self, FollowedFetch { fetch, bytes, .. }: FollowedFetch, fetched: Fetched) {
-        let Fetched::Here { checksums, pools, reads, .. } = fetched else {
-            return self.did_not_come(fetch);
+    fn follow_ended(&mut self, order: OrderNumber, followed: FollowedFetch, fetched: Fetched) {
+        let came = match fetched {
+            Fetched::Here { checksums, pools, reads, .. } => {
+                self.metrics.handed_over(HandedOver::Came, 0, followed.bytes);
+                let checksums = checksums.into_iter().map(Checksums::from).collect();
+                Some(Came { checksums, pools, reads, is_on_disk_elsewhere: false, is_stored: false })
+            }
+            _ => None,
         };
-        self.fetching.remove(&fetch);
-        self.metrics.placed_fetched(Placed::Replicated);
-        self.metrics.handed_over(HandedOver::Came, 0, bytes);
-        let checksums = checksums.into_iter().map(Checksums::from).collect();
-        // The next turn of a conversation begins with what this one was handed: it stays.
-        let came = Came { checksums, pools, reads, is_on_disk_elsewhere: false, is_stored: false };
-        let ready = self.store.fetched(fetch, Some(came), Some(ChangeKind::Gained));
-        self.finish_gathers(ready);
+        self.core.follow_ended(order, followed.fetch, came);
+    }
+
+    /// Nothing of a follow is to come any more.
+    fn close_follow(&mut self, order: OrderNumber, left: Vec<Option<FollowedFetch>>) {
+        for FollowedFetch { fetch, .. } in left.into_iter().flatten() {
+            self.core.follow_ended(order, fetch, None);
+        }
+        self.core.follow_closed(order);
     }
 }
 
@@ -286,27 +278,27 @@ impl StreamHandler<FollowCame> for GpuActor {
 impl GpuActor {
     /// Takes what another node sends of a chunk that is written there.
     fn follow_came(&mut self, FollowCame { order, chunk, step }: FollowCame, ctx: &mut Context<Self>) {
+        let order = OrderNumber(order);
         let Some(followed) = self.handoffs.orders.get_mut(&order) else { return };
         match step {
             ChunkStep::Layers { block, offset, bytes, checksum } => {
                 if let Some(FollowedFetch { fetch, number, .. }) = followed.get(chunk).copied().flatten() {
                     self.metrics.handed_over(HandedOver::Came, 1, 0);
-                    self.store.layers_came(fetch, number, block, offset, bytes, checksum);
+                    self.core.store.layers_came(fetch, number, block, offset, bytes, checksum);
                 }
             }
             ChunkStep::Ended(fetched) => {
                 if let Some(ended) = followed.get_mut(chunk).and_then(Option::take) {
-                    self.follow_ended(ended, fetched);
+                    self.follow_ended(order, ended, fetched);
                 }
             }
             ChunkStep::Closed => {
-                let left: Vec<FollowedFetch> = followed.drain(..).flatten().collect();
-                self.handoffs.orders.remove(&order);
-                self.peer_orders.remove(&order);
-                left.into_iter().for_each(|left| self.did_not_come(left.fetch));
+                let left = self.handoffs.orders.remove(&order).unwrap_or_default();
+                self.pending.orders.remove(&order);
+                self.close_follow(order, left);
             }
         }
-        self.follow_up(ctx);
+        self.settle(ctx);
     }
 
     /// Has a peer follow chunks; `None` where peers follow too much.
@@ -314,13 +306,13 @@ impl GpuActor {
         let AskFollow { fingerprint, hashes, attempt, patience_ms, news } = ask;
         let now = self.clock.now();
         let patience_ms = patience_ms.min(MOST_PATIENCE_MS);
-        let follow = self.store.follow_for_peer(&fingerprint, &hashes, attempt, patience_ms, now);
+        let follow = self.core.store.follow_for_peer(&fingerprint, &hashes, attempt, patience_ms, now);
         let lease = follow.map(|number| {
             let lease = Arc::new(PeerLease { number, ended: self.ended_grants.sender.clone() });
             self.handoffs.peers.insert(number, PeerFollower { news, lease: Arc::downgrade(&lease) });
             lease
         });
-        self.follow_up(ctx);
+        self.settle(ctx);
         lease
     }
 }

@@ -24,7 +24,6 @@ use tokio::sync::watch;
 
 use super::GpuActor;
 use super::handoff::Handoffs;
-use super::prefetch::Meters;
 
 /// Which life an actor is in.
 pub(super) struct Lives {
@@ -95,7 +94,7 @@ impl GpuActor {
         self.lives.number += 1;
         self.lives.since = self.clock.elapsed();
         let (life, reason) = (self.lives.number, reason(panic));
-        let sessions = self.store.open_sessions();
+        let sessions = self.core.store.open_sessions();
         tracing::error!(
             life,
             sessions = sessions.len(),
@@ -105,14 +104,11 @@ impl GpuActor {
         self.metrics.life_ended();
         self.windows.clear();
         sessions.into_iter().for_each(|session| self.end_copies_of(session));
-        self.store = self.store.begin_anew();
+        self.core.begin_anew();
+        self.pending.begin_anew();
         self.device_lane.forget_saves();
         self.extent_changed();
         // What waits for an answer hears that nobody is there any more.
-        self.waiting.clear();
-        self.peer_orders.clear();
-        self.fetching.clear();
-        self.meters = Meters::default();
         self.handoffs = Handoffs::default();
         self.reports = Reports::default();
         self.untold.begin_anew();
@@ -126,19 +122,19 @@ impl GpuActor {
         self.lives.told.send_replace(life);
         self.return_extents(ctx);
         self.restart_disk(ctx);
-        self.follow_up(ctx);
+        self.settle(ctx);
     }
 
     /// Gives extents back to the store that nobody can touch any more, and has those renewed that only engines keep.
     pub(super) fn return_extents(&mut self, ctx: &mut Context<Self>) {
         let may_renew = self.clock.elapsed() >= self.lives.since + UNMAP_TIME;
-        for extent in self.store.secluded() {
+        for extent in self.core.store.secluded() {
             if !self.arena.is_unshared(extent) {
                 continue;
             }
-            if self.store.is_left_by_all(extent) {
-                self.store.extent_returned(extent);
-            } else if may_renew && self.store.leave_to_engines(extent) {
+            if self.core.store.is_left_by_all(extent) {
+                self.core.store.extent_returned(extent);
+            } else if may_renew && self.core.store.leave_to_engines(extent) {
                 self.renewals.push(self.arena.vacate(extent));
             }
         }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_core::Offer;
 use larder_core::directory::Changes;
 use larder_core::store::Change;
 use larder_core::store::Granted;
-use larder_protocol::{ChunkHash, Fingerprint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
+use super::traces::cause_of;
+use crate::arena::Arena;
 use crate::directory::{AskHolders, Changed, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
@@ -94,7 +96,7 @@ impl GpuActor {
 
     /// Sees to it that others hear soon of what was gained and lost: a few milliseconds make one message of many.
     fn tell_changes(&mut self, ctx: &mut Context<Self>) {
-        let changes = self.store.take_changes();
+        let changes = self.core.store.take_changes();
         if let Some(siblings) = &self.siblings {
             siblings.note(&changes);
         }
@@ -166,7 +168,7 @@ impl GpuActor {
     /// Tells the directory the next page of all that is held, where that is wanted. It may change until the next one.
     fn tell_page(&mut self) {
         let (Some(peers), Some(resync)) = (&self.peers, &mut self.untold.resync) else { return };
-        let (chunks, next) = self.store.held_from(resync.from, RESYNC_CHUNKS);
+        let (chunks, next) = self.core.store.held_from(resync.from, RESYNC_CHUNKS);
         let page =
             larder_core::directory::Page { is_first: !resync.has_begun, chunks, is_last: next.is_none() };
         if peers.changed.try_send(Changed { device: peers.device, changes: Changes::Page(page) }).is_ok() {
@@ -179,38 +181,29 @@ impl GpuActor {
     }
 }
 
-impl GpuActor {
-    /// Keeps a chunk from reuse for a peer; `None` where it is on disk alone.
-    pub(super) fn grant(
-        &mut self,
-        fingerprint: &Fingerprint,
-        hash: &ChunkHash,
-        block_bytes: &[u64],
-    ) -> Option<Grant> {
-        Some(match self.store.grant(fingerprint, hash, block_bytes) {
-            Granted::Held { grant, reads, is_on_disk, pools, blocks } => {
-                let blocks = blocks.into_iter().map(|block| GrantedBlock {
-                    memory: Arc::clone(self.arena.extent(block.place.extent)),
-                    offset: block.place.offset,
-                    bytes: block.bytes,
-                    checksum: block.checksum,
-                });
-                let lease = PeerLease { number: grant, ended: self.ended_grants.sender.clone() };
-                let (blocks, lease) = (blocks.collect(), Arc::new(lease));
-                Grant::Held(GrantedChunk { reads, is_on_disk, pools, blocks, lease })
-            }
-            Granted::OnDisk => return None,
-            Granted::NotHeld => Grant::NotHeld,
-            Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
-        })
+/// What a peer gets of what the store keeps for it, with the lease that ends that.
+pub(super) fn show_grant(granted: Granted, arena: &Arena, ended: &UnboundedSender<u64>) -> Grant {
+    match granted {
+        Granted::Held { grant, reads, is_on_disk, pools, blocks } => {
+            let blocks = blocks.into_iter().map(|block| GrantedBlock {
+                memory: Arc::clone(arena.extent(block.place.extent)),
+                offset: block.place.offset,
+                bytes: block.bytes,
+                checksum: block.checksum,
+            });
+            let lease = Arc::new(PeerLease { number: grant, ended: ended.clone() });
+            Grant::Held(GrantedChunk { reads, is_on_disk, pools, blocks: blocks.collect(), lease })
+        }
+        Granted::NotHeld | Granted::OnDisk => Grant::NotHeld,
+        Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
     }
 }
 
 impl GpuActor {
     /// Gives chunks up, and tries those again that are still in use: whoever took them may not have let go yet.
     fn give_up(&mut self, GiveUp { fingerprint, hashes }: GiveUp, tries: u32, ctx: &mut Context<Self>) {
-        let used = self.store.give_up(&fingerprint, &hashes);
-        self.follow_up(ctx);
+        let used = self.core.store.give_up(&fingerprint, &hashes);
+        self.settle(ctx);
         if !used.is_empty() && tries > 1 {
             let again = GiveUp { fingerprint, hashes: used };
             self.later(ctx, GIVE_UP_PAUSE, move |actor, ctx| actor.give_up(again, tries - 1, ctx));
@@ -231,17 +224,22 @@ impl GpuActor {
     /// Keeps chunks for a peer, those on disk included.
     fn grant_all(&mut self, ask: AskBlocks, ctx: &mut Context<Self>) -> Response<Vec<Grant>> {
         let AskBlocks { fingerprint, hashes, block_bytes, class, trace } = ask;
-        let block_bytes: Arc<[u64]> = block_bytes.into();
-        let busy = || Grant::Busy { retry_after_ms: GRANT_RETRY_MS };
+        let (block_bytes, cause): (Arc<[u64]>, _) = (block_bytes.into(), cause_of(&trace));
         let (mut grants, mut coming) = (Vec::with_capacity(hashes.len()), Vec::new());
         for (at, hash) in hashes.into_iter().enumerate() {
-            grants.push(self.grant(&fingerprint, &hash, &block_bytes).unwrap_or_else(|| {
-                let recalled = self.recall(fingerprint, hash, &block_bytes, class, &trace, ctx);
-                coming.extend(recalled.map(|grant| (at, grant)));
-                busy()
-            }));
+            let now = self.clock.elapsed();
+            let granted = match self.core.offer(now, (fingerprint, hash), &block_bytes, class, &cause) {
+                Offer::Now(granted) => granted,
+                Offer::Later(recall) => {
+                    let (answer, grant) = oneshot::channel();
+                    self.pending.recalls.insert(recall, answer);
+                    coming.push((at, grant));
+                    Granted::Busy
+                }
+            };
+            grants.push(self.show_grant(granted));
         }
-        self.follow_up(ctx);
+        self.settle(ctx);
         if coming.is_empty() {
             return Response::reply(grants);
         }
@@ -259,7 +257,7 @@ impl Handler<AskPage> for GpuActor {
     type Result = Page;
 
     fn handle(&mut self, ask: AskPage, ctx: &mut Self::Context) -> Page {
-        let held = self.guard(ctx, |actor, _| actor.store.held_from(ask.from, PAGE_CHUNKS));
+        let held = self.guard(ctx, |actor, _| actor.core.store.held_from(ask.from, PAGE_CHUNKS));
         let (chunks, next) = held.unwrap_or_default();
         Page { chunks, next }
     }
@@ -276,9 +274,9 @@ impl Handler<GiveUp> for GpuActor {
 impl StreamHandler<u64> for GpuActor {
     fn handle(&mut self, grant: u64, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
-            actor.store.end_grant(grant);
+            actor.core.store.end_grant(grant);
             actor.forget_follower(grant);
-            actor.follow_up(ctx);
+            actor.settle(ctx);
         });
     }
 

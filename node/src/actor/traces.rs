@@ -1,7 +1,10 @@
 //! What the spans of requests say.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use larder_client::trace::{SpanKind, Trace};
-use larder_core::store::{Gathered, Source, Wanted};
+use larder_core::cause::{Cause, Span};
 use larder_protocol::session::{Lookup, Request, Response, Tier};
 use larder_protocol::{Chain, Fingerprint};
 
@@ -12,7 +15,7 @@ impl GpuActor {
     /// What is asked.
     pub(super) fn describe_request(&self, trace: &Trace, request: &Request) {
         let chain = |namespace: u32, chain: &Chain| {
-            if let Some(fingerprint) = self.store.fingerprint(namespace) {
+            if let Some(fingerprint) = self.core.store.fingerprint(namespace) {
                 describe_namespace(trace, &fingerprint);
             }
             trace.count("larder.chunks", chain.hashes.len() as u64);
@@ -33,49 +36,38 @@ impl GpuActor {
     }
 }
 
-/// The bringing of what a lease or a prefetch wants.
-pub(super) fn gather_span(trace: &Trace, gathered: &Gathered) -> Trace {
-    if gathered.wanted.is_empty() {
-        return Trace::default();
+/// A span that the core refers to.
+struct Recorded(Trace);
+
+impl Span for Recorded {
+    fn child(&self, name: &'static str) -> Cause {
+        let span = self.0.child(SpanKind::Internal, name);
+        match name {
+            "read_disk" => span.set("larder.tier", tier_name(Tier::Disk)),
+            "read_object" => span.set("larder.tier", tier_name(Tier::Object)),
+            _ => {}
+        }
+        cause_of(&span)
     }
-    let gather = trace.child(SpanKind::Internal, "gather");
-    gather.count("larder.chunks", gathered.wanted.len() as u64);
-    gather
+
+    fn count(&self, field: &'static str, number: u64) {
+        self.0.count(field, number);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
-/// The reading of chunks from disk.
-pub(super) fn disk_span(trace: &Trace, chunks: usize, bytes: impl FnOnce() -> u64) -> Trace {
-    read_span(trace, "read_disk", Tier::Disk, chunks, bytes)
+/// A trace, as the core carries it.
+pub(super) fn cause_of(trace: &Trace) -> Cause {
+    if trace.is_recorded() { Cause::new(Arc::new(Recorded(trace.clone()))) } else { Cause::default() }
 }
 
-fn read_span(
-    trace: &Trace,
-    name: &'static str,
-    tier: Tier,
-    chunks: usize,
-    bytes: impl FnOnce() -> u64,
-) -> Trace {
-    let span = trace.child(SpanKind::Internal, name);
-    if span.is_recorded() {
-        span.set("larder.tier", tier_name(tier));
-        span.count("larder.chunks", chunks as u64);
-        span.count("larder.bytes", bytes());
-    }
-    span
-}
-
-/// The span of those of the chunks that are read from disk, or from the object store.
-pub(super) fn source_span(trace: &Trace, wanted: &[Wanted], from: Source) -> Trace {
-    if !trace.is_recorded() {
-        return trace.clone();
-    }
-    let from_there = || wanted.iter().filter(|wanted| wanted.from == from);
-    let bytes = || from_there().flat_map(|wanted| &wanted.blocks).map(|block| block.bytes).sum();
-    match (from_there().count(), from) {
-        (0, _) => Trace::default(),
-        (chunks, Source::Object) => read_span(trace, "read_object", Tier::Object, chunks, bytes),
-        (chunks, _) => disk_span(trace, chunks, bytes),
-    }
+/// The trace that the core carried.
+pub(super) fn trace_of(cause: &Cause) -> Trace {
+    let recorded = cause.span().and_then(|span| span.as_any().downcast_ref::<Recorded>());
+    recorded.map(|recorded| recorded.0.clone()).unwrap_or_default()
 }
 
 /// Of which namespace it is.

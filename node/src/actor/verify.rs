@@ -33,13 +33,13 @@ impl GpuActor {
         asked: Asked,
         ctx: &mut Context<Self>,
     ) -> Result<Reply, Refused> {
-        let fingerprint = self.store.registered(session, namespace)?;
+        let fingerprint = self.core.store.registered(session, namespace)?;
         match self.examine(Reporter::Session(session), fingerprint, hash) {
             Examined::Now(found) => Ok(Reply::Now(Answer::from(Response::Checked(found)))),
             Examined::Later(found) => {
                 let answer = found.map(move |found, actor: &mut Self, ctx: &mut Context<Self>| {
                     actor.reply(asked, Answer::from(Response::Checked(found)));
-                    actor.follow_up(ctx);
+                    actor.settle(ctx);
                 });
                 self.spawn(ctx, answer);
                 Ok(Reply::Later)
@@ -54,11 +54,11 @@ impl GpuActor {
         for hash in hashes {
             match self.examine(by.clone(), fingerprint, hash) {
                 Examined::Now(_) => {}
-                Examined::Later(found) => self.spawn(ctx, found.map(|_, actor, ctx| actor.follow_up(ctx))),
+                Examined::Later(found) => self.spawn(ctx, found.map(|_, actor, ctx| actor.settle(ctx))),
                 Examined::TooMuch => break,
             }
         }
-        self.follow_up(ctx);
+        self.settle(ctx);
     }
 
     /// Tells a sibling that chunks of its came with other bytes than it has checksums for.
@@ -79,7 +79,7 @@ impl GpuActor {
             self.metrics.reported(&by, Reported::TooMuch);
             return Examined::TooMuch;
         }
-        let order = self.store.begin_verify(&fingerprint, &hash);
+        let order = self.core.store.begin_verify(&fingerprint, &hash);
         self.reports.begin(&by, order.as_ref().map_or(0, |order| order.bytes), now);
         let Some(VerifyOrder { verify, blocks, bytes }) = order else {
             self.reports.end(&by, 0, false);
@@ -118,7 +118,7 @@ impl GpuActor {
     fn examined(&mut self, examined: &Examination, sums: Option<Vec<BlockChecksums>>) -> Checked {
         let Examination { by, hash, verify, bytes, keys } = examined;
         let sums = sums.map(|sums| sums.into_iter().map(|sums| sums.whole).collect::<Vec<u64>>());
-        let found = self.store.finish_verify(*verify, sums.as_deref());
+        let found = self.core.store.finish_verify(*verify, sums.as_deref());
         self.reports.end(by, *bytes, found == Checked::Damaged);
         self.metrics.reported(by, Reported::Checked(found));
         if found == Checked::Damaged {

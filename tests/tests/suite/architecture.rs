@@ -86,11 +86,23 @@ const NODE_MODULES: &[&str] = &[
 ];
 
 /// Those of the core.
-const CORE_MODULES: &[&str] =
-    &["time", "placement", "priority", "loading", "store", "reports", "directory", "tiers"];
+const CORE_MODULES: &[&str] = &[
+    "time",
+    "cause",
+    "placement",
+    "priority",
+    "loading",
+    "store",
+    "reports",
+    "directory",
+    "event",
+    "effect",
+    "tiers",
+    "bring",
+];
 
 /// Names at the top of a crate that are no modules.
-const ROOT: &[&str] = &["Millis"];
+const ROOT: &[&str] = &["Core", "Millis"];
 
 /// What the core is built on, and what its one neighbour in the workspace is built on: no runtime, no system.
 const CORE_DEPENDENCIES: &[&str] = &[

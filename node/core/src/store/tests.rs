@@ -175,7 +175,7 @@ impl Store {
     }
 
     /// Every chunk stands one after its parent, and its name can be told.
-    fn assert_tree_is_whole(&self) {
+    pub(crate) fn assert_tree_is_whole(&self) {
         self.slab.assert_consistent();
         for (_, id, chunk) in self.index.iter_from(0) {
             let name = self.index.name(id);

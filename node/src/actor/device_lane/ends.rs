@@ -26,7 +26,7 @@ impl GpuActor {
                     self.device_lane.account.finish(ticket, CopyEnd::Done);
                     self.verify_and_promote(load, wanted, ctx);
                 } else {
-                    self.store.end_load(load);
+                    self.core.store.end_load(load);
                 }
             }
             HeldBy::Promotion(load, slots) => {
@@ -39,13 +39,13 @@ impl GpuActor {
                         false => self.device_lane.tier.dropped(slot),
                     }
                 }
-                self.store.end_load(load);
+                self.core.store.end_load(load);
                 if is_whole {
                     self.metrics.lane_copied(LaneCopy::Promoted, bytes);
                 }
             }
             HeldBy::Save(order, moves) if is_whole => self.sum(ticket, order, bytes, &moves, ctx),
-            HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
+            HeldBy::Save(order, _) => _ = self.core.store.finish_layers(order, None),
         }
         if !is_whole {
             self.metrics.lane_copied(LaneCopy::Failed, 0);
@@ -86,7 +86,7 @@ impl GpuActor {
                     let finish = summed.into_actor(self).map(move |sums, actor: &mut Self, ctx| {
                         actor.saved(ticket, order, bytes, sums.ok());
                         actor.tell_of_copies();
-                        actor.follow_up(ctx);
+                        actor.settle(ctx);
                     });
                     self.spawn(ctx, finish);
                 }
@@ -99,7 +99,7 @@ impl GpuActor {
     fn saved(&mut self, ticket: Ticket, order: OrderId, bytes: u64, sums: Option<Vec<BlockChecksums>>) {
         let sums = sums.map(|sums| sums.into_iter().map(Checksums::from).collect::<Vec<_>>());
         let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
-        let end = if self.store.finish_layers(order, sums) {
+        let end = if self.core.store.finish_layers(order, sums) {
             self.metrics.lane_copied(LaneCopy::Saved, bytes);
             self.metrics.handed_over(HandedOver::Given, pieces, bytes);
             CopyEnd::Done
@@ -138,17 +138,17 @@ impl GpuActor {
                 self.device_lane.lane.gone();
                 for held in self.device_lane.account.gone() {
                     match held.what {
-                        HeldBy::Load(load, _) => self.store.end_load(load),
+                        HeldBy::Load(load, _) => self.core.store.end_load(load),
                         HeldBy::Promotion(load, slots) => {
                             slots.iter().for_each(|&(slot, _)| self.device_lane.tier.dropped(slot));
-                            self.store.end_load(load);
+                            self.core.store.end_load(load);
                         }
-                        HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
+                        HeldBy::Save(order, _) => _ = self.core.store.finish_layers(order, None),
                     }
                 }
             }
         }
         self.tell_of_copies();
-        self.follow_up(ctx);
+        self.settle(ctx);
     }
 }

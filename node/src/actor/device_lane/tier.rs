@@ -24,7 +24,7 @@ impl GpuActor {
         }
         let is_there = |position: u32| {
             let hash = ask.chain.hashes[position as usize];
-            let mut keys = self.store.block_keys(session, ask.namespace, hash).peekable();
+            let mut keys = self.core.store.block_keys(session, ask.namespace, hash).peekable();
             keys.peek().is_some() && keys.all(|key| tier.find(&key).is_some())
         };
         let mut spans: Vec<Span> = Vec::with_capacity(found.spans.len());
@@ -55,7 +55,7 @@ impl GpuActor {
     /// that has ended.
     pub(super) fn verify_and_promote(&mut self, load: u64, wanted: Vec<Wanted>, ctx: &mut Context<Self>) {
         if wanted.is_empty() {
-            return self.store.end_load(load);
+            return self.core.store.end_load(load);
         }
         let block = |wanted: &Wanted| Move {
             source: 0,
@@ -69,7 +69,7 @@ impl GpuActor {
         let sums = CopyOrder::new(None, wanted.iter().map(block).collect());
         // Where the copy threads have too much to do, the next load promotes them.
         let Some(summed) = sums.ok().and_then(|sums| self.lane.submit(sums).ok()) else {
-            return self.store.end_load(load);
+            return self.core.store.end_load(load);
         };
         let finish = summed.into_actor(self).map(move |sums, actor: &mut Self, ctx: &mut Context<Self>| {
             let sums = sums.unwrap_or_default();
@@ -80,7 +80,7 @@ impl GpuActor {
                 let (by, fingerprint, hashes) = (Reporter::DeviceLane, key.fingerprint, vec![key.hash]);
                 actor.verify_chunks(VerifyChunks { by, fingerprint, hashes }, ctx);
             }
-            actor.follow_up(ctx);
+            actor.settle(ctx);
         });
         self.spawn(ctx, finish);
     }
@@ -105,7 +105,7 @@ impl GpuActor {
             moves.push((wanted.memory, wanted.offset, tier.offset(slot), wanted.bytes));
         }
         if slots.is_empty() {
-            return self.store.end_load(load);
+            return self.core.store.end_load(load);
         }
         let fills = slots.iter().map(|&(slot, _)| slot).collect();
         let held = Held { what: HeldBy::Promotion(load, slots), bytes };

@@ -1,0 +1,138 @@
+//! Bringing: chunks that a request wants and memory does not have, from wherever they are.
+//!
+//! A lookup, lease or prefetch begins in `gather`. What is missing is looked for (`locate`): other actors of this
+//! node, the directory, the object store, each for what those before it do not have. A lease or prefetch then has the store
+//! take slots, and each chunk is fetched from where it is: from disk and object store in turn (`tiers`), from other actors in
+//! orders of some MiB (`fetch`). A chunk is fetched once, whoever waits for it, and comes from the next place that may have it
+//! where one fails. When all that a gather waits for has come or failed to, or its time is up, it ends as a lease of the prefix that is here. A prefetch (`prefetch`) is a gather that nobody waits for yet.
+
+mod fetch;
+mod gather;
+mod locate;
+mod prefetch;
+mod recall;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use larder_protocol::table::Holder;
+
+use crate::cause::Cause;
+use crate::event::{Below, OrderNumber, QuestionId, ReadId, RequestId};
+use crate::loading::Meter;
+use crate::store::FetchId;
+use crate::store::ids::{ChunkKey, SessionId};
+use crate::tiers::known::{Known, Lifetimes};
+use crate::tiers::{Read, Reads};
+
+pub(crate) use fetch::Fetch;
+pub use recall::Offer;
+
+/// Where an actor may get chunks, and how long a lease waits for each of these places. An actor without one has `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sources {
+    /// Other actors of this node.
+    pub siblings: Option<Duration>,
+    /// Other nodes.
+    pub peers: Option<Duration>,
+    /// Its disk.
+    pub disk: Option<Duration>,
+    /// The object store.
+    pub object: Option<Duration>,
+    /// Chunks of which it remembers whether the object store has them: about 100 bytes each.
+    pub known_chunks: usize,
+}
+
+/// What is on its way, and who waits for it.
+#[derive(Debug)]
+pub(crate) struct Bring {
+    pub(crate) sources: Sources,
+    /// Whether the object store may be read from, as the shell says.
+    pub(crate) object_is_open: bool,
+    pub(crate) fetches: HashMap<FetchId, Fetch>,
+    orders: HashMap<OrderNumber, fetch::Order>,
+    questions: HashMap<QuestionId, locate::Question>,
+    /// Gathers of sessions: leases that wait, and prefetches.
+    waiting: HashMap<u64, Waiting>,
+    pub(crate) reads: HashMap<ReadId, Read>,
+    disk: Option<Reads>,
+    object: Option<Reads>,
+    /// What the object store was found to have, so that a lookup and the lease after it ask once.
+    pub(crate) known: Known<ChunkKey>,
+    meters: HashMap<Holder, Meter>,
+    /// Peers that wait for chunks from disk.
+    recalls: HashMap<FetchId, Vec<recall::Recalled>>,
+    /// When chunks are ordered again whose holder was busy.
+    retries: BTreeMap<(Duration, u64), Vec<FetchId>>,
+    last_number: u64,
+}
+
+/// Whoever waits for a gather.
+#[derive(Debug)]
+struct Waiting {
+    session: SessionId,
+    /// The request that its end answers; `None` for a prefetch that is not collected yet.
+    request: Option<RequestId>,
+    cause: Cause,
+    until: Duration,
+}
+
+impl Bring {
+    pub(crate) fn new(sources: Sources) -> Self {
+        Self {
+            object_is_open: true,
+            fetches: HashMap::new(),
+            orders: HashMap::new(),
+            questions: HashMap::new(),
+            waiting: HashMap::new(),
+            reads: HashMap::new(),
+            disk: sources.disk.map(|_| Reads::new(Below::Disk)),
+            object: sources.object.map(|_| Reads::new(Below::Object)),
+            known: Known::new(sources.known_chunks, LIFETIMES),
+            meters: HashMap::new(),
+            recalls: HashMap::new(),
+            retries: BTreeMap::new(),
+            last_number: 0,
+            sources,
+        }
+    }
+
+    /// Nothing is under way any more. Numbers go on, so that no answer that is still to come means anything.
+    pub(crate) fn begin_anew(&mut self) {
+        let known = std::mem::replace(&mut self.known, Known::new(0, LIFETIMES));
+        *self = Self { last_number: self.last_number, known, ..Self::new(self.sources) };
+    }
+
+    pub(crate) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    pub(crate) fn reads_of(&mut self, tier: Below) -> Option<&mut Reads> {
+        match tier {
+            Below::Disk => self.disk.as_mut(),
+            Below::Object => self.object.as_mut(),
+        }
+    }
+
+    /// When something is to be done that does not wait for a tick.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.retries.first_key_value().map(|(&(at, _), _)| at)
+    }
+
+    /// How long a lease waits for other actors.
+    fn others_deadline(&self) -> Duration {
+        self.sources.peers.or(self.sources.siblings).unwrap_or_default()
+    }
+
+    /// How long a lease waits at all.
+    fn load_deadline(&self) -> Duration {
+        let Sources { siblings, peers, disk, object, .. } = self.sources;
+        let others = (siblings.is_some() || peers.is_some()).then(|| self.others_deadline());
+        [others, disk, object].into_iter().flatten().max().unwrap_or_default()
+    }
+}
+
+/// What an actor believes of the object store: that something is there until a read finds out, at most for a minute; that
+/// something is not there for as long as one request's lookup, prefetch and lease take.
+const LIFETIMES: Lifetimes = Lifetimes { present: Duration::from_secs(60), absent: Duration::from_secs(1) };

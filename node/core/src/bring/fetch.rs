@@ -1,0 +1,439 @@
+//! Chunks that come from other actors, of this node or others: ask who has them next, order, take what came.
+//!
+//! Placement decides for each whether it stays. One that no actor gave may be in the object store.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use larder_protocol::Fingerprint;
+use larder_protocol::peer::Class;
+use larder_protocol::table::{Holder, NodeNumber};
+
+use crate::Core;
+use crate::cause::Cause;
+use crate::directory::Holders;
+use crate::effect::{Effect, FetchOrder};
+use crate::event::Below;
+use crate::event::{Arrival, OrderNumber};
+use crate::loading::Meter;
+use crate::placement::{Placement, place};
+use crate::store::ids::ChunkKey;
+use crate::store::{Came, ChangeKind, FetchId, Wanted};
+use crate::tiers::known::Fact;
+
+/// A chunk that is being fetched.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) wanted: Wanted,
+    pub(crate) fingerprint: Fingerprint,
+    /// The most urgent of what waits for it.
+    pub(crate) class: Class,
+    /// Actors that have it and were not asked yet, the next last.
+    pub(super) candidates: Holders,
+    /// Actors that had it when the directory was asked.
+    pub(super) copies: usize,
+    /// Whether the directory was asked a second time.
+    pub(crate) is_asked_again: bool,
+    /// Whether the object store was asked.
+    pub(crate) is_object_asked: bool,
+    /// Until when other actors are asked.
+    deadline: Duration,
+    /// The order that asks an actor for it.
+    order: Option<OrderNumber>,
+    pub(super) cause: Cause,
+}
+
+/// Chunks that were asked of an actor together.
+#[derive(Debug)]
+pub(super) struct Order {
+    /// Who is asked; `None`: the node of an engine that writes them, for as long as that takes.
+    holder: Option<Holder>,
+    chunks: Vec<FetchId>,
+    /// Those of them that somebody still waits for.
+    awaited: Vec<FetchId>,
+    /// The most urgent of what waits for them.
+    class: Class,
+}
+
+impl Fetch {
+    /// One that these actors have, if any.
+    pub(super) fn new(
+        wanted: Wanted,
+        fingerprint: Fingerprint,
+        class: Class,
+        mut candidates: Holders,
+        deadline: Duration,
+        cause: Cause,
+    ) -> Self {
+        let copies = candidates.len();
+        candidates.reverse();
+        let (is_asked_again, is_object_asked, order) = (false, false, None);
+        Self {
+            wanted,
+            fingerprint,
+            class,
+            candidates,
+            copies,
+            is_asked_again,
+            is_object_asked,
+            deadline,
+            order,
+            cause,
+        }
+    }
+
+    /// What it is called.
+    pub(crate) fn key(&self) -> ChunkKey {
+        ChunkKey { fingerprint: self.fingerprint, hash: self.wanted.chunk.hash }
+    }
+
+    /// Bytes of its blocks.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.wanted.blocks.iter().map(|block| block.bytes).sum()
+    }
+}
+
+impl Core {
+    /// A chunk that is being fetched: its namespace, and where its blocks go.
+    #[must_use]
+    pub fn wanted(&self, id: FetchId) -> Option<(Fingerprint, &Wanted)> {
+        self.bring.fetches.get(&id).map(|fetch| (fetch.fingerprint, &fetch.wanted))
+    }
+
+    /// Takes over chunks that the node of an engine sends as that engine writes them, or else nobody; and chunks that are on
+    /// disk. The order of the first; [`Core::follow_ended`] must follow for each of them.
+    pub fn follow(&mut self, now: Duration, fingerprint: Fingerprint, coming: Vec<Wanted>) -> OrderNumber {
+        self.now = self.now.max(now);
+        let order = OrderNumber(self.bring.next_number());
+        let chunks: Vec<FetchId> = coming.iter().map(|wanted| wanted.fetch).collect();
+        for wanted in coming {
+            let (id, holders) = (wanted.fetch, Holders::default());
+            let fetch =
+                Fetch::new(wanted, fingerprint, Class::Decode, holders, Duration::MAX, Cause::default());
+            let fetch = Fetch { is_asked_again: true, is_object_asked: true, order: Some(order), ..fetch };
+            self.bring.fetches.insert(id, fetch);
+        }
+        let awaited = chunks.clone();
+        self.bring.orders.insert(order, Order { holder: None, chunks, awaited, class: Class::Decode });
+        order
+    }
+
+    /// Reads from disk what a follow finds there.
+    pub fn read_followed(&mut self, now: Duration, fingerprint: Fingerprint, on_disk: Vec<Wanted>) {
+        self.now = self.now.max(now);
+        let mut ids = Vec::with_capacity(on_disk.len());
+        for wanted in on_disk {
+            ids.push(wanted.fetch);
+            let (id, holders) = (wanted.fetch, Holders::default());
+            let fetch =
+                Fetch::new(wanted, fingerprint, Class::Decode, holders, Duration::MAX, Cause::default());
+            self.bring.fetches.insert(id, fetch);
+        }
+        self.read_from(Below::Disk, ids);
+    }
+
+    /// What is to come of a chunk from its writer's node has come, to stay, or will not come.
+    pub fn follow_ended(&mut self, order: OrderNumber, id: FetchId, came: Option<Came>) {
+        let fetch = self.bring.fetches.get(&id);
+        if fetch.is_none_or(|fetch| fetch.order != Some(order)) {
+            return;
+        }
+        match came {
+            Some(came) => {
+                self.bring.fetches.remove(&id);
+                self.effects.push_back(Effect::Placed(Some(Placement::Replicate)));
+                // The next turn of a conversation begins with what this one was handed: it stays.
+                self.end_fetch(id, Some(came), Some(ChangeKind::Gained));
+            }
+            None => self.did_not_come(id),
+        }
+    }
+
+    /// Nothing of a follow's order is to come any more.
+    pub fn follow_closed(&mut self, order: OrderNumber) {
+        self.bring.orders.remove(&order);
+    }
+
+    /// An engine stands still until this chunk is there.
+    pub(crate) fn hurry_fetch(&mut self, id: FetchId) {
+        let Some(fetch) = self.bring.fetches.get_mut(&id) else { return };
+        if std::mem::replace(&mut fetch.class, Class::Decode) == Class::Decode {
+            return;
+        }
+        if let Some(number) = fetch.order
+            && let Some(order) = self.bring.orders.get_mut(&number)
+            && std::mem::replace(&mut order.class, Class::Decode) != Class::Decode
+        {
+            self.effects.push_back(Effect::Hurry(number));
+        }
+        for tier in [Below::Disk, Below::Object] {
+            if let Some(reads) = self.bring.reads_of(tier) {
+                reads.line.hurry(id);
+            }
+        }
+    }
+
+    /// Whether the object store may have a chunk that no node gave.
+    pub(crate) fn may_be_stored(&self, id: FetchId) -> bool {
+        let Some(fetch) = self.bring.fetches.get(&id) else { return false };
+        let known = self.bring.known.get(&fetch.key(), self.now);
+        self.bring.sources.object.is_some()
+            && self.bring.object_is_open
+            && !fetch.is_object_asked
+            && !matches!(known, Some(Fact::Absent | Fact::Damaged))
+            && self.store.is_leased_soon(id)
+    }
+
+    /// Asks the next candidate of each chunk; for one that has none left the object store, if that may have it.
+    pub(crate) fn order_fetches(&mut self, ids: Vec<FetchId>) {
+        let mut by_holder = BTreeMap::<Holder, Vec<FetchId>>::new();
+        let (mut last, mut stored) = (None, Vec::new());
+        for id in ids {
+            let Some(fetch) = self.bring.fetches.get_mut(&id) else { continue };
+            let is_late = self.now >= fetch.deadline;
+            let next = if is_late { None } else { next_candidate(&mut fetch.candidates, last) };
+            match next {
+                Some(holder) => by_holder.entry(holder).or_default().push(id),
+                None if self.may_be_stored(id) => stored.push(id),
+                None => self.did_not_come(id),
+            }
+            last = next.or(last);
+        }
+        if !stored.is_empty() {
+            self.read_from(Below::Object, stored);
+        }
+        for (holder, ids) in by_holder {
+            for part in self.parts_of(&ids) {
+                self.order_fetch(holder, part);
+            }
+        }
+    }
+
+    /// The same for those of the chunks that somebody still waits for; the others do not come.
+    pub(super) fn order_awaited(&mut self, ids: Vec<FetchId>) {
+        let (wanted, unwanted): (Vec<_>, Vec<_>) = ids.into_iter().partition(|&id| self.store.is_awaited(id));
+        unwanted.into_iter().for_each(|id| self.did_not_come(id));
+        self.order_fetches(wanted);
+    }
+
+    /// Divides chunks into orders of some MiB, so that each can be told and stopped by itself.
+    fn parts_of(&self, ids: &[FetchId]) -> Vec<Vec<FetchId>> {
+        let mut parts: Vec<Vec<FetchId>> = Vec::new();
+        let mut bytes = ORDER_BYTES;
+        for &id in ids {
+            let more = self.bring.fetches.get(&id).map_or(0, Fetch::bytes);
+            match parts.last_mut() {
+                Some(part) if bytes + more <= ORDER_BYTES => part.push(id),
+                _ => {
+                    parts.push(vec![id]);
+                    bytes = 0;
+                }
+            }
+            bytes += more;
+        }
+        parts
+    }
+
+    fn order_fetch(&mut self, holder: Holder, chunks: Vec<FetchId>) {
+        let fetches: Vec<&Fetch> = chunks.iter().filter_map(|id| self.bring.fetches.get(id)).collect();
+        let Some(first) = fetches.first() else { return };
+        let most = self.bring.others_deadline();
+        let (fingerprint, deadline) = (first.fingerprint, first.deadline.saturating_sub(self.now).min(most));
+        let has_others = fetches.iter().all(|fetch| !fetch.candidates.is_empty());
+        let bytes: u64 = fetches.iter().map(|fetch| fetch.bytes()).sum();
+        let class = fetches.iter().map(|fetch| fetch.class).min().unwrap_or(Class::Decode);
+        let cause = first.cause.child("fetch");
+        cause.count("larder.bytes", bytes);
+        let order = OrderNumber(self.bring.next_number());
+        let awaited = chunks.clone();
+        self.bring
+            .orders
+            .insert(order, Order { holder: Some(holder), chunks: chunks.clone(), awaited, class });
+        for id in &chunks {
+            if let Some(fetch) = self.bring.fetches.get_mut(id) {
+                fetch.order = Some(order);
+            }
+        }
+        let now = self.now;
+        self.meter(holder).ordered(bytes, now);
+        self.effects.push_back(Effect::Fetch(FetchOrder {
+            order,
+            holder,
+            fingerprint,
+            chunks,
+            deadline,
+            has_others,
+            class,
+            cause,
+        }));
+    }
+
+    /// Stops asking an actor for a chunk that nobody waits for, when that is so for all that was asked with it.
+    pub(super) fn stop_fetch(&mut self, id: FetchId) {
+        let Some(number) = self.bring.fetches.get(&id).and_then(|fetch| fetch.order) else { return };
+        let Some(order) = self.bring.orders.get_mut(&number) else { return };
+        let awaited = order.awaited.len();
+        order.awaited.retain(|&other| other != id);
+        if order.awaited.is_empty() && awaited > 0 {
+            self.effects.push_back(Effect::CancelOrder(number));
+        }
+    }
+
+    /// An order was not taken: asking another actor would meet the same queue.
+    pub(crate) fn order_refused(&mut self, number: OrderNumber) {
+        let Some(Order { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number) else {
+            return;
+        };
+        for id in chunks {
+            let bytes = self.bring.fetches.get(&id).map_or(0, Fetch::bytes);
+            self.meter(holder).gave_up(bytes);
+            self.did_not_come(id);
+        }
+    }
+
+    /// What a holder sent is here, or not.
+    pub(crate) fn order_ended(&mut self, number: OrderNumber, came: Vec<Arrival>) {
+        let Some(Order { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number) else {
+            return;
+        };
+        let came: Vec<(FetchId, Arrival)> =
+            chunks.into_iter().zip(came.into_iter().chain(std::iter::repeat(Arrival::Failed))).collect();
+        self.measure(holder, &came);
+        let is_near = holder.node == NodeNumber::THIS_NODE;
+        let (mut again, mut stale, mut busy, mut damaged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (id, came) in came {
+            let Some(fetch) = self.bring.fetches.get_mut(&id) else { continue };
+            fetch.order = None;
+            match came {
+                Arrival::Here { checksums, pools, reads, is_on_disk } => {
+                    let came =
+                        Came { checksums, pools, reads, is_on_disk_elsewhere: is_on_disk, is_stored: false };
+                    self.came(id, holder, came);
+                    continue;
+                }
+                // Where other nodes are busy, the exchange waits.
+                Arrival::Busy { retry_after_ms } if is_near => {
+                    busy.push((id, retry_after_ms));
+                    continue;
+                }
+                Arrival::NotHeld if !is_near => stale.push((fetch.fingerprint, fetch.wanted.chunk)),
+                Arrival::Damaged if is_near => damaged.push(fetch.key()),
+                Arrival::NotHeld | Arrival::Busy { .. } | Arrival::Damaged | Arrival::Failed => {}
+            }
+            again.push(id);
+        }
+        self.ask_busy_sibling_again(holder, busy);
+        if let Some(&ChunkKey { fingerprint, .. }) = damaged.first() {
+            let hashes = damaged.iter().map(|key| key.hash).collect();
+            self.effects.push_back(Effect::TellDamaged { device: holder.device, fingerprint, hashes });
+        }
+        if let Some(&(fingerprint, _)) = stale.first() {
+            let chunks = stale.into_iter().map(|(_, chunk)| chunk).collect();
+            self.effects.push_back(Effect::Stale { holder, fingerprint, chunks });
+        }
+        let (again, unwanted): (Vec<FetchId>, Vec<FetchId>) =
+            again.into_iter().partition(|&id| self.store.is_awaited(id));
+        unwanted.into_iter().for_each(|id| self.did_not_come(id));
+        let fetches = &self.bring.fetches;
+        let is_lost = |id: &FetchId| {
+            fetches.get(id).is_some_and(|fetch| fetch.candidates.is_empty() && !fetch.is_asked_again)
+        };
+        let (lost, again): (Vec<FetchId>, Vec<FetchId>) = again.into_iter().partition(is_lost);
+        self.order_fetches(again);
+        self.ask_again(lost);
+    }
+
+    /// Asks a sibling that is busy again when it said, unless others have the chunks; for as long as these may take.
+    fn ask_busy_sibling_again(&mut self, holder: Holder, busy: Vec<(FetchId, u64)>) {
+        let Some(pause_ms) = busy.iter().map(|&(_, pause_ms)| pause_ms).max() else { return };
+        for (id, _) in &busy {
+            if let Some(fetch) = self.bring.fetches.get_mut(id) {
+                // The others are asked first.
+                fetch.candidates.insert(0, holder);
+            }
+        }
+        let at = (self.now + Duration::from_millis(pause_ms), self.bring.next_number());
+        self.bring.retries.insert(at, busy.into_iter().map(|(id, _)| id).collect());
+    }
+
+    /// Orders chunks again whose holder was busy, and may not be any more.
+    pub(crate) fn order_busy_again(&mut self) {
+        while let Some(entry) = self.bring.retries.first_entry()
+            && entry.key().0 <= self.now
+        {
+            let ids = entry.remove();
+            self.order_awaited(ids);
+        }
+    }
+
+    fn measure(&mut self, holder: Holder, came: &[(FetchId, Arrival)]) {
+        let (mut delivered, mut missing) = (0, 0);
+        for (id, came) in came {
+            let bytes = self.bring.fetches.get(id).map_or(0, Fetch::bytes);
+            let is_here = matches!(came, Arrival::Here { .. });
+            *(if is_here { &mut delivered } else { &mut missing }) += bytes;
+        }
+        let now = self.now;
+        let meter = self.meter(holder);
+        meter.gave_up(missing);
+        if delivered > 0 {
+            meter.delivered(delivered, now);
+        }
+    }
+
+    pub(super) fn meter(&mut self, holder: Holder) -> &mut Meter {
+        let meters = &mut self.bring.meters;
+        // Nodes that left are forgotten with all others: they are measured again soon.
+        if meters.len() >= MAX_METERED_PEERS && !meters.contains_key(&holder) {
+            meters.clear();
+        }
+        meters.entry(holder).or_default()
+    }
+
+    fn came(&mut self, id: FetchId, holder: Holder, came: Came) {
+        let Some(fetch) = self.bring.fetches.remove(&id) else { return };
+        let placement = place(fetch.copies, came.reads, came.is_on_disk_elsewhere);
+        let kept = match placement {
+            Placement::Migrate if holder.node == NodeNumber::THIS_NODE => {
+                let (device, fingerprint, hash) = (holder.device, fetch.fingerprint, fetch.wanted.chunk.hash);
+                self.effects.push_back(Effect::TellMoved { device, fingerprint, hash });
+                Some(ChangeKind::Gained)
+            }
+            Placement::Migrate => Some(ChangeKind::MovedFrom(holder)),
+            Placement::Replicate => Some(ChangeKind::Gained),
+            Placement::Pass => None,
+        };
+        self.effects.push_back(Effect::Placed(Some(placement)));
+        self.end_fetch(id, Some(came), kept);
+    }
+
+    /// A chunk will not come.
+    pub(crate) fn did_not_come(&mut self, id: FetchId) {
+        if self.bring.fetches.remove(&id).is_some() {
+            self.effects.push_back(Effect::Placed(None));
+            self.end_fetch(id, None, None);
+        }
+    }
+
+    /// A chunk has come, or will not: whoever waited for it hears.
+    pub(crate) fn end_fetch(&mut self, id: FetchId, came: Option<Came>, kept: Option<ChangeKind>) {
+        let ready = self.store.fetched(id, came, kept);
+        self.end_recalls(id);
+        self.finish_gathers(&ready);
+    }
+}
+
+/// The next actor to ask: the one that was asked for the chunk before, so that one order asks for both, or else the next.
+fn next_candidate(candidates: &mut Holders, last: Option<Holder>) -> Option<Holder> {
+    let same = candidates.iter().position(|&holder| Some(holder) == last);
+    match same {
+        Some(at) => Some(candidates.remove(at)),
+        None => candidates.pop(),
+    }
+}
+
+/// Bytes of an order, where one chunk is not more: enough to use a connection, and few enough to stop soon.
+const ORDER_BYTES: u64 = 4 << 20;
+
+/// Actors whose speed is remembered.
+const MAX_METERED_PEERS: usize = 4_096;

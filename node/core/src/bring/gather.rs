@@ -1,0 +1,279 @@
+//! Lookups and leases: what is here, and what has to come first.
+//!
+//! A lookup adds to its answer what is elsewhere; a lease has it brought into slots of its own. A session that asks does not
+//! wait for this: its answer comes later, and its other requests go on.
+
+use std::time::Duration;
+
+use larder_protocol::Fingerprint;
+use larder_protocol::peer::Class;
+use larder_protocol::session::{Found, Lease, Lookup};
+
+use super::locate::{Located, Purpose};
+use super::{Fetch, Waiting};
+use crate::Core;
+use crate::cause::Cause;
+use crate::directory::Holders;
+use crate::effect::Effect;
+use crate::event::Below;
+use crate::event::RequestId;
+use crate::store::ids::SessionId;
+use crate::store::{FetchId, Gathered, LookupOptions, Refused, Source, Walk, Wanted};
+
+/// What chunks are brought for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Errand<'a> {
+    /// What waits for them.
+    pub(super) class: Class,
+    /// Until when.
+    pub(super) until: Duration,
+    /// What that belongs to.
+    pub(super) cause: &'a Cause,
+}
+
+impl Core {
+    /// Answers a lookup, at once where other nodes need not be asked.
+    pub(crate) fn lookup(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Lookup,
+        cause: Cause,
+    ) -> Result<(), Refused> {
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let missing = self.missing_for_lookup(&ask, &walk);
+        if missing.is_nothing() {
+            return self.look_up(request, session, ask, &walk, &[]);
+        }
+        self.locate(Purpose::Lookup(request, session, ask), missing, cause);
+        Ok(())
+    }
+
+    /// Answers a lookup, now that it is known where the chunks are.
+    pub(super) fn look_up_located(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Lookup,
+        located: &Located,
+    ) -> Result<(), Refused> {
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let elsewhere = located.sources(ask.chain.len());
+        self.look_up(request, session, ask, &walk, &elsewhere)
+    }
+
+    fn look_up(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Lookup,
+        walk: &Walk,
+        elsewhere: &[Option<Source>],
+    ) -> Result<(), Refused> {
+        let found = self.found_on(session, &ask, walk, elsewhere)?;
+        self.effects.push_back(Effect::Found { request, session, ask, found });
+        Ok(())
+    }
+
+    /// What a lookup finds on a walk.
+    pub(super) fn found_on(
+        &mut self,
+        session: SessionId,
+        ask: &Lookup,
+        walk: &Walk,
+        elsewhere: &[Option<Source>],
+    ) -> Result<Found, Refused> {
+        let &Lookup { prompt_tokens, skip_read, pin_ms, ref tiers, .. } = ask;
+        let options = LookupOptions { elsewhere, prompt_tokens, skip_read, tiers, pin_ms };
+        self.store.lookup_found(session, &ask.chain, walk, options, self.millis())
+    }
+
+    /// Answers a lease, at once where all of it is in memory or nobody else has the rest.
+    pub(crate) fn lease(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Lease,
+        cause: Cause,
+    ) -> Result<(), Refused> {
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let missing = self.missing(&walk, ask.chain.len());
+        if !missing.is_nothing() {
+            self.locate(Purpose::Lease(request, session, ask), missing, cause);
+            return Ok(());
+        }
+        if walk.needs_disk() {
+            return self.gather(request, session, &ask, &Located::default(), &cause);
+        }
+        self.lease_now(request, session, &ask, walk)
+    }
+
+    /// Answers a lease, now that it is known where the chunks are.
+    pub(super) fn lease_located(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: &Lease,
+        located: &Located,
+        cause: &Cause,
+    ) -> Result<(), Refused> {
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        if located.took_time || walk.needs_disk() || !located.stored.is_empty() {
+            return self.gather(request, session, ask, located, cause);
+        }
+        self.lease_now(request, session, ask, walk)
+    }
+
+    fn lease_now(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: &Lease,
+        walk: Walk,
+    ) -> Result<(), Refused> {
+        let leased = self.store.lease_found(session, ask.namespace, &ask.chain, walk)?;
+        self.effects.push_back(Effect::Leased { request, leased });
+        Ok(())
+    }
+
+    /// Starts to read and fetch what a lease needs.
+    fn gather(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: &Lease,
+        located: &Located,
+        cause: &Cause,
+    ) -> Result<(), Refused> {
+        let elsewhere = located.sources(ask.chain.len());
+        let Gathered { gather, is_ready, wanted } =
+            self.store.gather(session, ask.namespace, &ask.chain, &elsewhere)?;
+        let (until, cause) = (self.now + self.bring.load_deadline(), gather_cause(cause, &wanted));
+        let waiting = Waiting { session, request: Some(request), cause: cause.clone(), until };
+        self.bring.waiting.insert(gather, waiting);
+        if is_ready {
+            self.finish_gathers(&[gather]);
+        }
+        // What a prefetch had ordered already is urgent from now on.
+        self.hurry(gather);
+        self.load(ask.namespace, wanted, located, Errand { class: Class::Decode, until, cause: &cause });
+        Ok(())
+    }
+
+    /// An engine stands still until these chunks are there.
+    pub(super) fn hurry(&mut self, gather: u64) {
+        let awaited: Vec<FetchId> = self.store.awaited(gather).collect();
+        awaited.into_iter().for_each(|id| self.hurry_fetch(id));
+    }
+
+    /// Orders chunks, each from where it is.
+    pub(super) fn load(
+        &mut self,
+        namespace: u32,
+        wanted: Vec<Wanted>,
+        located: &Located,
+        Errand { class, until, cause }: Errand<'_>,
+    ) {
+        let deadline = match class {
+            Class::Decode => until.min(self.now + self.bring.others_deadline()),
+            // Nobody waits: it has as long as the prefetch lives.
+            Class::Prefetch => Duration::MAX,
+        };
+        let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
+        let (mut held, mut on_disk, mut stored) = (Vec::with_capacity(wanted.len()), Vec::new(), Vec::new());
+        let (disk, object) =
+            (read_cause(cause, Below::Disk, &wanted), read_cause(cause, Below::Object, &wanted));
+        for wanted in wanted {
+            let (candidates, ids, cause) = match wanted.from {
+                Source::Disk => (Holders::default(), &mut on_disk, &disk),
+                Source::Object => (Holders::default(), &mut stored, &object),
+                Source::Sibling | Source::Peer => (located.holders(wanted.position), &mut held, cause),
+            };
+            let id = wanted.fetch;
+            ids.push(id);
+            let fetch = Fetch::new(wanted, fingerprint, class, candidates, deadline, cause.clone());
+            self.bring.fetches.insert(id, fetch);
+        }
+        self.read_from(Below::Disk, on_disk);
+        self.read_from(Below::Object, stored);
+        self.order_fetches(held);
+    }
+
+    /// Answers leases that have waited as long as they may with what is here. What they waited for may still come.
+    pub(crate) fn finish_late_gathers(&mut self) {
+        let is_late = |waiting: &Waiting| waiting.request.is_some() && waiting.until <= self.now;
+        let late = self.bring.waiting.iter().filter(|(_, waiting)| is_late(waiting));
+        let mut late: Vec<u64> = late.map(|(&gather, _)| gather).collect();
+        late.sort_unstable();
+        self.finish_gathers(&late);
+    }
+
+    /// Ends gathers that nothing is to come for any more; a prefetch that nobody has collected yet stays.
+    pub(crate) fn finish_gathers(&mut self, ready: &[u64]) {
+        for gather in ready {
+            let waiting = self.bring.waiting.get(gather).and_then(|waiting| waiting.request);
+            let Some(request) = waiting else { continue };
+            let Some(Waiting { cause, .. }) = self.bring.waiting.remove(gather) else { continue };
+            let effect = match self.store.finish_gather(*gather) {
+                Ok(leased) => {
+                    cause.count("larder.chunks_here", leased.chunks.into());
+                    Effect::Leased { request, leased }
+                }
+                Err(refused) => Effect::Refused { request, refused },
+            };
+            self.effects.push_back(effect);
+        }
+    }
+
+    /// Nobody waits any more for what a session asked for.
+    pub(crate) fn forget_waiting_of(&mut self, session: SessionId) {
+        self.bring.waiting.retain(|_, waiting| waiting.session != session);
+        self.bring.questions.retain(|_, question| question.session() != Some(session));
+    }
+
+    /// Stops what is on its way for nobody.
+    pub(crate) fn stop_abandoned(&mut self) {
+        let abandoned = self.store.take_abandoned();
+        if abandoned.is_empty() {
+            return;
+        }
+        for id in abandoned.into_iter().filter(|&id| !self.store.is_awaited(id)).collect::<Vec<_>>() {
+            let lines = [Below::Disk, Below::Object];
+            match lines
+                .into_iter()
+                .any(|tier| self.bring.reads_of(tier).is_some_and(|reads| reads.line.leave(id)))
+            {
+                true => self.did_not_come(id),
+                false => self.stop_fetch(id),
+            }
+        }
+        self.read_queued(Below::Disk);
+        self.read_queued(Below::Object);
+    }
+}
+
+/// The bringing of what a lease or a prefetch wants.
+pub(super) fn gather_cause(cause: &Cause, wanted: &[Wanted]) -> Cause {
+    if wanted.is_empty() {
+        return Cause::default();
+    }
+    let gather = cause.child("gather");
+    gather.count("larder.chunks", wanted.len() as u64);
+    gather
+}
+
+/// The reading of those of the chunks that come from a tier.
+pub(super) fn read_cause(cause: &Cause, tier: Below, wanted: &[Wanted]) -> Cause {
+    let (from, name) = match tier {
+        Below::Disk => (Source::Disk, "read_disk"),
+        Below::Object => (Source::Object, "read_object"),
+    };
+    let from_there = || wanted.iter().filter(|wanted| wanted.from == from);
+    if cause.span().is_none() || from_there().next().is_none() {
+        return Cause::default();
+    }
+    let read = cause.child(name);
+    read.count("larder.chunks", from_there().count() as u64);
+    read.count("larder.bytes", from_there().flat_map(|wanted| &wanted.blocks).map(|block| block.bytes).sum());
+    read
+}

@@ -1,0 +1,334 @@
+//! Where chunks are that this actor does not have: its siblings, peers by the directory, then the object store for the rest.
+
+use larder_protocol::session::{Lease, Lookup, Tier};
+use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::{Chain, ChunkRef, Fingerprint};
+
+use crate::Core;
+use crate::cause::Cause;
+use crate::directory::Holders;
+use crate::effect::Effect;
+use crate::event::{QuestionId, RequestId};
+use crate::store::ids::{ChunkKey, SessionId};
+use crate::store::{FetchId, Source, Walk};
+use crate::tiers::known::Fact;
+
+/// Positions of a chain that are not on this node, and who may be asked for them.
+#[derive(Debug, Default)]
+pub(super) struct Missing {
+    positions: Vec<u32>,
+    from_siblings: bool,
+    from_peers: bool,
+    from_objects: bool,
+}
+
+/// Where chunks are that are not on this node.
+#[derive(Debug, Default)]
+pub(super) struct Located {
+    /// Positions that were asked for, in order.
+    positions: Vec<u32>,
+    /// Who has each of them.
+    holders: Vec<Holders>,
+    /// Those of them that the object store has.
+    pub(super) stored: Vec<u32>,
+    /// Whether time may have passed: somebody was asked who answers later.
+    pub(super) took_time: bool,
+}
+
+/// A search for chunks.
+#[derive(Debug)]
+pub(super) struct Question {
+    purpose: Purpose,
+    cause: Cause,
+    missing: Missing,
+    located: Located,
+    asks: Asks,
+}
+
+/// What is to be done when it is known where chunks are.
+#[derive(Debug)]
+pub(super) enum Purpose {
+    Lookup(RequestId, SessionId, Lookup),
+    Lease(RequestId, SessionId, Lease),
+    Prefetch(RequestId, SessionId, Lookup),
+    /// Chunks whose holders did not have them.
+    Again(Vec<FetchId>),
+}
+
+/// Whose answer a question waits for.
+#[derive(Debug)]
+enum Asks {
+    Siblings,
+    Directory,
+    /// The positions that the object store was asked for, by name.
+    Objects(Vec<(u32, ChunkKey)>),
+}
+
+impl Missing {
+    pub(super) fn is_nothing(&self) -> bool {
+        self.positions.is_empty()
+    }
+}
+
+impl Located {
+    /// By position in a chain of so many chunks, where each chunk comes from. Peers go first.
+    pub(super) fn sources(&self, chunks: usize) -> Vec<Option<Source>> {
+        let mut sources = vec![None; chunks];
+        for &position in &self.stored {
+            sources[position as usize] = Some(Source::Object);
+        }
+        for (&position, holders) in self.positions.iter().zip(&self.holders) {
+            if let Some(first) = holders.first() {
+                let is_sibling = first.node == NodeNumber::THIS_NODE;
+                sources[position as usize] = Some(if is_sibling { Source::Sibling } else { Source::Peer });
+            }
+        }
+        sources
+    }
+
+    /// The nodes that have the chunk at a position.
+    pub(super) fn holders(&self, position: u32) -> Holders {
+        let at = self.positions.binary_search(&position).ok();
+        at.and_then(|at| self.holders.get(at)).cloned().unwrap_or_default()
+    }
+
+    /// The first of them.
+    pub(super) fn first_holder(&self, position: u32) -> Option<Holder> {
+        let at = self.positions.binary_search(&position).ok()?;
+        self.holders.get(at)?.first().copied()
+    }
+
+    /// Places among the positions that no node has.
+    fn unheld(&self) -> impl Iterator<Item = usize> {
+        let is_held = |at: usize| self.holders.get(at).is_some_and(|holders| !holders.is_empty());
+        (0..self.positions.len()).filter(move |&at| !is_held(at))
+    }
+}
+
+impl Question {
+    /// The session whose request it belongs to.
+    pub(super) fn session(&self) -> Option<SessionId> {
+        match self.purpose {
+            Purpose::Lookup(_, session, _)
+            | Purpose::Lease(_, session, _)
+            | Purpose::Prefetch(_, session, _) => Some(session),
+            Purpose::Again(_) => None,
+        }
+    }
+}
+
+impl Purpose {
+    fn chain(&self) -> Option<(u32, &Chain)> {
+        match self {
+            Self::Lookup(_, _, ask) | Self::Prefetch(_, _, ask) => Some((ask.namespace, &ask.chain)),
+            Self::Lease(_, _, ask) => Some((ask.namespace, &ask.chain)),
+            Self::Again(_) => None,
+        }
+    }
+}
+
+impl Core {
+    /// What a lookup could use and is not here, as far as its tiers allow to ask for it.
+    pub(super) fn missing_for_lookup(&self, ask: &Lookup, walk: &Walk) -> Missing {
+        if ask.skip_read {
+            return Missing::default();
+        }
+        let may_ask = |tier| ask.tiers.is_empty() || ask.tiers.contains(&tier);
+        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
+        let chunks = usable.map_or(0, |usable| usable.chunks);
+        let mut missing = self.missing(walk, chunks);
+        missing.from_siblings &= may_ask(Tier::Host);
+        missing.from_peers &= may_ask(Tier::Peer);
+        missing.from_objects &= may_ask(Tier::Object);
+        missing
+    }
+
+    /// What of a walk's first chunks is not here.
+    pub(super) fn missing(&self, walk: &Walk, chunks: usize) -> Missing {
+        let sources = &self.bring.sources;
+        let (from_siblings, from_peers) = (sources.siblings.is_some(), sources.peers.is_some());
+        let from_objects = sources.object.is_some();
+        let is_askable = from_siblings || from_peers || from_objects;
+        let positions = if is_askable { walk.absent(chunks) } else { Vec::new() };
+        Missing { positions, from_siblings, from_peers, from_objects }
+    }
+
+    /// Finds out where the missing chunks are, and goes on with what that is for.
+    pub(super) fn locate(&mut self, purpose: Purpose, missing: Missing, cause: Cause) {
+        let located = Located { positions: missing.positions.clone(), ..Located::default() };
+        let mut question = Question { purpose, cause, missing, located, asks: Asks::Siblings };
+        let Some((fingerprint, chunks)) = self.chunks_of(&question, 0..question.located.positions.len())
+        else {
+            return self.located(question);
+        };
+        if question.missing.from_siblings {
+            question.asks = Asks::Siblings;
+            let question = self.ask(question);
+            return self.effects.push_back(Effect::FindSiblings { question, fingerprint, chunks });
+        }
+        question.located.holders = vec![Holders::default(); chunks.len()];
+        self.ask_directory(question);
+    }
+
+    /// Asks the directory a second time for chunks whose holders did not have them: chunks move to their readers.
+    pub(crate) fn ask_again(&mut self, ids: Vec<FetchId>) {
+        let Some(first) = ids.first().and_then(|id| self.bring.fetches.get(id)) else { return };
+        let (fingerprint, cause) = (first.fingerprint, first.cause.child("find_holders"));
+        let mut chunks = Vec::with_capacity(ids.len());
+        for id in &ids {
+            if let Some(fetch) = self.bring.fetches.get_mut(id) {
+                fetch.is_asked_again = true;
+                chunks.push(fetch.wanted.chunk);
+            }
+        }
+        if self.bring.sources.peers.is_none() {
+            return self.order_fetches(ids);
+        }
+        let question = self.ask(Question {
+            purpose: Purpose::Again(ids),
+            cause: Cause::default(),
+            missing: Missing::default(),
+            located: Located::default(),
+            asks: Asks::Directory,
+        });
+        self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
+    }
+
+    /// Other actors of this node said which chunks they hold.
+    pub(crate) fn siblings_found(&mut self, number: QuestionId, holders: Vec<Holders>) {
+        let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Siblings)) else { return };
+        question.located.took_time = holders.iter().any(|holders| !holders.is_empty());
+        question.located.holders = holders;
+        question.located.holders.resize(question.located.positions.len(), Holders::default());
+        self.ask_directory(question);
+    }
+
+    /// The directory answered.
+    pub(crate) fn holders_found(&mut self, number: QuestionId, holders: Vec<Holders>) {
+        let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Directory)) else {
+            return;
+        };
+        if let Purpose::Again(ids) = question.purpose {
+            return self.found_again(ids, holders);
+        }
+        let unheld: Vec<usize> = question.located.unheld().collect();
+        unheld.into_iter().zip(holders).for_each(|(at, others)| question.located.holders[at] = others);
+        self.ask_objects(question);
+    }
+
+    /// The object store answered.
+    pub(crate) fn stored_found(&mut self, number: QuestionId, found: &[bool]) {
+        let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Objects(_))) else {
+            return;
+        };
+        let Asks::Objects(keys) = &question.asks else { return };
+        let namespace = question.purpose.chain().map(|(namespace, _)| namespace);
+        let is_flat = namespace.is_some_and(|namespace| self.store.blocks_of(namespace).1);
+        for (&(position, key), &is_there) in keys.iter().zip(found) {
+            self.bring.known.set(key, if is_there { Fact::Present } else { Fact::Absent }, self.now);
+            if is_there {
+                question.located.stored.push(position);
+            } else if !is_flat {
+                // Of what is behind the hole it said nothing.
+                break;
+            }
+        }
+        question.located.stored.sort_unstable();
+        self.located(question);
+    }
+
+    /// Asks the directory for what no sibling has.
+    fn ask_directory(&mut self, mut question: Question) {
+        let unheld: Vec<usize> = question.located.unheld().collect();
+        if !question.missing.from_peers || unheld.is_empty() {
+            return self.ask_objects(question);
+        }
+        let Some((fingerprint, chunks)) = self.chunks_of(&question, unheld) else {
+            return self.located(question);
+        };
+        (question.asks, question.located.took_time) = (Asks::Directory, true);
+        let cause = question.cause.child("find_holders");
+        let question = self.ask(question);
+        self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
+    }
+
+    /// Asks the object store for what no node has, where it is not known already. A chain counts up to its first hole.
+    fn ask_objects(&mut self, mut question: Question) {
+        if !question.missing.from_objects || !self.bring.object_is_open {
+            return self.located(question);
+        }
+        let Some((namespace, chain)) = question.purpose.chain() else { return };
+        let Some(fingerprint) = self.store.fingerprint(namespace) else { return self.located(question) };
+        let (blocks, is_flat) = self.store.blocks_of(namespace);
+        let (mut stored, mut unknown) = (Vec::new(), Vec::new());
+        for at in question.located.unheld() {
+            let position = question.located.positions[at];
+            let key = ChunkKey { fingerprint, hash: chain.hashes[position as usize] };
+            match self.bring.known.get(&key, self.now) {
+                Some(Fact::Present) if unknown.is_empty() || is_flat => stored.push(position),
+                Some(Fact::Present) | None => unknown.push((position, key)),
+                Some(_) if is_flat => {}
+                Some(_) => break,
+            }
+        }
+        let chunks = unknown.iter().map(|&(position, _)| chain.chunk(position as usize)).collect();
+        question.located.stored = stored;
+        if unknown.is_empty() {
+            return self.located(question);
+        }
+        (question.asks, question.located.took_time) = (Asks::Objects(unknown), true);
+        let question = self.ask(question);
+        self.effects.push_back(Effect::FindStored { question, fingerprint, chunks, blocks });
+    }
+
+    /// All is known that will be.
+    fn located(&mut self, Question { purpose, cause, located, .. }: Question) {
+        let (request, done) = match purpose {
+            Purpose::Lookup(request, session, ask) => {
+                (request, self.look_up_located(request, session, ask, &located))
+            }
+            Purpose::Lease(request, session, ask) => {
+                (request, self.lease_located(request, session, &ask, &located, &cause))
+            }
+            Purpose::Prefetch(request, session, ask) => {
+                (request, self.start_prefetch(request, session, ask, &located, &cause))
+            }
+            Purpose::Again(_) => return,
+        };
+        if let Err(refused) = done {
+            self.effects.push_back(Effect::Refused { request, refused });
+        }
+    }
+
+    fn found_again(&mut self, ids: Vec<FetchId>, holders: Vec<Holders>) {
+        for (id, holders) in ids.iter().zip(holders) {
+            let Some(fetch) = self.bring.fetches.get_mut(id) else { continue };
+            fetch.copies = holders.len();
+            fetch.candidates = holders;
+        }
+        self.order_awaited(ids);
+    }
+
+    /// The chunks at some of a question's positions, and their namespace; `None` where nobody registered it.
+    fn chunks_of(
+        &self,
+        question: &Question,
+        places: impl IntoIterator<Item = usize>,
+    ) -> Option<(Fingerprint, Vec<ChunkRef>)> {
+        let (namespace, chain) = question.purpose.chain()?;
+        let chunk = |at: usize| chain.chunk(question.located.positions[at] as usize);
+        Some((self.store.fingerprint(namespace)?, places.into_iter().map(chunk).collect()))
+    }
+
+    fn ask(&mut self, question: Question) -> QuestionId {
+        let number = QuestionId(self.bring.next_number());
+        self.bring.questions.insert(number, question);
+        number
+    }
+
+    /// The question that an answer belongs to, if it waits for that.
+    fn answered(&mut self, number: QuestionId, is_asked: impl Fn(&Asks) -> bool) -> Option<Question> {
+        let is_asked = is_asked(&self.bring.questions.get(&number)?.asks);
+        is_asked.then(|| self.bring.questions.remove(&number)).flatten()
+    }
+}

@@ -1,0 +1,197 @@
+//! Prefetches: what is found of a prompt is brought while the engine does something else.
+//!
+//! A ticket is a gather that nobody waits for yet. All its chunks are ordered at once, each from where it is, as far as that
+//! is faster than computing them. The engine asks how far it is, collects what has come, or cancels.
+
+use std::time::Duration;
+
+use larder_protocol::peer::Class;
+use larder_protocol::session::{Collect, Found, Lookup, Tier, Wait};
+use larder_protocol::table::Holder;
+
+use super::Waiting;
+use super::gather::{Errand, gather_cause};
+use super::locate::{Located, Purpose};
+use crate::Core;
+use crate::cause::Cause;
+use crate::effect::{Effect, Started};
+use crate::event::RequestId;
+use crate::loading::{Meter, Piece, Prefill, worth_loading};
+use crate::store::ids::SessionId;
+use crate::store::{Gathered, Refused, Source};
+
+impl Core {
+    /// Begins to bring what is found of a prompt.
+    pub(crate) fn prefetch(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Lookup,
+        cause: Cause,
+    ) -> Result<(), Refused> {
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let missing = self.missing_for_lookup(&ask, &walk);
+        if missing.is_nothing() {
+            return self.start_prefetch(request, session, ask, &Located::default(), &cause);
+        }
+        self.locate(Purpose::Prefetch(request, session, ask), missing, cause);
+        Ok(())
+    }
+
+    /// Orders what is worth it, now that it is known where the chunks are.
+    pub(super) fn start_prefetch(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Lookup,
+        located: &Located,
+        cause: &Cause,
+    ) -> Result<(), Refused> {
+        let elsewhere = located.sources(ask.chain.len());
+        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let found = self.found_on(session, &ask, &walk, &elsewhere)?;
+        let started = self.start(session, &ask, (&found, &elsewhere), located, cause);
+        self.effects.push_back(Effect::Prefetching { request, session, ask, found, started });
+        Ok(())
+    }
+
+    fn start(
+        &mut self,
+        session: SessionId,
+        ask: &Lookup,
+        (found, elsewhere): (&Found, &[Option<Source>]),
+        located: &Located,
+        cause: &Cause,
+    ) -> Result<Started, Refused> {
+        let Lookup { namespace, ref chain, .. } = *ask;
+        let Some(chunk_tokens) = self.store.chunk_tokens(namespace) else { return Err(Refused::Internal) };
+        // What others have besides, lookups do not count on.
+        let run = self.hoped(session, ask, elsewhere)?.unwrap_or_else(|| leading_chunks(found));
+        let wanted = match prefill_speed(ask) {
+            Some(tokens_per_second) => {
+                let prefill = Prefill { tokens_per_second, chunk_tokens };
+                self.worth_loading(namespace, run, found, located, prefill)
+            }
+            None => run,
+        };
+        let tokens_to_recompute = (run - wanted) as u64 * u64::from(chunk_tokens);
+        if wanted == 0 {
+            return Ok(Started { ticket: 0, tokens: 0, tokens_to_recompute });
+        }
+        let Gathered { gather: ticket, wanted, .. } = self.store.gather(
+            session,
+            namespace,
+            &chain.part(0, wanted),
+            &elsewhere[..wanted.min(elsewhere.len())],
+        )?;
+        let cause = gather_cause(cause, &wanted);
+        let waiting = Waiting { session, request: None, cause: cause.clone(), until: Duration::MAX };
+        self.bring.waiting.insert(ticket, waiting);
+        let tokens = self.store.progress(session, ticket)?.tokens_expected;
+        let until = self.now + self.bring.load_deadline();
+        self.load(namespace, wanted, located, Errand { class: Class::Prefetch, until, cause: &cause });
+        Ok(Started { ticket, tokens, tokens_to_recompute })
+    }
+
+    /// Answers a prefetch as a lease of what is here, now or when it is.
+    pub(crate) fn collect(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        Collect { ticket, wait }: Collect,
+    ) -> Result<(), Refused> {
+        let progress = self.store.progress(session, ticket)?;
+        let until = self.now
+            + match wait {
+                Wait::BestEffort => Duration::ZERO,
+                Wait::Complete => self.bring.load_deadline(),
+                Wait::TimeoutMs(ms) => Duration::from_millis(ms).min(self.bring.load_deadline()),
+            };
+        let waiting = self.bring.waiting.get_mut(&ticket).filter(|waiting| waiting.request.is_none());
+        let waiting = waiting.ok_or(Refused::Unknown { what: "ticket", number: ticket })?;
+        (waiting.request, waiting.until) = (Some(request), until);
+        if progress.is_done || until == self.now {
+            self.finish_gathers(&[ticket]);
+        } else {
+            self.hurry(ticket);
+        }
+        Ok(())
+    }
+
+    /// Ends a prefetch that nobody wants any more.
+    pub(crate) fn cancel(&mut self, session: SessionId, ticket: u64) {
+        if self.bring.waiting.get(&ticket).is_some_and(|waiting| waiting.session == session) {
+            self.bring.waiting.remove(&ticket);
+            self.store.cancel_gather(session, ticket);
+        }
+    }
+
+    /// How many chunks a prefetch may turn out to bring; `None` where what was found says it.
+    fn hoped(
+        &self,
+        session: SessionId,
+        ask: &Lookup,
+        elsewhere: &[Option<Source>],
+    ) -> Result<Option<usize>, Refused> {
+        if ask.skip_read || !ask.tiers.is_empty() {
+            return Ok(None);
+        }
+        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
+        let chunks = usable.map_or(0, |usable| usable.chunks);
+        self.store.hoped(session, ask.namespace, &ask.chain, chunks, elsewhere)
+    }
+
+    /// How many of the chunks that were found come sooner than the engine computes them.
+    fn worth_loading(
+        &mut self,
+        namespace: u32,
+        run: usize,
+        found: &Found,
+        located: &Located,
+        prefill: Prefill,
+    ) -> usize {
+        let bytes = self.store.chunk_bytes_of(namespace);
+        // The disk is the first source, the object store the second; other actors follow.
+        let mut sources: Vec<Holder> = Vec::new();
+        let pieces: Vec<Piece> = (0..run as u32)
+            .map(|position| {
+                let span = found.spans.iter().find(|span| (span.from..span.to).contains(&position));
+                let source = match span.map(|span| span.tier) {
+                    Some(Tier::Disk) => Some(0),
+                    Some(Tier::Object) => Some(1),
+                    Some(Tier::Device | Tier::Host) => None,
+                    // What is only hoped for has no span.
+                    Some(Tier::Peer) | None => located.first_holder(position).map(|holder| {
+                        let known = sources.iter().position(|&other| other == holder);
+                        2 + known.unwrap_or_else(|| {
+                            sources.push(holder);
+                            sources.len() - 1
+                        })
+                    }),
+                };
+                Piece { source, bytes }
+            })
+            .collect();
+        let unmeasured = Meter::default();
+        let below = [&self.bring.disk, &self.bring.object];
+        let below = below.map(|reads| reads.as_ref().map_or(&unmeasured, |reads| &reads.meter));
+        let others = sources.iter().map(|holder| self.bring.meters.get(holder).unwrap_or(&unmeasured));
+        let meters: Vec<&Meter> = below.into_iter().chain(others).collect();
+        worth_loading(&pieces, &meters, prefill)
+    }
+}
+
+/// Chunks at the front of a prompt that were found without a hole.
+fn leading_chunks(found: &Found) -> usize {
+    let run = found.spans.iter().scan(0, |end, span| {
+        let follows = span.from == *end;
+        *end = span.to;
+        follows.then_some(span.to)
+    });
+    run.last().unwrap_or(0) as usize
+}
+
+/// Tokens that an engine computes in a second, where it says so and means it.
+fn prefill_speed(ask: &Lookup) -> Option<f64> {
+    ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0)
+}

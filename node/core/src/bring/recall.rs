@@ -1,0 +1,84 @@
+//! Chunks that peers ask for and that are on disk alone: they are read, sent, and do not stay.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_protocol::peer::Class;
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use super::Fetch;
+use crate::Core;
+use crate::cause::Cause;
+use crate::directory::Holders;
+use crate::effect::Effect;
+use crate::event::Below;
+use crate::event::RecallId;
+use crate::store::{FetchId, Granted, Recall};
+
+/// A peer that waits for a chunk from disk.
+#[derive(Debug)]
+pub(super) struct Recalled {
+    recall: RecallId,
+    fingerprint: Fingerprint,
+    hash: ChunkHash,
+    block_bytes: Arc<[u64]>,
+}
+
+/// What a peer gets that asks for a chunk.
+#[derive(Debug)]
+pub enum Offer {
+    /// The answer.
+    Now(Granted),
+    /// It is read from disk: [`Effect::Granted`] answers.
+    Later(RecallId),
+}
+
+impl Core {
+    /// Keeps a chunk from reuse for a peer, which has it with blocks of these sizes.
+    pub fn offer(
+        &mut self,
+        now: Duration,
+        (fingerprint, hash): (Fingerprint, ChunkHash),
+        block_bytes: &Arc<[u64]>,
+        class: Class,
+        cause: &Cause,
+    ) -> Offer {
+        self.now = self.now.max(now);
+        match self.store.grant(&fingerprint, &hash, block_bytes) {
+            Granted::OnDisk => {}
+            granted => return Offer::Now(granted),
+        }
+        if self.bring.sources.disk.is_none() {
+            return Offer::Now(Granted::Busy);
+        }
+        let Some(Recall { fetch, wanted }) = self.store.recall(&fingerprint, &hash) else {
+            return Offer::Now(Granted::Busy);
+        };
+        let recall = RecallId(self.bring.next_number());
+        let recalled = Recalled { recall, fingerprint, hash, block_bytes: Arc::clone(block_bytes) };
+        self.bring.recalls.entry(fetch).or_default().push(recalled);
+        if let Some(wanted) = wanted {
+            let cause = super::gather::read_cause(cause, Below::Disk, std::slice::from_ref(&wanted));
+            let wanted = Fetch::new(wanted, fingerprint, class, Holders::default(), Duration::ZERO, cause);
+            self.bring.fetches.insert(fetch, wanted);
+            self.read_from(Below::Disk, vec![fetch]);
+        } else if class == Class::Decode {
+            self.hurry_fetch(fetch);
+        }
+        Offer::Later(recall)
+    }
+
+    /// Answers the peers that waited for a chunk, which is here now or did not come.
+    pub(crate) fn end_recalls(&mut self, id: FetchId) {
+        for Recalled { recall, fingerprint, hash, block_bytes } in
+            self.bring.recalls.remove(&id).unwrap_or_default()
+        {
+            let granted = match self.store.grant(&fingerprint, &hash, &block_bytes) {
+                Granted::OnDisk => Granted::NotHeld,
+                granted => granted,
+            };
+            self.effects.push_back(Effect::Granted { recall, granted });
+            self.store.end_recall(id);
+        }
+    }
+}

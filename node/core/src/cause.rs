@@ -1,0 +1,54 @@
+//! What something is done for, as far as a trace of it is recorded; nothing is made for what is not.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// The span of a request, or of a part of what is done for it. It ends with the last [`Cause`] that refers to it.
+pub trait Span: Any + Send + Sync {
+    /// A span of its own for a part of it.
+    fn child(&self, name: &'static str) -> Cause;
+
+    /// Says how much of something there was.
+    fn count(&self, field: &'static str, number: u64);
+
+    /// Itself, for whoever made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// What something is done for. One that is not recorded is a null pointer.
+#[derive(Clone, Default)]
+pub struct Cause(Option<Arc<dyn Span>>);
+
+impl Cause {
+    /// One that is recorded.
+    #[must_use]
+    pub fn new(span: Arc<dyn Span>) -> Self {
+        Self(Some(span))
+    }
+
+    /// Its span.
+    #[must_use]
+    pub fn span(&self) -> Option<&dyn Span> {
+        self.0.as_deref()
+    }
+
+    /// A part of what is done for it.
+    #[must_use]
+    pub fn child(&self, name: &'static str) -> Self {
+        self.0.as_ref().map(|span| span.child(name)).unwrap_or_default()
+    }
+
+    /// Says how much of something there was.
+    pub fn count(&self, field: &'static str, number: u64) {
+        if let Some(span) = &self.0 {
+            span.count(field, number);
+        }
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(if self.0.is_some() { "Cause(recorded)" } else { "Cause" })
+    }
+}

@@ -1,0 +1,172 @@
+//! What a core wants done.
+
+use std::time::Duration;
+
+use larder_protocol::peer::Class;
+use larder_protocol::session::{Found, Lookup};
+use larder_protocol::table::Holder;
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+
+use crate::cause::Cause;
+use crate::event::{Below, OrderNumber, QuestionId, ReadId, RecallId, RequestId};
+use crate::placement::Placement;
+use crate::store::ids::SessionId;
+use crate::store::{FetchId, Granted, Leased, Refused};
+
+/// Something to do. Each is handed out once, in order.
+#[derive(Debug)]
+pub enum Effect {
+    /// Answers a lookup.
+    Found {
+        /// The request.
+        request: RequestId,
+        /// Who asked.
+        session: SessionId,
+        /// What.
+        ask: Lookup,
+        /// What was found.
+        found: Found,
+    },
+    /// Answers a prefetch.
+    Prefetching {
+        /// The request.
+        request: RequestId,
+        /// Who asked.
+        session: SessionId,
+        /// What.
+        ask: Lookup,
+        /// What was found.
+        found: Found,
+        /// What has begun.
+        started: Result<Started, Refused>,
+    },
+    /// Answers a lease, or the collection of a prefetch.
+    Leased {
+        /// The request.
+        request: RequestId,
+        /// What is leased.
+        leased: Leased,
+    },
+    /// Refuses a request.
+    Refused {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        refused: Refused,
+    },
+    /// Asks which other actors of this node hold chunks: [`Event::SiblingsFound`](crate::Event::SiblingsFound) answers.
+    FindSiblings {
+        /// Its number.
+        question: QuestionId,
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunks.
+        chunks: Vec<ChunkRef>,
+    },
+    /// Asks the directory who holds chunks: [`Event::HoldersFound`](crate::Event::HoldersFound) answers.
+    FindHolders {
+        /// Its number.
+        question: QuestionId,
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunks.
+        chunks: Vec<ChunkRef>,
+        /// What it belongs to.
+        cause: Cause,
+    },
+    /// Asks the object store which chunks it has: [`Event::StoredFound`](crate::Event::StoredFound) answers.
+    FindStored {
+        /// Its number.
+        question: QuestionId,
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunks.
+        chunks: Vec<ChunkRef>,
+        /// Slice and pool of the blocks without which a chunk is not there.
+        blocks: Vec<(u16, u8)>,
+    },
+    /// Asks another actor for chunks: [`Event::OrderEnded`](crate::Event::OrderEnded) answers.
+    Fetch(FetchOrder),
+    /// An engine stands still until an order is answered.
+    Hurry(OrderNumber),
+    /// Nobody waits for an order any more. It must be answered all the same.
+    CancelOrder(OrderNumber),
+    /// Reads a chunk from a tier: [`Event::ReadEnded`](crate::Event::ReadEnded) answers. Where its blocks go, says
+    /// [`Core::wanted`](crate::Core::wanted).
+    Read {
+        /// Its number.
+        read: ReadId,
+        /// The tier.
+        tier: Below,
+        /// The chunk.
+        chunk: FetchId,
+    },
+    /// Tells the directory that a holder did not have what it says.
+    Stale {
+        /// The holder.
+        holder: Holder,
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// What it does not have.
+        chunks: Vec<ChunkRef>,
+    },
+    /// Tells another actor of this node that chunks of its came with other bytes than it has checksums for.
+    TellDamaged {
+        /// The actor.
+        device: u16,
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunks.
+        hashes: Vec<ChunkHash>,
+    },
+    /// Tells another actor of this node that a chunk of its has moved here.
+    TellMoved {
+        /// The actor.
+        device: u16,
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunk.
+        hash: ChunkHash,
+    },
+    /// Answers a peer that waited for a chunk from disk.
+    Granted {
+        /// Its number.
+        recall: RecallId,
+        /// What it gets.
+        granted: Granted,
+    },
+    /// Counts a chunk that was wanted from elsewhere; `None`: it did not come.
+    Placed(Option<Placement>),
+}
+
+/// Chunks that another actor is asked for together. Where their blocks go, says [`Core::wanted`](crate::Core::wanted).
+#[derive(Debug)]
+pub struct FetchOrder {
+    /// Its number.
+    pub order: OrderNumber,
+    /// Who is asked.
+    pub holder: Holder,
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub chunks: Vec<FetchId>,
+    /// How long it may take from when the holder is asked.
+    pub deadline: Duration,
+    /// Whether others have all of the chunks.
+    pub has_others: bool,
+    /// What waits for them.
+    pub class: Class,
+    /// What it belongs to.
+    pub cause: Cause,
+}
+
+/// A prefetch that has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Started {
+    /// Its number; 0 where nothing is brought.
+    pub ticket: u64,
+    /// Tokens that will be in place.
+    pub tokens: u64,
+    /// Tokens that were found, and are computed sooner than they come.
+    pub tokens_to_recompute: u64,
+}

@@ -1,0 +1,279 @@
+//! The core in virtual time, without a process: what is asked of it, and what it wants done.
+
+mod below;
+mod histories;
+mod holders;
+mod prefetches;
+
+use std::time::Duration;
+
+use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
+use larder_protocol::session::{Lease, Lookup};
+use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::{Chain, ChunkHash, Fingerprint, HitPolicy, PoolSet, PoolSpec};
+use smallvec::smallvec;
+
+use crate::cause::Cause;
+use crate::directory::Holders;
+use crate::event::Below;
+use crate::store::ids::{ProcessId, SessionId, TenantId};
+use crate::store::policy::PolicyName;
+use crate::store::{
+    Checksums, DiskStoreLimits, FetchId, Leased, ObjectStoreLimits, PeerStoreLimits, StoreLimits, WritePolicy,
+};
+use crate::{
+    Arrival, Core, Effect, Event, FetchOrder, OrderNumber, QuestionId, ReadAnswer, ReadId, RequestId, Sources,
+};
+
+/// Bytes of a block, and of its slot.
+const BLOCK: u64 = 4_096;
+
+/// How long a lease waits for another node in these tests.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+const PEERS: Sources =
+    Sources { siblings: None, peers: Some(DEADLINE), disk: None, object: None, known_chunks: 100 };
+
+fn limits() -> StoreLimits {
+    StoreLimits {
+        extents: 8,
+        extent_bytes: 4 * BLOCK,
+        capacity_chunks: Some(16),
+        high_watermark_bytes: u64::MAX,
+        low_watermark_bytes: u64::MAX,
+        policy: PolicyName::Lru,
+        recompute_doubles_at: None,
+        trust_engines: false,
+        tenant_bytes: vec![u64::MAX, u64::MAX],
+        max_leased_blocks: 1_000,
+        max_reserved_bytes: 1_000 * BLOCK,
+        max_pinned_bytes: 1_000 * BLOCK,
+        reservation_ttl_ms: 1_000,
+        max_pin_ms: 10_000,
+        peers: Some(PeerStoreLimits { passing_bytes: 16 * BLOCK, max_granted_chunks: 16 }),
+        disk: Some(DiskStoreLimits {
+            write: WritePolicy::default(),
+            write_after_uses: 2,
+            max_waiting_bytes: 4 * BLOCK,
+            max_reading_bytes: 16 * BLOCK,
+        }),
+        object: Some(ObjectStoreLimits {
+            write: None,
+            write_after_uses: 2,
+            max_waiting_bytes: 4 * BLOCK,
+            max_reading_bytes: 16 * BLOCK,
+        }),
+    }
+}
+
+fn spec(pages: u64) -> NamespaceSpec {
+    NamespaceSpec {
+        model: format!("m{pages}"),
+        revision: String::new(),
+        kv_dtype: "bfloat16".into(),
+        layout: "nhd".into(),
+        hash: HashAlgorithm::Larder,
+        chunk_tokens: 16,
+        engine_block_tokens: 16,
+        tensor_parallel: 1,
+        pipeline_parallel: 1,
+        context_parallel: 1,
+        slices: 1,
+        pools: vec![PoolSpec {
+            name: "kv".into(),
+            layers: 1,
+            layer_bytes: pages * BLOCK,
+            hit: HitPolicy::All,
+        }],
+        flat: false,
+    }
+}
+
+/// A core with one session of one process, and whoever performs for it.
+struct World {
+    core: Core,
+    now: Duration,
+    session: SessionId,
+    namespace: u32,
+    fingerprint: Fingerprint,
+    root: ChunkHash,
+    requests: u64,
+}
+
+/// What the core asks another actor for.
+struct Asked {
+    order: OrderNumber,
+    holder: Holder,
+    chunks: Vec<FetchId>,
+    has_others: bool,
+    class: larder_protocol::peer::Class,
+}
+
+impl World {
+    fn new(sources: Sources) -> Self {
+        let mut core = Core::new(limits(), sources);
+        let session = core.store.open_session(TenantId(0), ProcessId(0), 1 << 20);
+        let registered = core.store.register(session, "a", &spec(1), &[0], &[BLOCK]).unwrap();
+        let (namespace, fingerprint, root) = (registered.namespace, registered.fingerprint, registered.root);
+        Self { core, now: Duration::ZERO, session, namespace, fingerprint, root, requests: 0 }
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.core.handle(self.now, event);
+    }
+
+    /// The next effect that is no counting.
+    fn next(&mut self) -> Effect {
+        self.poll().expect("there is something to do")
+    }
+
+    fn poll(&mut self) -> Option<Effect> {
+        std::iter::from_fn(|| self.core.poll_effect()).find(|effect| !matches!(effect, Effect::Placed(_)))
+    }
+
+    fn is_idle(&mut self) -> bool {
+        let effect = self.poll();
+        assert!(effect.is_none(), "{effect:?}");
+        true
+    }
+
+    /// The chain of a prompt whose chunks are named by the letters of a word; equal beginnings are equal chunks.
+    fn chain(&self, word: &str) -> Chain {
+        Chain::from_root(self.root, (1..=word.len()).map(|end| name(&word[..end])).collect())
+    }
+
+    /// Says that chunks are on disk.
+    fn on_disk(&mut self, word: &str) {
+        let chain = self.chain(word);
+        for position in 0..chain.len() {
+            assert!(self.core.store.recovered(&self.fingerprint, chain.chunk(position), PoolSet::ANY));
+        }
+    }
+
+    fn put(&mut self, word: &str) {
+        let chain = self.chain(word);
+        let store = &mut self.core.store;
+        let reserved = store.reserve(self.session, self.namespace, &chain, 0, crate::Millis(0)).unwrap();
+        let sources = vec![0; reserved.chunks.len()];
+        let order =
+            store.begin_commit(self.session, reserved.reservation, &reserved.chunks, &sources).unwrap();
+        let sums = order.moves.iter().map(|_| Checksums::default()).collect();
+        assert_eq!(store.finish_commit(order.order, Some(sums)) as usize, reserved.chunks.len());
+    }
+
+    fn request(&mut self) -> RequestId {
+        self.requests += 1;
+        RequestId(self.requests)
+    }
+
+    fn lease(&mut self, word: &str) -> RequestId {
+        let (request, session) = (self.request(), self.session);
+        let ask = Lease { namespace: self.namespace, chain: self.chain(word) };
+        self.tell(Event::Lease { request, session, ask, cause: Cause::default() });
+        request
+    }
+
+    fn ask(&self, word: &str) -> Lookup {
+        Lookup {
+            namespace: self.namespace,
+            chain: self.chain(word),
+            prompt_tokens: 1 << 20,
+            skip_read: false,
+            preempted: false,
+            tiers: Vec::new(),
+            pin_ms: None,
+            prefill_tokens_per_second: None,
+        }
+    }
+
+    fn lookup(&mut self, word: &str) -> RequestId {
+        let (request, session, ask) = (self.request(), self.session, self.ask(word));
+        self.tell(Event::Lookup { request, session, ask, cause: Cause::default() });
+        request
+    }
+
+    /// The core asks the directory: answers for each chunk which nodes hold it, and says how many chunks were asked for.
+    fn directory_says(&mut self, holders: &[&[u16]]) -> usize {
+        let Effect::FindHolders { question, chunks, .. } = self.next() else { panic!("the directory") };
+        self.tell(Event::HoldersFound { question, holders: holders.iter().map(|nodes| of(nodes)).collect() });
+        chunks.len()
+    }
+
+    fn fetch(&mut self) -> Asked {
+        match self.next() {
+            Effect::Fetch(FetchOrder { order, holder, chunks, has_others, class, .. }) => {
+                Asked { order, holder, chunks, has_others, class }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read(&mut self) -> (ReadId, Below) {
+        match self.next() {
+            Effect::Read { read, tier, .. } => (read, tier),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn stored(&mut self) -> QuestionId {
+        match self.next() {
+            Effect::FindStored { question, .. } => question,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn leased(&mut self, of: RequestId) -> Leased {
+        match self.next() {
+            Effect::Leased { request, leased } if request == of => leased,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ended(&mut self, order: OrderNumber, came: Vec<Arrival>) {
+        self.tell(Event::OrderEnded { order, came });
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.tell(Event::Tick);
+    }
+
+    /// Nothing is under way, and nothing is kept for anything that was.
+    fn is_at_rest(&mut self) -> bool {
+        let usage = self.core.store.usage();
+        assert_eq!((usage.fetches, usage.passing_bytes), (0, 0));
+        self.core.store.assert_tree_is_whole();
+        self.is_idle()
+    }
+}
+
+fn name(word: &str) -> ChunkHash {
+    let mut hash = [0; 32];
+    hash[..word.len()].copy_from_slice(word.as_bytes());
+    ChunkHash(hash)
+}
+
+fn node(number: u16) -> Holder {
+    Holder { node: NodeNumber(number), device: 0 }
+}
+
+fn sibling(device: u16) -> Holder {
+    Holder { node: NodeNumber::THIS_NODE, device }
+}
+
+fn of(nodes: &[u16]) -> Holders {
+    nodes.iter().map(|&number| node(number)).collect()
+}
+
+/// A chunk came, read so often by now.
+fn here(reads: u32) -> Arrival {
+    Arrival::Here { checksums: vec![Checksums::default()], pools: PoolSet::ANY, reads, is_on_disk: false }
+}
+
+fn read_here() -> ReadAnswer {
+    ReadAnswer::Here { checksums: vec![Checksums::default()], pools: PoolSet::ANY }
+}
+
+fn of_sibling(device: u16) -> Holders {
+    smallvec![sibling(device)]
+}

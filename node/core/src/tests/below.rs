@@ -1,0 +1,210 @@
+//! What comes from disk and object store, in any order, and what follows where it does not.
+
+use std::sync::Arc;
+
+use larder_protocol::peer::Class;
+
+use super::*;
+use crate::Offer;
+use crate::store::Granted;
+
+const BELOW: Sources =
+    Sources { siblings: None, peers: None, disk: Some(DEADLINE), object: Some(DEADLINE), known_chunks: 100 };
+
+/// A lease of three chunks, two on disk and one in the object store; the reads that bring them.
+fn three(w: &mut World) -> (RequestId, [(ReadId, Below); 3]) {
+    w.on_disk("ab");
+    let request = w.lease("abc");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![true] });
+    let reads = [w.read(), w.read(), w.read()];
+    assert_eq!(reads.map(|(_, tier)| tier), [Below::Disk, Below::Disk, Below::Object]);
+    (request, reads)
+}
+
+#[test]
+fn answers_of_disk_and_object_store_may_come_in_any_order() {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut w = World::new(BELOW);
+        let (request, reads) = three(&mut w);
+        for at in order {
+            assert!(w.is_idle());
+            w.tell(Event::ReadEnded { read: reads[at].0, answer: read_here() });
+        }
+        let leased = w.leased(request);
+        assert_eq!(leased.chunks, 3);
+        w.core.store.release(w.session, leased.lease).unwrap();
+        assert!(w.is_at_rest());
+    }
+}
+
+#[test]
+fn a_lease_ends_before_the_chunk_that_did_not_come() {
+    for (lost, chunks) in [(0, 0), (1, 1), (2, 2)] {
+        let mut w = World::new(Sources { object: Some(DEADLINE), ..BELOW });
+        let (request, reads) = three(&mut w);
+        for (at, (read, tier)) in reads.into_iter().enumerate() {
+            let answer = if at == lost { ReadAnswer::Missing } else { read_here() };
+            w.tell(Event::ReadEnded { read, answer });
+            if at == lost && tier == Below::Disk {
+                let (read, tier) = w.read();
+                assert_eq!(tier, Below::Object, "the object store may have what the disk lost");
+                w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+            }
+        }
+        assert_eq!(w.leased(request).chunks, chunks);
+        assert!(w.is_idle());
+    }
+}
+
+#[test]
+fn what_the_disk_lost_comes_from_another_node() {
+    let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
+    w.on_disk("a");
+    let request = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+    assert_eq!(w.directory_says(&[&[2]]), 1);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.leased(request).chunks, 1);
+}
+
+#[test]
+fn a_disk_that_has_too_much_to_do_is_asked_again_at_the_next_tick() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("ab");
+    let request = w.lease("ab");
+    let reads = [w.read().0, w.read().0];
+    for read in reads {
+        w.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
+    }
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(50));
+    for _ in 0..2 {
+        let (read, _) = w.read();
+        w.tell(Event::ReadEnded { read, answer: read_here() });
+    }
+    assert_eq!(w.leased(request).chunks, 2);
+}
+
+#[test]
+fn a_disk_that_closes_is_asked_for_nothing_more() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    let request = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Closed });
+    assert_eq!(w.leased(request).chunks, 0);
+    let request = w.lease("a");
+    assert_eq!(w.leased(request).chunks, 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn what_is_in_line_for_the_disk_is_not_read_once_nobody_wants_it() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    let request = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
+    w.now += DEADLINE;
+    w.tell(Event::Tick);
+    assert_eq!(w.leased(request).chunks, 0);
+    while let Some(effect) = w.poll() {
+        let Effect::Read { read, .. } = effect else { panic!("{effect:?}") };
+        w.tell(Event::ReadEnded { read, answer: read_here() });
+    }
+    w.pass(Duration::from_secs(1));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn what_a_failed_thread_was_reading_stays_unused() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    let request = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Lost });
+    w.pass(DEADLINE);
+    assert_eq!(w.leased(request).chunks, 0);
+    assert_eq!(w.core.store.usage().fetches, 1, "nobody knows whether it still writes there");
+}
+
+#[test]
+fn what_the_object_store_said_is_remembered_for_the_lease_that_follows() {
+    let mut w = World::new(BELOW);
+    w.lookup("ab");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![true, false] });
+    assert!(matches!(w.next(), Effect::Found { found, .. } if found.tokens == 16));
+    w.lease("ab");
+    assert_eq!(w.read().1, Below::Object, "it is not asked again");
+    assert!(w.is_idle());
+    w.pass(Duration::from_secs(1));
+    w.lookup("b");
+    w.stored();
+}
+
+#[test]
+fn an_object_store_that_is_closed_is_asked_for_nothing() {
+    let mut w = World::new(BELOW);
+    w.core.object_is_open(false);
+    w.lookup("a");
+    assert!(matches!(w.next(), Effect::Found { found, .. } if found.tokens == 0));
+    w.on_disk("b");
+    let request = w.lease("b");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+    assert_eq!(w.leased(request).chunks, 0);
+}
+
+#[test]
+fn a_chunk_that_its_peers_did_not_give_is_asked_of_the_object_store() {
+    let mut w = World::new(Sources { object: Some(DEADLINE), ..PEERS });
+    let request = w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::Failed]);
+    w.directory_says(&[&[]]);
+    let (read, tier) = w.read();
+    assert_eq!(tier, Below::Object);
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+    assert_eq!(w.leased(request).chunks, 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn two_peers_that_want_a_chunk_from_disk_have_it_read_once() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    let (chunk, sizes): (_, Arc<[u64]>) = ((w.fingerprint, name("a")), [BLOCK].into());
+    let offer = |w: &mut World| w.core.offer(w.now, chunk, &sizes, Class::Decode, &Cause::default());
+    let (Offer::Later(one), Offer::Later(other)) = (offer(&mut w), offer(&mut w)) else {
+        panic!("it is on disk")
+    };
+    let (read, _) = w.read();
+    assert!(w.is_idle());
+    w.tell(Event::ReadEnded { read, answer: read_here() });
+    for of in [one, other] {
+        let Effect::Granted { recall, granted: Granted::Held { grant, .. } } = w.next() else {
+            panic!("it is here")
+        };
+        assert_eq!(recall, of);
+        w.core.store.end_grant(grant);
+    }
+    assert!(w.is_at_rest(), "it does not stay for them");
+}
+
+#[test]
+fn a_peer_hears_of_a_chunk_that_the_disk_lost() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    let sizes: Arc<[u64]> = [BLOCK].into();
+    let offer = w.core.offer(w.now, (w.fingerprint, name("a")), &sizes, Class::Prefetch, &Cause::default());
+    assert!(matches!(offer, Offer::Later(_)));
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+    assert!(matches!(w.next(), Effect::Granted { granted: Granted::NotHeld, .. }));
+    assert!(w.is_at_rest());
+}

@@ -1,0 +1,284 @@
+//! Who is asked for a chunk, in which order, and what follows of the answers.
+
+use super::*;
+use crate::placement::Placement;
+use crate::store::{Change, ChangeKind};
+
+#[test]
+fn a_lease_is_answered_when_what_the_directory_knows_of_has_come() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    let request = w.lease("abc");
+    assert_eq!(w.directory_says(&[&[2], &[2]]), 2, "what is here is not asked for");
+    let asked = w.fetch();
+    assert_eq!((asked.holder, asked.chunks.len()), (node(2), 2), "one order asks for both");
+    assert!(w.is_idle());
+    w.ended(asked.order, vec![here(1), here(1)]);
+    let leased = w.leased(request);
+    assert_eq!((leased.chunks, leased.places.len()), (3, 3));
+    w.core.store.release(w.session, leased.lease).unwrap();
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn of_several_holders_the_one_is_asked_that_is_asked_for_the_chunk_before() {
+    let mut w = World::new(PEERS);
+    w.lease("abc");
+    w.directory_says(&[&[2, 3], &[3, 2], &[4]]);
+    let (first, second) = (w.fetch(), w.fetch());
+    assert_eq!((first.holder, first.chunks.len(), first.has_others), (node(2), 2, true));
+    assert_eq!((second.holder, second.chunks.len(), second.has_others), (node(4), 1, false));
+    assert!(w.is_idle());
+}
+
+#[test]
+fn a_stale_row_is_told_of_and_the_next_holder_is_asked() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    w.directory_says(&[&[2, 3]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::NotHeld]);
+    let Effect::Stale { holder, chunks, .. } = w.next() else { panic!("the row") };
+    assert_eq!((holder, chunks), (node(2), vec![w.chain("a").chunk(0)]));
+    let asked = w.fetch();
+    assert_eq!(asked.holder, node(3));
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.leased(request).chunks, 1);
+}
+
+#[test]
+fn the_directory_is_asked_a_second_time_and_no_more() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::Failed]);
+    assert_eq!(w.directory_says(&[&[3]]), 1, "it may have moved to its reader");
+    let asked = w.fetch();
+    assert_eq!(asked.holder, node(3));
+    w.ended(asked.order, vec![Arrival::Failed]);
+    assert_eq!(w.leased(request).chunks, 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_chunk_that_nobody_wants_any_more_is_not_ordered_by_a_late_answer_of_the_directory() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::Failed]);
+    let Effect::FindHolders { question, .. } = w.next() else { panic!("the directory") };
+    w.pass(DEADLINE);
+    assert_eq!(w.leased(request).chunks, 0);
+    w.tell(Event::HoldersFound { question, holders: vec![of(&[3])] });
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_busy_peer_is_passed_for_another_and_a_busy_sibling_is_asked_again_when_it_said() {
+    let mut w = World::new(Sources { siblings: Some(DEADLINE), ..PEERS });
+    let request = w.lease("a");
+    let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+    w.tell(Event::SiblingsFound { question, holders: vec![of_sibling(1)] });
+    let asked = w.fetch();
+    assert_eq!(asked.holder, sibling(1), "the directory is not asked for what a sibling has");
+    w.ended(asked.order, vec![Arrival::Busy { retry_after_ms: 5 }]);
+    assert!(w.is_idle());
+    assert_eq!(w.core.next_deadline(), Some(Duration::from_millis(5)));
+    w.pass(Duration::from_millis(4));
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(1));
+    let asked = w.fetch();
+    assert_eq!((asked.holder, w.core.next_deadline()), (sibling(1), None));
+    w.ended(asked.order, vec![here(1)]);
+    let Effect::TellMoved { device: 1, .. } = w.next() else { panic!("it moved") };
+    assert_eq!(w.leased(request).chunks, 1);
+
+    w.lease("b");
+    let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+    w.tell(Event::SiblingsFound { question, holders: Vec::new() });
+    w.directory_says(&[&[2, 3]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::Busy { retry_after_ms: 5 }]);
+    assert_eq!(w.fetch().holder, node(3));
+}
+
+#[test]
+fn a_sibling_that_is_busy_while_others_have_the_chunk_is_asked_after_them() {
+    let mut w = World::new(Sources { siblings: Some(DEADLINE), ..PEERS });
+    w.lease("a");
+    let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+    w.tell(Event::SiblingsFound { question, holders: vec![smallvec![sibling(1), sibling(2)]] });
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::Busy { retry_after_ms: 5 }]);
+    w.pass(Duration::from_millis(5));
+    assert_eq!((asked.holder, w.fetch().holder), (sibling(1), sibling(2)));
+}
+
+#[test]
+fn what_a_peer_had_sent_before_it_was_lost_counts_and_the_rest_comes_from_another() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("abc");
+    w.directory_says(&[&[2, 3], &[2, 3], &[2]]);
+    let asked = w.fetch();
+    assert_eq!(asked.chunks.len(), 3);
+    w.ended(asked.order, vec![here(1)]);
+    let again = w.fetch();
+    assert_eq!((again.holder, &again.chunks[..]), (node(3), &asked.chunks[1..2]));
+    assert_eq!(w.directory_says(&[&[]]), 1, "nobody else is known to have the third");
+    assert!(w.is_idle());
+    w.ended(again.order, vec![here(1)]);
+    assert_eq!(w.leased(request).chunks, 2);
+}
+
+#[test]
+fn an_order_that_was_not_taken_is_not_given_to_another() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    w.directory_says(&[&[2, 3]]);
+    let asked = w.fetch();
+    w.tell(Event::OrderRefused(asked.order));
+    assert_eq!(w.leased(request).chunks, 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_sibling_whose_chunk_is_damaged_is_told() {
+    let mut w = World::new(Sources { siblings: Some(DEADLINE), peers: None, ..PEERS });
+    let request = w.lease("a");
+    let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+    w.tell(Event::SiblingsFound { question, holders: vec![of_sibling(7)] });
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::Damaged]);
+    let Effect::TellDamaged { device: 7, hashes, .. } = w.next() else { panic!("it is told") };
+    assert_eq!(hashes, [name("a")]);
+    assert_eq!(w.leased(request).chunks, 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn the_only_copy_moves_here_and_of_two_copies_none() {
+    let mut w = World::new(PEERS);
+    w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![here(1)]);
+    let moved = w.core.store.take_changes();
+    assert_eq!(
+        moved.iter().map(|&Change { kind, .. }| kind).collect::<Vec<_>>(),
+        [ChangeKind::MovedFrom(node(2))]
+    );
+    assert!(matches!(w.core.poll_effect(), Some(Effect::Placed(Some(Placement::Migrate)))));
+    assert!(matches!(w.next(), Effect::Leased { .. }));
+    w.lease("b");
+    w.directory_says(&[&[2, 3]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.core.store.take_changes(), []);
+    assert!(matches!(w.core.poll_effect(), Some(Effect::Placed(Some(Placement::Pass)))));
+}
+
+#[test]
+fn two_leases_of_one_chunk_fetch_it_once() {
+    let mut w = World::new(PEERS);
+    let one = w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    let other = w.lease("a");
+    w.directory_says(&[&[2]]);
+    assert!(w.is_idle());
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!((w.leased(one).chunks, w.leased(other).chunks), (1, 1));
+}
+
+#[test]
+fn an_answer_that_comes_twice_or_that_nobody_waits_for_changes_nothing() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    let Effect::FindHolders { question, .. } = w.next() else { panic!("the directory") };
+    w.tell(Event::SiblingsFound { question, holders: vec![of_sibling(1)] });
+    w.tell(Event::StoredFound { question, found: vec![true] });
+    assert!(w.is_idle());
+    for _ in 0..2 {
+        w.tell(Event::HoldersFound { question, holders: vec![of(&[2])] });
+    }
+    let asked = w.fetch();
+    assert!(w.is_idle());
+    for _ in 0..2 {
+        w.ended(asked.order, vec![here(1)]);
+    }
+    assert_eq!(w.leased(request).chunks, 1);
+    w.tell(Event::OrderRefused(asked.order));
+    w.tell(Event::ReadEnded { read: ReadId(1), answer: read_here() });
+    assert!(w.is_idle());
+}
+
+#[test]
+fn a_lease_has_waited_long_enough_at_its_deadline_and_is_answered_once() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    let request = w.lease("ab");
+    w.directory_says(&[&[2, 3]]);
+    let asked = w.fetch();
+    w.pass(DEADLINE - Duration::from_millis(1));
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(1));
+    assert_eq!(w.leased(request).chunks, 1);
+    assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order), "nobody waits for it");
+    w.ended(asked.order, vec![Arrival::Failed]);
+    assert!(w.is_at_rest(), "no other holder is asked, and the session hears nothing more");
+}
+
+#[test]
+fn a_lookup_counts_what_others_have_and_brings_nothing() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    let request = w.lookup("abc");
+    w.directory_says(&[&[2], &[]]);
+    let Effect::Found { request: answered, found, .. } = w.next() else { panic!("it is answered") };
+    assert_eq!((answered, found.tokens), (request, 32));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn after_a_fault_answers_to_the_life_before_mean_nothing() {
+    let mut w = World::new(PEERS);
+    w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.core.begin_anew();
+    w.session = w.core.store.open_session(TenantId(0), ProcessId(1), 1 << 20);
+    w.core.store.register(w.session, "a", &spec(1), &[0], &[BLOCK]).unwrap();
+    w.ended(asked.order, vec![here(1)]);
+    assert!(w.is_at_rest());
+    w.lease("a");
+    let Effect::FindHolders { question, .. } = w.next() else { panic!("the directory") };
+    assert!(question.0 > asked.order.0, "numbers go on");
+}
+
+#[test]
+fn a_writer_that_dies_leaves_nothing_of_a_hand_over_under_way() {
+    let mut w = World::new(PEERS);
+    let chain = w.chain("ab");
+    let ask = crate::store::FollowRequest {
+        namespace: w.namespace,
+        chain: &chain,
+        from_peer: true,
+        attempt: 1,
+        patience_ms: 1_000,
+    };
+    let started = w.core.store.follow(w.session, ask, crate::Millis(0)).unwrap();
+    let ids: Vec<FetchId> = started.wanted.iter().map(|wanted| wanted.fetch).collect();
+    assert_eq!(ids.len(), 2);
+    let order = w.core.follow(w.now, w.fingerprint, started.wanted);
+    w.core.follow_ended(OrderNumber(order.0 + 1), ids[0], None);
+    assert_eq!(w.core.store.usage().fetches, 2, "another order says nothing of these");
+    for &id in &ids {
+        w.core.follow_ended(order, id, None);
+    }
+    w.core.follow_closed(order);
+    assert_eq!(w.core.store.usage().fetches, 0);
+    w.tell(Event::Closed(w.session));
+    assert!(w.is_at_rest());
+}

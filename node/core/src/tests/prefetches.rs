@@ -1,0 +1,134 @@
+//! Prefetches: collected, cancelled, overtaken by a lease.
+
+use larder_protocol::peer::Class;
+use larder_protocol::session::{Collect, Wait};
+
+use super::*;
+
+impl World {
+    /// Begins to prefetch a prompt whose chunks other nodes hold; the ticket, and what is asked for.
+    fn prefetch(&mut self, word: &str, holders: &[&[u16]]) -> (u64, Asked) {
+        let (request, session, ask) = (self.request(), self.session, self.ask(word));
+        self.tell(Event::Prefetch { request, session, ask, cause: Cause::default() });
+        self.directory_says(holders);
+        let asked = self.fetch();
+        let Effect::Prefetching { started: Ok(started), .. } = self.next() else { panic!("it has begun") };
+        (started.ticket, asked)
+    }
+
+    fn collect(&mut self, ticket: u64, wait: Wait) -> RequestId {
+        let (request, session) = (self.request(), self.session);
+        self.tell(Event::Collect { request, session, ask: Collect { ticket, wait } });
+        request
+    }
+}
+
+#[test]
+fn a_prefetch_is_collected_when_it_has_come() {
+    let mut w = World::new(PEERS);
+    let (ticket, asked) = w.prefetch("ab", &[&[2], &[2]]);
+    assert_eq!(asked.class, Class::Prefetch);
+    w.ended(asked.order, vec![here(1), here(1)]);
+    assert!(w.is_idle(), "nobody has collected it");
+    let request = w.collect(ticket, Wait::Complete);
+    assert_eq!(w.leased(request).chunks, 2);
+}
+
+#[test]
+fn a_prefetch_that_is_collected_early_becomes_urgent_and_then_a_lease() {
+    let mut w = World::new(PEERS);
+    let (ticket, asked) = w.prefetch("a", &[&[2]]);
+    let request = w.collect(ticket, Wait::Complete);
+    assert!(matches!(w.next(), Effect::Hurry(order) if order == asked.order));
+    assert!(w.is_idle());
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.leased(request).chunks, 1);
+    let late = w.collect(ticket, Wait::Complete);
+    assert!(matches!(w.next(), Effect::Refused { request, .. } if request == late), "a ticket ends once");
+}
+
+#[test]
+fn whoever_does_not_wait_gets_what_is_here_and_the_rest_is_not_brought() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    let (ticket, asked) = w.prefetch("ab", &[&[2]]);
+    let request = w.collect(ticket, Wait::BestEffort);
+    assert_eq!(w.leased(request).chunks, 1);
+    assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order));
+    w.ended(asked.order, Vec::new());
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn whoever_waits_for_a_while_gets_what_is_here_by_then() {
+    let mut w = World::new(PEERS);
+    let (ticket, _) = w.prefetch("a", &[&[2]]);
+    let request = w.collect(ticket, Wait::TimeoutMs(10));
+    assert!(matches!(w.next(), Effect::Hurry(_)));
+    w.pass(Duration::from_millis(9));
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(1));
+    assert_eq!(w.leased(request).chunks, 0);
+}
+
+#[test]
+fn a_prefetch_that_is_cancelled_is_stopped_and_leaves_nothing() {
+    let mut w = World::new(PEERS);
+    let (ticket, asked) = w.prefetch("ab", &[&[2], &[2]]);
+    let stranger = w.core.store.open_session(TenantId(0), ProcessId(1), 1 << 20);
+    w.tell(Event::Cancel { session: stranger, ticket });
+    assert!(w.is_idle(), "it is not its own");
+    w.tell(Event::Cancel { session: w.session, ticket });
+    assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order));
+    w.ended(asked.order, vec![Arrival::Failed, Arrival::Failed]);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn an_order_goes_on_as_long_as_somebody_waits_for_a_chunk_of_it() {
+    let mut w = World::new(PEERS);
+    let (ticket, asked) = w.prefetch("ab", &[&[2], &[2]]);
+    let request = w.lease("a");
+    w.directory_says(&[&[2]]);
+    assert!(matches!(w.next(), Effect::Hurry(order) if order == asked.order), "a lease is more urgent");
+    w.tell(Event::Cancel { session: w.session, ticket });
+    assert!(w.is_idle(), "the lease waits for one of its chunks");
+    w.ended(asked.order, vec![here(1), Arrival::Failed]);
+    assert_eq!(w.leased(request).chunks, 1);
+}
+
+#[test]
+fn a_session_that_ends_leaves_nothing_of_what_it_asked_for() {
+    let mut w = World::new(PEERS);
+    let (_, asked) = w.prefetch("ab", &[&[2], &[2]]);
+    let session = w.session;
+    w.lease("c");
+    w.tell(Event::Closed(session));
+    let Effect::FindHolders { question, .. } = w.next() else { panic!("the directory") };
+    assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order));
+    w.tell(Event::HoldersFound { question, holders: vec![of(&[2])] });
+    assert!(w.is_idle(), "nobody waits for the lease any more");
+    w.ended(asked.order, vec![here(1), here(1)]);
+    w.core.store.process_gone(ProcessId(0));
+    let usage = w.core.store.usage();
+    assert_eq!((usage.fetches, usage.leases), (0, 0));
+}
+
+#[test]
+fn what_is_computed_sooner_than_it_comes_is_not_brought() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.now += Duration::from_secs(1);
+    w.ended(asked.order, vec![here(1)]);
+    w.leased(request);
+    // Node 2 delivers a block a second; a chunk of 16 tokens is computed in a millisecond.
+    let ask = Lookup { prefill_tokens_per_second: Some(16_000.0), ..w.ask("abc") };
+    let (request, session) = (w.request(), w.session);
+    w.tell(Event::Prefetch { request, session, ask, cause: Cause::default() });
+    w.directory_says(&[&[2], &[2]]);
+    let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
+    assert_eq!((started.tokens, started.tokens_to_recompute), (16, 32));
+    assert!(w.is_idle());
+}

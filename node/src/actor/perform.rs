@@ -1,0 +1,393 @@
+//! What the core wants done: each effect is carried out, and what comes of it is told the core.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::fut::LocalBoxActorFuture;
+use actix::prelude::*;
+use larder_core::placement::Placement;
+use larder_core::store::ids::SessionId;
+use larder_core::store::{BlockMove, FetchId, Granted, Wanted};
+use larder_core::{
+    Arrival, Below, Effect, Event, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Started,
+};
+use larder_protocol::peer::Class;
+use larder_protocol::session::{Found, Lookup, Prefetching, Response};
+use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::{ChunkRef, Fingerprint};
+use tokio::sync::{oneshot, watch};
+
+use super::answer::Asked;
+use super::traces::trace_of;
+use super::{Answer, GpuActor};
+use crate::directory::{AskHolders, Stale};
+use crate::disk::{self, BlockPlace, ReadOrder, Refused};
+use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched, Grant};
+use crate::metrics::Placed;
+use crate::object::BlockId;
+use crate::object::metrics::Side;
+use crate::siblings::Siblings;
+
+/// What the core's numbers stand for.
+#[derive(Default)]
+pub(super) struct Pending {
+    last_request: u64,
+    /// The request that is being taken: most are answered before the next one comes.
+    current: Option<(RequestId, SessionId, Asked)>,
+    /// Requests that are answered later. As many as sessions have under way, which each session bounds.
+    requests: HashMap<RequestId, (SessionId, Asked)>,
+    /// Orders that other actors carry out.
+    pub(super) orders: HashMap<OrderNumber, OrderHandles>,
+    /// Peers that wait for chunks from disk.
+    pub(super) recalls: HashMap<RecallId, oneshot::Sender<Grant>>,
+    /// When the core is to be told that time has passed, where that is before the next tick.
+    alarm: Option<Duration>,
+}
+
+/// How an order is changed while it is carried out.
+pub(super) struct OrderHandles {
+    /// The most urgent of what waits for it.
+    pub(super) class: watch::Sender<Class>,
+    pub(super) cancel: Option<oneshot::Sender<()>>,
+}
+
+impl Pending {
+    /// The number of a request that the core is about to be told.
+    pub(super) fn expect(&mut self, session: SessionId, asked: Asked) -> RequestId {
+        self.last_request += 1;
+        let request = RequestId(self.last_request);
+        self.current = Some((request, session, asked));
+        request
+    }
+
+    /// The request being taken is answered later, if it was not by now.
+    fn put_off(&mut self) {
+        if let Some((request, session, asked)) = self.current.take() {
+            self.requests.insert(request, (session, asked));
+        }
+    }
+
+    fn answered(&mut self, request: RequestId) -> Option<Asked> {
+        match self.current.take_if(|(current, ..)| *current == request) {
+            Some((.., asked)) => Some(asked),
+            None => self.requests.remove(&request).map(|(_, asked)| asked),
+        }
+    }
+
+    /// Nobody waits for a session's answers any more.
+    pub(super) fn forget(&mut self, session: SessionId) {
+        self.requests.retain(|_, (of, _)| *of != session);
+    }
+
+    /// Nothing is under way any more; numbers go on.
+    pub(super) fn begin_anew(&mut self) {
+        *self = Self { last_request: self.last_request, ..Self::default() };
+    }
+}
+
+impl GpuActor {
+    /// Tells the core what happened, and does what it wants.
+    pub(super) fn decide(&mut self, event: Event, ctx: &mut Context<Self>) {
+        self.tell(event);
+        self.settle(ctx);
+    }
+
+    /// Does what the core wants, until it wants nothing more.
+    pub(super) fn settle(&mut self, ctx: &mut Context<Self>) {
+        while let Some(effect) = self.core.poll_effect() {
+            self.perform(effect, ctx);
+        }
+        self.pending.put_off();
+        self.renew_extents(ctx);
+        self.follow_up(ctx);
+        let Some(at) = self.core.next_deadline() else { return };
+        if self.pending.alarm.is_none_or(|alarm| at < alarm) {
+            self.pending.alarm = Some(at);
+            self.later(ctx, at.saturating_sub(self.clock.elapsed()), |actor, ctx| {
+                actor.pending.alarm = None;
+                actor.decide(Event::Tick, ctx);
+            });
+        }
+    }
+
+    fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
+        match effect {
+            Effect::Found { request, session, ask, mut found } => {
+                self.count_found(session, &ask, &mut found);
+                self.avoided(&ask, found.tokens);
+                self.answer_request(request, Answer::from(Response::Found(found)));
+            }
+            Effect::Prefetching { request, session, ask, mut found, started } => {
+                self.count_found(session, &ask, &mut found);
+                let answer = started.map(|Started { ticket, tokens, tokens_to_recompute }| {
+                    self.avoided(&ask, tokens);
+                    Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
+                });
+                self.answer_request(request, answer.map_or_else(Answer::from, Answer::from));
+            }
+            Effect::Leased { request, leased } => {
+                let answer = self.show_lease(leased);
+                self.answer_request(request, answer);
+            }
+            Effect::Refused { request, refused } => self.answer_request(request, Answer::from(refused)),
+            Effect::FindSiblings { question, fingerprint, chunks } => {
+                let holders = |siblings: &Siblings| {
+                    chunks.iter().map(|chunk| siblings.holders(&fingerprint, &chunk.hash)).collect()
+                };
+                let holders = self.siblings.as_ref().map(holders).unwrap_or_default();
+                self.tell(Event::SiblingsFound { question, holders });
+            }
+            Effect::FindHolders { question, fingerprint, chunks, cause } => {
+                let trace = trace_of(&cause);
+                self.find_holders(question, AskHolders { fingerprint, chunks, trace }, ctx);
+            }
+            Effect::FindStored { question, fingerprint, chunks, blocks } => {
+                self.find_stored(question, fingerprint, chunks, &blocks, ctx);
+            }
+            Effect::Fetch(order) => self.fetch(order, ctx),
+            Effect::Hurry(order) => {
+                let order = self.pending.orders.get(&order);
+                order.into_iter().for_each(|order| _ = order.class.send_replace(Class::Decode));
+            }
+            Effect::CancelOrder(order) => {
+                let order = self.pending.orders.get_mut(&order);
+                // It has just ended where there is nobody to tell.
+                let _ = order.and_then(|order| order.cancel.take()).map(|cancel| cancel.send(()));
+            }
+            Effect::Read { read, tier, chunk } => self.read(read, tier, chunk, ctx),
+            Effect::Stale { holder, fingerprint, chunks } => {
+                self.tell_stale(Stale { holder, fingerprint, chunks });
+            }
+            Effect::TellDamaged { device, fingerprint, hashes } => {
+                self.tell_sibling_damaged(device, fingerprint, hashes);
+            }
+            Effect::TellMoved { device, fingerprint, hash } => {
+                self.moved_from_sibling(device, fingerprint, hash);
+            }
+            Effect::Granted { recall, granted } => {
+                let grant = self.show_grant(granted);
+                // Whoever asked went away where there is nobody to tell: the grant ends when it is dropped.
+                let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
+            }
+            Effect::Placed(placement) => self.metrics.placed_fetched(placed(placement)),
+        }
+    }
+
+    /// Adds what the device has to what a lookup found, and counts it.
+    fn count_found(&mut self, session: SessionId, ask: &Lookup, found: &mut Found) {
+        self.find_on_device(session, ask, found);
+        self.looked_up(ask, found);
+    }
+
+    /// Asks another actor for chunks.
+    fn fetch(&mut self, ordered: larder_core::FetchOrder, ctx: &mut Context<Self>) {
+        let larder_core::FetchOrder {
+            order,
+            holder,
+            fingerprint,
+            chunks,
+            deadline,
+            has_others,
+            class,
+            cause,
+        } = ordered;
+        let chunk = |&id: &FetchId| Some(self.fetch_chunk(self.core.wanted(id)?.1));
+        let Some(chunks) = chunks.iter().map(chunk).collect() else {
+            return self.tell(Event::OrderRefused(order));
+        };
+        let (class, waits) = watch::channel(class);
+        let (cancel, cancelled) = oneshot::channel();
+        let (cancelled, trace) = (Some(cancelled), trace_of(&cause));
+        let fetch =
+            FetchOrder { holder, fingerprint, chunks, deadline, has_others, class: waits, cancelled, trace };
+        self.order_fetch(order, fetch, OrderHandles { class, cancel: Some(cancel) }, ctx);
+    }
+
+    /// Tells the core what happened; [`GpuActor::settle`] does what follows.
+    pub(super) fn tell(&mut self, event: Event) {
+        if let Some(objects) = &self.objects {
+            self.core.object_is_open(!objects.tier.is_closed(Side::Reading));
+        }
+        self.core.handle(self.clock.elapsed(), event);
+    }
+
+    fn answer_request(&mut self, request: RequestId, answer: Answer) {
+        if let Some(asked) = self.pending.answered(request) {
+            self.reply(asked, answer);
+        }
+    }
+
+    fn find_holders(&mut self, question: QuestionId, ask: AskHolders, ctx: &mut Context<Self>) {
+        let Some(peers) = &self.peers else {
+            return self.tell(Event::HoldersFound { question, holders: Vec::new() });
+        };
+        let finish = peers.holders.send(ask).into_actor(self).map(move |holders, actor, ctx| {
+            actor.decide(Event::HoldersFound { question, holders: holders.unwrap_or_default() }, ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
+    fn find_stored(
+        &mut self,
+        question: QuestionId,
+        fingerprint: Fingerprint,
+        chunks: Vec<ChunkRef>,
+        blocks: &[(u16, u8)],
+        ctx: &mut Context<Self>,
+    ) {
+        let blocks = blocks.iter().map(|&(slice, pool)| BlockId { slice, pool }).collect();
+        let asking = self.objects.as_ref().and_then(|objects| {
+            let asking = objects.tier.find(fingerprint, chunks, blocks).ok()?;
+            // Its own deadline begins when it is taken up.
+            Some(tokio::time::timeout(objects.find_deadline, asking))
+        });
+        let Some(asking) = asking else {
+            return self.tell(Event::StoredFound { question, found: Vec::new() });
+        };
+        let finish = asking.into_actor(self).map(move |found, actor, ctx| {
+            let found = found.ok().and_then(Result::ok).unwrap_or_default();
+            actor.decide(Event::StoredFound { question, found }, ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
+    fn order_fetch(
+        &mut self,
+        order: OrderNumber,
+        fetch: FetchOrder,
+        handles: OrderHandles,
+        ctx: &mut Context<Self>,
+    ) {
+        let Some(coming) = self.order_from(fetch) else { return self.tell(Event::OrderRefused(order)) };
+        self.pending.orders.insert(order, handles);
+        let finish = coming.map(move |came, actor, ctx| {
+            actor.pending.orders.remove(&order);
+            let came = came.into_iter().map(Arrival::from).collect();
+            actor.decide(Event::OrderEnded { order, came }, ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
+    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` where there are too many.
+    fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Fetched>>> {
+        if order.holder.node == NodeNumber::THIS_NODE {
+            return Some(self.fetch_from_sibling(order));
+        }
+        let coming = (self.peers.as_ref()?.fetch)(order).ok()?;
+        Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
+    }
+
+    pub(super) fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
+        let blocks = wanted.blocks.iter().map(|block| Destination {
+            memory: Arc::clone(self.arena.extent(block.place.extent)),
+            offset: block.place.offset,
+            bytes: block.bytes,
+            range_bytes: block.range_bytes,
+            key: block.key,
+        });
+        FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() }
+    }
+
+    /// Has a tier read a chunk into its slots.
+    fn read(&mut self, read: ReadId, tier: Below, chunk: FetchId, ctx: &mut Context<Self>) {
+        let order = self.core.wanted(chunk).map(|(fingerprint, wanted)| {
+            let places = wanted.blocks.iter().map(|block| self.block_place(block)).collect();
+            ReadOrder::new(fingerprint, wanted.chunk, places)
+        });
+        let coming = match (order, tier) {
+            (Some(Ok(order)), Below::Disk) => self.disk.as_ref().map(|disk| disk.tier.read(order)),
+            (Some(Ok(order)), Below::Object) => self.objects.as_ref().map(|objects| objects.tier.read(order)),
+            (Some(Err(error)), _) => {
+                tracing::error!(%error, "the store made an order that does not fit its memory");
+                return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Impossible });
+            }
+            (None, _) => None,
+        };
+        let coming = match coming {
+            Some(Ok(coming)) => coming,
+            Some(Err(Refused::Busy(_))) => {
+                return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
+            }
+            Some(Err(Refused::Closed(_))) | None => {
+                return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Closed });
+            }
+        };
+        let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
+            let answer = answer.map_or_else(
+                |_| {
+                    tracing::error!(?tier, "the tier's thread failed: what it read into stays unused");
+                    ReadAnswer::Lost
+                },
+                ReadAnswer::from,
+            );
+            actor.decide(Event::ReadEnded { read, answer }, ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
+    pub(super) fn block_place(&self, block: &BlockMove) -> BlockPlace {
+        BlockPlace {
+            slice: block.key.slice,
+            pool: block.key.pool,
+            memory: Arc::clone(self.arena.extent(block.place.extent)),
+            offset: block.place.offset,
+            bytes: block.bytes,
+            range_bytes: block.range_bytes,
+        }
+    }
+
+    fn tell_stale(&self, stale: Stale) {
+        let holder: Holder = stale.holder;
+        if let Some(peers) = &self.peers
+            && peers.stale.try_send(stale).is_err()
+        {
+            tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
+        }
+    }
+
+    /// What a peer gets, with the lease that keeps it from reuse.
+    pub(super) fn show_grant(&self, granted: Granted) -> Grant {
+        super::peers::show_grant(granted, &self.arena, &self.ended_grants.sender)
+    }
+}
+
+/// What became of a chunk that was wanted from elsewhere, as it is counted.
+fn placed(placement: Option<Placement>) -> Placed {
+    match placement {
+        Some(Placement::Migrate) => Placed::Migrated,
+        Some(Placement::Replicate) => Placed::Replicated,
+        Some(Placement::Pass) => Placed::Passed,
+        None => Placed::Missed,
+    }
+}
+
+impl From<Fetched> for Arrival {
+    fn from(fetched: Fetched) -> Self {
+        match fetched {
+            Fetched::Here { checksums, pools, reads, is_on_disk } => {
+                let checksums = checksums.into_iter().map(Into::into).collect();
+                Self::Here { checksums, pools, reads, is_on_disk }
+            }
+            Fetched::NotHeld => Self::NotHeld,
+            Fetched::Busy { retry_after_ms } => Self::Busy { retry_after_ms },
+            Fetched::Failed(FetchFailure::Checksum) => Self::Damaged,
+            Fetched::Failed(_) => Self::Failed,
+        }
+    }
+}
+
+impl From<disk::ReadAnswer> for ReadAnswer {
+    fn from(answer: disk::ReadAnswer) -> Self {
+        match answer {
+            disk::ReadAnswer::Here { checksums, pools, .. } => {
+                Self::Here { checksums: checksums.into_iter().map(Into::into).collect(), pools }
+            }
+            disk::ReadAnswer::NotHeld
+            | disk::ReadAnswer::OtherBlocks
+            | disk::ReadAnswer::Damaged
+            | disk::ReadAnswer::Disagrees => Self::Missing,
+            disk::ReadAnswer::Closed => Self::Closed,
+        }
+    }
+}
