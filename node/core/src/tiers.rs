@@ -1,6 +1,6 @@
 //! The tiers below memory, disk and object store: one contract for both.
 //!
-//! A chunk to be read waits in the tier's line ([`reads`]); its turn makes an [`Effect::Read`], whose answer says that its
+//! A chunk to be read waits in the tier's line (`reads`); its turn makes an [`Effect::Read`], whose answer says that its
 //! blocks are in their slots, or why they are not. What follows of an answer differs: a chunk that the disk has lost other
 //! nodes or the object store may have; one that the object store has lost nobody has.
 
