@@ -208,3 +208,27 @@ fn a_peer_hears_of_a_chunk_that_the_disk_lost() {
     assert!(matches!(w.next(), Effect::Granted { granted: Granted::NotHeld, .. }));
     assert!(w.is_at_rest());
 }
+
+#[test]
+fn what_the_disk_lost_is_found_no_more() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    let request = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+    assert_eq!(w.leased(request).chunks, 0);
+    w.lookup("a");
+    assert!(matches!(w.next(), Effect::Found { found, .. } if found.tokens == 0));
+}
+
+#[test]
+fn what_is_in_line_for_the_disk_leaves_it_with_the_session_that_wanted_it() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
+    w.tell(Event::Closed(w.session));
+    w.pass(Duration::from_millis(50));
+    assert!(w.is_at_rest());
+}

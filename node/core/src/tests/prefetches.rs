@@ -132,3 +132,15 @@ fn what_is_computed_sooner_than_it_comes_is_not_brought() {
     assert_eq!((started.tokens, started.tokens_to_recompute), (16, 32));
     assert!(w.is_idle());
 }
+
+#[test]
+fn a_prefetch_that_somebody_waits_for_is_collected_by_nobody_else() {
+    let mut w = World::new(PEERS);
+    let (ticket, asked) = w.prefetch("a", &[&[2]]);
+    let first = w.collect(ticket, Wait::Complete);
+    assert!(matches!(w.next(), Effect::Hurry(_)));
+    let second = w.collect(ticket, Wait::Complete);
+    assert!(matches!(w.next(), Effect::Refused { request, .. } if request == second));
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.leased(first).chunks, 1);
+}
