@@ -8,7 +8,10 @@
 //! | --- | --- |
 //! | the node is killed, or power is lost | what was acknowledged is there at the next start |
 //! | bytes are damaged | a miss, counted; the record is forgotten |
-//! | the device fails, or is full | the tier closes itself, every later order is answered `Closed`, the node goes on |
+//! | a read fails | a miss, counted; the record is forgotten, and what else its segment holds goes on being read |
+//! | reads fail again and again | the tier closes itself: the drive is broken |
+//! | a write or sync fails, or the device is full | the tier closes itself, every later order is answered `Closed`, the node goes on |
+//! | the folder or the file is removed | the tier closes itself |
 //! | more orders than the queue holds | `Busy` |
 //! | two processes want one folder | the second is refused |
 
