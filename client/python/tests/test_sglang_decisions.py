@@ -92,7 +92,7 @@ def test_settings_that_are_not_known_or_impossible_are_refused():
     for given, reason in (
         ({}, "needs `socket`"),
         ({"socket": "/s", "colour": 1}, "`colour`"),
-        ({"socket": "/s", "timeout_seconds": 0}, "more than 0"),
+        ({"socket": "/s", "timeout_seconds": 0}, "a number above 0, not 0"),
     ):
         with pytest.raises(UnsupportedError, match=reason):
             NodeSettings.parse(given, "it")

@@ -128,12 +128,29 @@ def test_settings_are_checked():
     for extra, words in (
         ({}, "needs `socket`"),
         ({"socket": "/s", "chunk": 1}, "none of"),
-        ({"socket": "/s", "load": "lazy"}, "`load` is"),
-        ({"socket": "/s", "prefetches": 0}, "at least 1"),
-        ({"socket": "/s", "device": -1}, "number of one"),
+        ({"socket": ""}, "`socket` in kv_connector_extra_config is not empty"),
+        ({"socket": None}, "`socket` in kv_connector_extra_config is text, not None"),
+        ({"socket": "/s", "load": "lazy"}, '`load` in kv_connector_extra_config is "async" or "sync", not \'lazy\''),
+        ({"socket": "/s", "verify": True}, '"off" or "sample" or "always", not True'),
+        ({"socket": "/s", "prefetches": 0}, "at least 1, not 0"),
+        ({"socket": "/s", "prefetches": True}, "a whole number, not True"),
+        ({"socket": "/s", "device": -1}, "at least 0, not -1"),
+        ({"socket": "/s", "device": 1.0}, "a whole number, not 1.0"),
+        ({"socket": "/s", "window_bytes": -1}, "at least 1, not -1"),
+        ({"socket": "/s", "timeout_seconds": "10"}, "a number, not '10': write it without quotes"),
+        ({"socket": "/s", "timeout_seconds": float("inf")}, "a number above 0, not inf"),
+        ({"socket": "/s", "prefetch_seconds": "1"}, "without quotes"),
+        ({"socket": "/s", "prefetch_seconds": float("nan")}, "at least 0, not nan"),
+        ({"socket": "/s", "save": "false"}, "true or false, not 'false': write it without quotes"),
+        ({"socket": "/s", "events": "http://x"}, "HOST:PORT"),
+        ({"socket": "/s", "events": "host"}, "HOST:PORT"),
     ):
-        with pytest.raises(UnsupportedError, match=words):
+        with pytest.raises(UnsupportedError) as refused:
             Settings.parse(extra)
+        assert words in str(refused.value)
+    chosen = {"timeout_seconds": 3, "chunk_tokens": None, "events": "[::1]:9100", "prefetch_seconds": 0}
+    settings = Settings.parse({"socket": "/s", **chosen})
+    assert (settings.timeout_seconds, settings.chunk_tokens) == (3, None)
 
 
 def facts(**changes) -> Facts:

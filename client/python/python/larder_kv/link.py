@@ -73,9 +73,11 @@ class Link(Generic[T]):
                 return
             try:
                 opened = self._connect()
-            except (larder_kv.LarderError, ValueError, OSError) as error:
+            # Whatever it is: without this thread the engine would never have a cache again.
+            except Exception as error:
                 if not warned:
-                    self._logger.warning("no Larder node for now: %s", error)
+                    is_known = isinstance(error, (larder_kv.LarderError, ValueError, OSError))
+                    self._logger.warning("no Larder node for now: %s", error, exc_info=not is_known)
                 warned = True
                 self._tried.set()
                 self._closed.wait(self._reconnect_seconds)

@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import (
 
 import larder_kv
 from larder_kv.identity import weights_digest
-from larder_kv.settings import UnsupportedError, check_verify
+from larder_kv.settings import UnsupportedError
 from larder_kv.vllm.facts import Facts
 from larder_kv.vllm.groups import Group, GroupPool, Kind, pools_of
 from larder_kv.vllm.hashes import checked_seed
@@ -117,7 +117,7 @@ class Engine:
                 device=settings.device,
                 window_bytes=window_bytes,
                 timeout=settings.timeout_seconds,
-                verify=check_verify(settings.verify),
+                verify=settings.verify,
             )
 
         return Node(open_session, self.facts.namespace(), list(slices), settings.reconnect_seconds)

@@ -7,6 +7,7 @@ vLLM moves blocks between GPUs and host memory; this moves them between host mem
 import hashlib
 import json
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -21,13 +22,23 @@ from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import larder_kv
-from larder_kv.settings import check_verify
+from larder_kv.settings import ABOVE_0, AT_LEAST_0, AT_LEAST_1, NodeSettings
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.offload import Offload
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+
+@dataclass(frozen=True)
+class TierSettings(NodeSettings):
+    """What users choose: the tier's entry in vLLM's configuration."""
+
+    device: int | None = field(default=0, metadata=AT_LEAST_0)
+    timeout_seconds: float = field(default=10.0, metadata=ABOVE_0)
+    threads: int = field(default=4, metadata=AT_LEAST_1)
+    """Loads and stores that are under way at the same time."""
 
 
 class LarderTier(SecondaryTierManager):
@@ -40,34 +51,27 @@ class LarderTier(SecondaryTierManager):
         offloading_spec: "OffloadingSpec",
         primary_kv_view: memoryview,
         tier_type: str,
-        socket: str,
-        device: int = 0,
-        window_bytes: int = 64 << 20,
-        timeout_seconds: float = 10.0,
-        reconnect_seconds: float = 1.0,
-        threads: int = 4,
-        verify: str = "sample",
-        model_revision: str = "",
         locality: str | None = None,
         backpressure_detector: "BackpressureDetector | None" = None,
+        **given: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        check_verify(verify)
-        namespace = namespace_of(offloading_spec, self.block_size_bytes, model_revision)
+        settings = TierSettings.parse(given, "the tier LarderTier")
+        namespace = namespace_of(offloading_spec, self.block_size_bytes, settings.model_revision)
 
         def open_session() -> larder_kv.Session:
             return larder_kv.Session(
-                socket,
+                settings.socket,
                 client="larder-kv tier for vLLM",
-                device=device,
-                window_bytes=max(window_bytes, self.block_size_bytes),
-                timeout=timeout_seconds,
-                verify=check_verify(verify),
+                device=settings.device,
+                window_bytes=max(settings.window_bytes, self.block_size_bytes),
+                timeout=settings.timeout_seconds,
+                verify=settings.verify,
             )
 
-        self._node = Node(open_session, namespace, [0], reconnect_seconds)
-        self._node.wait_for_first_try(reconnect_seconds)
-        self._offload = Offload(self._node, primary_kv_view, self.block_size_bytes, threads)
+        self._node = Node(open_session, namespace, [0], settings.reconnect_seconds)
+        self._node.wait_for_first_try(settings.reconnect_seconds)
+        self._offload = Offload(self._node, primary_kv_view, self.block_size_bytes, settings.threads)
         self._asked: dict[str, set[OffloadKey]] = {}
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
