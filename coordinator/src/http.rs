@@ -9,11 +9,12 @@ use std::os::fd::AsFd as _;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Extensions, ServiceRequest, ServiceResponse};
+use actix_web::http::Method;
 use actix_web::middleware::Next;
 use actix_web::rt::net::TcpStream;
-use actix_web::web::{Data, Json, ServiceConfig, get, post};
+use actix_web::web::{Bytes, Data, ServiceConfig, get, post};
 use actix_web::{HttpResponse, error};
-use larder_client::connections::{Connections, Open};
+use larder_client::connections::{Connections, Open, pieces};
 use larder_client::trace::Sampler;
 use larder_protocol::table::MemberState;
 use serde::{Deserialize, Serialize};
@@ -96,13 +97,22 @@ pub(crate) fn note_connection(connections: &Connections, socket: &dyn Any, exten
     }
 }
 
-/// Keeps a connection from making way while its request is answered.
+/// Keeps a connection from making way while its request is answered. One whose body has yet to come says so itself, once it has:
+/// whoever sends none must not keep others out.
 pub(crate) async fn busy(
     request: ServiceRequest,
     next: Next<impl MessageBody>,
 ) -> actix_web::Result<ServiceResponse<impl MessageBody>> {
-    let _busy = request.conn_data::<Open>().map(Open::busy);
+    let has_come = request.method() == Method::GET;
+    let _busy = request.conn_data::<Open>().filter(|_| has_come).map(Open::busy);
     next.call(request).await
+}
+
+/// A long answer.
+fn in_pieces(content_type: &str, answer: Bytes) -> HttpResponse {
+    let bytes = answer.len() as u64;
+    let mut response = HttpResponse::Ok();
+    response.insert_header(("content-type", content_type)).no_chunking(bytes).streaming(pieces(answer))
 }
 
 async fn healthy() -> &'static str {
@@ -126,18 +136,20 @@ async fn metrics(state: Data<State>) -> actix_web::Result<HttpResponse> {
     let heartbeat_ms = state.patience.heartbeat_ms;
     let text = state.metrics.render(state.uptime.elapsed(), &members, epoch, counts, heartbeat_ms);
     let text = text.map_err(error::ErrorInternalServerError)?;
-    Ok(HttpResponse::Ok().insert_header(("content-type", prometheus::TEXT_FORMAT)).body(text))
+    Ok(in_pieces(prometheus::TEXT_FORMAT, text.into()))
 }
 
-async fn status(state: Data<State>) -> Json<Status> {
+async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
     let membership = state.membership.lock();
-    Json(Status {
+    let status = Status {
         role: "coordinator".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         uptime_seconds: state.uptime.elapsed().as_secs_f64(),
         epoch: membership.table().epoch.to_string(),
         nodes: membership.report(state.uptime.now()).into_iter().map(node_status).collect(),
-    })
+    };
+    drop(membership);
+    Ok(in_pieces("application/json", serde_json::to_vec(&status)?.into()))
 }
 
 fn node_status(report: MemberReport) -> NodeStatus {

@@ -16,11 +16,11 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{Extensions, ServiceRequest, ServiceResponse};
 use actix_web::middleware::Next;
 use actix_web::rt::net::TcpStream;
-use actix_web::web::{Data, Json, ServiceConfig, get};
+use actix_web::web::{Bytes, Data, Json, ServiceConfig, get};
 use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use larder_client::connections::{Connections, Open};
+use larder_client::connections::{Connections, Open, pieces};
 use larder_core::store::NamespaceFacts;
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{ChunkHash, sha256_cbor};
@@ -221,6 +221,13 @@ pub(crate) async fn busy(
     next.call(request).await
 }
 
+/// A long answer.
+fn in_pieces(content_type: &str, answer: Bytes) -> HttpResponse {
+    let bytes = answer.len() as u64;
+    let mut response = HttpResponse::Ok();
+    response.insert_header(("content-type", content_type)).no_chunking(bytes).streaming(pieces(answer))
+}
+
 async fn healthy() -> &'static str {
     "ok\n"
 }
@@ -250,7 +257,7 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
     // Brings its gauges up to date.
     let _ = state.cluster.get().map(|report| report());
     let text = state.metrics.render().map_err(error::ErrorInternalServerError)?;
-    Ok(HttpResponse::Ok().insert_header(("content-type", prometheus::TEXT_FORMAT)).body(text))
+    Ok(in_pieces(prometheus::TEXT_FORMAT, text.into()))
 }
 
 /// What is held, and then what changes, as server-sent events.
@@ -294,7 +301,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
 }
 
 /// The namespaces that any actor knows, each once.
-async fn namespaces(state: Data<Arc<State>>) -> Json<Vec<NamespaceStatus>> {
+async fn namespaces(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
     let actors = state.actors.get().into_iter().flatten();
     let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskNamespaces)));
     let answers = join_all(asked).await.into_iter().filter_map(|answer| answer.ok()?.ok()).flatten();
@@ -307,7 +314,7 @@ async fn namespaces(state: Data<Arc<State>>) -> Json<Vec<NamespaceStatus>> {
     }
     let mut namespaces: Vec<_> = known.into_values().collect();
     namespaces.sort();
-    Json(namespaces)
+    Ok(in_pieces("application/json", serde_json::to_vec(&namespaces)?.into()))
 }
 
 fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {

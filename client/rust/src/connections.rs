@@ -1,11 +1,15 @@
 //! The connections of a server: how many there may be, and which idle one makes way for a new one.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use bytes::Bytes;
+use futures_util::{Stream, stream};
 use prometheus::{IntCounterVec, IntGauge};
+use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::metrics::{Families, Label, Metric, Section};
@@ -87,6 +91,8 @@ impl Connections {
     /// # Errors
     /// Where the system gives no descriptor, or there is no room: the connection is shut down.
     pub fn enter(&self, socket: BorrowedFd<'_>) -> io::Result<Open> {
+        // Who reads nothing loses the connection, and with it whatever waits to be sent. No matter on a socket that is none of TCP.
+        let _ = set_tcp_user_timeout(socket, UNREAD_MS);
         let own = match socket.try_clone_to_owned() {
             Ok(own) => own,
             Err(error) => {
@@ -116,6 +122,15 @@ impl Connections {
     fn lock(&self) -> MutexGuard<'_, Known> {
         crate::lock(&self.0.known)
     }
+}
+
+/// An answer in pieces. A server takes the next one when it has room; it keeps a whole answer for each request that a client
+/// sends ahead, whether the client reads them or not.
+pub fn pieces(answer: Bytes) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    stream::unfold(answer, |mut rest| async move {
+        let piece = rest.split_to(rest.len().min(PIECE_BYTES));
+        (!piece.is_empty()).then_some((Ok(piece), rest))
+    })
 }
 
 impl Open {
@@ -176,6 +191,11 @@ impl Known {
         self.by_number.remove(&number).map(|state| state.socket)
     }
 }
+
+/// How long a client may leave unread what was sent to it.
+const UNREAD_MS: u32 = 10_000;
+
+const PIECE_BYTES: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,7 @@
 
 use actix_web::web::{Data, Json, Payload};
 use actix_web::{HttpRequest, error};
+use larder_client::connections::Open;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use larder_protocol::{Chain, ChunkHash, Fingerprint, sha256_cbor};
@@ -100,6 +101,7 @@ pub(super) async fn answer(
     let parent = head.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse().ok());
     let trace = state.sampler.request("prefix", parent);
     let body = state.bodies.read(&head, payload).await?;
+    let _busy = head.conn_data::<Open>().map(Open::busy);
     let Asked { fingerprint, chain, chunk_tokens } = body.understand(|body| Asked::of(&body)).await?;
     if trace.is_recorded() {
         trace.set("larder.namespace", tracing::field::display(fingerprint));
