@@ -48,6 +48,8 @@ pub(super) struct Engine {
     patience: Duration,
     sides: [SideState; 2],
     trouble: LastTrouble,
+    /// The object that could not be read last: who is to say that the store reads again, reads that.
+    unread: RefCell<Option<Path>>,
     /// Whether the store can write what is not there yet, and nothing else.
     can_create: Cell<bool>,
     /// One write or deletion of a block at a time.
@@ -98,6 +100,7 @@ impl Engine {
             patience: options.timeout,
             sides: closed.map(SideState::new),
             trouble,
+            unread: RefCell::default(),
             can_create: Cell::new(true),
             writing: RefCell::default(),
             wrong: RefCell::default(),
@@ -294,7 +297,12 @@ impl Engine {
                 }
             }
         });
-        let arriving = match got.await? {
+        let got = got.await.inspect_err(|failed| {
+            if matches!(failed, Failed::Trouble(_)) {
+                self.unread.replace(Some(at.clone()));
+            }
+        });
+        let arriving = match got? {
             Got::Whole(arriving) => arriving,
             Got::File(arriving, file) => read_file(arriving, file, deadline).await?,
         };

@@ -45,6 +45,8 @@ pub(super) struct Faulty {
 pub(super) struct Faults {
     /// Refuses to say what it has.
     pub(super) refuses_reads: bool,
+    /// Says what it has, and hands out none of it.
+    pub(super) hangs_in_reads: bool,
     /// Refuses to take or delete objects.
     pub(super) refuses_writes: bool,
     /// Refuses to delete objects alone.
@@ -141,6 +143,10 @@ impl ObjectStore for Faulty {
         match options.head {
             true => self.faults().heads += 1,
             false => self.faults().gets += 1,
+        }
+        if self.faults().hangs_in_reads && !options.head {
+            self.inner.head(at).await?;
+            return std::future::pending().await;
         }
         self.under_way(|faults| faults.refuses_reads).await?;
         self.inner.get_opts(at, options).await

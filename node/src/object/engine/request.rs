@@ -1,5 +1,6 @@
 //! One request to the store, and what the store's answers say of the store.
 
+use futures_util::TryStreamExt as _;
 use larder_core::store::ids::ChunkKey;
 use larder_core::tiers::known::Fact;
 use larder_protocol::{ChunkHash, Fingerprint};
@@ -42,7 +43,7 @@ impl Engine {
     }
 
     /// Whether a block's object is there: an error where it is not, or is not known to be.
-    pub(super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
+    pub(in super::super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
         let at = name(&self.prefix, key);
         let found = self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await;
         match &found {
@@ -57,8 +58,9 @@ impl Engine {
     pub(in super::super) async fn try_again(&self, side: Side, deadline: Instant) {
         let tried = match side {
             Side::Reading => {
-                let at = probe_name(&self.prefix);
-                self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await.map(|_| ())
+                let at = self.unread.borrow().clone().unwrap_or_else(|| probe_name(&self.prefix));
+                let begins = async { self.store.get(&at).await?.into_stream().try_next().await.map(|_| ()) };
+                self.ask(Kind::Get, GET, deadline, begins).await
             }
             Side::Writing => self.put_probe(deadline).await,
         };
@@ -108,6 +110,8 @@ impl Engine {
         match &made {
             // Deleting is less than writing: what comes of it says nothing of that.
             _ if kind == Kind::Delete => {}
+            // Finding is less than reading: a store may know what it has and hand out nothing.
+            Ok(_) | Err(Failed::Absent) if kind == Kind::Head => {}
             Err(Failed::Trouble(trouble)) if trouble.detail == SILENT => self.went_silent(side, trouble),
             Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
                 if !matches!(trouble.kind, TroubleKind::TimedOut | TroubleKind::Unreachable) {

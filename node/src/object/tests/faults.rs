@@ -242,3 +242,24 @@ async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places()
     assert_eq!(metrics.requests(Kind::Head, "absent"), 1);
     assert_eq!(metrics.requests(Kind::Put, "timed_out"), 1, "it was under way");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_says_what_it_has_and_hands_out_none_costs_one_wait_until_it_does_again() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    rig.store.faults().hangs_in_reads = true;
+    let start = Instant::now();
+    for _ in 0..20 {
+        // What others find does not mean that reading is well.
+        let found =
+            rig.engine.head(&ObjectKey { chunk: single(1).key(), block: BLOCKS[0] }, deadline()).await;
+        assert!(found.is_ok() || rig.engine.is_open(Side::Reading));
+        assert_eq!(rig.read(1).await, ReadAnswer::Closed);
+    }
+    assert!(start.elapsed() <= options("memory:///").timeout, "{:?}", start.elapsed());
+    rig.engine.try_again(Side::Reading, deadline()).await;
+    assert!(rig.engine.is_open(Side::Reading), "it is tried by what could not be read");
+    rig.store.faults().hangs_in_reads = false;
+    rig.engine.try_again(Side::Reading, deadline()).await;
+    assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
+}
