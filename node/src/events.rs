@@ -18,6 +18,7 @@ use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
+use tokio::task::spawn_blocking;
 
 /// Where an actor tells what happened; nobody need listen.
 #[derive(Debug, Clone)]
@@ -135,14 +136,20 @@ impl Follower {
             return "event: live\ndata: {}\n\n".to_owned();
         };
         let Ok(page) = actor.send(AskPage { from: *from }).await else { return self.end() };
-        let mut text = String::new();
-        for (fingerprint, chunk) in &page.chunks {
-            write_event(&mut text, "held", None, feed.device, fingerprint, chunk);
-        }
+        let (device, chunks) = (feed.device, page.chunks);
         match page.next {
             Some(next) => *from = next,
             None => _ = self.actors.pop_front(),
         }
+        // The thread that writes answers has health checks to answer meanwhile.
+        let written = spawn_blocking(move || {
+            let mut text = String::new();
+            for (fingerprint, chunk) in &chunks {
+                write_event(&mut text, "held", None, device, fingerprint, chunk);
+            }
+            text
+        });
+        let Ok(text) = written.await else { return self.end() };
         // An empty comment keeps the stream alive where a page holds nothing.
         if text.is_empty() { ":\n\n".to_owned() } else { text }
     }
