@@ -1,5 +1,6 @@
 //! Why a configuration cannot be used on this machine.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
@@ -183,6 +184,14 @@ pub enum ConfigError {
         /// The setting's name.
         key: String,
     },
+    /// Where other nodes are to dial this one, nobody can dial.
+    #[error(
+        "[cluster] advertise is {address}: write an address and a port at which other nodes reach this one"
+    )]
+    Advertise {
+        /// As configured.
+        address: SocketAddr,
+    },
     /// The coordinator's address cannot be dialled.
     #[error("[cluster] coordinator is `{found}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601")]
     Coordinator {
@@ -208,6 +217,20 @@ pub enum ConfigError {
     TenantName {
         /// The name.
         name: String,
+    },
+    /// A tenant may not have one extent.
+    #[error(
+        "[[tenants]] {name}: max_bytes is {}, less than the smallest part of the arena that a tenant can have: set it to {} or more",
+        ByteSize(*max_bytes),
+        ByteSize(*least_bytes)
+    )]
+    TenantTooSmall {
+        /// The tenant.
+        name: String,
+        /// As configured.
+        max_bytes: u64,
+        /// An extent of each actor.
+        least_bytes: u64,
     },
     /// Two tenants of one name.
     #[error("[[tenants]] {name} stands there twice: names must differ")]

@@ -50,6 +50,7 @@ impl Config {
         }
         let session = self.session_limits()?;
         let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
+        check_tenant_bytes(&self.tenants, extent_bytes * self.gpus.len().max(1) as u64)?;
         let mut mismatches = Vec::new();
         let mut actors = self.actors(host, extents, extent_bytes, &mut mismatches)?;
         loosen_what_does_not_fit(&mut actors, host, &mut mismatches);
@@ -316,6 +317,18 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// A tenant takes memory in whole extents, of each actor.
+fn check_tenant_bytes(tenants: &[TenantConfig], least_bytes: u64) -> Result<(), ConfigError> {
+    for TenantConfig { name, max_bytes, .. } in tenants {
+        if let Some(max_bytes) = max_bytes.map(|bytes| bytes.0)
+            && max_bytes < least_bytes
+        {
+            return Err(ConfigError::TenantTooSmall { name: name.clone(), max_bytes, least_bytes });
+        }
+    }
+    Ok(())
+}
+
 fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
     let (low, high) = (host.low_watermark, host.high_watermark);
     let ordered = 0.0 < low && low < high && high <= 1.0;
@@ -344,6 +357,11 @@ fn cluster_limits(
     nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
     let send_bytes_per_second = cluster.send_bytes_per_second.map(|bytes| bytes.0);
     nonzero("cluster.send_bytes_per_second", send_bytes_per_second.unwrap_or(u64::MAX))?;
+    if let Some(address) = cluster.advertise
+        && (address.port() == 0 || address.ip().is_unspecified())
+    {
+        return Err(ConfigError::Advertise { address });
+    }
     if !is_host_and_port(&cluster.coordinator) {
         return Err(ConfigError::Coordinator { found: cluster.coordinator.clone() });
     }

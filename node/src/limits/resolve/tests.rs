@@ -196,6 +196,15 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
             "object = { url = 'file:///p', settings = { region = 'x' } }",
             "[object.settings] region: there is no such",
         ),
+        (
+            &cluster("coordinator = 'host:7601', advertise = '10.0.0.1:0'"),
+            "[cluster] advertise is 10.0.0.1:0: write",
+        ),
+        (&cluster("coordinator = 'host:7601', advertise = '[::]:7'"), "[cluster] advertise is [::]:7: write"),
+        (
+            "tenants = [{ name = 't', socket = '/s', max_bytes = '1KiB' }]",
+            "[[tenants]] t: max_bytes is 1.0 KiB, less than the smallest part of the arena that a tenant can have: set it to",
+        ),
         (&cluster("coordinator = 'host'"), "[cluster] coordinator is `host`: write HOST:PORT"),
         (&cluster("coordinator = 'host:0'"), "[cluster] coordinator is `host:0`: write HOST:PORT"),
         (&cluster("coordinator = ':7601'"), "[cluster] coordinator is `:7601`: write HOST:PORT"),
