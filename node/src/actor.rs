@@ -1,4 +1,4 @@
-//! The GPU actor: a mailbox around one [`Store`], on an OS thread of its own.
+//! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
 //! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
 //! store; `answer` says what a session reads, `copies` what a commit has copied, `locate` where chunks are

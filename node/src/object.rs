@@ -8,7 +8,8 @@
 //! folder's directories; slice and pool as decimal numbers. A pool that a chunk does not have has no object. The number is the format's version: builds with another one
 //! neither read nor delete these objects.
 //!
-//! A node does not know what the store has. It remembers what it saw ([`known`]), and asks for the rest ([`search`]).
+//! A node does not know what the store has. It remembers what it saw (`larder_core::tiers::known`), and asks for the rest
+//! (`larder_core::tiers::search`).
 //!
 //! | what goes wrong | what comes of it |
 //! | --- | --- |
