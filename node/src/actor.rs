@@ -1,10 +1,9 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
-//! It decides everything about its chunks; bytes are moved by the copy lane, on its orders. The handlers forward to the
-//! store; `answer` says what a session reads, `copies` what a commit has copied, `locate` where chunks are
-//! that are not here, `gather` what a lookup or lease gets from there, `handoff` what is read while it is being written, `fetch` what comes from other actors, `disk` and
-//! `object` what goes to disk and the object store and comes from there, `peers` what other nodes get, `device_lane` what a GPU
-//! copies, `verify` what is said to be damaged.
+//! The core decides; the actor tells it what happened and performs its effects (`perform`). Some decisions are
+//! still made here: `copies` decides what a commit has copied, `handoff` what is read while it is being written, `disk` and `object` what is
+//! written there, `peers` what other nodes get, `device_lane` what a GPU copies, `verify` what is said to be damaged. `answer` says
+//! what a session reads, `lives` what a panic ends.
 
 mod answer;
 mod copies;
