@@ -35,7 +35,7 @@ pub(super) fn environment(
 
 const SOURCE: &str = include_str!("read_errors.c");
 
-/// Sectors that cannot be read, nor are they replaced when they are written. A drive that loses more is broken, and its tier
-/// closes, which is no fault of the node's.
+/// Sectors that cannot be read; each can for a minute after it was written. A drive that loses more is broken, and its tier closes
+/// itself, which is no fault of the node's.
 const SECTORS: usize = 8;
 const SECTOR_BYTES: u64 = 4_096;

@@ -2,6 +2,7 @@
  * A drive with sectors that cannot be read, under a kernel without io_uring: loaded into a node by LD_PRELOAD.
  *
  * LARDER_SOAK_BAD names the sectors by their offsets in every file of 8 MiB and more, separated by commas. Each has 4 KiB.
+ * As a drive does, this one replaces a sector that is written; a minute later that one cannot be read either.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,16 +12,21 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MOST = 64, SECTOR = 4096 };
+enum { MOST = 64, SECTOR = 4096, LASTS_SECONDS = 60 };
 static long long bad[MOST];
+/* When each was replaced last; 0: never. */
+static _Atomic long long replaced[MOST];
 static int known;
 static ssize_t (*real_pread)(int, void *, size_t, off64_t);
+static ssize_t (*real_pwrite)(int, const void *, size_t, off64_t);
 static long (*real_syscall)(long, ...);
 
 __attribute__((constructor)) static void read_environment(void) {
     real_pread = (ssize_t(*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
+    real_pwrite = (ssize_t(*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64");
     real_syscall = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
     char *text = getenv("LARDER_SOAK_BAD");
     while (text != NULL && *text != '\0' && known < MOST) {
@@ -30,12 +36,37 @@ __attribute__((constructor)) static void read_environment(void) {
     }
 }
 
-static int is_bad(int file, long long offset, size_t bytes) {
+static long long now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec;
+}
+
+static int is_drive(int file) {
     struct stat found;
+    return fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_size >= (8 << 20);
+}
+
+static int covers(long long offset, size_t bytes, int sector) {
+    return bad[sector] < offset + (long long)bytes && offset < bad[sector] + SECTOR;
+}
+
+static int is_bad(int file, long long offset, size_t bytes) {
     for (int i = 0; i < known; i++)
-        if (bad[i] < offset + (long long)bytes && offset < bad[i] + SECTOR)
-            return fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_size >= (8 << 20);
+        if (covers(offset, bytes, i) && (replaced[i] == 0 || now() >= replaced[i] + LASTS_SECONDS))
+            return is_drive(file);
     return 0;
+}
+
+ssize_t pwrite64(int file, const void *memory, size_t bytes, off64_t offset) {
+    for (int i = 0; i < known; i++)
+        if (covers(offset, bytes, i) && is_bad(file, offset, bytes))
+            replaced[i] = now();
+    return real_pwrite(file, memory, bytes, offset);
+}
+
+ssize_t pwrite(int file, const void *memory, size_t bytes, off_t offset) {
+    return pwrite64(file, memory, bytes, offset);
 }
 
 ssize_t pread64(int file, void *memory, size_t bytes, off64_t offset) {
