@@ -124,8 +124,8 @@ impl Connections {
     }
 }
 
-/// An answer in pieces. A server takes the next one when it has room; it keeps a whole answer for each request that a client
-/// sends ahead, whether the client reads them or not.
+/// An answer in pieces. A server takes the next piece when it has room, so that it buffers no more of a long answer than a client
+/// reads.
 pub fn pieces(answer: Bytes) -> impl Stream<Item = Result<Bytes, Infallible>> {
     stream::unfold(answer, |mut rest| async move {
         let piece = rest.split_to(rest.len().min(PIECE_BYTES));

@@ -13,7 +13,6 @@ use larder_tests::engine::EngineProcess;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::raw::RawSession;
 use larder_tests::wait;
-use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{ENGINE, Engine, LARDER};
@@ -151,36 +150,3 @@ fn bodies_that_never_come_keep_no_health_check_out() {
     }
     drop(silent);
 }
-
-#[test]
-fn answers_that_nobody_reads_take_little_memory() {
-    let node = NodeProcess::small(LARDER).unwrap();
-    let answer = node.get("/metrics").unwrap().len() as u64;
-    let resident_kib = || -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", node.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse().unwrap()
-    };
-    let before = resident_kib();
-    let asked: Vec<TcpStream> = (0..CONNECTIONS)
-        .map(|_| {
-            let mut socket = TcpStream::connect(node.http()).unwrap();
-            set_socket_recv_buffer_size(&socket, 4_096).unwrap();
-            let ahead = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(AHEAD as usize);
-            socket.write_all(ahead.as_bytes()).unwrap();
-            socket
-        })
-        .collect();
-    // Those who ask later are answered, and the others at most once.
-    (0..10).for_each(|_| assert_eq!(node.get("/healthz").unwrap(), "ok\n"));
-    let most = CONNECTIONS * (answer + (512 << 10)) / 1_024;
-    let grown = resident_kib().saturating_sub(before);
-    assert!(
-        grown < most,
-        "{grown} KiB, where {CONNECTIONS} answers of {answer} bytes and buffers take {most} KiB"
-    );
-    drop(asked);
-}
-
-const CONNECTIONS: u64 = 30;
-const AHEAD: u64 = 200;
