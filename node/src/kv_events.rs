@@ -1,34 +1,37 @@
 //! Events of what the node gains and loses, as vLLM publishes its own: for routers that follow engines by them.
 //!
 //! A ZeroMQ PUB socket sends messages of three frames: topic, number, and a batch in MessagePack, `[seconds, [event, ...],
-//! rank]`, where the rank is the GPU's number, as of an engine's data-parallel rank. An event is a map with a `type` (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps,
-//! so that a subscriber sees what it has missed: ZeroMQ drops messages for one that is too slow. As nobody keeps what was
+//! rank]`, where the rank is the GPU's number, as of an engine's data-parallel rank. An event is a map with a `type`
+//! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so that a subscriber sees what it has missed:
+//! messages for one that is too slow are dropped. As nobody keeps what was
 //! before, a node begins each topic by `AllBlocksCleared` and what it holds, and does so again where it has lost track itself.
 //!
 //! What a node cannot know stays empty: tokens, and LoRA adapters. Hashes are those of chunks, and `block_size` is a chunk's.
 
+mod publisher;
+
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use actix::Addr;
-use bytes::Bytes;
 use futures_util::future::select_all;
 use larder_core::store::{Change, ChangeKind};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use serde::{Serialize, Serializer};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
-use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqError, ZmqMessage};
 
+use self::publisher::Publisher;
 use crate::actor::{AskNamespaces, GpuActor};
 use crate::config::{EventHashes, KvEventsConfig};
 use crate::events::{AskPage, Batch, Feed};
 
 /// Publishes; ends only when it is dropped.
 pub(crate) struct KvEvents {
-    socket: PubSocket,
+    publisher: Publisher,
     node: String,
     topic: String,
     hashes: EventHashes,
@@ -78,16 +81,12 @@ impl KvEvents {
     ///
     /// # Errors
     /// What the system said.
-    pub(crate) async fn bind(config: &KvEventsConfig, node: &str) -> Result<(Self, SocketAddr), ZmqError> {
+    pub(crate) async fn bind(config: &KvEventsConfig, node: &str) -> io::Result<(Self, SocketAddr)> {
         let KvEventsConfig { listen, topic, hashes } = config.clone();
-        let mut socket = PubSocket::new();
-        let bound = socket.bind(&format!("tcp://{listen}")).await?;
-        let zeromq::Endpoint::Tcp(_, port) = bound else {
-            return Err(ZmqError::Other("it is no TCP address"));
-        };
+        let (publisher, bound) = Publisher::bind(listen).await?;
         let (namespaces, numbers) = (HashMap::new(), HashMap::new());
-        let events = Self { socket, node: node.to_owned(), topic, hashes, namespaces, numbers };
-        Ok((events, SocketAddr::new(listen.ip(), port)))
+        let events = Self { publisher, node: node.to_owned(), topic, hashes, namespaces, numbers };
+        Ok((events, bound))
     }
 
     /// Publishes what these actors hold, and then what changes.
@@ -110,7 +109,7 @@ impl KvEvents {
     /// Begins every topic anew, with what is held.
     async fn publish_all(&mut self, actors: &[(Feed, Addr<GpuActor>)]) {
         for topic in self.numbers.keys().cloned().collect::<Vec<_>>() {
-            self.clear(&topic, actors.len()).await;
+            self.clear(&topic, actors.len());
         }
         for (device, (_, actor)) in (0..).zip(actors) {
             let mut from = Some(0);
@@ -129,16 +128,16 @@ impl KvEvents {
         for run in changes.chunk_by(|one, other| one.fingerprint == other.fingerprint) {
             let Some(known) = self.known(actors, run[0].fingerprint).await else { continue };
             if !self.numbers.contains_key(&known.topic) {
-                self.clear(&known.topic, actors.len()).await;
+                self.clear(&known.topic, actors.len());
             }
-            self.send(&known.topic, device, &events(run, self.hashes, known.chunk_tokens)).await;
+            self.send(&known.topic, device, &events(run, self.hashes, known.chunk_tokens));
         }
     }
 
     /// Begins a topic anew, for every GPU.
-    async fn clear(&mut self, topic: &str, devices: usize) {
+    fn clear(&mut self, topic: &str, devices: usize) {
         for device in 0..devices as u16 {
-            self.send(topic, device, &[Event::AllBlocksCleared {}]).await;
+            self.send(topic, device, &[Event::AllBlocksCleared {}]);
         }
     }
 
@@ -164,7 +163,7 @@ impl KvEvents {
         self.namespaces.get(&fingerprint).cloned()
     }
 
-    async fn send(&mut self, topic: &str, device: u16, events: &[Event]) {
+    fn send(&mut self, topic: &str, device: u16, events: &[Event]) {
         let number = self.numbers.entry(topic.to_owned()).or_default();
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let mut payload = Vec::with_capacity(64 + 16 * events.len());
@@ -174,13 +173,8 @@ impl KvEvents {
             tracing::error!(%error, "an event cannot be written");
             return;
         }
-        let mut message = ZmqMessage::from(topic);
-        message.push_back(Bytes::copy_from_slice(&number.to_be_bytes()));
-        message.push_back(Bytes::from(payload));
+        self.publisher.send([topic.as_bytes(), &number.to_be_bytes(), &payload]);
         *number += 1;
-        if let Err(error) = self.socket.send(message).await {
-            tracing::warn!(%error, "an event was not published");
-        }
     }
 }
 

@@ -94,7 +94,7 @@ pub enum ServeError {
         /// Where.
         listen: SocketAddr,
         /// Why.
-        source: zeromq::ZmqError,
+        source: std::io::Error,
     },
     /// The lookup log cannot be written.
     #[error("cannot write the lookup log {}: set [record] path to a file that this user may write", path.display())]

@@ -1,7 +1,8 @@
 //! What a node tells those who follow its events.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 
 use larder_protocol::ChunkHash;
 use larder_tests::content::prompt;
@@ -94,7 +95,7 @@ impl Subscriber {
     /// Of the node that answers here.
     fn connect(http: &str) -> Self {
         let status: Value = serde_json::from_str(&server::get(http, "/status").unwrap()).unwrap();
-        let address = format!("tcp://{}", status["kv_events"].as_str().unwrap());
+        let address = format!("tcp://{}", published_at(&status));
         let topic = format!("kv@{}@test", status["name"].as_str().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let socket = runtime.block_on(async {
@@ -145,6 +146,11 @@ impl Subscriber {
         });
         events
     }
+}
+
+/// Where a node publishes events, by its status.
+fn published_at(status: &Value) -> &str {
+    status["kv_events"].as_str().unwrap()
 }
 
 /// What is told of chunks that a GPU holds.
@@ -208,4 +214,48 @@ fn the_kv_events_of_several_gpus_have_one_numbering_and_say_whose_they_are() {
         subscriber.held.is_superset(&expected).then_some(())
     });
     assert!(subscriber.held.is_disjoint(&held(1, &first)) && subscriber.held.is_disjoint(&held(0, &second)));
+}
+
+/// What a subscriber says first, and its command that it is ready.
+fn greeting() -> Vec<u8> {
+    let mut greeting = vec![0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    greeting.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
+    greeting
+}
+
+#[test]
+fn a_subscriber_who_announces_a_terabyte_is_closed_and_those_who_are_silent_keep_nobody_out() {
+    let kv_events = "[kv_events]\nlisten = \"127.0.0.1:0\"\n";
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{kv_events}{ONE_TENANT}")).unwrap();
+    let status: Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+    let said = |bytes: &[u8]| {
+        let mut socket = TcpStream::connect(published_at(&status)).unwrap();
+        socket.set_read_timeout(Some(wait::DEADLINE)).unwrap();
+        socket.write_all(bytes).unwrap();
+        socket
+    };
+    for bytes in [1_u64 << 40, u64::MAX / 2, u64::MAX] {
+        let long = [&[2_u8][..], &bytes.to_be_bytes()].concat();
+        for before in [Vec::new(), greeting()] {
+            let mut heard = Vec::new();
+            // Closed, or reset where something was left unread.
+            let _ = said(&[&before[..], &long, &[0; 64]].concat()).read_to_end(&mut heard);
+        }
+    }
+    let silent: Vec<TcpStream> = (0..300).map(|_| said(b"")).collect();
+    let engine = Engine::connect(&node.socket("default"));
+    let mut names = b'a'..=b'z';
+    wait::until("a subscriber finds a place", || {
+        let mut socket = said(&greeting());
+        socket.write_all(b"\0\x01\x01").ok()?;
+        let mut heard = [0; 64 + 27];
+        socket.read_exact(&mut heard).ok()?;
+        engine.put(&prompt(names.next().unwrap(), 2));
+        // The message's first frame, its topic.
+        socket.read_exact(&mut heard[..4]).ok().filter(|()| &heard[2..4] == b"kv")
+    });
+    drop(silent);
+    assert_eq!(node.get("/healthz").unwrap(), "ok\n");
 }
