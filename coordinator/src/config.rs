@@ -26,8 +26,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use larder_client::quic::CredentialFiles;
-use larder_client::trace::{InvalidEndpoint, TracingConfig};
+use larder_net::quic::CredentialFiles;
+use larder_net::trace::{InvalidEndpoint, TracingConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::membership::Patience;
@@ -164,7 +164,9 @@ impl Config {
 }
 
 impl PeerConfig {
-    pub(crate) fn credentials(&self) -> CredentialFiles {
+    /// Its certificate, and whom it trusts.
+    #[must_use]
+    pub fn credentials(&self) -> CredentialFiles {
         let Self { ca, certificate, key, .. } = self.clone();
         CredentialFiles { ca, certificate, key }
     }

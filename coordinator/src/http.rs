@@ -3,19 +3,12 @@
 mod bodies;
 mod prefix;
 
-use std::any::Any;
 use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
 
-use actix_web::body::MessageBody;
-use actix_web::dev::{Extensions, ServiceRequest, ServiceResponse};
-use actix_web::http::Method;
-use actix_web::middleware::Next;
-use actix_web::rt::net::TcpStream;
-use actix_web::web::{Bytes, Data, ServiceConfig, get, post};
+use actix_web::web::{Data, ServiceConfig, get, post};
 use actix_web::{HttpResponse, error};
-use larder_client::connections::{Connections, Open, pieces};
-use larder_client::trace::Sampler;
+use larder_net::http::in_pieces;
+use larder_net::trace::Sampler;
 use larder_protocol::table::MemberState;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -88,33 +81,6 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/v1/prefix", post().to(prefix::answer));
 }
 
-/// Notes a connection that came in: where there are too many, it or an idle one is shut down.
-pub(crate) fn note_connection(connections: &Connections, socket: &dyn Any, extensions: &mut Extensions) {
-    let Some(socket) = socket.downcast_ref::<TcpStream>() else { return };
-    match connections.enter(socket.as_fd()) {
-        Ok(open) => _ = extensions.insert(open),
-        Err(error) => tracing::debug!(%error, "an HTTP connection is shut down"),
-    }
-}
-
-/// Keeps a connection from making way while its request is answered. One whose body has yet to come says so itself, once it has:
-/// whoever sends none must not keep others out.
-pub(crate) async fn busy(
-    request: ServiceRequest,
-    next: Next<impl MessageBody>,
-) -> actix_web::Result<ServiceResponse<impl MessageBody>> {
-    let has_come = request.method() == Method::GET;
-    let _busy = request.conn_data::<Open>().filter(|_| has_come).map(Open::busy);
-    next.call(request).await
-}
-
-/// A long answer.
-fn in_pieces(content_type: &str, answer: Bytes) -> HttpResponse {
-    let bytes = answer.len() as u64;
-    let mut response = HttpResponse::Ok();
-    response.insert_header(("content-type", content_type)).no_chunking(bytes).streaming(pieces(answer))
-}
-
 async fn healthy() -> &'static str {
     "ok\n"
 }
@@ -136,7 +102,7 @@ async fn metrics(state: Data<State>) -> actix_web::Result<HttpResponse> {
     let heartbeat_ms = state.patience.heartbeat_ms;
     let text = state.metrics.render(state.uptime.elapsed(), &members, epoch, counts, heartbeat_ms);
     let text = text.map_err(error::ErrorInternalServerError)?;
-    Ok(in_pieces(prometheus::TEXT_FORMAT, text.into()))
+    Ok(in_pieces(prometheus::TEXT_FORMAT, text))
 }
 
 async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
@@ -149,7 +115,7 @@ async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
         nodes: membership.report(state.uptime.now()).into_iter().map(node_status).collect(),
     };
     drop(membership);
-    Ok(in_pieces("application/json", serde_json::to_vec(&status)?.into()))
+    Ok(in_pieces("application/json", serde_json::to_vec(&status)?))
 }
 
 fn node_status(report: MemberReport) -> NodeStatus {

@@ -13,4 +13,4 @@ pub mod state;
 pub use config::{Config, ConfigError, HttpConfig, MembershipConfig, PeerConfig, StateConfig};
 pub use http::{NodeStatus, Status};
 pub use metrics::COORDINATOR;
-pub use server::{Ready, STOP_SECONDS, ServeError, run};
+pub use server::{Ready, STOP_WITHIN, ServeError, run};

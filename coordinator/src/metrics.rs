@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use larder_client::connections::{Connections, HTTP};
-use larder_client::metrics::{
+use larder_net::http::{Connections, HTTP};
+use larder_net::metrics::{
     CERTIFICATE, CertificateMetrics, Families, Label, Metric, PROCESS, ProcessMetrics, Section, TRACING,
     TracingMetrics,
 };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use larder_client::quic::{Connection, Endpoint, read_message, write_message};
-use larder_client::trace::{SpanKind, Trace};
+use larder_net::quic::{Connection, Endpoint, read_message, write_message};
+use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{Find, PeerRequest, PeerResponse, RowSpan};
 use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};

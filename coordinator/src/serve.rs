@@ -5,9 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use larder_client::quic::{
-    Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_message,
-};
+use larder_net::quic::{Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_message};
 use larder_protocol::identity::Role;
 use larder_protocol::limits::MAX_MEMBERS;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join};

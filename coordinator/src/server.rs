@@ -6,10 +6,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix_web::middleware::from_fn;
-use actix_web::web::Data;
-use actix_web::{App, HttpServer};
-use larder_client::quic::{
+use actix_web::web::{Data, ServiceConfig};
+use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
 use larder_protocol::identity::{Identity, Role};
@@ -17,7 +15,7 @@ use larder_protocol::table::Table;
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
-use crate::http::{Bodies, State, busy, note_connection, routes};
+use crate::http::{Bodies, State, routes};
 use crate::membership::{Membership, Millis};
 use crate::metrics::Metrics;
 use crate::prefix;
@@ -102,7 +100,7 @@ impl Uptime {
     }
 }
 
-/// Serves until `stop` is ready, then ends what is under way; at most [`STOP_SECONDS`] long. `on_ready` is called once,
+/// Serves until `stop` is ready, then ends what is under way; at most [`STOP_WITHIN`] long. `on_ready` is called once,
 /// when requests are accepted. Needs an actix system.
 ///
 /// # Errors
@@ -146,17 +144,8 @@ pub async fn run(
         sampler: config.tracing.sampler(),
     });
     let failed = |source| ServeError::Serve { http, source };
-    let app = move || App::new().app_data(state.clone()).wrap(from_fn(busy)).configure(routes);
-    let server = HttpServer::new(app)
-        .on_connect(move |socket, extensions| note_connection(&connections, socket, extensions))
-        .client_request_timeout(HTTP_IDLE)
-        .keep_alive(HTTP_IDLE)
-        .workers(HTTP_WORKERS)
-        .disable_signals()
-        .shutdown_timeout(STOP_SECONDS)
-        .listen(listener)
-        .map_err(failed)?
-        .run();
+    let configure = move |service: &mut ServiceConfig| _ = service.app_data(state.clone()).configure(routes);
+    let server = larder_net::http::serve(listener, connections, STOP_WITHIN, configure).map_err(failed)?;
     let handle = server.handle();
     let serving = actix_rt::spawn(server);
 
@@ -204,16 +193,10 @@ async fn keep(
 }
 
 /// How long what is under way may take when the coordinator stops.
-pub const STOP_SECONDS: u64 = 2;
+pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often silence is judged and changes are looked for.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Questions about prefixes that wait.
 const WAITING_QUESTIONS: usize = 256;
-
-/// How long an HTTP connection may be silent, before its first request or between two.
-const HTTP_IDLE: Duration = Duration::from_secs(5);
-
-/// HTTP is for people, scrapers and routers here: one thread is plenty.
-const HTTP_WORKERS: usize = 1;

@@ -8,11 +8,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
-use larder_client::quic::ca::{Authority, Validity};
-use larder_client::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
-use larder_client::trace::TracingConfig;
 use larder_coordinator::{Config, HttpConfig, MembershipConfig, PeerConfig, Ready, StateConfig, Status, run};
+use larder_net::follower::{FollowAs, Known, NodeFacts, follow};
+use larder_net::quic::ca::{Authority, Validity};
+use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
+use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::FollowerMessage;
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};

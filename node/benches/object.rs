@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use larder_client::metrics::Families;
+use larder_net::metrics::Families;
 use larder_node::arena::Binding;
 use larder_node::arena::HugePages;
 use larder_node::arena::{ExtentMemory, ExtentSpec};

@@ -11,12 +11,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix::prelude::*;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
-use larder_client::follower::{FollowAs, Known, NodeFacts, follow};
-use larder_client::metrics::{CERTIFICATE, CertificateMetrics, Families};
-use larder_client::quic::{
+use larder_net::follower::{FollowAs, Known, NodeFacts, follow};
+use larder_net::metrics::{CERTIFICATE, CertificateMetrics, Families};
+use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
-use larder_client::trace::Sampler;
+use larder_net::trace::Sampler;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::{MemberState, NodeNumber, Table};
 use prometheus::{IntCounterVec, IntGaugeVec, Registry};

@@ -10,9 +10,9 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use larder_client::trace::TracingConfig;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
+use larder_net::trace::TracingConfig;
 use serde::Deserialize;
 
 pub use self::object::{ObjectConfig, ObjectWrite};

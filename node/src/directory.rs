@@ -7,8 +7,8 @@ mod actor;
 pub(crate) mod metrics;
 
 use actix::Message;
-use larder_client::trace::Trace;
 use larder_core::directory::{Changes, Holders};
+use larder_net::trace::Trace;
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkRef, Fingerprint};
 

@@ -22,10 +22,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_client::quic::Endpoint;
-use larder_client::trace::Trace;
 use larder_core::reports::Reporter;
 use larder_core::store::policy::PolicyName;
+use larder_net::quic::Endpoint;
+use larder_net::trace::Trace;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber};

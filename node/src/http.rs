@@ -3,25 +3,19 @@
 //! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give
 //! up soon.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use actix::Addr;
-use actix_web::body::MessageBody;
-use actix_web::dev::{Extensions, ServiceRequest, ServiceResponse};
-use actix_web::middleware::Next;
-use actix_web::rt::net::TcpStream;
-use actix_web::web::{Bytes, Data, Json, ServiceConfig, get};
+use actix_web::web::{Data, Json, ServiceConfig, get};
 use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use larder_client::connections::{Connections, Open, pieces};
 use larder_core::store::NamespaceFacts;
+use larder_net::http::{Open, in_pieces};
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
@@ -203,31 +197,6 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/events", get().to(events));
 }
 
-/// Notes a connection that came in: where there are too many, it or an idle one is shut down.
-pub(crate) fn note_connection(connections: &Connections, socket: &dyn Any, extensions: &mut Extensions) {
-    let Some(socket) = socket.downcast_ref::<TcpStream>() else { return };
-    match connections.enter(socket.as_fd()) {
-        Ok(open) => _ = extensions.insert(open),
-        Err(error) => tracing::debug!(%error, "an HTTP connection is shut down"),
-    }
-}
-
-/// Keeps a connection from making way while its request is answered.
-pub(crate) async fn busy(
-    request: ServiceRequest,
-    next: Next<impl MessageBody>,
-) -> actix_web::Result<ServiceResponse<impl MessageBody>> {
-    let _busy = request.conn_data::<Open>().map(Open::busy);
-    next.call(request).await
-}
-
-/// A long answer.
-fn in_pieces(content_type: &str, answer: Bytes) -> HttpResponse {
-    let bytes = answer.len() as u64;
-    let mut response = HttpResponse::Ok();
-    response.insert_header(("content-type", content_type)).no_chunking(bytes).streaming(pieces(answer))
-}
-
 async fn healthy() -> &'static str {
     "ok\n"
 }
@@ -257,7 +226,7 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
     // Brings its gauges up to date.
     let _ = state.cluster.get().map(|report| report());
     let text = state.metrics.render().map_err(error::ErrorInternalServerError)?;
-    Ok(in_pieces(prometheus::TEXT_FORMAT, text.into()))
+    Ok(in_pieces(prometheus::TEXT_FORMAT, text))
 }
 
 /// What is held, and then what changes, as server-sent events.
@@ -314,7 +283,7 @@ async fn namespaces(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> 
     }
     let mut namespaces: Vec<_> = known.into_values().collect();
     namespaces.sort();
-    Ok(in_pieces("application/json", serde_json::to_vec(&namespaces)?.into()))
+    Ok(in_pieces("application/json", serde_json::to_vec(&namespaces)?))
 }
 
 fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {

@@ -32,4 +32,4 @@ pub mod window;
 pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
 pub use http::{ActorStatus, HashStatus, NamespaceStatus, Status};
-pub use server::{Ready, STOP_SECONDS, ServeError, run, run_on};
+pub use server::{Ready, STOP_WITHIN, ServeError, run, run_on};

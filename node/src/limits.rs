@@ -12,9 +12,9 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_client::quic::CredentialFiles;
-use larder_client::trace::Sampler;
 use larder_core::store::StoreLimits;
+use larder_net::quic::CredentialFiles;
+use larder_net::trace::Sampler;
 
 pub use error::{ConfigError, MemoryOf};
 pub use near::{Mismatch, PeerPlace};

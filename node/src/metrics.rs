@@ -9,8 +9,8 @@ pub mod table;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use larder_client::connections::Connections;
-use larder_client::metrics::{Families, ProcessMetrics, TracingMetrics};
+use larder_net::http::Connections;
+use larder_net::metrics::{Families, ProcessMetrics, TracingMetrics};
 use larder_protocol::session::Tier;
 use prometheus::{
     Counter, CounterVec, Encoder, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,

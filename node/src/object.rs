@@ -24,7 +24,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_client::metrics::Families;
+use larder_net::metrics::Families;
 
 use crate::disk::format::{StorageId, VERSION};
 use crate::host::CpuSet;

@@ -14,9 +14,7 @@ use std::time::Duration;
 
 use actix::{Actor, Addr};
 use actix_rt::Arbiter;
-use actix_web::middleware::from_fn;
-use actix_web::web::Data;
-use actix_web::{App, HttpServer};
+use actix_web::web::{Data, ServiceConfig};
 use larder_core::store::ids::TenantId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
@@ -30,7 +28,7 @@ use crate::copy::CopyLane;
 use crate::device_lane::{DevicePlace, Devices};
 use crate::events::Feed;
 use crate::hardware::{DeviceHardware, HardwareStatus};
-use crate::http::{MAX_FOLLOWERS, State, busy, note_connection, routes};
+use crate::http::{MAX_FOLLOWERS, State, routes};
 use crate::kv_events::KvEvents;
 use crate::limits::{ActorLimits, Limits, TenantLimits};
 use crate::metrics::{Metrics, SharedMetrics};
@@ -140,7 +138,7 @@ impl ServeError {
     }
 }
 
-/// Serves until `stop` is ready, then ends what is under way; at most [`STOP_SECONDS`] long. `on_ready` is called once,
+/// Serves until `stop` is ready, then ends what is under way; at most [`STOP_WITHIN`] long. `on_ready` is called once,
 /// when sessions are accepted. Needs an actix system.
 ///
 /// # Errors
@@ -318,17 +316,9 @@ fn serve_http(
 ) -> Result<(actix_web::dev::ServerHandle, Serving), ServeError> {
     let connections = state.metrics.connections.clone();
     let state = Data::new(state);
-    let server =
-        HttpServer::new(move || App::new().app_data(state.clone()).wrap(from_fn(busy)).configure(routes))
-            .on_connect(move |socket, extensions| note_connection(&connections, socket, extensions))
-            .client_request_timeout(HTTP_IDLE)
-            .keep_alive(HTTP_IDLE)
-            .workers(HTTP_WORKERS)
-            .disable_signals()
-            .shutdown_timeout(STOP_SECONDS)
-            .listen(listener)
-            .map_err(|source| ServeError::Serve { http, source })?
-            .run();
+    let configure = move |service: &mut ServiceConfig| _ = service.app_data(state.clone()).configure(routes);
+    let server = larder_net::http::serve(listener, connections, STOP_WITHIN, configure)
+        .map_err(|source| ServeError::Serve { http, source })?;
     Ok((server.handle(), actix_rt::spawn(server)))
 }
 
@@ -486,22 +476,16 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    if tokio::time::timeout(Duration::from_secs(STOP_SECONDS), ended).await.is_err() {
+    if tokio::time::timeout(STOP_WITHIN, ended).await.is_err() {
         tracing::warn!(sessions = open(), "sessions are still open");
     }
 }
 
 /// How long what is under way may take when the node stops.
-pub const STOP_SECONDS: u64 = 2;
+pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often somebody looks whether all actors are there.
 const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
 
 /// A node's weight in the ring is its arena in these.
 const WEIGHT_BYTES: u64 = 1 << 20;
-
-/// How long an HTTP connection may be silent, before its first request or between two.
-const HTTP_IDLE: Duration = Duration::from_secs(5);
-
-/// HTTP is for people and scrapers here: one thread is plenty.
-const HTTP_WORKERS: usize = 1;

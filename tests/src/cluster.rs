@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use anyhow::Context as _;
-use larder_client::quic::Credentials;
-use larder_client::quic::ca::{Authority, Issued, Validity};
+use larder_net::quic::Credentials;
+use larder_net::quic::ca::{Authority, Issued, Validity};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::{Member, Table};
 use serde_json::Value;
@@ -93,7 +93,10 @@ impl Cluster {
             fs::write(&config, text)?;
             cluster.nodes.push(Server::start(program, "node", &config)?);
         }
-        wait::until("all nodes are members", || (cluster.members().len() == nodes).then_some(()));
+        // The coordinator knows of a member before it makes the table.
+        wait::until("all nodes are in the table", || {
+            cluster.table().ok().filter(|table| table.members.len() == nodes)
+        });
         Ok(cluster)
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Context as _;
-use larder_client::Mapping;
+use larder_ipc::Mapping;
 use larder_protocol::lane::{
     CopyWords, LoadPages, RegisterTensors, SavePages, TensorLayout, TensorMemory, TensorPlane,
 };

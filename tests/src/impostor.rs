@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use larder_client::quic::ca::Validity;
-use larder_client::quic::{Connection, Endpoint, read_message, write_message};
+use larder_net::quic::ca::Validity;
+use larder_net::quic::{Connection, Endpoint, read_message, write_message};
 use larder_protocol::checksum::{BlockKey, RangeChecksum, block_checksum};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join};

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use larder_client::socket::{FrameReader, FrameWriter};
+use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::SESSION_VERSION;
 use larder_protocol::session::{
     Commit, Extent, Hello, Lease, Place, Register, Registered, Request, Reserve, Response, decode_response,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use larder_client::quic::{
+use larder_net::quic::{
     ConnectError, Connection, Credentials, Endpoint, TransportSettings, read_message, write_message,
 };
 use larder_protocol::identity::Role;

@@ -1,7 +1,7 @@
 //! What a configuration comes to, as a list of names and values.
 
-use larder_client::trace::Sampler;
 use larder_coordinator::Config as CoordinatorConfig;
+use larder_net::trace::Sampler;
 use larder_node::limits::{ActorLimits, Limits};
 use serde_json::{Map, Value};
 

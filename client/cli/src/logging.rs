@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
-use larder_client::trace::{Exporter, TARGET};
+use larder_net::trace::{Exporter, TARGET};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, registry};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use larder_client::trace::{ExportError, Exporter, Service, TracingConfig};
+use larder_net::trace::{ExportError, Exporter, Service, TracingConfig};
 
 use crate::args::Command;
 

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use larder_client::quic::{CredentialFiles, Credentials};
+use larder_net::quic::{CredentialFiles, Credentials};
 use larder_protocol::identity::Identity;
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use larder_client::quic::{CredentialFiles, Credentials, Endpoint, TransportSettings, renew_when_changed};
+use larder_net::quic::{CredentialFiles, Credentials, Endpoint, TransportSettings, renew_when_changed};
 use larder_protocol::identity::Role;
 use serde_json::Value;
 

@@ -51,6 +51,11 @@ pub enum FrameError {
     NotAFrame,
 }
 
+/// The bytes of a message are none of that kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("its bytes are no message of this version of the protocol")]
+pub struct MalformedMessage;
+
 impl FrameHeader {
     /// The header as bytes.
     #[must_use]

@@ -15,6 +15,7 @@ use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use crate::chunk::ChunkHash;
+use crate::frame::MalformedMessage;
 use crate::membership::{CoordinatorMessage, FollowerMessage};
 use crate::namespace::Fingerprint;
 use crate::pools::PoolSet;
@@ -271,14 +272,6 @@ pub struct HeldBlock {
     pub checksum: u64,
 }
 
-/// A message that came as bytes and is not one.
-#[derive(Debug, thiserror::Error)]
-#[error("malformed message: {source}")]
-pub struct MalformedMessage {
-    #[from]
-    source: rancor::Error,
-}
-
 /// A message of this module or of [`crate::membership`].
 pub trait Message: Sized {
     /// Encodes it.
@@ -302,7 +295,7 @@ macro_rules! message {
             }
 
             fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage> {
-                Ok(rkyv::from_bytes::<Self, rancor::Error>(bytes)?)
+                rkyv::from_bytes::<Self, rancor::Failure>(bytes).map_err(|_| MalformedMessage)
             }
         }
     )*};

@@ -8,6 +8,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use crate::chain::Chain;
 use crate::chunk::ChunkHash;
+use crate::frame::MalformedMessage;
 use crate::handoff::{AskInPlace, Follow, HandOver, InPlace};
 use crate::lane::{AskCopy, CopyProgress, LoadPages, RegisterTensors, SavePages, TensorsRegistered};
 use crate::namespace::{Fingerprint, NamespaceSpec};
@@ -509,14 +510,6 @@ pub enum RefusalCode {
     Device,
 }
 
-/// A message that came as bytes and is not one.
-#[derive(Debug, thiserror::Error)]
-#[error("malformed message: {source}")]
-pub struct MalformedMessage {
-    #[from]
-    source: rancor::Error,
-}
-
 /// Encodes a request behind what `out` holds.
 ///
 /// # Panics
@@ -538,7 +531,7 @@ pub fn encode_response(response: &Response, out: AlignedVec) -> AlignedVec {
 /// # Errors
 /// Where the bytes are not a request.
 pub fn decode_request(bytes: &[u8]) -> Result<Request, MalformedMessage> {
-    Ok(rkyv::from_bytes::<Request, rancor::Error>(bytes)?)
+    rkyv::from_bytes::<Request, rancor::Failure>(bytes).map_err(|_| MalformedMessage)
 }
 
 /// Checks and reads a response. `bytes` must start at a multiple of 16.
@@ -546,5 +539,5 @@ pub fn decode_request(bytes: &[u8]) -> Result<Request, MalformedMessage> {
 /// # Errors
 /// Where the bytes are not a response.
 pub fn decode_response(bytes: &[u8]) -> Result<Response, MalformedMessage> {
-    Ok(rkyv::from_bytes::<Response, rancor::Error>(bytes)?)
+    rkyv::from_bytes::<Response, rancor::Failure>(bytes).map_err(|_| MalformedMessage)
 }

@@ -14,7 +14,7 @@ use rustix::thread::sched_yield;
 use tokio::sync::TryAcquireError;
 use tokio::sync::oneshot::error::TryRecvError;
 
-use crate::error::{SessionError, outcome};
+use crate::error::SessionError;
 use crate::exchange::{self, Exchange};
 use crate::handshake::Handshake;
 use crate::lease::LeaseGuard;
@@ -23,10 +23,10 @@ use crate::lock;
 use crate::namespace::Namespace;
 use crate::options::{LookupOptions, SessionOptions};
 use crate::reservation::{Reservation, StagedChunk};
-use crate::socket::FrameReader;
 use crate::ticket::{NOTHING_TO_BRING, Ticket};
 use crate::traffic::Counters;
 use crate::window::{Window, WindowRange};
+use larder_ipc::socket::FrameReader;
 
 /// A session with the node on this host, for threads without a runtime; shared by reference.
 ///
@@ -305,17 +305,6 @@ impl BlockingSession {
     }
 
     pub(crate) fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
-        let trace = exchange.trace(self.trace);
-        let result = self.exchange_within(exchange, trace.context());
-        trace.set("larder.outcome", outcome(&result));
-        result
-    }
-
-    fn exchange_within<T: Send + 'static>(
-        &self,
-        exchange: Exchange<T>,
-        trace: Option<TraceContext>,
-    ) -> Result<T, SessionError> {
         let mut reader = lock(&self.reader);
         let deadline = now() + self.link.timeout;
         // Permits run out only where that many requests timed out and are not answered yet.
@@ -323,7 +312,7 @@ impl BlockingSession {
             TryAcquireError::Closed => self.link.closed(),
             TryAcquireError::NoPermits => SessionError::Timeout,
         })?;
-        let mut answer = self.link.send(exchange, trace, permit)?;
+        let mut answer = self.link.send(exchange, self.trace, permit)?;
         loop {
             match answer.try_recv() {
                 Ok(result) => return result,

@@ -17,7 +17,7 @@ use larder_protocol::lane::CopyProgress;
 use larder_protocol::session::Request;
 use tokio::time::Instant;
 
-pub use messages::{layout_message, layout_of};
+pub use messages::layout_message;
 
 use crate::engine_lane::{CopyFlags, LoadPages};
 use crate::error::SessionError;

@@ -24,10 +24,10 @@ pub use copies::{Copied, CopyHandle};
 
 use crate::lease::LeaseGuard;
 use crate::lock;
-use crate::mapping::Mapping;
 use crate::reservation::{StagedChunk, StagedLayers};
 use crate::verify::Damaged;
 use copies::{Copies, Held};
+use larder_ipc::Mapping;
 use regions::Regions;
 
 /// A GPU of this process, and the thread that alone calls it. Shared by reference.

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use larder_protocol::ChainError;
 use larder_protocol::frame::FrameError;
+use larder_protocol::frame::MalformedMessage;
 use larder_protocol::limits::SESSION_VERSION;
-use larder_protocol::session::{MalformedMessage, Refusal, Scarce};
+use larder_protocol::session::{Refusal, Scarce};
 
-use crate::mapping::MappingError;
-use crate::socket::ReceiveError;
 use crate::verify::Damaged;
+use larder_ipc::MappingError;
+use larder_ipc::socket::ReceiveError;
 
 /// Why a request has no result. A miss is no error.
 #[derive(Debug, thiserror::Error)]
@@ -110,17 +111,6 @@ pub enum ProtocolError {
 /// The end of a sentence about a session that is over.
 fn because(reason: Option<&str>) -> String {
     reason.map_or_else(String::new, |reason| format!(": {reason}"))
-}
-
-/// How a request ended, in a trace.
-pub(crate) fn outcome<T>(result: &Result<T, SessionError>) -> &'static str {
-    match result {
-        Ok(_) => "done",
-        Err(SessionError::Busy { .. }) => "busy",
-        Err(SessionError::Refused(_)) => "refused",
-        Err(SessionError::Timeout) => "timeout",
-        Err(_) => "failed",
-    }
 }
 
 impl SessionError {

@@ -9,7 +9,7 @@ use larder_protocol::session::{
     Busy, Checked, Collect, Commit, Found, Lease, Lookup, Pin, Pinned, Progress, Register, ReportDamage,
     Request, Reserve, Response, Wait,
 };
-use larder_protocol::{Chain, ChunkHash, NamespaceSpec, PoolSet, TraceContext};
+use larder_protocol::{Chain, ChunkHash, NamespaceSpec, PoolSet};
 
 use crate::error::SessionError;
 use crate::follow::{Follow, FollowOptions, InPlace, News};
@@ -19,7 +19,6 @@ use crate::namespace::Namespace;
 use crate::options::{LookupOptions, millis};
 use crate::reservation::{CommitPart, LayersPart, Reservation};
 use crate::ticket::Ticket;
-use crate::trace::Trace;
 
 /// A request, and how to turn its answer into a result.
 pub(crate) struct Exchange<T> {
@@ -32,11 +31,6 @@ pub(crate) struct Exchange<T> {
 impl<T> Exchange<T> {
     pub(crate) fn new(request: Request, accept: Accept<T>) -> Self {
         Self { request, accept, descriptors: Vec::new() }
-    }
-
-    /// The span of this request in the caller's trace, if it has one.
-    pub(crate) fn trace(&self, caller: Option<TraceContext>) -> Trace {
-        caller.map_or_else(Trace::default, |context| Trace::call(self.request.name(), context))
     }
 }
 

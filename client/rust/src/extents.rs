@@ -8,8 +8,8 @@ use larder_protocol::PoolSet;
 use larder_protocol::session::{Extent, Place};
 
 use crate::error::SessionError;
-use crate::mapping::Mapping;
 use crate::namespace::Namespace;
+use larder_ipc::Mapping;
 
 /// The session's extents by number.
 pub(crate) struct Extents {

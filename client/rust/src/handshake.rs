@@ -11,10 +11,10 @@ use larder_protocol::session::{Hello, Request, Response, Welcome, decode_respons
 use crate::error::{ProtocolError, SessionError};
 use crate::exchange::granted;
 use crate::link::Link;
-use crate::mapping::Mapping;
 use crate::options::SessionOptions;
-use crate::socket::{FrameReader, FrameWriter};
 use crate::window::Window;
+use larder_ipc::Mapping;
+use larder_ipc::socket::{FrameReader, FrameWriter};
 
 /// A session that waits for its Welcome.
 pub(crate) struct Handshake {

@@ -12,9 +12,9 @@ use crate::error::SessionError;
 use crate::extents::Placed;
 use crate::link::Link;
 use crate::lock;
-use crate::mapping::Mapping;
 use crate::namespace::Namespace;
 use crate::verify::{Damaged, Proofs, Reading};
+use larder_ipc::Mapping;
 
 /// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; 0 of them on a miss. While it lives the node
 /// keeps them in place.

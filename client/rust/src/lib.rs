@@ -1,7 +1,7 @@
 //! The engine side of a Larder session: it talks to the node on the same host and copies blocks in and out of its arena.
 //!
 //! [`Session`] serves async callers on tokio, [`BlockingSession`] serves threads without a runtime; both hand out the
-//! same [`LeaseGuard`]s and [`Reservation`]s. [`socket`] and [`mapping`] are shared with the node.
+//! same [`LeaseGuard`]s and [`Reservation`]s.
 //!
 //! - **get**: [`Session::lookup`] says how much of a prompt is here, [`Session::lease`] keeps it in place,
 //!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back. What is read is verified as
@@ -13,28 +13,21 @@
 //! - **GPU memory**: [`EngineLane`] copies it in the engine's process, the [`device_lane`] has the node copy it.
 
 mod blocking;
-pub mod connections;
 pub mod device_lane;
 pub mod engine_lane;
 mod error;
 mod exchange;
 mod extents;
 mod follow;
-pub mod follower;
 mod handoff;
 mod handshake;
 mod lease;
 mod link;
-pub mod mapping;
-pub mod metrics;
 mod namespace;
 mod options;
-pub mod quic;
 mod reservation;
 mod session;
-pub mod socket;
 mod ticket;
-pub mod trace;
 mod traffic;
 mod verify;
 mod window;
@@ -45,7 +38,6 @@ pub use engine_lane::EngineLane;
 pub use error::{ProtocolError, SessionError};
 pub use follow::{Follow, FollowOptions, InPlace};
 pub use lease::LeaseGuard;
-pub use mapping::{Mapping, MappingError};
 pub use namespace::Namespace;
 pub use options::{LookupOptions, SessionOptions};
 pub use reservation::{Reservation, StagedChunk, StagedLayers};

@@ -19,12 +19,12 @@ use crate::exchange::{Exchange, granted};
 use crate::extents::Extents;
 use crate::handshake::HELLO_NUMBER;
 use crate::lock;
-use crate::mapping::Mapping;
 use crate::options::SessionOptions;
-use crate::socket::{Frame, FrameReader, FrameWriter};
 use crate::traffic::Traffic;
 use crate::verify::Verifier;
 use crate::window::Window;
+use larder_ipc::Mapping;
+use larder_ipc::socket::{Frame, FrameReader, FrameWriter};
 
 /// An open session. It does no waiting: its owner receives, and flushes what the socket did not take at once.
 ///

@@ -15,9 +15,9 @@ use crate::error::SessionError;
 use crate::extents::Placed;
 use crate::link::Link;
 use crate::lock;
-use crate::mapping::Mapping;
 use crate::namespace::Namespace;
 use crate::window::{Window, WindowRange};
+use larder_ipc::Mapping;
 
 pub(crate) use layers::LayersPart;
 pub use layers::StagedLayers;

@@ -14,7 +14,7 @@ use larder_protocol::{Chain, ChunkHash, NamespaceSpec, PoolSet, TraceContext};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::error::{SessionError, outcome};
+use crate::error::SessionError;
 use crate::exchange::{self, Exchange};
 use crate::handshake::Handshake;
 use crate::lease::LeaseGuard;
@@ -343,16 +343,13 @@ impl Session {
     }
 
     pub(crate) async fn exchange<T: Send + 'static>(&self, exchange: Exchange<T>) -> Result<T, SessionError> {
-        let trace = exchange.trace(self.trace);
         let answer = async {
             let permit = Arc::clone(self.link.callers()).acquire_owned().await;
             let permit = permit.map_err(|_| self.link.closed())?;
-            let answer = self.link.send(exchange, trace.context(), permit)?;
+            let answer = self.link.send(exchange, self.trace, permit)?;
             answer.await.map_err(|_| self.link.closed())?
         };
-        let result = within(self.link.timeout, answer).await;
-        trace.set("larder.outcome", outcome(&result));
-        result
+        within(self.link.timeout, answer).await
     }
 }
 

@@ -17,8 +17,8 @@ use larder_protocol::session::{ReportDamage, Request};
 use crate::error::SessionError;
 use crate::link::Link;
 use crate::lock;
-use crate::mapping::Mapping;
 use crate::namespace::Namespace;
+use larder_ipc::Mapping;
 
 /// Which blocks a session verifies as it reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::lock;
-use crate::mapping::Mapping;
+use larder_ipc::Mapping;
 use ranges::FreeRanges;
 
 /// The window, shared by all reservations of a session.

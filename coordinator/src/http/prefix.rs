@@ -2,7 +2,7 @@
 
 use actix_web::web::{Data, Json, Payload};
 use actix_web::{HttpRequest, error};
-use larder_client::connections::Open;
+use larder_net::http::Open;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use larder_protocol::{Chain, ChunkHash, Fingerprint, sha256_cbor};

@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use larder_client::trace::Trace;
 use larder_core::store::Refused;
+use larder_net::trace::Trace;
 use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Response};
 
 use super::traces::describe_answer;

@@ -10,10 +10,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use actix::prelude::*;
-use larder_client::device_lane::layout_of;
 use larder_core::store::ids::{OrderId, SessionId};
 use larder_core::store::policy::Facts;
 use larder_core::store::{BlockMove, LoadBlock, Refused, TierUsage};
+use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::slots::SlotId;
 use larder_device::thread::Report;
 use larder_device::{
@@ -22,7 +22,8 @@ use larder_device::{
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::HandOver;
 use larder_protocol::lane::{
-    AskCopy, CopyWords, IpcMemory, LoadPages, RegisterTensors, SavePages, TensorMemory, TensorsRegistered,
+    AskCopy, CopyWords, IpcMemory, LoadPages, RegisterTensors, SavePages, TensorDim, TensorLayout,
+    TensorMemory, TensorPlane, TensorsRegistered,
 };
 use larder_protocol::limits::{MAX_COPY_PAGES, MAX_SESSION_COPIES, MAX_SESSION_TENSORS, MAX_TENSOR_REGIONS};
 use larder_protocol::session::{Response, Scarce};
@@ -473,6 +474,20 @@ fn engine_memory(
         }
     };
     Ok(memory.iter().filter_map(one).collect())
+}
+
+/// What a session's message says of a layout, which may be anything.
+fn layout_of(message: TensorLayout) -> LayoutSpec {
+    let TensorLayout { planes, planes_per_layer, pages, pages_per_chunk, dims, run_bytes } = message;
+    let plane = |TensorPlane { region, offset, page_stride }| Plane { region, offset, page_stride };
+    LayoutSpec {
+        planes: planes.into_iter().map(plane).collect(),
+        planes_per_layer,
+        pages,
+        pages_per_chunk,
+        dims: dims.into_iter().map(|TensorDim { count, stride }| Dim { count, stride }).collect(),
+        run_bytes,
+    }
 }
 
 /// Asking again helps as soon as a copy has ended.

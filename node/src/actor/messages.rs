@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use actix::prelude::*;
-use larder_client::trace::Trace;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
 use larder_core::store::{NamespaceFacts, Usage};
+use larder_net::trace::Trace;
 use larder_protocol::session::{Request, Response};
 use tokio::sync::mpsc;
 

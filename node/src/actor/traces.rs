@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use larder_client::trace::{SpanKind, Trace};
 use larder_core::cause::{Cause, Span};
+use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::session::{Lookup, Request, Response, Tier};
 use larder_protocol::{Chain, Fingerprint};
 

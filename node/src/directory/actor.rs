@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::future::join_all;
-use larder_client::trace::{SpanKind, Trace};
 use larder_core::directory::cache::Cache;
 use larder_core::directory::lookup::{HomeAsk, Lookup, View, row_keys};
 use larder_core::directory::{Answered, BatchId, FLUSH_MS, Holders, Moved, Outbox, Outgoing, Shard};
+use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::peer::{Announce, Announced, Chunks, PeerRequest, PeerResponse, Repair, Rows};
 use larder_protocol::table::{NodeNumber, RowKey, Table};
 use tokio::sync::watch;

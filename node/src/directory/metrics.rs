@@ -2,8 +2,8 @@
 
 pub(crate) mod table;
 
-use larder_client::metrics::Families;
 use larder_core::directory::{Outbox, Shard, ShardCounts};
+use larder_net::metrics::Families;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 
 /// Every metric of the directory.

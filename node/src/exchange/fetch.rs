@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use larder_client::quic::{Connection, read_message, write_message};
-use larder_client::trace::{SpanKind, Trace};
+use larder_net::quic::{Connection, read_message, write_message};
+use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::checksum::{RangeChecksum, block_checksum};
 use larder_protocol::limits::MAX_FETCH_CHUNKS;
 use larder_protocol::peer::{
@@ -245,9 +245,9 @@ async fn ask(
             }
             Err(FetchFailure::Malformed)
         }
-        Err(
-            larder_client::quic::MessageError::Malformed(_) | larder_client::quic::MessageError::NotAFrame,
-        ) => Err(FetchFailure::Malformed),
+        Err(larder_net::quic::MessageError::Malformed(_) | larder_net::quic::MessageError::NotAFrame) => {
+            Err(FetchFailure::Malformed)
+        }
         Ok(None) | Err(_) => Err(FetchFailure::Broken),
     }
 }

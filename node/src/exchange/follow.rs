@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use larder_client::quic::{Connection, read_message, write_message};
-use larder_client::trace::Trace;
+use larder_net::quic::{Connection, read_message, write_message};
+use larder_net::trace::Trace;
 use larder_protocol::PoolSet;
 use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges, layers_checksum};
 use larder_protocol::identity::Identity;

@@ -5,7 +5,7 @@ pub(crate) mod table;
 
 use std::time::Duration;
 
-use larder_client::metrics::Families;
+use larder_net::metrics::Families;
 use larder_protocol::peer::Class;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 

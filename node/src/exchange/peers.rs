@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use larder_client::quic::{Connection, Endpoint, MessageError, read_message, write_message};
-use larder_client::trace::Trace;
+use larder_net::quic::{Connection, Endpoint, MessageError, read_message, write_message};
+use larder_net::trace::Trace;
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse};
 use larder_protocol::table::{Member, NodeNumber, Table};

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use actix::Recipient;
 use bytes::Bytes;
-use larder_client::quic::{
+use larder_core::reports::Reporter;
+use larder_net::quic::{
     Asked, Connection, Endpoint, Guest, GuestLimits, Guests, Incoming, MAX_STREAMS, MessageError,
     write_message,
 };
-use larder_client::trace::{Sampler, Trace};
-use larder_core::reports::Reporter;
+use larder_net::trace::{Sampler, Trace};
 use larder_protocol::TraceContext;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{

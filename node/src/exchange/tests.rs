@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use larder_client::quic::ca::{Authority, Validity};
-use larder_client::quic::{Connection, Credentials, TransportSettings, read_message, write_message};
-use larder_client::trace::Trace;
+use larder_net::quic::ca::{Authority, Validity};
+use larder_net::quic::{Connection, Credentials, TransportSettings, read_message, write_message};
+use larder_net::trace::Trace;
 use larder_protocol::checksum::{RangeChecksum, block_checksum};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::peer::{FetchedChunk, HeldBlock, HeldChunk, RetryAfter};

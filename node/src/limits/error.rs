@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
-use larder_client::trace::InvalidEndpoint;
 use larder_core::store::policy::UnknownPolicy;
+use larder_net::trace::InvalidEndpoint;
 
 use super::{MAX_ACTORS, MAX_DATAGRAM_BYTES, MAX_SOCKET_PATH_BYTES, MIN_DATAGRAM_BYTES, MIN_EXTENTS};
 use crate::arena::{MIN_EXTENT_BYTES, PAGE_BYTES};

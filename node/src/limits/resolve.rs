@@ -6,9 +6,9 @@ use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use larder_client::quic::CredentialFiles;
-use larder_client::trace::Sampler;
 use larder_core::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
+use larder_net::quic::CredentialFiles;
+use larder_net::trace::Sampler;
 use larder_protocol::identity::is_name;
 
 use super::error::MemoryOf;

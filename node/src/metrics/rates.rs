@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use larder_client::metrics::Families;
 use larder_core::Millis;
+use larder_net::metrics::Families;
 use prometheus::{Gauge, GaugeVec};
 use serde::{Deserialize, Serialize};
 

@@ -2,8 +2,8 @@
 
 mod membership;
 
-use larder_client::connections::HTTP;
-use larder_client::metrics::{CERTIFICATE, Label, Metric, PROCESS, Section, TRACING};
+use larder_net::http::HTTP;
+use larder_net::metrics::{CERTIFICATE, Label, Metric, PROCESS, Section, TRACING};
 
 pub use membership::MEMBERSHIP;
 
@@ -362,7 +362,7 @@ const REQUEST_BUCKETS: &[f64] =
 mod tests {
     use std::collections::BTreeSet;
 
-    use larder_client::metrics::Kind;
+    use larder_net::metrics::Kind;
 
     use super::*;
 

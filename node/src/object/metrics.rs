@@ -2,7 +2,7 @@
 
 pub(crate) mod table;
 
-use larder_client::metrics::Families;
+use larder_net::metrics::Families;
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 /// The metrics of an object tier.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
-use larder_client::metrics::Families;
+use larder_net::metrics::Families;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{

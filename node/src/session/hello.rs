@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use larder_client::socket::{FrameReader, FrameWriter};
 use larder_core::store::ids::TenantId;
+use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::{MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
     Busy, Hello, Refusal, RefusalCode, Request, Response, Scarce, Welcome, decode_request,

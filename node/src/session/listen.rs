@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use actix::Addr;
 use actix_rt::ArbiterHandle;
-use larder_client::trace::Sampler;
 use larder_core::store::ids::TenantId;
+use larder_net::trace::Sampler;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 

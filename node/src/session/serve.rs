@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use actix::{Addr, Recipient};
-use larder_client::socket::{FrameReader, FrameWriter};
-use larder_client::trace::Sampler;
 use larder_core::store::ids::SessionId;
+use larder_ipc::socket::{FrameReader, FrameWriter};
+use larder_net::trace::Sampler;
 use larder_protocol::TraceContext;
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{RefusalCode, Request, decode_request};

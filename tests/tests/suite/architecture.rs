@@ -29,13 +29,27 @@ fn sources() -> BTreeMap<String, String> {
 
 #[test]
 fn dependencies_between_crates_run_one_way() {
-    let order =
-        ["protocol", "device", "client", "python", "core", "node", "coordinator", "cli", "tests", "gpu"];
+    let order = [
+        "protocol",
+        "device",
+        "ipc",
+        "client",
+        "python",
+        "net",
+        "core",
+        "node",
+        "coordinator",
+        "cli",
+        "tests",
+        "gpu",
+    ];
     let folders = [
         "client/protocol",
         "client/device",
+        "client/ipc",
         "client/rust",
         "client/python",
+        "client/net",
         "node/core",
         "node",
         "coordinator",
@@ -191,9 +205,9 @@ fn unsafe_code_stays_in_the_files_that_may_have_it() {
         "client/device/src/cuda/lane.rs",
         "client/device/src/cuda/tests/fake.rs",
         "client/device/src/memory.rs",
+        "client/ipc/src/mapping.rs",
         "client/python/src/memory.rs",
         "client/python/src/view.rs",
-        "client/rust/src/mapping.rs",
         "node/src/arena/extent.rs",
         "node/src/arena/mapping.rs",
         "node/src/arena/numa.rs",

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
-use larder_client::quic::ca::{Authority, Validity};
 use larder_client::{BlockingSession, LookupOptions, SessionError, SessionOptions};
+use larder_net::quic::ca::{Authority, Validity};
 use larder_node::Config;
 use larder_node::host::{HostFacts, PciDevice};
 use larder_node::limits::Limits;

@@ -150,3 +150,41 @@ fn bodies_that_never_come_keep_no_health_check_out() {
     }
     drop(silent);
 }
+
+#[test]
+fn requests_that_are_sent_ahead_take_little_memory() {
+    raise_open_files();
+    let cluster = Cluster::start(LARDER, 1).unwrap();
+    let (node, coordinator) = (cluster.node(0), cluster.coordinator_http().to_owned());
+    let before = memory_kib(node.pid());
+    let requests = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2_000);
+    let ahead: Vec<TcpStream> = (0..60)
+        .flat_map(|_| [node.http().to_owned(), coordinator.clone()])
+        .map(|address| {
+            let mut socket = TcpStream::connect(address).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            // As much as fits.
+            let _ = socket.write_all(requests.as_bytes());
+            socket
+        })
+        .collect();
+    for mut socket in &ahead {
+        let mut first = [0; 12];
+        socket.set_nonblocking(false).unwrap();
+        socket.set_read_timeout(Some(wait::DEADLINE)).unwrap();
+        socket.read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"HTTP/1.1 200");
+    }
+    assert_eq!(node.get("/healthz").unwrap(), "ok\n");
+    assert_eq!(larder_tests::server::get(&coordinator, "/healthz").unwrap(), "ok\n");
+    // All that was sent would be 780 MB, decoded.
+    let grown = memory_kib(node.pid()).saturating_sub(before);
+    assert!(grown < 64 << 10, "{grown} KiB");
+}
+
+/// The most memory that a process ever had.
+fn memory_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}

@@ -3,8 +3,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use larder_client::Mapping;
-use larder_client::socket::FrameWriter;
+use larder_ipc::Mapping;
+use larder_ipc::socket::FrameWriter;
 use larder_protocol::frame::FrameHeader;
 use larder_protocol::limits::{MAX_FRAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{Hello, Lease, Pin, RefusalCode, Request, Response, encode_request};
@@ -107,7 +107,7 @@ fn bytes_that_are_no_session_are_refused() {
         ("at most 1048576 are allowed", header(MAX_FRAME_BYTES as u32 + 1, 0)),
         ("at most 128 are allowed", header(16, 129)),
         ("1 descriptors, 0 came", [header(16, 1), vec![0; 16]].concat()),
-        ("malformed", garbage),
+        ("no message of this version", garbage),
     ];
     for (expected, bytes) in cases {
         for after_hello in [false, true] {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use larder_client::metrics::{Kind, Metric, Section, Values};
 use larder_coordinator::COORDINATOR;
+use larder_net::metrics::{Kind, Metric, Section, Values};
 use larder_node::metrics::table::NODE;
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{CHUNK_TOKENS, prompt};

@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime};
 
-use larder_client::quic::Credentials;
-use larder_client::quic::ca::Validity;
+use larder_net::quic::Credentials;
+use larder_net::quic::ca::Validity;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Join};
 use larder_protocol::peer::{Announce, Chunks, Class, Fetch, Find, PeerRequest, PeerResponse};

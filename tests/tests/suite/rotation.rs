@@ -6,7 +6,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use larder_client::quic::RENEWAL_CHECK;
+use larder_net::quic::RENEWAL_CHECK;
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{CHUNK_TOKENS, prompt};
 use larder_tests::wait;

@@ -157,10 +157,10 @@ fn a_replay_is_traced_from_the_engine_on() {
         path.push(parent);
     }
     let names: Vec<&str> = path.iter().map(|span| span.name.as_str()).collect();
-    let expected = ["serve_fetch", "fetch_batch", "fetch", "gather", "lease", "lease", "replay_request"];
+    let expected = ["serve_fetch", "fetch_batch", "fetch", "gather", "lease", "replay_request"];
     assert_eq!(names, expected);
     let processes: Vec<&str> = path.iter().map(|span| span.service.as_str()).collect();
-    assert_eq!((processes[0], processes[3], processes[6]), ("larder-node", "larder-node", "larder-replay"));
+    assert_eq!((processes[0], processes[3], processes[5]), ("larder-node", "larder-node", "larder-replay"));
     assert_ne!(path[0].instance, path[3].instance);
 }
 

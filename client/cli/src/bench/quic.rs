@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::future::try_join_all;
-use larder_client::quic::ca::{Authority, Validity};
-use larder_client::quic::{Connection, Credentials, Endpoint, TransportSettings};
+use larder_net::quic::ca::{Authority, Validity};
+use larder_net::quic::{Connection, Credentials, Endpoint, TransportSettings};
 use larder_protocol::identity::{Identity, Role};
 use quinn::{RecvStream, SendStream};
 use tokio::runtime::{Builder, Runtime};

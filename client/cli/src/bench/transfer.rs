@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use larder_client::quic::TransportSettings;
+use larder_net::quic::TransportSettings;
 
 use super::measure::{Pass, timed};
 use super::peer::PeerBench;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use larder_client::Verify;
-use larder_client::quic::TransportSettings;
+use larder_net::quic::TransportSettings;
 
 use crate::bench::measure::{medians, timed};
 use crate::bench::placement::Placement;

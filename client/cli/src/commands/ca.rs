@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use larder_client::quic::ca::{Authority, Issued, Validity};
+use larder_net::quic::ca::{Authority, Issued, Validity};
 use larder_protocol::identity::{Identity, Role};
 use serde_json::json;
 

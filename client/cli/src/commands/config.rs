@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use larder_coordinator::Config as CoordinatorConfig;
+use larder_net::quic::{CredentialFiles, Credentials};
 use larder_node::Config;
 use larder_node::host::HostFacts;
 use serde_json::json;
@@ -83,10 +84,15 @@ impl Check {
                 let config = Config::load(&self.file).with_context(wrong)?;
                 let limits = config.resolve(&HostFacts::read(Path::new("/"))?).with_context(wrong)?;
                 node::check_sockets(&limits).with_context(wrong)?;
-                ConfigReport::of_node(&limits)
+                let mut report = ConfigReport::of_node(&limits);
+                report.warnings.extend(limits.cluster.and_then(|cluster| unusable(&cluster.credentials)));
+                report
             }
             Role::Coordinator => {
-                ConfigReport::of_coordinator(&CoordinatorConfig::read(&self.file).with_context(wrong)?)
+                let config = CoordinatorConfig::read(&self.file).with_context(wrong)?;
+                let mut report = ConfigReport::of_coordinator(&config);
+                report.warnings.extend(unusable(&config.peer.credentials()));
+                report
             }
         };
         if self.json {
@@ -98,6 +104,12 @@ impl Check {
         let warnings = report.warnings.iter().map(|warning| format!("\nwarning: {warning}"));
         Ok(output::print(&(report.table() + &warnings.collect::<String>()))?)
     }
+}
+
+/// Why nobody starts with these certificates on this machine; the file may be meant for another.
+fn unusable(files: &CredentialFiles) -> Option<String> {
+    let error = Credentials::load(files).err()?;
+    Some(format!("on this machine it would not start: {:#}", anyhow::Error::from(error)))
 }
 
 /// Whose file it looks like. One that is no TOML counts as a node's, whose reader says what is wrong in which line.

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use larder_client::metrics::{Kind, Label, Metric, Section, Values};
 use larder_coordinator::COORDINATOR;
+use larder_net::metrics::{Kind, Label, Metric, Section, Values};
 use larder_node::metrics::table::NODE;
 use serde::Serialize;
 

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use larder_client::quic::{
-    CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
-};
 use larder_coordinator::NodeStatus;
 use larder_core::store::policy::PolicyName;
+use larder_net::quic::{
+    CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
+};
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::{Deserialize, Serialize};

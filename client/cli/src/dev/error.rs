@@ -50,7 +50,7 @@ pub enum DevError {
     #[error("cannot make the cluster's certificates")]
     Certificate {
         /// Why.
-        source: larder_client::quic::ca::AuthorityError,
+        source: larder_net::quic::ca::AuthorityError,
     },
     /// The coordinator does not say where nodes find it.
     #[error("the coordinator does not say where nodes find it")]

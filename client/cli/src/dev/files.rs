@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use larder_client::quic::CredentialFiles;
-use larder_client::quic::ca::{Authority, Validity};
-use larder_client::trace::TracingConfig;
+use larder_net::quic::CredentialFiles;
+use larder_net::quic::ca::{Authority, Validity};
+use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;

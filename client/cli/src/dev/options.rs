@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use larder_client::trace::TracingConfig;
 use larder_core::store::policy::PolicyName;
+use larder_net::trace::TracingConfig;
 
 use super::disk::DevDisk;
 use super::error::DevError;

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
-use larder_client::quic::{CredentialFiles, InspectError, Inspected, inspect};
+use larder_net::quic::{CredentialFiles, InspectError, Inspected, inspect};
 use larder_protocol::identity::Role;
 
 use super::{Finding, Subject, ok, problem, warning};

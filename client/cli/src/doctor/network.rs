@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use larder_client::quic::TransportSettings;
+use larder_net::quic::TransportSettings;
 
 use super::probes::Target;
 use super::{Finding, Subject, note, ok, problem, warning};

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder_client::quic::TransportSettings;
+use larder_net::quic::TransportSettings;
 use larder_node::Config;
 use larder_node::disk::io::Ring;
 use larder_node::object::ObjectOptions;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use larder_client::trace::{Sampler, Trace};
 use larder_client::{LookupOptions, Reservation, SessionError};
+use larder_net::trace::{Sampler, Trace};
 use larder_protocol::Chain;
 use larder_protocol::session::{Found, Tier};
 

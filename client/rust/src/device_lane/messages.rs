@@ -16,9 +16,9 @@ use crate::engine_lane::{CopyFlags, LoadPages};
 use crate::error::SessionError;
 use crate::exchange::{Accept, Exchange};
 use crate::lease::LeaseGuard;
-use crate::mapping::Mapping;
 use crate::namespace::Namespace;
 use crate::reservation::Reservation;
+use larder_ipc::Mapping;
 
 pub(crate) fn register(
     namespace: &Namespace,
@@ -136,20 +136,5 @@ pub fn layout_message(layout: &PagedLayout) -> TensorLayout {
         pages_per_chunk: *pages_per_chunk,
         dims: dims.iter().map(|&Dim { count, stride }| TensorDim { count, stride }).collect(),
         run_bytes: *run_bytes,
-    }
-}
-
-/// What a session's message says of a layout, which may be anything.
-#[must_use]
-pub fn layout_of(message: TensorLayout) -> LayoutSpec {
-    let TensorLayout { planes, planes_per_layer, pages, pages_per_chunk, dims, run_bytes } = message;
-    let plane = |TensorPlane { region, offset, page_stride }| Plane { region, offset, page_stride };
-    LayoutSpec {
-        planes: planes.into_iter().map(plane).collect(),
-        planes_per_layer,
-        pages,
-        pages_per_chunk,
-        dims: dims.into_iter().map(|TensorDim { count, stride }| Dim { count, stride }).collect(),
-        run_bytes,
     }
 }

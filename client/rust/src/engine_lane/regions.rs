@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use larder_device::{Device, DeviceError, Flag, HostMemory, OrderError, Place, RegionId};
 
-use crate::mapping::Mapping;
+use larder_ipc::Mapping;
 
 /// Pinned memory. Only the device's thread uses it.
 #[derive(Default)]

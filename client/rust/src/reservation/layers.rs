@@ -8,8 +8,8 @@ use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 
 use super::{BLOCK_ALIGNMENT, Claim, CommitPart, Reservation};
 use crate::error::SessionError;
-use crate::mapping::Mapping;
 use crate::window::{Window, WindowRange};
+use larder_ipc::Mapping;
 
 /// Room for some layers of some chunks of a reservation, to be filled and handed over. Dropping it frees the room.
 pub struct StagedLayers {

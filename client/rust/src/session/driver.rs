@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
 use crate::link::Link;
-use crate::socket::FrameReader;
+use larder_ipc::socket::FrameReader;
 
 /// Closes the session when its task ends, in whatever way.
 struct CloseAtEnd(Weak<Link>);

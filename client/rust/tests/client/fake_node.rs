@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
-use larder_client::socket::{FrameReader, FrameWriter};
-use larder_client::{Mapping, SessionOptions};
+use larder_client::SessionOptions;
+use larder_ipc::Mapping;
+use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_protocol::HitPolicy;
 use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::limits::SESSION_VERSION;

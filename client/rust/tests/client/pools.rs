@@ -17,7 +17,7 @@ fn hybrid() -> NamespaceSpec {
     hybrid
 }
 
-fn open(node: &mut FakeNode, window_bytes: usize) -> Option<larder_client::Mapping> {
+fn open(node: &mut FakeNode, window_bytes: usize) -> Option<larder_ipc::Mapping> {
     let window = node.welcome(window_bytes, false);
     let (fingerprint, root) = (FINGERPRINT, FINGERPRINT.root());
     node.answer_next(&Response::Registered(Registered { namespace: 7, fingerprint, root }), Vec::new());

@@ -2,7 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use larder_client::{BlockingSession, Counters, Mapping, Session, SessionError, StagedChunk};
+use larder_client::{BlockingSession, Counters, Session, SessionError, StagedChunk};
+use larder_ipc::Mapping;
 use larder_protocol::session::{Commit, Extent, Request, Reserved, Response};
 
 use crate::fake_node::{

@@ -1,6 +1,6 @@
 //! The metrics of the directory.
 
-use larder_client::metrics::{Label, Metric, Section};
+use larder_net::metrics::{Label, Metric, Section};
 
 use crate::exchange::metrics::table::SHARING;
 

@@ -1,8 +1,8 @@
 //! A directory that panics begins again with nothing, and asks for everything.
 
 use actix::prelude::*;
-use larder_client::trace::Trace;
 use larder_core::store::ChangeKind;
+use larder_net::trace::Trace;
 use larder_protocol::peer::{Announce, Announced, Find, RowChange};
 use larder_protocol::table::{Epoch, NodeNumber};
 use prometheus::Registry;

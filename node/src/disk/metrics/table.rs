@@ -1,6 +1,6 @@
 //! The metrics of a disk tier.
 
-use larder_client::metrics::{Label, Metric, Section};
+use larder_net::metrics::{Label, Metric, Section};
 
 /// Chunks on disk.
 pub(crate) const DISK: Section = Section {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_client::metrics::Families;
+use larder_net::metrics::Families;
 use prometheus::{CounterVec, Error, GaugeVec, IntCounterVec, IntGaugeVec};
 
 /// Metrics by peer.

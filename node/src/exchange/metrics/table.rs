@@ -1,6 +1,6 @@
 //! The metrics of blocks between nodes.
 
-use larder_client::metrics::{Label, Metric, Section};
+use larder_net::metrics::{Label, Metric, Section};
 
 /// Blocks between nodes.
 pub(crate) const PEERS: Section = Section {

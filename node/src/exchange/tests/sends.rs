@@ -81,7 +81,7 @@ impl Serving {
             find: all.clone().recipient(),
             announce: all.clone().recipient(),
             repair: all.clone().recipient(),
-            sampler: larder_client::trace::TracingConfig::default().sampler(),
+            sampler: larder_net::trace::TracingConfig::default().sampler(),
         };
         actor.send(Serve(services)).await.unwrap();
         Self { metrics, watch, ends, _handle }

@@ -1,6 +1,6 @@
 //! The metrics of a member of a cluster.
 
-use larder_client::metrics::{Label, Metric, Section};
+use larder_net::metrics::{Label, Metric, Section};
 
 /// Who is there, as this node knows it.
 pub const MEMBERSHIP: Section = Section {

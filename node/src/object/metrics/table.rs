@@ -1,6 +1,6 @@
 //! The metrics of an object tier.
 
-use larder_client::metrics::{Label, Metric, Section};
+use larder_net::metrics::{Label, Metric, Section};
 
 use crate::disk::metrics::table::{DEVICE, OUTCOMES};
 

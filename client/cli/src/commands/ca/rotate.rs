@@ -17,8 +17,8 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use larder_client::quic::ca::{Authority, Issued, Validity};
-use larder_client::quic::{CredentialFiles, Credentials, RENEWAL_CHECK, inspect};
+use larder_net::quic::ca::{Authority, Issued, Validity};
+use larder_net::quic::{CredentialFiles, Credentials, RENEWAL_CHECK, inspect};
 use serde::Serialize;
 
 use super::{AUTHORITY, create, days, paths};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use larder_client::metrics::{Kind, Metric};
+use larder_net::metrics::{Kind, Metric};
 use serde::Serialize;
 
 /// All of it, by the name that stands in the text.

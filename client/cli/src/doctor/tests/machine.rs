@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use larder_client::quic::ca::{Authority, Validity};
+use larder_net::quic::ca::{Authority, Validity};
 use larder_protocol::identity::{Identity, Role};
 
 use super::super::probes::{ObjectStore, Target};

@@ -1,7 +1,8 @@
 //! Messages on streams, framed as [`larder_protocol::peer`] says.
 
+use larder_protocol::frame::MalformedMessage;
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
-use larder_protocol::peer::{MalformedMessage, Message};
+use larder_protocol::peer::Message;
 use quinn::{ReadExactError, RecvStream, SendStream, WriteError};
 use rkyv::util::AlignedVec;
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -86,13 +87,14 @@ impl Connections {
         })))
     }
 
-    /// Takes a new connection in.
+    /// Takes a new connection in. A client that leaves unread what was sent to it, for so long, loses it.
     ///
     /// # Errors
     /// Where the system gives no descriptor, or there is no room: the connection is shut down.
-    pub fn enter(&self, socket: BorrowedFd<'_>) -> io::Result<Open> {
-        // Who reads nothing loses the connection, and with it whatever waits to be sent. No matter on a socket that is none of TCP.
-        let _ = set_tcp_user_timeout(socket, UNREAD_MS);
+    pub fn enter(&self, socket: &impl AsFd, unread: Duration) -> io::Result<Open> {
+        let socket = socket.as_fd();
+        // An error: it is no TCP socket.
+        let _ = set_tcp_user_timeout(socket, u32::try_from(unread.as_millis()).unwrap_or(u32::MAX));
         let own = match socket.try_clone_to_owned() {
             Ok(own) => own,
             Err(error) => {
@@ -126,7 +128,7 @@ impl Connections {
 
 /// An answer in pieces. A server takes the next piece when it has room, so that it buffers no more of a long answer than a client
 /// reads.
-pub fn pieces(answer: Bytes) -> impl Stream<Item = Result<Bytes, Infallible>> {
+pub(super) fn pieces(answer: Bytes) -> impl Stream<Item = Result<Bytes, Infallible>> {
     stream::unfold(answer, |mut rest| async move {
         let piece = rest.split_to(rest.len().min(PIECE_BYTES));
         (!piece.is_empty()).then_some((Ok(piece), rest))
@@ -192,15 +194,11 @@ impl Known {
     }
 }
 
-/// How long a client may leave unread what was sent to it.
-const UNREAD_MS: u32 = 10_000;
-
 const PIECE_BYTES: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
-    use std::os::fd::AsFd as _;
     use std::os::unix::net::UnixStream;
 
     use prometheus::Registry;
@@ -210,7 +208,7 @@ mod tests {
     /// A connection's two ends.
     fn connect(connections: &Connections) -> (io::Result<Open>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (connections.enter(ours.as_fd()), theirs)
+        (connections.enter(&ours, Duration::from_secs(1)), theirs)
     }
 
     fn is_shut_down(theirs: &mut UnixStream) -> bool {

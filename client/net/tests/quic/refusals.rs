@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use larder_client::quic::ca::Validity;
-use larder_client::quic::{ConnectError, Credentials};
+use larder_net::quic::ca::Validity;
+use larder_net::quic::{ConnectError, Credentials};
 use larder_protocol::identity::{Identity, Role};
 
 use super::{Ca, any_port, bind, connected};

@@ -85,7 +85,7 @@ impl Mapping {
     ///
     /// # Panics
     /// Where they do not lie within the mapping.
-    pub(crate) fn visit(&self, offset: u64, bytes: u64, mut each: impl FnMut(&[u8])) {
+    pub fn visit(&self, offset: u64, bytes: u64, mut each: impl FnMut(&[u8])) {
         let mut piece = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX).min(VISITED_PIECE_BYTES)];
         let (mut at, end) = (offset, offset + bytes);
         while at < end {

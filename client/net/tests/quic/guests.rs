@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_client::quic::{
+use larder_net::quic::{
     Asked, Connection, Endpoint, Guest, GuestLimits, Guests, MessageError, TurnedAway, read_message,
     write_message,
 };

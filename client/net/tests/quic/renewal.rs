@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use larder_client::quic::{CredentialFiles, Credentials, Endpoint, renew_when_changed};
+use larder_net::quic::{CredentialFiles, Credentials, Endpoint, renew_when_changed};
 use larder_protocol::identity::{Identity, Role};
 
 use super::{Ca, Validity, bind};

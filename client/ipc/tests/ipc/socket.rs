@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use larder_client::socket::{FrameReader, FrameWriter, ReceiveError};
+use larder_ipc::socket::{FrameReader, FrameWriter, ReceiveError};
 use larder_protocol::frame::{FrameError, FrameHeader};
 use larder_protocol::limits::{MAX_FRAME_BYTES, MAX_FRAME_DESCRIPTORS};
 use larder_protocol::session::{

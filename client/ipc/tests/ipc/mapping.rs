@@ -1,23 +1,40 @@
 //! Shared memory that may and may not be mapped.
 
-use std::fs;
-use std::os::fd::AsFd;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use larder_client::{Mapping, MappingError};
-use rustix::fs::SealFlags;
+use larder_ipc::{Mapping, MappingError};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use crate::fake_node::{memory_file, pattern, sealed};
+/// A memory file with these bytes.
+fn memory_file(bytes: &[u8], seals: SealFlags) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(memfd_create("larder-test", flags).unwrap());
+    file.write_all(bytes).unwrap();
+    fcntl_add_seals(&file, seals).unwrap();
+    file.into()
+}
+
+fn sealed(bytes: &[u8]) -> OwnedFd {
+    memory_file(bytes, SealFlags::SHRINK | SealFlags::GROW)
+}
+
+/// Bytes that differ by position.
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 7) as u8).collect()
+}
 
 #[test]
 fn what_is_copied_in_is_copied_out_of_another_mapping() {
     let file = sealed(&[0; 10_000]);
     let writer = Mapping::writable(file.as_fd(), 10_000).unwrap();
     let reader = Mapping::read_only(file.as_fd(), 10_000).unwrap();
-    writer.copy_from(8_000, &pattern(1, 2_000));
+    writer.copy_from(8_000, &pattern(2_000));
     let mut out = vec![0; 2_000];
     reader.copy_to(8_000, &mut out);
-    assert_eq!(out, pattern(1, 2_000));
+    assert_eq!(out, pattern(2_000));
     assert!(writer.is_writable() && !reader.is_writable());
 }
 

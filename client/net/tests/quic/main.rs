@@ -8,8 +8,8 @@ mod transport;
 
 use std::net::SocketAddr;
 
-use larder_client::quic::ca::{Authority, Validity};
-use larder_client::quic::{Connection, Credentials, Endpoint, TransportSettings};
+use larder_net::quic::ca::{Authority, Validity};
+use larder_net::quic::{Connection, Credentials, Endpoint, TransportSettings};
 use larder_protocol::identity::{Identity, Role};
 
 /// An authority and what it issues.

@@ -1,6 +1,6 @@
 //! What a connection carries, and how.
 
-use larder_client::quic::{MessageError, TransportSettings, read_message, write_message};
+use larder_net::quic::{MessageError, TransportSettings, read_message, write_message};
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{Find, PeerRequest, PeerResponse};
 use larder_protocol::table::{Epoch, RowKey, RunKey};

@@ -1,0 +1,18 @@
+//! What the processes of a cluster speak over the network, and tell whoever looks on.
+//!
+//! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`follower`] follows a coordinator over it.
+//! - [`http`]: health, metrics and status, for connections of which each costs little.
+//! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans, and where they are sent.
+
+pub mod follower;
+pub mod http;
+pub mod metrics;
+pub mod quic;
+pub mod trace;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex whose holders leave nothing half done: a panic of one does not stop the others.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
