@@ -1,9 +1,9 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
 //! The core decides; the actor tells it what happened and performs its effects (`perform`). Some decisions are
-//! still made here: `copies` decides what a commit has copied, `handoff` what is read while it is being written, `disk` and `object` what is
-//! written there, `peers` what other nodes get, `device_lane` what a GPU copies, `verify` what is said to be damaged. `answer` says
-//! what a session reads, `lives` what a panic ends.
+//! still made here: `copies` decides what a commit has copied, `handoff` what is read while it is being written, `peers` what other
+//! nodes get, `device_lane` what a GPU copies, `verify` what is said to be damaged. `answer` says what a session reads, `lives` what a
+//! panic ends.
 
 mod answer;
 mod copies;
@@ -42,7 +42,7 @@ use self::lives::Lives;
 pub use self::messages::{Answer, Ask, AskNamespaces, AskReport, Close, Open, ProcessGone, ReplyTo, Report};
 pub use self::object::ObjectParts;
 use self::object::Objects;
-use self::peers::{EndedGrants, Untold};
+use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, Follower, Peers};
 use self::perform::Pending;
 use self::traces::cause_of;
@@ -82,7 +82,6 @@ pub struct GpuActor {
     /// Where events are told.
     feed: Feed,
     pending: Pending,
-    untold: Untold,
     ended_grants: EndedGrants,
     /// Who follows what is being written.
     handoffs: Handoffs,
@@ -170,7 +169,6 @@ impl GpuActor {
             peers,
             feed,
             pending: Pending::default(),
-            untold: Untold::default(),
             handoffs: Handoffs::default(),
             lives: Lives::new(parts.lives),
             reports: Reports::default(),
@@ -188,10 +186,8 @@ impl GpuActor {
             Request::Register(ask) => {
                 let name = &self.tenants[usize::from(tenant.0)];
                 let registered =
-                    self.core.store.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
+                    self.core.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
                 self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
-                let tenants = Arc::clone(&self.tenants);
-                self.describe(&tenants[usize::from(tenant.0)], &ask.spec);
                 Response::Registered(registered)
             }
             Request::Release(lease) => {

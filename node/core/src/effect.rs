@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
+use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lookup};
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
 use crate::cause::Cause;
-use crate::event::{Below, OrderNumber, QuestionId, ReadId, RecallId, RequestId};
+use crate::directory::Page;
+use crate::event::{Below, OrderNumber, QuestionId, ReadId, RecallId, RequestId, WriteNumber};
 use crate::placement::Placement;
-use crate::store::ids::SessionId;
-use crate::store::{FetchId, Granted, Leased, Refused};
+use crate::store::ids::{ChunkKey, SessionId};
+use crate::store::{Change, ChunkWrite, FetchId, Granted, Leased, Refused};
 
 /// Something to do. Each is handed out once, in order.
 #[derive(Debug)]
@@ -100,6 +102,69 @@ pub enum Effect {
         tier: Below,
         /// The chunk.
         chunk: FetchId,
+    },
+    /// Writes a chunk to the tier that its write names: [`Event::WriteEnded`](crate::Event::WriteEnded) answers. Its memory stays as
+    /// it is until then.
+    Write {
+        /// Its number.
+        number: WriteNumber,
+        /// What and where.
+        write: ChunkWrite,
+    },
+    /// Counts a chunk that is not written to disk, since its namespace cannot be described there.
+    NotWritten,
+    /// Tells the disk that chunks on it were used in memory: they should stay there.
+    Touch(Vec<ChunkKey>),
+    /// Has the disk forget a chunk.
+    Remove(ChunkKey),
+    /// Has the disk forget a chunk that disagrees with others in parent, index or anchor, and counts it.
+    Disagrees {
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunk.
+        chunk: ChunkRef,
+    },
+    /// Describes a namespace on disk: [`Event::Described`](crate::Event::Described) answers.
+    Describe {
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// Whose it is.
+        tenant_name: String,
+        /// What it is.
+        spec: NamespaceSpec,
+    },
+    /// Deletes descriptions from disk: [`Event::Described`](crate::Event::Described) answers for each.
+    ForgetDescriptions(Vec<Fingerprint>),
+    /// A new store knows a namespace.
+    Knows {
+        /// Its number.
+        namespace: u32,
+        /// Whose it is.
+        tenant_name: String,
+        /// The namespace.
+        fingerprint: Fingerprint,
+    },
+    /// Tells the other actors of this node what was gained and lost.
+    TellSiblings(Vec<Change>),
+    /// Tells followers of events what was gained and lost, and the directory too, which [`Event::Announced`](crate::Event::Announced)
+    /// answers.
+    Changed {
+        /// Number of the first change that followers were not told.
+        sequence: u64,
+        /// How many they were told.
+        told: usize,
+        /// The changes, in order.
+        changes: Vec<Change>,
+        /// Whether the directory is told.
+        to_directory: bool,
+    },
+    /// Tells the directory some of all that is held: [`Event::PageAnnounced`](crate::Event::PageAnnounced) or
+    /// [`Event::Announced`](crate::Event::Announced) answers.
+    AnnouncePage {
+        /// The page.
+        page: Page,
+        /// Where the next one begins; `None` after the last.
+        next: Option<usize>,
     },
     /// Tells the directory that a holder did not have what it says.
     Stale {

@@ -1,12 +1,14 @@
 //! What happens to a core.
 
-use larder_protocol::PoolSet;
 use larder_protocol::session::{Collect, Lease, Lookup};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::cause::Cause;
-use crate::directory::Holders;
+use crate::directory::{Changes, Holders};
 use crate::store::Checksums;
-use crate::store::ids::SessionId;
+use crate::store::ids::{ChunkKey, SessionId};
+
+pub use crate::store::ids::Below;
 
 /// A request of a session. The shell chooses the number; the core answers each of them once, by an effect that repeats it,
 /// unless the session ends before.
@@ -25,18 +27,13 @@ pub struct OrderNumber(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadId(pub(crate) u64);
 
+/// A chunk that is written to a tier. The core chooses the number, and uses none twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WriteNumber(pub(crate) u64);
+
 /// A chunk that is read from disk for a peer. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecallId(pub(crate) u64);
-
-/// A tier below memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Below {
-    /// This actor's disk.
-    Disk,
-    /// The object store that all nodes share.
-    Object,
-}
 
 /// Something that happened. Answers may come in any order, late, or not at all; one that comes twice, or that nobody waits
 /// for, changes nothing.
@@ -130,8 +127,49 @@ pub enum Event {
         /// What came of it.
         answer: ReadAnswer,
     },
-    /// Time has passed.
+    /// A write has ended: its memory is read no more.
+    WriteEnded {
+        /// The write.
+        number: WriteNumber,
+        /// What came of it.
+        answer: Written,
+    },
+    /// A namespace's description on disk was written or deleted.
+    Described {
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// What came of it.
+        description: Description,
+    },
+    /// Chunks were found on disk, with these pools.
+    Recovered {
+        /// The chunks.
+        held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
+        /// Whether that is all.
+        is_all: bool,
+    },
+    /// Chunks are no longer on disk.
+    LeftDisk(Vec<ChunkKey>),
+    /// The disk is closed: nothing on it can be read or written any more.
+    DiskClosed,
+    /// Chunks moved to another actor.
+    Moved {
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunks.
+        hashes: Vec<ChunkHash>,
+    },
+    /// What the directory made of [`Effect::Changed`](crate::Effect::Changed), or that it does not take a page.
+    Announced(Announced),
+    /// The directory took a page of all that is held.
+    PageAnnounced {
+        /// Where the next one begins; `None` after the last.
+        next: Option<usize>,
+    },
+    /// Time has passed: this comes a few times a second.
     Tick,
+    /// It is as late as [`Core::next_deadline`](crate::Core::next_deadline) said.
+    Alarm,
 }
 
 /// What came of a chunk that another actor was asked for.
@@ -180,5 +218,40 @@ pub enum ReadAnswer {
     /// The order does not fit its memory, which is a fault of ours: nothing was ordered.
     Impossible,
     /// The tier's thread failed: whether it still writes to the slots, nobody knows.
+    Lost,
+}
+
+/// What came of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// The tier has the chunk.
+    There,
+    /// It does not.
+    Failed,
+    /// The tier has too much to do: nothing was ordered.
+    Busy,
+    /// The tier takes no orders any more.
+    Closed,
+}
+
+/// What came of a namespace's description on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Description {
+    /// It is written.
+    There,
+    /// It could not be written.
+    Failed,
+    /// It is deleted, or of no use.
+    Gone,
+}
+
+/// How a message for the directory fared.
+#[derive(Debug)]
+pub enum Announced {
+    /// It was taken.
+    Taken,
+    /// The directory has too much to do: here it is again.
+    Full(Changes),
+    /// It is lost.
     Lost,
 }

@@ -20,12 +20,14 @@
 //! its effect is answered. What is decided stands in [`store`] (what is kept), `bring` (where chunks come from) and
 //! [`tiers`] (disk and object store); the [`directory`] of a node is a core of its own.
 
+mod announce;
 mod bring;
 pub mod cause;
 pub mod directory;
 mod effect;
 mod event;
 pub mod loading;
+mod moved;
 pub mod placement;
 pub mod priority;
 pub mod reports;
@@ -40,12 +42,18 @@ use std::time::Duration;
 
 pub use bring::{Offer, Sources};
 pub use effect::{Effect, FetchOrder, Started};
-pub use event::{Arrival, Below, Event, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId};
+pub use event::{
+    Announced, Arrival, Below, Description, Event, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId,
+    RequestId, WriteNumber, Written,
+};
 pub use time::Millis;
 
+use announce::Untold;
 use bring::Bring;
-use store::Store;
-use store::{Refused, StoreLimits};
+use moved::Moved;
+use store::{Refused, Store, StoreLimits};
+use tiers::described::Described;
+use tiers::writes::Writes;
 
 /// What one actor decides.
 #[derive(Debug)]
@@ -53,6 +61,10 @@ pub struct Core {
     /// What it keeps.
     pub store: Store,
     bring: Bring,
+    writes: Writes,
+    described: Described,
+    untold: Untold,
+    moved: Moved,
     effects: VecDeque<Effect>,
     /// Since the node started, as the last event says.
     now: Duration,
@@ -64,7 +76,16 @@ impl Core {
     pub fn new(limits: StoreLimits, sources: Sources) -> Self {
         let mut store = Store::new(limits);
         store.keep_journal();
-        Self { store, bring: Bring::new(sources), effects: VecDeque::new(), now: Duration::ZERO }
+        Self {
+            store,
+            bring: Bring::new(sources),
+            writes: Writes::default(),
+            described: Described::default(),
+            untold: Untold::default(),
+            moved: Moved::default(),
+            effects: VecDeque::new(),
+            now: Duration::ZERO,
+        }
     }
 
     /// Takes note of something that happened, and decides what follows.
@@ -98,25 +119,48 @@ impl Core {
             Event::OrderEnded { order, came } => self.order_ended(order, came),
             Event::OrderRefused(order) => self.order_refused(order),
             Event::ReadEnded { read, answer } => self.read_ended(read, answer),
+            Event::WriteEnded { number, answer } => self.write_ended(number, answer),
+            Event::Described { fingerprint, description } => self.description_is(fingerprint, description),
+            Event::Recovered { held, is_all } => self.recovered(held, is_all),
+            Event::LeftDisk(keys) => self.store.left_disk(&keys),
+            Event::DiskClosed => self.store.disk_closed(),
+            Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, moved::TRIES),
+            Event::Announced(announced) => self.announced(announced),
+            Event::PageAnnounced { next } => self.page_announced(next),
             Event::Tick => {
                 self.store.tick(self.millis());
                 self.finish_late_gathers();
                 self.read_again();
+                self.write_again();
+                self.forget_unused();
             }
+            Event::Alarm => {}
         }
         self.order_busy_again();
+        self.give_up_again();
+        self.tell_changes();
         self.stop_abandoned();
     }
 
     /// The next thing to do.
     pub fn poll_effect(&mut self) -> Option<Effect> {
+        if self.effects.is_empty() {
+            self.write_below();
+            self.note_changes();
+        }
         self.effects.pop_front()
     }
 
-    /// When [`Event::Tick`] is due, besides the times at which it comes anyhow.
+    /// When [`Event::Alarm`] is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.bring.next_deadline()
+        let due = [self.bring.next_deadline(), self.untold.next_deadline(), self.moved.next_deadline()];
+        due.into_iter().flatten().min()
+    }
+
+    /// Says that the directory began again, and knows nothing of what is held here.
+    pub fn directory_began_again(&mut self) {
+        self.untold.lost();
     }
 
     /// Says whether the object store may be read from.
@@ -124,17 +168,16 @@ impl Core {
         self.bring.object_is_open = is_open;
     }
 
-    /// Notes that a chunk was written to the object store.
-    pub fn object_has(&mut self, key: store::ids::ChunkKey) {
-        self.bring.known.set(key, tiers::known::Fact::Present, self.now);
-    }
-
     /// Drops whatever was decided after a fault, and goes on with an empty store. Answers to what was ordered before mean nothing
     /// any more.
     pub fn begin_anew(&mut self) {
         self.store = self.store.begin_anew();
         self.bring.begin_anew();
+        self.writes.begin_anew();
+        self.untold.begin_anew();
+        self.moved = Moved::default();
         self.effects.clear();
+        self.know_again();
     }
 
     fn refuse(&mut self, request: RequestId, done: Result<(), Refused>) {

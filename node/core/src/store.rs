@@ -2,8 +2,8 @@
 //!
 //! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied it returns. Put reads in
 //! `reserve` and `commit`, get in `lookup`, a get that needs more than memory in `gather`, what they get in
-//! `grants`, what is read while it is being written in `follow`, eviction in `room`, what goes to disk and leaves it in `disk`,
-//! what goes to the object store in `object`, what devices copy in `loads`, what is said to be damaged in `verify`, the end of a session in `sessions`.
+//! `grants`, what is read while it is being written in `follow`, eviction in `room`, what goes to disk and the object store in `writes`, what is
+//! there in `disk` and `object`, what devices copy in `loads`, what is said to be damaged in `verify`, the end of a session in `sessions`.
 
 mod admission;
 mod commit;
@@ -34,6 +34,7 @@ mod slab;
 pub(crate) mod tests;
 mod usage;
 mod verify;
+mod writes;
 
 use larder_protocol::limits::MAX_SESSION_NAMESPACES;
 use larder_protocol::namespace::NamespaceSpec;
@@ -50,7 +51,7 @@ use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
 pub use commit::{BlockMove, CommitOrder};
-pub use disk::{ChunkWrite, DiskStoreLimits, DiskUsage, WriteId, WritePolicy};
+pub use disk::{DiskStoreLimits, DiskUsage};
 pub use follow::{FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News, Told};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
@@ -68,6 +69,7 @@ pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
 pub use usage::{TierUsage, Usage};
 pub use verify::VerifyOrder;
+pub use writes::{ChunkWrite, WriteId, WritePolicy};
 
 /// One actor's chunks.
 #[derive(Debug)]
@@ -120,8 +122,8 @@ impl Store {
             follows: follow::Follows::default(),
             loads: loads::Loads::default(),
             verifications: verify::Verifications::default(),
-            disk: limits.disk.clone().map(disk::Disk::new),
-            object: limits.object.clone().map(object::Objects::new),
+            disk: limits.disk.as_ref().map(disk::Disk::new),
+            object: limits.object.as_ref().map(object::Objects::new),
             limits,
             namespaces: Namespaces::default(),
             sessions: Sessions::default(),

@@ -1,9 +1,11 @@
 //! The core in virtual time, without a process: what is asked of it, and what it wants done.
 
+mod announced;
 mod below;
 mod histories;
 mod holders;
 mod prefetches;
+mod written;
 
 use std::time::Duration;
 
@@ -98,6 +100,9 @@ struct World {
     fingerprint: Fingerprint,
     root: ChunkHash,
     requests: u64,
+    /// Whether a test looks at what is written below, and at what others are told.
+    sees_writes: bool,
+    sees_news: bool,
 }
 
 /// What the core asks another actor for.
@@ -111,11 +116,26 @@ struct Asked {
 
 impl World {
     fn new(sources: Sources) -> Self {
-        let mut core = Core::new(limits(), sources);
+        let disk = limits().disk.filter(|_| sources.disk.is_some());
+        Self::with(StoreLimits { disk, ..limits() }, sources)
+    }
+
+    fn with(limits: StoreLimits, sources: Sources) -> Self {
+        let mut core = Core::new(limits, sources);
         let session = core.store.open_session(TenantId(0), ProcessId(0), 1 << 20);
-        let registered = core.store.register(session, "a", &spec(1), &[0], &[BLOCK]).unwrap();
+        let registered = core.register(session, "a", &spec(1), &[0], &[BLOCK]).unwrap();
         let (namespace, fingerprint, root) = (registered.namespace, registered.fingerprint, registered.root);
-        Self { core, now: Duration::ZERO, session, namespace, fingerprint, root, requests: 0 }
+        Self {
+            core,
+            now: Duration::ZERO,
+            session,
+            namespace,
+            fingerprint,
+            root,
+            requests: 0,
+            sees_writes: false,
+            sees_news: false,
+        }
     }
 
     fn tell(&mut self, event: Event) {
@@ -128,7 +148,14 @@ impl World {
     }
 
     fn poll(&mut self) -> Option<Effect> {
-        std::iter::from_fn(|| self.core.poll_effect()).find(|effect| !matches!(effect, Effect::Placed(_)))
+        let (sees_writes, sees_news) = (self.sees_writes, self.sees_news);
+        let is_seen = |effect: &Effect| match effect {
+            Effect::Placed(_) => false,
+            Effect::Describe { .. } | Effect::Write { .. } | Effect::Touch(_) => sees_writes,
+            Effect::TellSiblings(_) | Effect::Changed { .. } | Effect::AnnouncePage { .. } => sees_news,
+            _ => true,
+        };
+        std::iter::from_fn(|| self.core.poll_effect()).find(is_seen)
     }
 
     fn is_idle(&mut self) -> bool {

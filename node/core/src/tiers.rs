@@ -3,10 +3,13 @@
 //! A chunk to be read waits in the tier's line (`reads`); its turn makes an [`Effect::Read`], whose answer says that its
 //! blocks are in their slots, or why they are not. What follows of an answer differs: a chunk that the disk has lost other
 //! nodes or the object store may have; one that the object store has lost nobody has.
+//! What is written there is decided in `writes`, and which namespaces are described on disk in `described`.
 
+pub(crate) mod described;
 pub mod known;
 pub(crate) mod reads;
 pub mod search;
+pub(crate) mod writes;
 
 use larder_protocol::PoolSet;
 use larder_protocol::peer::Class;

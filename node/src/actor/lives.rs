@@ -111,17 +111,13 @@ impl GpuActor {
         // What waits for an answer hears that nobody is there any more.
         self.handoffs = Handoffs::default();
         self.reports = Reports::default();
-        self.untold.begin_anew();
         self.feed.restart();
         if let Some(siblings) = &self.siblings {
             siblings.forget_all();
         }
-        if let Some(objects) = &mut self.objects {
-            objects.begin_anew();
-        }
         self.lives.told.send_replace(life);
         self.return_extents(ctx);
-        self.restart_disk(ctx);
+        self.recover(0, ctx);
         self.settle(ctx);
     }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_core::Offer;
 use larder_core::directory::Changes;
 use larder_core::store::Change;
 use larder_core::store::Granted;
+use larder_core::{Announced, Event, Offer};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
@@ -49,36 +49,6 @@ pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Fetche
 /// Hands a follow to the exchange; whether it was taken, which it is not where the exchange has too many.
 pub type Follower = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
-/// What the directory was not told yet.
-#[derive(Default)]
-pub(super) struct Untold {
-    changes: Vec<Change>,
-    /// How many of them the followers of events were told.
-    told_followers: usize,
-    /// Number of the next event.
-    sequence: u64,
-    /// What has still to be told of all that is held, where changes were lost.
-    resync: Option<Resync>,
-    is_scheduled: bool,
-}
-
-impl Untold {
-    /// Everything that was told is lost; numbers go on.
-    pub(super) fn begin_anew(&mut self) {
-        let (sequence, resync) = (self.sequence, Some(Resync::default()));
-        *self = Self { sequence, resync, ..Self::default() };
-    }
-}
-
-/// How far the directory was told all that is held.
-#[derive(Clone, Copy, Default)]
-struct Resync {
-    /// Where in the store the next page begins.
-    from: usize,
-    /// Whether a page was told.
-    has_begun: bool,
-}
-
 /// Leases of peers that have ended.
 pub(super) struct EndedGrants {
     pub(super) sender: UnboundedSender<u64>,
@@ -86,98 +56,23 @@ pub(super) struct EndedGrants {
 }
 
 impl GpuActor {
-    /// What follows whatever was asked: what is to be written goes to disk and the object store, and others hear of what changed.
-    pub(super) fn follow_up(&mut self, ctx: &mut Context<Self>) {
-        self.write_to_disk(ctx);
-        self.write_to_objects(ctx);
-        self.tell_changes(ctx);
-        self.tell_followers();
-    }
-
-    /// Sees to it that others hear soon of what was gained and lost: a few milliseconds make one message of many.
-    fn tell_changes(&mut self, ctx: &mut Context<Self>) {
-        let changes = self.core.store.take_changes();
-        if let Some(siblings) = &self.siblings {
-            siblings.note(&changes);
-        }
-        self.untold.changes.extend(changes);
-        if let Some(peers) = &mut self.peers
-            && peers.restarts.has_changed().unwrap_or(false)
-        {
-            // The directory began again, and knows nothing.
-            peers.restarts.mark_unchanged();
-            self.untold.resync = Some(Resync::default());
-        }
-        if !self.untold.is_scheduled && (self.untold.resync.is_some() || !self.untold.changes.is_empty()) {
-            self.untold.is_scheduled = true;
-            self.later(ctx, TELL_AFTER, |actor, ctx| {
-                actor.untold.is_scheduled = false;
-                actor.tell_now();
-                actor.tell_changes(ctx);
-            });
+    /// Tells followers of events and, where it is to hear of it, the directory what was gained and lost.
+    pub(super) fn changed(&mut self, sequence: u64, told: usize, changes: Vec<Change>, to_directory: bool) {
+        self.feed.tell(sequence, &changes[told..]);
+        if to_directory {
+            self.announce(Changes::Since(changes), Event::Announced(Announced::Taken));
         }
     }
 
-    fn tell_now(&mut self) {
-        let Untold { changes, told_followers, sequence, .. } = &mut self.untold;
-        let news = &changes[*told_followers..];
-        self.feed.tell(*sequence, news);
-        *sequence += news.len() as u64;
-        *told_followers = changes.len();
-        if self.peers.is_none() {
-            (*changes, *told_followers) = (Vec::new(), 0);
-            return;
+    /// Tells the directory something; what is told the core if it takes it.
+    pub(super) fn announce(&mut self, changes: Changes, taken: Event) {
+        let Some(peers) = &self.peers else { return };
+        let event = match peers.changed.try_send(Changed { device: peers.device, changes }) {
+            Ok(()) => taken,
+            Err(SendError::Full(Changed { changes, .. })) => Event::Announced(Announced::Full(changes)),
+            Err(SendError::Closed(_)) => Event::Announced(Announced::Lost),
         };
-        if self.tell_since() {
-            self.tell_page();
-        }
-    }
-
-    /// Tells the directory what changed; whether it took that.
-    fn tell_since(&mut self) -> bool {
-        let (Some(peers), Untold { changes, told_followers, resync, .. }) = (&self.peers, &mut self.untold)
-        else {
-            return false;
-        };
-        if changes.len() > MAX_UNTOLD_CHANGES {
-            (*changes, *told_followers, *resync) = (Vec::new(), 0, Some(Resync::default()));
-        }
-        // Before the first page nothing of it counts.
-        if resync.is_some_and(|resync| !resync.has_begun) {
-            (*changes, *told_followers) = (Vec::new(), 0);
-        }
-        if changes.is_empty() {
-            return true;
-        }
-        let since = Changes::Since(std::mem::take(changes));
-        *told_followers = 0;
-        match peers.changed.try_send(Changed { device: peers.device, changes: since }) {
-            Ok(()) => true,
-            Err(SendError::Full(Changed { changes: Changes::Since(untold), .. })) => {
-                *told_followers = untold.len();
-                *changes = untold;
-                false
-            }
-            Err(_) => {
-                *resync = Some(Resync::default());
-                false
-            }
-        }
-    }
-
-    /// Tells the directory the next page of all that is held, where that is wanted. It may change until the next one.
-    fn tell_page(&mut self) {
-        let (Some(peers), Some(resync)) = (&self.peers, &mut self.untold.resync) else { return };
-        let (chunks, next) = self.core.store.held_from(resync.from, RESYNC_CHUNKS);
-        let page =
-            larder_core::directory::Page { is_first: !resync.has_begun, chunks, is_last: next.is_none() };
-        if peers.changed.try_send(Changed { device: peers.device, changes: Changes::Page(page) }).is_ok() {
-            resync.has_begun = true;
-            match next {
-                Some(next) => resync.from = next,
-                None => self.untold.resync = None,
-            }
-        }
+        self.tell(event);
     }
 }
 
@@ -196,18 +91,6 @@ pub(super) fn show_grant(granted: Granted, arena: &Arena, ended: &UnboundedSende
         }
         Granted::NotHeld | Granted::OnDisk => Grant::NotHeld,
         Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
-    }
-}
-
-impl GpuActor {
-    /// Gives chunks up, and tries those again that are still in use: whoever took them may not have let go yet.
-    fn give_up(&mut self, GiveUp { fingerprint, hashes }: GiveUp, tries: u32, ctx: &mut Context<Self>) {
-        let used = self.core.store.give_up(&fingerprint, &hashes);
-        self.settle(ctx);
-        if !used.is_empty() && tries > 1 {
-            let again = GiveUp { fingerprint, hashes: used };
-            self.later(ctx, GIVE_UP_PAUSE, move |actor, ctx| actor.give_up(again, tries - 1, ctx));
-        }
     }
 }
 
@@ -267,7 +150,8 @@ impl Handler<GiveUp> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, moved: GiveUp, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.give_up(moved, GIVE_UP_TRIES, ctx));
+        let GiveUp { fingerprint, hashes } = moved;
+        self.guard(ctx, |actor, ctx| actor.decide(Event::Moved { fingerprint, hashes }, ctx));
     }
 }
 
@@ -283,20 +167,6 @@ impl StreamHandler<u64> for GpuActor {
     /// The actor holds a sender itself: the stream ends only with the actor.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
-
-/// How long changes wait for others.
-const TELL_AFTER: Duration = Duration::from_millis(3);
-
-/// Chunks of a page of all that is held: collecting them takes less than a millisecond.
-const RESYNC_CHUNKS: usize = 1_024;
-
-/// Changes kept for a directory that does not take them; beyond these it is told everything anew.
-const MAX_UNTOLD_CHANGES: usize = 65_536;
-
-/// How often a chunk that moved is tried to be given up, and the pause between. What is used for longer stays until it is
-/// evicted.
-const GIVE_UP_TRIES: u32 = 5;
-const GIVE_UP_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a peer waits when too much is being sent.
 const GRANT_RETRY_MS: u64 = 5;

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
+use larder_core::directory::Changes;
 use larder_core::placement::Placement;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{BlockMove, FetchId, Granted, Wanted};
+use larder_core::store::{BlockMove, ChunkWrite, FetchId, Granted, Wanted};
 use larder_core::{
     Arrival, Below, Effect, Event, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Started,
+    WriteNumber, Written,
 };
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lookup, Prefetching, Response};
@@ -21,8 +23,11 @@ use tokio::sync::{oneshot, watch};
 use super::answer::Asked;
 use super::traces::trace_of;
 use super::{Answer, GpuActor};
+use crate::copy::BlockChecksums;
 use crate::directory::{AskHolders, Stale};
-use crate::disk::{self, BlockPlace, ReadOrder, Refused};
+use crate::disk::namespaces::KnownNamespace;
+use crate::disk::order::OrderError;
+use crate::disk::{self, BlockPlace, ReadOrder, Refused, Source, WriteAnswer, WriteOrder};
 use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched, Grant};
 use crate::metrics::Placed;
 use crate::object::BlockId;
@@ -100,13 +105,13 @@ impl GpuActor {
         }
         self.pending.put_off();
         self.renew_extents(ctx);
-        self.follow_up(ctx);
+        self.tell_followers();
         let Some(at) = self.core.next_deadline() else { return };
         if self.pending.alarm.is_none_or(|alarm| at < alarm) {
             self.pending.alarm = Some(at);
             self.later(ctx, at.saturating_sub(self.clock.elapsed()), |actor, ctx| {
                 actor.pending.alarm = None;
-                actor.decide(Event::Tick, ctx);
+                actor.decide(Event::Alarm, ctx);
             });
         }
     }
@@ -156,6 +161,27 @@ impl GpuActor {
                 let _ = order.and_then(|order| order.cancel.take()).map(|cancel| cancel.send(()));
             }
             Effect::Read { read, tier, chunk } => self.read(read, tier, chunk, ctx),
+            Effect::TellSiblings(changes) => {
+                _ = self.siblings.as_ref().map(|siblings| siblings.note(&changes))
+            }
+            Effect::Changed { sequence, told, changes, to_directory } => {
+                self.changed(sequence, told, changes, to_directory);
+            }
+            Effect::AnnouncePage { page, next } => {
+                self.announce(Changes::Page(page), Event::PageAnnounced { next });
+            }
+            Effect::Write { number, write } => self.write(number, &write, ctx),
+            Effect::NotWritten => self.count_unwritten("undescribed"),
+            Effect::Touch(keys) => _ = self.disk.as_ref().map(|disk| disk.tier.touch(keys)),
+            Effect::Remove(key) => self.remove_from_disk(key),
+            Effect::Disagrees { fingerprint, chunk } => self.disagrees(fingerprint, &chunk),
+            Effect::Describe { fingerprint, tenant_name, spec } => {
+                self.describe(fingerprint, KnownNamespace { tenant: tenant_name, spec }, ctx);
+            }
+            Effect::ForgetDescriptions(unused) => self.forget_descriptions(unused, ctx),
+            Effect::Knows { namespace, tenant_name, fingerprint } => {
+                self.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
+            }
             Effect::Stale { holder, fingerprint, chunks } => {
                 self.tell_stale(Stale { holder, fingerprint, chunks });
             }
@@ -208,6 +234,12 @@ impl GpuActor {
     pub(super) fn tell(&mut self, event: Event) {
         if let Some(objects) = &self.objects {
             self.core.object_is_open(!objects.tier.is_closed(Side::Reading));
+        }
+        if let Some(peers) = &mut self.peers
+            && peers.restarts.has_changed().unwrap_or(false)
+        {
+            peers.restarts.mark_unchanged();
+            self.core.directory_began_again();
         }
         self.core.handle(self.clock.elapsed(), event);
     }
@@ -324,6 +356,63 @@ impl GpuActor {
             actor.decide(Event::ReadEnded { read, answer }, ctx);
         });
         self.spawn(ctx, finish);
+    }
+
+    /// Has a tier write a chunk from its slots.
+    fn write(&mut self, number: WriteNumber, write: &ChunkWrite, ctx: &mut Context<Self>) {
+        let answer = match self.order_write(write) {
+            Ok(coming) => {
+                let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
+                    let is_there = matches!(answer, Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere));
+                    let answer = if is_there { Written::There } else { Written::Failed };
+                    actor.decide(Event::WriteEnded { number, answer }, ctx);
+                });
+                return self.spawn(ctx, finish);
+            }
+            Err(answer) => answer,
+        };
+        self.tell(Event::WriteEnded { number, answer });
+    }
+
+    fn order_write(&self, write: &ChunkWrite) -> Result<oneshot::Receiver<WriteAnswer>, Written> {
+        let (tier, chunk) = (write.write.tier, write.chunk.hash);
+        let order = self.write_order(write).map_err(|error| {
+            let why = match error {
+                OrderError::Misnamed { .. } => {
+                    tracing::error!(%error, ?tier, %chunk, "the store gave another chunk than it says");
+                    "misnamed"
+                }
+                _ => {
+                    tracing::warn!(%error, ?tier, %chunk, "a chunk cannot be written");
+                    "too_large"
+                }
+            };
+            if tier == Below::Disk {
+                self.count_unwritten(why);
+            }
+            Written::Failed
+        })?;
+        let ordered = match tier {
+            Below::Disk => self.disk.as_ref().map(|disk| disk.tier.write(order)),
+            Below::Object => self.objects.as_ref().map(|objects| objects.tier.write(order)),
+        };
+        match ordered {
+            Some(Ok(coming)) => Ok(coming),
+            Some(Err(Refused::Busy(_))) => Err(Written::Busy),
+            Some(Err(Refused::Closed(_))) | None => Err(Written::Closed),
+        }
+    }
+
+    pub(super) fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
+        let sources = write.blocks.iter().map(|(block, checksums)| Source {
+            place: self.block_place(block),
+            checksums: BlockChecksums {
+                whole: checksums.whole,
+                ranges: checksums.ranges.as_slice().iter().copied().collect(),
+            },
+        });
+        let order = WriteOrder::new(write.fingerprint, write.chunk, sources.collect())?;
+        Ok(if write.replaces { order.replacing() } else { order })
     }
 
     pub(super) fn block_place(&self, block: &BlockMove) -> BlockPlace {

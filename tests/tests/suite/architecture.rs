@@ -111,6 +111,8 @@ const CORE_MODULES: &[&str] = &[
     "directory",
     "event",
     "effect",
+    "announce",
+    "moved",
     "tiers",
     "bring",
 ];

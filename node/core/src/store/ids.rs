@@ -99,3 +99,12 @@ pub struct Slot {
     /// The slot in it.
     pub number: u32,
 }
+
+/// A tier below memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Below {
+    /// This actor's disk.
+    Disk,
+    /// The object store that all nodes share.
+    Object,
+}

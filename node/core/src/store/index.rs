@@ -221,6 +221,11 @@ impl Chunk {
         self.is_complete() && (self.disk == OnDisk::Nowhere || self.outgrew_disk())
     }
 
+    /// Whether all of it that others could read is not in the object store, as far as is known, nor on its way there.
+    pub(crate) fn belongs_in_objects(&self) -> bool {
+        self.is_complete() && self.stored == Stored::Unknown && self.standing != Standing::Passing
+    }
+
     /// Counts that it was read.
     pub(crate) fn count_read(&mut self) {
         self.reads = self.reads.saturating_add(1);

@@ -10,11 +10,11 @@ use larder_protocol::session::Checked;
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use super::commit::BlockMove;
-use super::disk::ChunkWrite;
-use super::ids::{ChunkId, SessionId};
+use super::ids::{Below, ChunkId, SessionId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::policy::Removal;
+use super::writes::ChunkWrite;
 use super::{Refused, Store};
 use crate::store::ChangeKind;
 
@@ -74,7 +74,7 @@ impl Store {
         if !chunk.is_complete() || is_written || self.verifications.has(id) {
             return None;
         }
-        let ChunkWrite { blocks, .. } = self.chunk_write(id);
+        let ChunkWrite { blocks, .. } = self.chunk_write(Below::Disk, id);
         let (blocks, sums): (Vec<BlockMove>, Vec<u64>) = blocks
             .into_iter()
             .map(|(block, sums)| (BlockMove { is_in_place: true, ..block }, sums.whole))
@@ -129,10 +129,10 @@ impl Store {
     fn stop_writes_of(&mut self, id: ChunkId) {
         let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
         let mut claims = 0;
-        if self.disk.as_mut().is_some_and(|disk| disk.forget_waiting(id, bytes)) {
+        if self.disk.as_mut().is_some_and(|disk| disk.line.forget(id, bytes)) {
             claims += 1;
         }
-        if self.object.as_mut().is_some_and(|object| object.forget_waiting(id, bytes)) {
+        if self.object.as_mut().is_some_and(|object| object.line.forget(id, bytes)) {
             claims += 1;
         }
         self.change(id, |chunk| {

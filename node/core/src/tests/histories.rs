@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use larder_protocol::session::{Collect, Wait};
 
 use super::*;
-use crate::store::{BlockMove, Place, WriteId};
+use crate::store::{BlockMove, ChunkWrite, Place};
+use crate::{Description, WriteNumber, Written};
 
 const WORDS: [&str; 10] =
     ["abcdefgh", "abcdexyz", "abq", "aqrs", "bcdefghi", "bq", "cdefgh", "cxyz", "dddddddd", "efghij"];
@@ -45,7 +46,9 @@ enum Open {
     Objects(QuestionId, usize),
     Order(OrderNumber, Vec<FetchId>, Vec<Vec<(Range, Name)>>),
     Read(ReadId, Vec<(Range, Name)>),
-    Write(WriteId, bool, Vec<Range>),
+    Write(WriteNumber, Vec<Range>),
+    Describe(Fingerprint),
+    Forget(Vec<Fingerprint>),
 }
 
 struct History {
@@ -113,7 +116,7 @@ impl History {
         for pages in [1, 2] {
             let tenant_name = ["a", "b"][usize::from(tenant)];
             let known =
-                self.core.store.register(session, tenant_name, &spec(pages), &[0], &[pages * BLOCK]).unwrap();
+                self.core.register(session, tenant_name, &spec(pages), &[0], &[pages * BLOCK]).unwrap();
             if self.spaces.iter().all(|space| space.fingerprint != known.fingerprint) {
                 let (fingerprint, root, namespace) = (known.fingerprint, known.root, known.namespace);
                 self.spaces.push(Space { tenant, fingerprint, root, namespace });
@@ -169,6 +172,9 @@ impl History {
                     places.iter().for_each(|(to, _)| self.check_free(to));
                     self.open.push(Open::Read(read, places));
                 }
+                Effect::Write { number, write } => self.write(number, &write),
+                Effect::Describe { fingerprint, .. } => self.open.push(Open::Describe(fingerprint)),
+                Effect::ForgetDescriptions(unused) => self.open.push(Open::Forget(unused)),
                 Effect::Granted { granted: crate::store::Granted::Held { grant, .. }, .. } => {
                     self.core.store.end_grant(grant);
                 }
@@ -179,19 +185,17 @@ impl History {
             self.memory.retain(|&(of, _), _| of != extent);
             self.core.store.extent_renewed(extent);
         }
-        self.write_out();
     }
 
-    /// Takes what is to be written to disk and object store.
-    fn write_out(&mut self) {
-        while let Some(write) = self.core.store.next_write() {
-            let from = write.blocks.iter().map(|(block, _)| range(block)).collect();
-            self.open.push(Open::Write(write.write, true, from));
+    /// Takes what is to be written to disk or object store, which must be what it says.
+    fn write(&mut self, number: WriteNumber, write: &ChunkWrite) {
+        let name = (write.fingerprint, write.chunk.hash);
+        let from: Vec<Range> = write.blocks.iter().map(|(block, _)| range(block)).collect();
+        for &(extent, first, end) in &from {
+            let holds = self.memory.get(&(extent, first));
+            assert_eq!(holds, Some(&(end, name)), "seed {}: what is written is another chunk", self.seed);
         }
-        while let Some(write) = self.core.store.next_upload() {
-            let from = write.blocks.iter().map(|(block, _)| range(block)).collect();
-            self.open.push(Open::Write(write.write, false, from));
-        }
+        self.open.push(Open::Write(number, from));
     }
 
     fn destination(&self, id: FetchId) -> Vec<(Range, Name)> {
@@ -211,8 +215,8 @@ impl History {
             let is_free = match open {
                 Open::Order(.., places) => places.iter().flatten().all(|(at, _)| !meet(at, to)),
                 Open::Read(_, places) => places.iter().all(|(at, _)| !meet(at, to)),
-                Open::Write(_, _, from) => from.iter().all(|at| !meet(at, to)),
-                Open::Siblings(..) | Open::Directory(..) | Open::Objects(..) => true,
+                Open::Write(_, from) => from.iter().all(|at| !meet(at, to)),
+                _ => true,
             };
             assert!(is_free, "seed {}: a place is written to that an effect uses", self.seed);
         }
@@ -394,8 +398,25 @@ impl History {
                 self.answered.push(Event::ReadEnded { read, answer: answer.clone() });
                 self.tell(Event::ReadEnded { read, answer });
             }
-            Open::Write(write, true, _) => self.core.store.written(write, !fails),
-            Open::Write(write, false, _) => self.core.store.uploaded(write, !fails),
+            Open::Write(number, _) => {
+                let answer = match self.random.u8(..8) {
+                    _ if !fails => Written::There,
+                    0..4 => Written::Busy,
+                    4..7 => Written::Failed,
+                    _ => Written::Closed,
+                };
+                self.answered.push(Event::WriteEnded { number, answer: Written::There });
+                self.tell(Event::WriteEnded { number, answer });
+            }
+            Open::Describe(fingerprint) => {
+                let description = if fails { Description::Failed } else { Description::There };
+                self.tell(Event::Described { fingerprint, description });
+            }
+            Open::Forget(unused) => {
+                for fingerprint in unused {
+                    self.tell(Event::Described { fingerprint, description: Description::Gone });
+                }
+            }
         }
     }
 
@@ -465,8 +486,18 @@ impl History {
         self.sessions[at] = self.begin_session(at as u16);
     }
 
-    /// Answers all questions, and the rest where that is wanted; then time passes.
+    /// Answers all questions, and the rest where that is wanted; time passes, and what that brought is answered too.
     fn end(&mut self, answers_all: bool) {
+        self.answer_open(answers_all);
+        for _ in 0..2 {
+            self.now += DEADLINE + Duration::from_millis(1);
+            self.tell(Event::Tick);
+        }
+        assert!(self.requests.is_empty(), "seed {}: {:?} are not answered", self.seed, self.requests.keys());
+        self.answer_open(answers_all);
+    }
+
+    fn answer_open(&mut self, answers_all: bool) {
         for _ in 0..1_000 {
             let is_question = |open: &Open| {
                 matches!(open, Open::Siblings(..) | Open::Directory(..) | Open::Objects(..) | Open::Write(..))
@@ -477,11 +508,6 @@ impl History {
             }
             self.perform();
         }
-        for _ in 0..2 {
-            self.now += DEADLINE + Duration::from_millis(1);
-            self.tell(Event::Tick);
-        }
-        assert!(self.requests.is_empty(), "seed {}: {:?} are not answered", self.seed, self.requests.keys());
     }
 }
 

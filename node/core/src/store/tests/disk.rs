@@ -13,7 +13,7 @@ use super::super::{
 };
 use super::*;
 use crate::store::ChangeKind;
-use crate::store::ids::ChunkKey;
+use crate::store::ids::{Below, ChunkKey};
 
 fn with_disk(slots: u32, capacity_chunks: u64, write: WritePolicy) -> StoreLimits {
     let disk = DiskStoreLimits {
@@ -44,7 +44,7 @@ impl Fixture {
     /// Carries out every write that waits.
     pub(super) fn write_all(&mut self) -> Vec<ChunkHash> {
         let mut written = Vec::new();
-        while let Some(ChunkWrite { write, chunk, .. }) = self.store.next_write() {
+        while let Some(ChunkWrite { write, chunk, .. }) = self.store.next_write(Below::Disk) {
             self.store.written(write, true);
             written.push(chunk.hash);
         }
@@ -239,12 +239,12 @@ fn when_the_disk_closes_only_what_is_in_memory_is_left() {
     f.put("abc");
     f.write_all();
     f.put("xyz");
-    let under_way = f.store.next_write().unwrap();
+    let under_way = f.store.next_write(Below::Disk).unwrap();
     f.store.disk_closed();
     f.store.written(under_way.write, false);
     assert_eq!((f.found("abc"), f.found("xyz")), (0, 3));
     f.put("u");
-    assert!(f.store.next_write().is_none() && f.store.usage().disk.is_none());
+    assert!(f.store.next_write(Below::Disk).is_none() && f.store.usage().disk.is_none());
     f.store.assert_consistent();
 }
 
@@ -290,7 +290,7 @@ impl World {
         let (chain, fingerprint) = (self.f.chain(&word), spec().fingerprint("a"));
         match self.rng.u8(..11) {
             0 | 1 => self.try_put(&chain),
-            2 => self.writes.extend(self.f.store.next_write()),
+            2 => self.writes.extend(self.f.store.next_write(Below::Disk)),
             3 => self.finish_write(),
             4 | 5 => {
                 if let Ok(gathered) = self.f.store.gather(self.f.session, self.f.namespace, &chain, &[]) {
@@ -422,10 +422,10 @@ impl World {
             .filter(|&&lease| lease > 0)
             .for_each(|&lease| self.f.store.release(self.f.session, lease).unwrap());
         self.grants.iter().for_each(|&grant| self.f.store.end_grant(grant));
-        self.writes.extend(std::iter::from_fn(|| self.f.store.next_write()));
+        self.writes.extend(std::iter::from_fn(|| self.f.store.next_write(Below::Disk)));
         while !self.writes.is_empty() {
             self.finish_write();
-            self.writes.extend(std::iter::from_fn(|| self.f.store.next_write()));
+            self.writes.extend(std::iter::from_fn(|| self.f.store.next_write(Below::Disk)));
         }
         self.check();
         let usage = self.f.store.usage();

@@ -15,8 +15,8 @@ use super::super::{
 };
 use super::*;
 use crate::store::ChangeKind;
-use crate::store::ids::ChunkKey;
 use crate::store::ids::OrderId;
+use crate::store::ids::{Below, ChunkKey};
 
 const WORDS: [&str; 14] = [
     "abcdefghijkl",
@@ -405,7 +405,7 @@ impl World {
                     }
                     self.store.written(write.write, is_there);
                 } else {
-                    self.store.uploaded(write.write, is_there);
+                    self.store.written(write.write, is_there);
                 }
             }
             _ if !self.gathers.is_empty() => self.finish_gather(),
@@ -420,8 +420,8 @@ impl World {
 
     fn order_writes(&mut self) {
         if self.rng.bool() {
-            self.writes.extend(self.store.next_write().map(|write| (write, true)));
-            self.writes.extend(self.store.next_upload().map(|write| (write, false)));
+            self.writes.extend(self.store.next_write(Below::Disk).map(|write| (write, true)));
+            self.writes.extend(self.store.next_write(Below::Object).map(|write| (write, false)));
         }
     }
 

@@ -6,6 +6,7 @@ use larder_protocol::session::{Span, Tier};
 use super::super::{Came, ChunkWrite, DiskStoreLimits, ObjectStoreLimits, StoreLimits, WritePolicy};
 use super::*;
 use crate::store::ChangeKind;
+use crate::store::ids::Below;
 
 fn with_objects(slots: u32, capacity_chunks: u64, write: Option<WritePolicy>) -> StoreLimits {
     let object = ObjectStoreLimits {
@@ -22,8 +23,8 @@ impl Fixture {
     /// Carries out every upload that waits.
     fn upload_all(&mut self) -> Vec<ChunkHash> {
         let mut uploaded = Vec::new();
-        while let Some(ChunkWrite { write, chunk, .. }) = self.store.next_upload() {
-            self.store.uploaded(write, true);
+        while let Some(ChunkWrite { write, chunk, .. }) = self.store.next_write(Below::Object) {
+            self.store.written(write, true);
             uploaded.push(chunk.hash);
         }
         uploaded
@@ -188,8 +189,8 @@ fn what_its_writer_shed_is_uploaded_when_the_node_that_it_moved_to_evicts_it() {
 fn a_failed_upload_leaves_the_chunk_in_memory_alone() {
     let mut f = Fixture::new(with_objects(16, 2, Some(WritePolicy::WriteThrough)));
     f.put("ab");
-    while let Some(ChunkWrite { write, .. }) = f.store.next_upload() {
-        f.store.uploaded(write, false);
+    while let Some(ChunkWrite { write, .. }) = f.store.next_write(Below::Object) {
+        f.store.written(write, false);
     }
     assert_eq!((f.found("ab"), f.store.usage().object.unwrap().waiting_bytes), (2, 0));
     f.store.assert_consistent();
@@ -208,14 +209,15 @@ fn disk_and_object_store_take_an_evicted_chunk_together_and_its_memory_is_free_a
         let mut f = Fixture::new(StoreLimits { disk: Some(disk.clone()), ..with_objects });
         f.put("a");
         f.put("x");
-        let (to_disk, to_objects) = (f.store.next_write().unwrap(), f.store.next_upload().unwrap());
+        let (to_disk, to_objects) =
+            (f.store.next_write(Below::Disk).unwrap(), f.store.next_write(Below::Object).unwrap());
         assert_eq!(to_disk.chunk, to_objects.chunk);
         if disk_first {
             f.store.written(to_disk.write, true);
             assert_eq!((f.found("a"), f.store.usage().passing_bytes), (1, BLOCK));
-            f.store.uploaded(to_objects.write, true);
+            f.store.written(to_objects.write, true);
         } else {
-            f.store.uploaded(to_objects.write, true);
+            f.store.written(to_objects.write, true);
             assert_eq!((f.found("a"), f.store.usage().passing_bytes), (1, BLOCK));
             f.store.written(to_disk.write, true);
         }

@@ -7,6 +7,7 @@ use super::super::{Came, DiskStoreLimits, Granted, GrantedBlock, PeerStoreLimits
 use super::pools::hybrid;
 use super::*;
 use crate::store::ChangeKind;
+use crate::store::ids::Below;
 
 fn with_disk(capacity_chunks: u64, write: WritePolicy) -> StoreLimits {
     let disk = DiskStoreLimits {
@@ -23,7 +24,7 @@ impl Fixture {
     /// Carries every write out that waits: chunk, blocks, whether it replaces a record.
     fn write_hybrid(&mut self) -> Vec<(ChunkHash, usize, bool)> {
         let mut written = Vec::new();
-        while let Some(write) = self.store.next_write() {
+        while let Some(write) = self.store.next_write(Below::Disk) {
             self.store.written(write.write, true);
             written.push((write.chunk.hash, write.blocks.len(), write.replaces));
         }
@@ -107,9 +108,9 @@ fn a_pool_that_comes_while_the_chunk_is_being_written_is_written_after_it() {
         &hybrid(&[HitPolicy::All, HitPolicy::Last], 1),
     );
     f.put_pools("a", &[0]);
-    let first = f.store.next_write().unwrap();
+    let first = f.store.next_write(Below::Disk).unwrap();
     f.put_pools("a", &[2]);
-    assert!(f.store.next_write().is_none());
+    assert!(f.store.next_write(Below::Disk).is_none());
     f.store.written(first.write, true);
     assert_eq!(f.write_hybrid(), [(name("a"), 2, true)]);
     assert_eq!(f.store.usage().disk.unwrap().waiting_bytes, 0);
@@ -117,7 +118,7 @@ fn a_pool_that_comes_while_the_chunk_is_being_written_is_written_after_it() {
     f.put_pools("b", &[0]);
     f.write_hybrid();
     f.put_pools("b", &[2]);
-    let again = f.store.next_write().unwrap();
+    let again = f.store.next_write(Below::Disk).unwrap();
     f.store.written(again.write, false);
     assert_eq!(f.store.usage().disk.unwrap().chunks, 2);
     f.store.assert_consistent();

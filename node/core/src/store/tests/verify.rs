@@ -8,7 +8,7 @@ use super::super::{
 };
 use super::*;
 use crate::store::ChangeKind;
-use crate::store::ids::ChunkKey;
+use crate::store::ids::{Below, ChunkKey};
 
 const RIGHT: &[u64] = &[0];
 const WRONG: &[u64] = &[1];
@@ -136,7 +136,7 @@ fn pins_do_not_keep_a_damaged_chunk() {
 fn a_damaged_chunk_leaves_the_disk_too() {
     let mut f = Fixture::new(on_disk(WritePolicy::WriteThrough));
     f.put("a");
-    let write = f.store.next_write().unwrap();
+    let write = f.store.next_write(Below::Disk).unwrap();
     f.store.written(write.write, true);
     assert_eq!(f.verified("a", WRONG), Checked::Damaged);
     let key = ChunkKey { fingerprint: f.fingerprint(), hash: name("a") };
@@ -151,18 +151,18 @@ fn a_damaged_chunk_that_waits_to_be_written_is_not_written() {
     let mut f = Fixture::new(on_disk(WritePolicy::WriteThrough));
     f.put("ab");
     assert_eq!(f.verified("ab", WRONG), Checked::Damaged);
-    assert_eq!(f.store.next_write().unwrap().chunk.hash, name("a"));
-    assert_eq!(f.store.next_write(), None);
+    assert_eq!(f.store.next_write(Below::Disk).unwrap().chunk.hash, name("a"));
+    assert_eq!(f.store.next_write(Below::Disk), None);
     assert_eq!(f.store.usage().disk.unwrap().waiting_bytes, BLOCK);
     f.put("ab");
-    assert_eq!(f.store.next_write().unwrap().chunk.hash, name("ab"));
+    assert_eq!(f.store.next_write(Below::Disk).unwrap().chunk.hash, name("ab"));
 }
 
 #[test]
 fn a_damaged_chunk_whose_record_comes_to_be_on_disk_later_is_given_up_there() {
     let mut f = Fixture::new(on_disk(WritePolicy::WriteThrough));
     f.put("a");
-    let write = f.store.next_write().unwrap();
+    let write = f.store.next_write(Below::Disk).unwrap();
     assert_eq!(f.verified("a", WRONG), Checked::Damaged);
     assert_eq!((f.found("a"), f.store.take_given_up()), (0, vec![]));
     f.store.written(write.write, true);
@@ -179,7 +179,7 @@ fn a_chunk_that_is_evicted_to_disk_while_it_is_said_to_be_damaged_goes_from_both
     let mut f = Fixture::new(StoreLimits { capacity_chunks: Some(1), ..on_disk(WritePolicy::WriteBack) });
     f.put("a");
     f.put("x");
-    let write = f.store.next_write().unwrap();
+    let write = f.store.next_write(Below::Disk).unwrap();
     assert_eq!(write.chunk.hash, name("a"), "it is on its way out of memory");
     assert_eq!(f.verified("a", WRONG), Checked::Damaged);
     f.store.written(write.write, true);
@@ -193,7 +193,7 @@ fn what_is_on_disk_alone_or_nowhere_is_not_verified() {
     let mut f = Fixture::new(StoreLimits { capacity_chunks: Some(1), ..on_disk(WritePolicy::WriteBack) });
     f.put("a");
     f.put("x");
-    let write = f.store.next_write().unwrap();
+    let write = f.store.next_write(Below::Disk).unwrap();
     f.store.written(write.write, true);
     assert_eq!((f.verify("a"), f.verify("never")), (None, None));
     assert_eq!(f.found("a"), 1, "the disk verifies what it reads");
@@ -295,7 +295,7 @@ fn in_random_histories_damaged_chunks_leave_nothing_behind() {
                     }
                 }
                 _ => {
-                    writes.extend(f.store.next_write().map(|write| write.write));
+                    writes.extend(f.store.next_write(Below::Disk).map(|write| write.write));
                     if random.bool() && !writes.is_empty() {
                         f.store.written(writes.remove(0), random.bool());
                     }

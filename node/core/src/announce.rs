@@ -1,0 +1,133 @@
+//! What others hear of what an actor gains and loses: other actors of its node at once, followers of events and the directory in
+//! messages of a few milliseconds.
+//!
+//! A directory that does not take what is told is told again. Where changes were lost, on either side, it is told page by page all that
+//! is held, with what changes between two pages in between.
+
+use std::time::Duration;
+
+use crate::Core;
+use crate::directory::{Changes, Page};
+use crate::effect::Effect;
+use crate::event::Announced;
+use crate::store::Change;
+
+/// What the directory was not told yet.
+#[derive(Debug, Default)]
+pub(crate) struct Untold {
+    changes: Vec<Change>,
+    /// How many of them the followers of events were told.
+    told_followers: usize,
+    /// Number of the next event.
+    sequence: u64,
+    /// What has still to be told of all that is held, where changes were lost.
+    resync: Option<Resync>,
+    tell_at: Option<Duration>,
+}
+
+/// How far the directory was told all that is held.
+#[derive(Debug, Clone, Copy, Default)]
+struct Resync {
+    /// Where in the store the next page begins.
+    from: usize,
+    /// Whether a page was told.
+    has_begun: bool,
+}
+
+impl Untold {
+    /// Everything that was told is lost; numbers go on.
+    pub(crate) fn begin_anew(&mut self) {
+        let (sequence, resync) = (self.sequence, Some(Resync::default()));
+        *self = Self { sequence, resync, ..Self::default() };
+    }
+
+    /// When the next message is due.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.tell_at
+    }
+
+    /// The directory knows nothing of this actor.
+    pub(crate) fn lost(&mut self) {
+        self.resync = Some(Resync::default());
+    }
+}
+
+impl Core {
+    /// Takes what changed, and sees to it that others hear of it soon.
+    pub(crate) fn note_changes(&mut self) {
+        let changes = self.store.take_changes();
+        if !changes.is_empty() && self.bring.sources.siblings.is_some() {
+            self.effects.push_back(Effect::TellSiblings(changes.clone()));
+        }
+        let untold = &mut self.untold;
+        untold.changes.extend(changes);
+        if untold.tell_at.is_none() && (untold.resync.is_some() || !untold.changes.is_empty()) {
+            untold.tell_at = Some(self.now + TELL_AFTER);
+        }
+    }
+
+    /// Tells what is due.
+    pub(crate) fn tell_changes(&mut self) {
+        let untold = &mut self.untold;
+        if untold.tell_at.is_none_or(|at| self.now < at) {
+            return;
+        }
+        untold.tell_at = None;
+        if untold.changes.len() > MAX_UNTOLD_CHANGES {
+            untold.lost();
+        }
+        let (changes, told) =
+            (std::mem::take(&mut untold.changes), std::mem::take(&mut untold.told_followers));
+        // Before the first page nothing of it counts.
+        let is_before_pages = untold.resync.is_some_and(|resync| !resync.has_begun);
+        let to_directory = self.bring.sources.peers.is_some() && !is_before_pages && !changes.is_empty();
+        if !changes.is_empty() {
+            let sequence = untold.sequence;
+            untold.sequence += (changes.len() - told) as u64;
+            self.effects.push_back(Effect::Changed { sequence, told, changes, to_directory });
+        }
+        if !to_directory {
+            self.tell_page();
+        }
+    }
+
+    /// A message for the directory was taken, or not.
+    pub(crate) fn announced(&mut self, announced: Announced) {
+        match announced {
+            Announced::Taken => self.tell_page(),
+            Announced::Full(Changes::Since(mut changes)) => {
+                // All of them were told to followers; what came since was not.
+                self.untold.told_followers += changes.len();
+                changes.append(&mut self.untold.changes);
+                self.untold.changes = changes;
+            }
+            Announced::Full(Changes::Page(_)) => {}
+            Announced::Lost => self.untold.lost(),
+        }
+    }
+
+    /// Tells the directory the next page of all that is held, where that is wanted. It may change until the next one.
+    fn tell_page(&mut self) {
+        let (Some(_), Some(resync)) = (self.bring.sources.peers, self.untold.resync) else {
+            self.untold.resync = None;
+            return;
+        };
+        let (chunks, next) = self.store.held_from(resync.from, RESYNC_CHUNKS);
+        let page = Page { is_first: !resync.has_begun, chunks, is_last: next.is_none() };
+        self.effects.push_back(Effect::AnnouncePage { page, next });
+    }
+
+    /// A page was taken: the next one begins there.
+    pub(crate) fn page_announced(&mut self, next: Option<usize>) {
+        self.untold.resync = next.map(|from| Resync { from, has_begun: true });
+    }
+}
+
+/// How long changes wait for others.
+const TELL_AFTER: Duration = Duration::from_millis(3);
+
+/// Chunks of a page of all that is held: collecting them takes less than a millisecond.
+const RESYNC_CHUNKS: usize = 1_024;
+
+/// Changes kept for a directory that does not take them; beyond these it is told everything anew.
+const MAX_UNTOLD_CHANGES: usize = 65_536;

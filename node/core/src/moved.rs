@@ -1,0 +1,49 @@
+//! Chunks that moved to another actor: this one gives them up, once nobody uses them here any more.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use crate::Core;
+
+/// Chunks that were still in use when they were to be given up: whoever took them may not have let go yet.
+#[derive(Debug, Default)]
+pub(crate) struct Moved {
+    /// The next try first: all wait equally long.
+    again: VecDeque<(Duration, u32, Fingerprint, Vec<ChunkHash>)>,
+}
+
+impl Moved {
+    /// When the next try is due.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.again.front().map(|&(at, ..)| at)
+    }
+}
+
+impl Core {
+    /// Gives chunks up; those that are used for longer stay until they are evicted.
+    pub(crate) fn give_up(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], tries: u32) {
+        let used = self.store.give_up(&fingerprint, hashes);
+        if !used.is_empty() && tries > 1 && self.moved.again.len() < MOST_WAITING {
+            self.moved.again.push_back((self.now + PAUSE, tries - 1, fingerprint, used));
+        }
+    }
+
+    /// Tries again what is due.
+    pub(crate) fn give_up_again(&mut self) {
+        let now = self.now;
+        while let Some((_, tries, fingerprint, hashes)) =
+            self.moved.again.pop_front_if(|&mut (at, ..)| at <= now)
+        {
+            self.give_up(fingerprint, &hashes, tries);
+        }
+    }
+}
+
+/// How often a chunk that moved is tried to be given up, and the pause between.
+pub(crate) const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Messages of chunks that wait.
+const MOST_WAITING: usize = 1_024;

@@ -1,0 +1,284 @@
+//! What is written from memory to the tiers below it: one line of chunks for each, with one set of rules.
+//!
+//! A chunk that is to be written is claimed until it is; its bytes stay as they are meanwhile.
+
+use std::collections::VecDeque;
+
+use larder_protocol::checksum::{BlockKey, range_bytes};
+use larder_protocol::session::Place;
+use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
+
+use super::admission::Admission;
+use super::commit::BlockMove;
+use super::hand_out::Named;
+use super::ids::{Below, ChunkId};
+use super::index::{Block, Chunk, OnDisk, Standing, Stored};
+use super::namespaces::Pool;
+use super::{Checksums, Store};
+
+/// When a chunk is written from memory to a tier below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WritePolicy {
+    /// When it is committed: it survives a restart from then on.
+    #[default]
+    WriteThrough,
+    /// When it was used often enough: what is used once does not wear the drive.
+    WriteThroughSelective,
+    /// When it is evicted from memory.
+    WriteBack,
+}
+
+/// A write under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteId {
+    pub(super) chunk: ChunkId,
+    /// What of it is written.
+    pub(super) pools: PoolSet,
+    /// Where it goes.
+    pub tier: Below,
+}
+
+/// A chunk to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkWrite {
+    /// For [`Store::written`] or [`Store::postpone_write`], one of which must follow.
+    pub write: WriteId,
+    /// Its namespace's number.
+    pub namespace: u32,
+    /// Its namespace.
+    pub fingerprint: Fingerprint,
+    /// Its name.
+    pub chunk: ChunkRef,
+    /// Whether a record that is there already lacks some of these blocks, and is to be forgotten.
+    pub replaces: bool,
+    /// Where the blocks of its pools stand, by slice, then pool, with their checksums.
+    pub blocks: Vec<(BlockMove, Checksums)>,
+}
+
+/// Chunks that wait to be written to a tier, or are being written.
+#[derive(Debug)]
+pub(super) struct WriteLine {
+    /// Never where `None`.
+    policy: Option<WritePolicy>,
+    admission: Admission,
+    /// Claimed.
+    waiting: VecDeque<Named>,
+    /// Of those that are being written, too.
+    waiting_bytes: u64,
+    max_waiting_bytes: u64,
+    shed: u64,
+}
+
+/// What becomes of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// It was committed, or moved here.
+    Came,
+    /// It was used.
+    Used,
+    /// It leaves memory.
+    Evicted,
+}
+
+impl WriteLine {
+    pub(super) fn new(policy: Option<WritePolicy>, write_after_uses: u32, max_waiting_bytes: u64) -> Self {
+        let admission = Admission::new(REMEMBERED_CHUNKS, write_after_uses);
+        Self { policy, admission, waiting: VecDeque::new(), waiting_bytes: 0, max_waiting_bytes, shed: 0 }
+    }
+
+    /// Bytes of chunks that wait or are being written, and chunks that were not written because too many waited.
+    pub(super) fn usage(&self) -> (u64, u64) {
+        (self.waiting_bytes, self.shed)
+    }
+
+    /// Takes a chunk of so many bytes out of what waits; whether it was there.
+    pub(super) fn forget(&mut self, id: ChunkId, bytes: u64) -> bool {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else { return false };
+        self.waiting.remove(at);
+        self.waiting_bytes -= bytes;
+        true
+    }
+
+    /// All that wait and are not being written.
+    pub(super) fn into_waiting(self) -> impl Iterator<Item = ChunkId> {
+        self.waiting.into_iter().map(|named| named.id)
+    }
+
+    /// Whether a chunk that may be written is written now. Counts a use.
+    fn wants(&mut self, chunk: &Chunk, moment: Moment) -> bool {
+        match (self.policy, moment) {
+            (Some(WritePolicy::WriteThrough), Moment::Came | Moment::Evicted)
+            | (Some(WritePolicy::WriteBack), Moment::Evicted) => true,
+            (Some(WritePolicy::WriteThroughSelective), Moment::Came | Moment::Used) => {
+                self.admission.used(&chunk.hash)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Store {
+    /// The next chunk to be written to a tier, if one waits.
+    pub fn next_write(&mut self, tier: Below) -> Option<ChunkWrite> {
+        loop {
+            let named = self.line(tier)?.waiting.pop_front()?;
+            if self.may_leave(&named) {
+                return Some(self.chunk_write(tier, named.id));
+            }
+            if self.index.known(named.id).is_some() {
+                self.written(WriteId { chunk: named.id, pools: PoolSet::default(), tier }, false);
+            }
+        }
+    }
+
+    /// The write cannot be ordered now: it is the next again, unless its tier is closed by now.
+    pub fn postpone_write(&mut self, write: WriteId) {
+        let named = self.name_now(write.chunk);
+        match self.line(write.tier) {
+            Some(line) => line.waiting.push_front(named),
+            None => self.written(write, false),
+        }
+    }
+
+    /// A write has ended; whether the chunk is there.
+    pub fn written(&mut self, write: WriteId, is_there: bool) {
+        let WriteId { chunk: id, pools, tier } = write;
+        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
+        if let Some(line) = self.line(tier) {
+            line.waiting_bytes -= bytes;
+        }
+        match tier {
+            Below::Disk => self.written_to_disk(id, pools, is_there),
+            Below::Object => {
+                let chunk = self.index.get_mut(id);
+                // It may have got another pool meanwhile.
+                let is_whole = pools.has_all(chunk.pools);
+                chunk.stored = if is_there && is_whole { Stored::There } else { Stored::Unknown };
+                if is_there && !is_whole {
+                    self.write_if_wanted(tier, id, Moment::Came);
+                }
+            }
+        }
+        self.unclaim(&[id]);
+        self.evict_above_watermark();
+    }
+
+    /// What is to be written of a chunk, as it is.
+    pub(super) fn chunk_write(&self, tier: Below, id: ChunkId) -> ChunkWrite {
+        let number = self.index.get(id).namespace;
+        let (namespace, chunk) = (self.namespaces.get(number), self.index.get(id));
+        let mut blocks = Vec::with_capacity(chunk.blocks.len());
+        for slice in 0..namespace.slices {
+            for (pool, Pool { spec, .. }) in namespace.pools.iter().enumerate() {
+                if !chunk.pools.has(pool) {
+                    continue;
+                }
+                let Block::Ready(slot, checksums) = &chunk.blocks[namespace.block(slice, pool)] else {
+                    continue;
+                };
+                let fingerprint = namespace.fingerprint;
+                let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool: pool as u8 };
+                let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
+                let (bytes, range_bytes) = (spec.block_bytes(), range_bytes(spec));
+                blocks.push((
+                    BlockMove { source: None, is_in_place: false, place, bytes, range_bytes, key },
+                    checksums.clone(),
+                ));
+            }
+        }
+        // Where all records of a namespace have the same blocks, none needs to take the place of another.
+        let (write, replaces) =
+            (WriteId { chunk: id, pools: chunk.pools, tier }, !namespace.rules.is_plain());
+        let (fingerprint, chunk) = (namespace.fingerprint, self.index.name(id));
+        ChunkWrite { write, namespace: number.0.into(), fingerprint, chunk, replaces, blocks }
+    }
+
+    /// A chunk was committed here, or moved here: then whoever committed it saw to the object store.
+    pub(super) fn arrived(&mut self, id: ChunkId) {
+        self.write_if_wanted(Below::Disk, id, Moment::Came);
+    }
+
+    /// A chunk was committed here.
+    pub(super) fn committed(&mut self, id: ChunkId) {
+        self.write_if_wanted(Below::Object, id, Moment::Came);
+    }
+
+    /// A chunk that can be read was used.
+    pub(super) fn used(&mut self, id: ChunkId) {
+        self.write_if_wanted(Below::Object, id, Moment::Used);
+        self.write_if_wanted(Below::Disk, id, Moment::Used);
+    }
+
+    /// Lets a chunk that is evicted leave by way of the tiers below, where they want it and there is room; whether it does. It
+    /// is no longer counted as cached, and the policy does not know it any more.
+    pub(super) fn demote(&mut self, id: ChunkId) -> bool {
+        let wanted = [Below::Disk, Below::Object].map(|tier| self.is_wanted(tier, id, Moment::Evicted));
+        let [to_disk, to_objects] = wanted;
+        if !to_disk && !to_objects {
+            return false;
+        }
+        self.index.get_mut(id).standing = Standing::Leaving;
+        let goes_to_disk = to_disk && self.wait_for_write(Below::Disk, id);
+        let is_uploaded = to_objects && self.wait_for_write(Below::Object, id);
+        if !goes_to_disk && !is_uploaded {
+            self.index.get_mut(id).standing = Standing::Kept;
+            return false;
+        }
+        let bytes = self.readable_bytes(id);
+        self.gathers.add_passing(self.tenant_of(id), bytes);
+        self.vacate(id);
+        true
+    }
+
+    fn line(&mut self, tier: Below) -> Option<&mut WriteLine> {
+        match tier {
+            Below::Disk => self.disk.as_mut().map(|disk| &mut disk.line),
+            Below::Object => self.object.as_mut().map(|object| &mut object.line),
+        }
+    }
+
+    fn is_wanted(&mut self, tier: Below, id: ChunkId, moment: Moment) -> bool {
+        let chunk = self.index.get(id);
+        let line = match tier {
+            Below::Disk => self.disk.as_mut().map(|disk| &mut disk.line),
+            Below::Object => self.object.as_mut().map(|object| &mut object.line),
+        };
+        let may_be_written = match tier {
+            Below::Disk => chunk.belongs_on_disk(),
+            Below::Object => chunk.belongs_in_objects(),
+        };
+        may_be_written && line.is_some_and(|line| line.wants(chunk, moment))
+    }
+
+    fn write_if_wanted(&mut self, tier: Below, id: ChunkId, moment: Moment) {
+        if self.is_wanted(tier, id, moment) {
+            self.wait_for_write(tier, id);
+        }
+    }
+
+    /// Has a chunk written, if there is room among those that wait; whether it will be.
+    fn wait_for_write(&mut self, tier: Below, id: ChunkId) -> bool {
+        let named = self.name_now(id);
+        let bytes = self.whole_chunk_bytes(named.namespace);
+        let Some(line) = self.line(tier) else { return false };
+        if line.waiting_bytes + bytes > line.max_waiting_bytes {
+            line.shed += 1;
+            return false;
+        }
+        line.waiting_bytes += bytes;
+        line.waiting.push_back(named);
+        self.change(id, |chunk| {
+            chunk.claims += 1;
+            match tier {
+                Below::Disk if chunk.disk == OnDisk::Nowhere => chunk.disk = OnDisk::Coming,
+                Below::Disk => {}
+                Below::Object => chunk.stored = Stored::Coming,
+            }
+        });
+        true
+    }
+}
+
+/// Chunks whose uses are remembered after they left memory, for [`WritePolicy::WriteThroughSelective`].
+const REMEMBERED_CHUNKS: usize = 1 << 20;

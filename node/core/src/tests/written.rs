@@ -1,0 +1,215 @@
+//! What is written to disk and object store, in which order, and what follows where that fails.
+
+use super::*;
+use crate::store::ChunkWrite;
+use crate::{Description, WriteNumber, Written};
+
+const BELOW: Sources =
+    Sources { siblings: None, peers: None, disk: Some(DEADLINE), object: Some(DEADLINE), known_chunks: 100 };
+
+const DISK: Sources = Sources { object: None, ..BELOW };
+
+fn world(sources: Sources) -> World {
+    World { sees_writes: true, ..World::new(sources) }
+}
+
+/// One whose namespace is described on disk.
+fn described() -> World {
+    let mut w = world(DISK);
+    w.put("a");
+    describe(&mut w, Description::There);
+    let (number, _) = write(&mut w);
+    w.tell(Event::WriteEnded { number, answer: Written::There });
+    assert!(w.is_idle());
+    w
+}
+
+fn describe(w: &mut World, description: Description) {
+    let Effect::Describe { fingerprint, tenant_name, .. } = w.next() else { panic!("a description") };
+    assert_eq!((fingerprint, &*tenant_name), (w.fingerprint, "a"));
+    w.tell(Event::Described { fingerprint, description });
+}
+
+fn write(w: &mut World) -> (WriteNumber, ChunkWrite) {
+    match w.next() {
+        Effect::Write { number, write } => (number, write),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn on_disk(w: &World) -> u64 {
+    w.core.store.usage().disk.map_or(0, |disk| disk.chunks)
+}
+
+#[test]
+fn a_chunk_is_written_once_its_namespace_is_described() {
+    let mut w = world(DISK);
+    w.put("ab");
+    let Effect::Describe { fingerprint, .. } = w.next() else { panic!("a description") };
+    assert!(w.is_idle(), "nothing is written meanwhile");
+    w.tell(Event::Described { fingerprint, description: Description::There });
+    for hash in [name("ab"), name("a")] {
+        let (number, write) = write(&mut w);
+        assert_eq!((write.chunk.hash, write.fingerprint, write.write.tier), (hash, fingerprint, Below::Disk));
+        w.tell(Event::WriteEnded { number, answer: Written::There });
+    }
+    assert_eq!(on_disk(&w), 2);
+    w.put("abc");
+    write(&mut w);
+    assert!(w.is_idle(), "it is described once");
+}
+
+#[test]
+fn chunks_of_a_namespace_that_cannot_be_described_stay_in_memory_for_a_while() {
+    let mut w = world(DISK);
+    w.put("a");
+    describe(&mut w, Description::Failed);
+    assert!(matches!(w.next(), Effect::NotWritten));
+    w.put("b");
+    assert!(matches!(w.next(), Effect::NotWritten));
+    assert!(w.is_idle());
+    w.pass(Duration::from_secs(10));
+    w.put("c");
+    describe(&mut w, Description::There);
+    assert_eq!(write(&mut w).1.chunk.hash, name("c"));
+}
+
+#[test]
+fn a_tier_that_has_too_much_to_do_is_asked_again_for_the_same_chunk() {
+    let mut w = described();
+    w.put("bc");
+    let (number, first) = write(&mut w);
+    w.tell(Event::WriteEnded { number, answer: Written::Busy });
+    let (second, _) = write(&mut w);
+    assert!(w.is_idle(), "not before the next tick");
+    w.pass(Duration::from_millis(50));
+    let (number, again) = write(&mut w);
+    assert_eq!(again, first);
+    w.tell(Event::WriteEnded { number, answer: Written::There });
+    w.tell(Event::WriteEnded { number: second, answer: Written::There });
+    assert_eq!(on_disk(&w), 3);
+}
+
+#[test]
+fn a_busy_tier_goes_on_as_soon_as_one_of_its_writes_has_ended() {
+    let mut w = described();
+    w.put("bcd");
+    let numbers = [write(&mut w).0, write(&mut w).0, write(&mut w).0];
+    w.tell(Event::WriteEnded { number: numbers[2], answer: Written::Busy });
+    assert!(w.is_idle());
+    w.tell(Event::WriteEnded { number: numbers[0], answer: Written::There });
+    assert_eq!(write(&mut w).1.chunk.hash, name("b"));
+}
+
+#[test]
+fn a_tier_has_so_many_writes_at_a_time() {
+    let disk = limits().disk.map(|disk| DiskStoreLimits { max_waiting_bytes: u64::MAX, ..disk });
+    let limits = StoreLimits { disk, extents: 40, capacity_chunks: None, ..limits() };
+    let mut w = World { sees_writes: true, ..World::with(limits, DISK) };
+    let words: Vec<String> = (0..70).map(|i| char::from(b'0' + i).to_string()).collect();
+    words.iter().for_each(|word| w.put(word));
+    describe(&mut w, Description::There);
+    let numbers: Vec<WriteNumber> = (0..64).map(|_| write(&mut w).0).collect();
+    assert!(w.is_idle());
+    w.tell(Event::WriteEnded { number: numbers[9], answer: Written::Failed });
+    write(&mut w);
+    assert!(w.is_idle());
+}
+
+#[test]
+fn an_answer_that_comes_twice_changes_nothing() {
+    let mut w = described();
+    w.put("b");
+    let (number, _) = write(&mut w);
+    w.tell(Event::WriteEnded { number, answer: Written::Failed });
+    w.tell(Event::WriteEnded { number, answer: Written::There });
+    assert_eq!(on_disk(&w), 1);
+    assert!(w.is_idle());
+}
+
+#[test]
+fn a_disk_that_closes_is_written_to_no_more() {
+    let mut w = described();
+    w.put("bc");
+    let (one, other) = (write(&mut w).0, write(&mut w).0);
+    w.tell(Event::WriteEnded { number: one, answer: Written::Closed });
+    w.tell(Event::WriteEnded { number: other, answer: Written::There });
+    w.put("d");
+    assert!(w.is_idle());
+    assert_eq!(w.core.store.usage().disk, None);
+    let request = w.lease("bc");
+    assert_eq!(w.leased(request).chunks, 2, "memory has them");
+}
+
+#[test]
+fn what_was_written_to_the_object_store_is_read_there_without_a_question() {
+    let object =
+        limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });
+    let limits = StoreLimits { object, disk: None, capacity_chunks: Some(1), ..limits() };
+    let mut w = World { sees_writes: true, ..World::with(limits, Sources { disk: None, ..BELOW }) };
+    w.put("a");
+    let (number, written) = write(&mut w);
+    assert_eq!(written.write.tier, Below::Object);
+    w.tell(Event::WriteEnded { number, answer: Written::There });
+    // It is evicted.
+    w.put("b");
+    let (number, _) = write(&mut w);
+    w.tell(Event::WriteEnded { number, answer: Written::Failed });
+    w.lease("a");
+    assert_eq!(w.read().1, Below::Object);
+}
+
+#[test]
+fn the_disk_forgets_what_disagrees_with_what_is_known() {
+    let mut w = described();
+    let chain = w.chain("ab");
+    let wrong = larder_protocol::ChunkRef { index: 7, ..chain.chunk(1) };
+    let held = vec![(w.fingerprint, wrong, PoolSet::ANY)];
+    w.put("ab");
+    let (number, _) = write(&mut w);
+    w.tell(Event::WriteEnded { number, answer: Written::There });
+    w.tell(Event::Recovered { held, is_all: true });
+    assert!(matches!(w.next(), Effect::Disagrees { chunk, .. } if chunk == wrong));
+    assert_eq!(on_disk(&w), 1);
+    let unknown = vec![(Fingerprint([9; 32]), wrong, PoolSet::ANY)];
+    w.tell(Event::Recovered { held: unknown, is_all: true });
+    assert!(w.is_idle(), "a namespace that is not known may be after the next start");
+}
+
+#[test]
+fn a_description_that_is_of_no_use_is_deleted_and_written_again_when_it_is() {
+    let mut w = described();
+    let (other, fingerprint) = (spec(2), spec(2).fingerprint("a"));
+    w.core.know(TenantId(0), "a", fingerprint, other.clone()).unwrap();
+    w.pass(Duration::from_secs(120));
+    assert!(w.is_idle(), "who knows what else is on disk");
+    w.tell(Event::Recovered { held: Vec::new(), is_all: true });
+    w.pass(Duration::from_millis(50));
+    let Effect::ForgetDescriptions(unused) = w.next() else { panic!("it is of no use") };
+    assert_eq!(unused, [fingerprint]);
+    let registered = w.core.register(w.session, "a", &other, &[0], &[2 * BLOCK]).unwrap();
+    (w.namespace, w.root, w.fingerprint) = (registered.namespace, registered.root, fingerprint);
+    w.put("z");
+    assert!(w.is_idle(), "it is being deleted");
+    w.tell(Event::Described { fingerprint, description: Description::Gone });
+    describe(&mut w, Description::There);
+    assert_eq!(write(&mut w).1.chunk.hash, name("z"));
+    w.pass(Duration::from_secs(60));
+    assert!(w.is_idle(), "now they are of use");
+}
+
+#[test]
+fn a_new_store_knows_what_is_described_and_hears_nothing_of_old_writes() {
+    let mut w = described();
+    w.put("b");
+    let (number, _) = write(&mut w);
+    w.core.begin_anew();
+    let Effect::Knows { fingerprint, tenant_name, .. } = w.next() else { panic!("it is described") };
+    assert_eq!((fingerprint, &*tenant_name), (w.fingerprint, "a"));
+    w.tell(Event::WriteEnded { number, answer: Written::There });
+    let chain = w.chain("a");
+    let held = vec![(w.fingerprint, chain.chunk(0), PoolSet::ANY)];
+    w.tell(Event::Recovered { held, is_all: true });
+    assert_eq!(on_disk(&w), 1);
+    assert!(w.is_idle());
+}

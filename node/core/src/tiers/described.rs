@@ -1,0 +1,190 @@
+//! Namespaces and the disk: each is described there before the first of its chunks is written, and as long as one is there.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::session::Registered;
+use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
+
+use crate::Core;
+use crate::effect::Effect;
+use crate::event::Description;
+use crate::store::Refused;
+use crate::store::ids::{ChunkKey, SessionId, TenantId};
+
+/// Namespaces that engines named, or that were described when the node started.
+#[derive(Debug)]
+pub(crate) struct Described {
+    known: HashMap<Fingerprint, Namespace>,
+    /// Whether all that was on disk at the start is known.
+    is_recovered: bool,
+    /// When it is looked for those that are of no use any more.
+    forget_at: Duration,
+}
+
+#[derive(Debug)]
+struct Namespace {
+    tenant: TenantId,
+    tenant_name: String,
+    spec: NamespaceSpec,
+    state: State,
+}
+
+/// Whether a namespace is described on disk: before it is, none of its chunks is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Missing,
+    /// Being written, or deleted.
+    UnderWay,
+    There,
+    /// It could not be written, and is tried again from then on.
+    Failed(Duration),
+}
+
+/// What becomes of a chunk that is to be written, as far as its namespace's description goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MayWrite {
+    Now,
+    Later,
+    /// Not for a while: its memory is needed.
+    Never,
+}
+
+impl Default for Described {
+    fn default() -> Self {
+        Self { known: HashMap::new(), is_recovered: false, forget_at: FORGET_EVERY }
+    }
+}
+
+impl Core {
+    /// Makes a namespace known to a session; see [`Store::register`](crate::store::Store::register).
+    ///
+    /// # Errors
+    /// [`Refused`]
+    pub fn register(
+        &mut self,
+        session: SessionId,
+        tenant_name: &str,
+        spec: &NamespaceSpec,
+        slices: &[u16],
+        block_bytes: &[u64],
+    ) -> Result<Registered, Refused> {
+        let tenant = self.store.tenant(session)?;
+        let registered = self.store.register(session, tenant_name, spec, slices, block_bytes)?;
+        if self.bring.sources.disk.is_some() {
+            let namespace = || Namespace {
+                tenant,
+                tenant_name: tenant_name.to_owned(),
+                spec: spec.clone(),
+                state: State::Missing,
+            };
+            self.described.known.entry(registered.fingerprint).or_insert_with(namespace);
+        }
+        Ok(registered)
+    }
+
+    /// Makes a namespace known that is described on disk, before any session names it; its number.
+    ///
+    /// # Errors
+    /// [`Refused`] where it does not fit this node.
+    pub fn know(
+        &mut self,
+        tenant: TenantId,
+        tenant_name: &str,
+        fingerprint: Fingerprint,
+        spec: NamespaceSpec,
+    ) -> Result<u32, Refused> {
+        let number = self.store.know(tenant, tenant_name, &spec)?;
+        let namespace = Namespace { tenant, tenant_name: tenant_name.to_owned(), spec, state: State::There };
+        self.described.known.entry(fingerprint).or_insert(namespace);
+        Ok(number)
+    }
+
+    /// Chunks were found on disk.
+    pub(crate) fn recovered(&mut self, held: Vec<(Fingerprint, ChunkRef, PoolSet)>, is_all: bool) {
+        for (fingerprint, chunk, pools) in held {
+            // A record that disagrees with what is known of its chunk, parent or children is of use to nobody. One of a namespace
+            // that is not known stays: it may be, after the next start.
+            if !self.store.recovered(&fingerprint, chunk, pools)
+                && self.described.known.contains_key(&fingerprint)
+            {
+                self.effects.push_back(Effect::Disagrees { fingerprint, chunk });
+                // What was committed under this hash since the start may be taken to be there.
+                self.store.left_disk(&[ChunkKey { fingerprint, hash: chunk.hash }]);
+            }
+        }
+        self.described.is_recovered |= is_all;
+    }
+
+    /// A namespace's description was written or deleted.
+    pub(crate) fn description_is(&mut self, fingerprint: Fingerprint, description: Description) {
+        if let Some(namespace) = self.described.known.get_mut(&fingerprint) {
+            namespace.state = match description {
+                Description::There => State::There,
+                Description::Failed => State::Failed(self.now + DESCRIBE_AGAIN),
+                Description::Gone => State::Missing,
+            };
+        }
+    }
+
+    /// Whether a chunk of a namespace may be written; sees to it that the namespace is described.
+    pub(crate) fn may_write_to_disk(&mut self, fingerprint: Fingerprint) -> MayWrite {
+        let now = self.now;
+        let Some(namespace) = self.described.known.get_mut(&fingerprint) else { return MayWrite::Never };
+        match namespace.state {
+            State::There => return MayWrite::Now,
+            State::UnderWay => return MayWrite::Later,
+            State::Failed(until) if now < until => return MayWrite::Never,
+            State::Missing | State::Failed(_) => namespace.state = State::UnderWay,
+        }
+        let (tenant_name, spec) = (namespace.tenant_name.clone(), namespace.spec.clone());
+        self.effects.push_back(Effect::Describe { fingerprint, tenant_name, spec });
+        MayWrite::Later
+    }
+
+    /// Forgets namespaces, now and then, that no session names and no chunk belongs to, in memory or on disk, and has their
+    /// descriptions deleted.
+    pub(crate) fn forget_unused(&mut self) {
+        if self.now < self.described.forget_at || !self.described.is_recovered || !self.store.has_disk() {
+            return;
+        }
+        self.described.forget_at = self.now + FORGET_EVERY;
+        let in_use: HashSet<Fingerprint> = self.store.namespaces().map(|known| known.fingerprint).collect();
+        let known = &mut self.described.known;
+        known.retain(|known, namespace| in_use.contains(known) || namespace.state != State::Missing);
+        let mut unused = Vec::new();
+        for (&fingerprint, namespace) in known {
+            if !in_use.contains(&fingerprint) && namespace.state != State::UnderWay {
+                namespace.state = State::UnderWay;
+                unused.push(fingerprint);
+            }
+        }
+        if !unused.is_empty() {
+            unused.sort_unstable();
+            self.effects.push_back(Effect::ForgetDescriptions(unused));
+        }
+    }
+
+    /// The store is a new one. What is described on disk it knows again; nobody waits for a description that was under way:
+    /// sessions name their namespaces again.
+    pub(crate) fn know_again(&mut self) {
+        self.described.is_recovered = false;
+        self.described.known.retain(|_, namespace| namespace.state == State::There);
+        let mut known: Vec<_> = self.described.known.iter().collect();
+        known.sort_unstable_by_key(|(fingerprint, _)| **fingerprint);
+        for (&fingerprint, Namespace { tenant, tenant_name, spec, .. }) in known {
+            // It fitted the store before.
+            if let Ok(namespace) = self.store.know(*tenant, tenant_name, spec) {
+                let tenant_name = tenant_name.clone();
+                self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
+            }
+        }
+    }
+}
+
+/// How long a namespace that could not be described on disk keeps its chunks from there.
+const DESCRIBE_AGAIN: Duration = Duration::from_secs(10);
+
+/// How often namespaces are looked for that are of no use any more.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
