@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, select_all, try_join_all};
-use larder_client::quic::CredentialFiles;
+use larder_net::quic::CredentialFiles;
 use larder_node::Status;
 use larder_protocol::identity::Role;
 
@@ -131,9 +131,10 @@ impl DevCluster {
             let Some(pause) = recent.next(now()) else { return died };
             tracing::warn!("{died}: it is started again");
             tokio::time::sleep(pause).await;
-            if let Err(error) = self.children[number].restart().await {
-                tracing::warn!(%error, "it does not start again");
-                return died;
+            while let Err(error) = self.children[number].restart().await {
+                let Some(pause) = recent.next(now()) else { return died };
+                tracing::warn!(%error, "it does not start again: that is tried once more");
+                tokio::time::sleep(pause).await;
             }
         }
     }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use larder_client::quic::ca::Authority;
+use larder_net::quic::ca::Authority;
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 

@@ -7,8 +7,8 @@ mod strangers;
 
 use std::time::Duration;
 
-use larder_client::quic::Credentials;
-use larder_client::quic::ca::Validity;
+use larder_net::quic::Credentials;
+use larder_net::quic::ca::Validity;
 use larder_protocol::identity::{Identity, Role};
 
 use self::samples::Samples;

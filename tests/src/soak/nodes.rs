@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ pub(super) struct Node {
     /// Its session sockets, by tenant.
     pub(super) sockets: Vec<PathBuf>,
     state: Mutex<State>,
+    is_member: AtomicBool,
 }
 
 #[derive(Default)]
@@ -36,12 +38,24 @@ struct Disturbance {
 
 impl Node {
     pub(super) fn new(name: String, sockets: Vec<PathBuf>) -> Self {
-        Self { name, sockets, state: Mutex::default() }
+        Self { name, sockets, state: Mutex::default(), is_member: AtomicBool::new(false) }
     }
 
     /// It is another process from now on.
     pub(super) fn lives(&self, life: Life) {
+        self.is_member(false);
         self.state().life = life;
+    }
+
+    /// Whether the coordinator has let it in. A process that is started again waits until its earlier life, or its clone, has been
+    /// silent for long enough.
+    pub(super) fn is_member(&self, is_member: bool) {
+        self.is_member.store(is_member, Ordering::Release);
+    }
+
+    /// Whether peers may leave it out: it was disturbed since then, or is no member.
+    pub(super) fn is_excused(&self, since: Instant) -> bool {
+        self.was_disturbed_since(since) || !self.is_member.load(Ordering::Acquire)
     }
 
     pub(super) fn life(&self) -> Life {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use larder_client::quic::ca::{Authority, Validity};
+use larder_net::quic::ca::{Authority, Validity};
 use larder_protocol::identity::{Identity, Role};
 use rustix::process::Signal;
 

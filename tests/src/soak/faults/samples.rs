@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::server::{get, sum};
 use crate::soak::nodes::{Life, Node};
 use crate::soak::report::Verdict;
@@ -34,11 +36,13 @@ struct Sample {
     descriptors: u64,
 }
 
-/// For how long a node left out more peers than were disturbed.
+/// For how long a node left out more peers than had an excuse.
 #[derive(Debug, Default)]
 struct LeftOut {
     since: Option<Instant>,
     longest: Duration,
+    /// When the longest began, after the watching.
+    at: Duration,
 }
 
 impl Samples {
@@ -60,10 +64,14 @@ impl Samples {
     pub(super) fn end(mut self, is_long: bool) -> Vec<Verdict> {
         self.stop.store(true, Ordering::Release);
         let seen: Vec<Seen> = self.threads.drain(..).filter_map(|thread| thread.join().ok()).collect();
-        let longest = seen.iter().map(|process| process.left_out.longest).max().unwrap_or_default();
+        let worst = seen.iter().max_by_key(|process| process.left_out.longest);
+        let longest = worst.map(|process| process.left_out.longest).unwrap_or_default();
+        let whose = worst.filter(|_| longest > Duration::ZERO).map(|process| {
+            format!(", by {} {} s after the start", process.name, process.left_out.at.as_secs())
+        });
         let left_out = Verdict {
             what: "a healthy peer was left out for".into(),
-            seen: format!("{longest:.1?} at most"),
+            seen: format!("{longest:.1?} at most{}", whose.unwrap_or_default()),
             is_good: Some(longest <= MOST_LEFT_OUT),
         };
         let closed: Vec<&str> =
@@ -131,6 +139,7 @@ fn watch(process: &Node, others: &[Arc<Node>], stop: &AtomicBool) -> Seen {
         left_out: LeftOut::default(),
         closed: false,
     };
+    let start = now();
     while !stop.load(Ordering::Acquire) {
         let began = now();
         let life = process.life();
@@ -141,23 +150,32 @@ fn watch(process: &Node, others: &[Arc<Node>], stop: &AtomicBool) -> Seen {
         if let Ok(metrics) = get(&life.http, "/metrics") {
             seen.closed |= sum(&metrics, "larder_disk_closed") > 0.0;
             let silent = sum(&metrics, "larder_peer_silent") as u64;
-            let disturbed = |node: &&Arc<Node>| node.was_disturbed_since(began);
-            let excused = others.iter().filter(disturbed).count() as u64;
-            note(&mut seen.left_out, !process.was_disturbed_since(began) && silent > excused);
+            process.is_member(is_member(&life.http));
+            let excused = others.iter().filter(|node| node.is_excused(began)).count() as u64;
+            note(&mut seen.left_out, start, !process.is_excused(began) && silent > excused);
         }
         std::thread::sleep(PAUSE);
     }
     seen
 }
 
-fn note(left_out: &mut LeftOut, leaves_out: bool) {
+/// Whether the node that answers here is a member of the cluster, by its own status.
+fn is_member(http: &str) -> bool {
+    let status = get(http, "/status").ok().and_then(|status| serde_json::from_str::<Value>(&status).ok());
+    let cluster = status.as_ref().map(|status| &status["cluster"]);
+    cluster.is_some_and(|cluster| cluster["number"] != 0 && cluster["refused"].is_null())
+}
+
+fn note(left_out: &mut LeftOut, start: Instant, leaves_out: bool) {
     if !leaves_out {
         left_out.since = None;
         return;
     }
     let now = now();
     let since = *left_out.since.get_or_insert(now);
-    left_out.longest = left_out.longest.max(now - since);
+    if now - since > left_out.longest {
+        (left_out.longest, left_out.at) = (now - since, since - start);
+    }
 }
 
 fn sample(life: &Life) -> Option<Sample> {

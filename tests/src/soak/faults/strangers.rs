@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_client::quic::{Connection, Credentials};
+use larder_net::quic::{Connection, Credentials};
 use larder_protocol::frame::FrameHeader;
 use larder_protocol::identity::Role;
 
