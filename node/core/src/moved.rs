@@ -33,8 +33,8 @@ impl Core {
     /// Tries again what is due.
     pub(crate) fn give_up_again(&mut self) {
         let now = self.now;
-        while let Some((_, tries, fingerprint, hashes)) =
-            self.moved.again.pop_front_if(|&mut (at, ..)| at <= now)
+        while self.moved.next_deadline().is_some_and(|at| at <= now)
+            && let Some((_, tries, fingerprint, hashes)) = self.moved.again.pop_front()
         {
             self.give_up(fingerprint, &hashes, tries);
         }

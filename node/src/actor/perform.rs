@@ -9,7 +9,7 @@ use actix::prelude::*;
 use larder_core::directory::Changes;
 use larder_core::placement::Placement;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{BlockMove, ChunkWrite, FetchId, Granted, Wanted};
+use larder_core::store::{self, BlockMove, ChunkWrite, FetchId, Granted, Wanted};
 use larder_core::{
     Arrival, Below, Effect, Event, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Started,
     WriteNumber, Written,
@@ -80,6 +80,17 @@ impl Pending {
         }
     }
 
+    fn hurry(&self, order: OrderNumber) {
+        let order = self.orders.get(&order);
+        order.into_iter().for_each(|order| _ = order.class.send_replace(Class::Decode));
+    }
+
+    fn cancel(&mut self, order: OrderNumber) {
+        let order = self.orders.get_mut(&order);
+        // It has just ended where there is nobody to tell.
+        let _ = order.and_then(|order| order.cancel.take()).map(|cancel| cancel.send(()));
+    }
+
     /// Nobody waits for a session's answers any more.
     pub(super) fn forget(&mut self, session: SessionId) {
         self.requests.retain(|_, (of, _)| *of != session);
@@ -123,13 +134,9 @@ impl GpuActor {
                 self.avoided(&ask, found.tokens);
                 self.answer_request(request, Answer::from(Response::Found(found)));
             }
-            Effect::Prefetching { request, session, ask, mut found, started } => {
-                self.count_found(session, &ask, &mut found);
-                let answer = started.map(|Started { ticket, tokens, tokens_to_recompute }| {
-                    self.avoided(&ask, tokens);
-                    Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
-                });
-                self.answer_request(request, answer.map_or_else(Answer::from, Answer::from));
+            Effect::Prefetching { request, session, ask, found, started } => {
+                let answer = self.show_prefetch(session, &ask, found, started);
+                self.answer_request(request, answer);
             }
             Effect::Leased { request, leased } => {
                 let answer = self.show_lease(leased);
@@ -137,11 +144,7 @@ impl GpuActor {
             }
             Effect::Refused { request, refused } => self.answer_request(request, Answer::from(refused)),
             Effect::FindSiblings { question, fingerprint, chunks } => {
-                let holders = |siblings: &Siblings| {
-                    chunks.iter().map(|chunk| siblings.holders(&fingerprint, &chunk.hash)).collect()
-                };
-                let holders = self.siblings.as_ref().map(holders).unwrap_or_default();
-                self.tell(Event::SiblingsFound { question, holders });
+                self.find_siblings(question, &fingerprint, &chunks);
             }
             Effect::FindHolders { question, fingerprint, chunks, cause } => {
                 let trace = trace_of(&cause);
@@ -151,15 +154,8 @@ impl GpuActor {
                 self.find_stored(question, fingerprint, chunks, &blocks, ctx);
             }
             Effect::Fetch(order) => self.fetch(order, ctx),
-            Effect::Hurry(order) => {
-                let order = self.pending.orders.get(&order);
-                order.into_iter().for_each(|order| _ = order.class.send_replace(Class::Decode));
-            }
-            Effect::CancelOrder(order) => {
-                let order = self.pending.orders.get_mut(&order);
-                // It has just ended where there is nobody to tell.
-                let _ = order.and_then(|order| order.cancel.take()).map(|cancel| cancel.send(()));
-            }
+            Effect::Hurry(order) => self.pending.hurry(order),
+            Effect::CancelOrder(order) => self.pending.cancel(order),
             Effect::Read { read, tier, chunk } => self.read(read, tier, chunk, ctx),
             Effect::TellSiblings(changes) => {
                 _ = self.siblings.as_ref().map(|siblings| siblings.note(&changes))
@@ -248,6 +244,29 @@ impl GpuActor {
         if let Some(asked) = self.pending.answered(request) {
             self.reply(asked, answer);
         }
+    }
+
+    fn show_prefetch(
+        &mut self,
+        session: SessionId,
+        ask: &Lookup,
+        mut found: Found,
+        started: Result<Started, store::Refused>,
+    ) -> Answer {
+        self.count_found(session, ask, &mut found);
+        let answer = started.map(|Started { ticket, tokens, tokens_to_recompute }| {
+            self.avoided(ask, tokens);
+            Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
+        });
+        answer.map_or_else(Answer::from, Answer::from)
+    }
+
+    fn find_siblings(&mut self, question: QuestionId, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
+        let holders = |siblings: &Siblings| {
+            chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)).collect()
+        };
+        let holders = self.siblings.as_ref().map(holders).unwrap_or_default();
+        self.tell(Event::SiblingsFound { question, holders });
     }
 
     fn find_holders(&mut self, question: QuestionId, ask: AskHolders, ctx: &mut Context<Self>) {
