@@ -1,8 +1,8 @@
 //! The HTTP server of a node or a coordinator: few connections, each of which costs little whatever its client does.
 //!
 //! A client that is silent loses its connection after [`IDLE`], one that does not read after [`UNREAD`]; where there are as many
-//! connections as there may be, the one that has been idle for the longest makes way. What a client sends ahead stays in the
-//! socket ([`Sips`]).
+//! connections as there may be, the one that has been idle for the longest makes way, and one address has half of them at most.
+//! What a client sends ahead stays in the socket ([`Sips`]).
 
 mod connections;
 mod sips;
@@ -45,7 +45,8 @@ pub fn serve(
             .keep_alive(IDLE)
             .client_request_timeout(IDLE)
             .on_connect_ext(move |socket: &Sips<TcpStream>, extensions| {
-                match connections.enter(socket.get(), UNREAD) {
+                let from = socket.get().peer_addr().ok().map(|from| from.ip());
+                match connections.enter(socket.get(), from, UNREAD) {
                     Ok(open) => _ = extensions.insert(open),
                     Err(error) => tracing::debug!(%error, "an HTTP connection is shut down"),
                 }

@@ -91,18 +91,6 @@ enum Parent<'a> {
 }
 
 impl Trace {
-    /// What this process asks of another for `context`. Where nobody here subscribes, the other is told of `context`
-    /// itself.
-    #[must_use]
-    pub fn call(name: &'static str, context: TraceContext) -> Self {
-        if context.is_sampled() && context.is_valid() {
-            Self::span(SpanKind::Client, name, Parent::Remote(context))
-        } else {
-            // The other side is to know that it is not recorded.
-            Self::of(Span::none(), Some(context))
-        }
-    }
-
     /// A part of this.
     #[must_use]
     pub fn child(&self, kind: SpanKind, name: &'static str) -> Self {

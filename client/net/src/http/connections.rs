@@ -1,8 +1,9 @@
 //! The connections of a server: how many there may be, and which idle one makes way for a new one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use rustix::net::{Shutdown, shutdown};
 use crate::metrics::{Families, Label, Metric, Section};
 
 /// The connections of a server. Where there are as many as there may be, the one that has been idle for the longest is shut
-/// down for a new one; where none is idle, the new one is. Cloning shares.
+/// down for a new one; where none is idle, the new one is. One address has half of them at most. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Connections(Arc<Shared>);
 
@@ -47,6 +48,8 @@ struct Known {
     by_number: BTreeMap<u64, State>,
     /// The idle ones by when they became that, the first first.
     idle: BTreeMap<u64, u64>,
+    /// How many each address has.
+    by_address: HashMap<IpAddr, usize>,
     /// Counts connections, and times at which one became idle.
     last: u64,
 }
@@ -54,6 +57,7 @@ struct Known {
 #[derive(Debug)]
 struct State {
     socket: OwnedFd,
+    from: Option<IpAddr>,
     requests: u32,
     idle_since: u64,
 }
@@ -87,11 +91,11 @@ impl Connections {
         })))
     }
 
-    /// Takes a new connection in. A client that leaves unread what was sent to it, for so long, loses it.
+    /// Takes a new connection in, from an address where it has one. A client that leaves unread what was sent to it, for so long, loses it.
     ///
     /// # Errors
     /// Where the system gives no descriptor, or there is no room: the connection is shut down.
-    pub fn enter(&self, socket: &impl AsFd, unread: Duration) -> io::Result<Open> {
+    pub fn enter(&self, socket: &impl AsFd, from: Option<IpAddr>, unread: Duration) -> io::Result<Open> {
         let socket = socket.as_fd();
         // An error: it is no TCP socket.
         let _ = set_tcp_user_timeout(socket, u32::try_from(unread.as_millis()).unwrap_or(u32::MAX));
@@ -103,8 +107,9 @@ impl Connections {
             }
         };
         let mut known = self.lock();
-        if known.by_number.len() >= self.0.most {
-            let Some(idle) = known.take_longest_idle() else {
+        let crowd = from.filter(|from| known.by_address.get(from).is_some_and(|&has| has >= self.0.most / 2));
+        if crowd.is_some() || known.by_number.len() >= self.0.most {
+            let Some(idle) = known.take_longest_idle(crowd) else {
                 self.0.closed.with_label_values(&["refused"]).inc();
                 shutdown(socket, Shutdown::Both)?;
                 return Err(io::Error::other("there are as many connections as there may be"));
@@ -115,8 +120,9 @@ impl Connections {
             let _ = shutdown(&idle, Shutdown::Both);
         }
         let number = known.next();
-        known.by_number.insert(number, State { socket: own, requests: 0, idle_since: number });
+        known.by_number.insert(number, State { socket: own, from, requests: 0, idle_since: number });
         known.idle.insert(number, number);
+        from.into_iter().for_each(|from| *known.by_address.entry(from).or_default() += 1);
         self.0.open.inc();
         Ok(Open { connections: self.clone(), number })
     }
@@ -183,14 +189,28 @@ impl Known {
 
     /// Whether it was there.
     fn remove(&mut self, number: u64) -> bool {
-        let Some(state) = self.by_number.remove(&number) else { return false };
-        self.idle.remove(&state.idle_since);
-        true
+        self.take(number).is_some()
     }
 
-    fn take_longest_idle(&mut self) -> Option<OwnedFd> {
-        let (_, number) = self.idle.pop_first()?;
-        self.by_number.remove(&number).map(|state| state.socket)
+    /// Of those from an address, where one is said.
+    fn take_longest_idle(&mut self, from: Option<IpAddr>) -> Option<OwnedFd> {
+        let is_from = |number: &&u64| from.is_none() || self.by_number[*number].from == from;
+        let number = *self.idle.values().find(is_from)?;
+        self.take(number).map(|state| state.socket)
+    }
+
+    fn take(&mut self, number: u64) -> Option<State> {
+        let state = self.by_number.remove(&number)?;
+        self.idle.remove(&state.idle_since);
+        if let Some(from) = state.from
+            && let Some(has) = self.by_address.get_mut(&from)
+        {
+            *has -= 1;
+            if *has == 0 {
+                self.by_address.remove(&from);
+            }
+        }
+        Some(state)
     }
 }
 
@@ -207,8 +227,12 @@ mod tests {
 
     /// A connection's two ends.
     fn connect(connections: &Connections) -> (io::Result<Open>, UnixStream) {
+        connect_from(connections, None)
+    }
+
+    fn connect_from(connections: &Connections, from: Option<IpAddr>) -> (io::Result<Open>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (connections.enter(&ours, Duration::from_secs(1)), theirs)
+        (connections.enter(&ours, from, Duration::from_secs(1)), theirs)
     }
 
     fn is_shut_down(theirs: &mut UnixStream) -> bool {
@@ -265,5 +289,25 @@ mod tests {
         let (third, _three) = connect(&connections);
         assert!(third.is_ok() && is_shut_down(&mut one));
         drop(c);
+    }
+
+    #[test]
+    fn one_address_has_half_of_them_at_most() {
+        let registry = Registry::new();
+        let connections = Connections::new(4, &Families::new(&registry, &[HTTP])).unwrap();
+        let [one, other] = [1, 2].map(|last| Some(IpAddr::from([10, 0, 0, last])));
+        let (first, mut theirs) = connect_from(&connections, one);
+        let (second, _second) = connect_from(&connections, one);
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let at_work = second.busy();
+        let (third, _third) = connect_from(&connections, one);
+        assert!(third.is_ok() && is_shut_down(&mut theirs), "its own idle one makes way");
+        let third = third.unwrap();
+        let also_at_work = third.busy();
+        assert!(connect_from(&connections, one).0.is_err(), "though there is room");
+        let others = [connect_from(&connections, other).0, connect_from(&connections, other).0];
+        assert!(others.iter().all(Result::is_ok));
+        drop((first, second, at_work, third, also_at_work));
+        assert!(connect_from(&connections, one).0.is_ok());
     }
 }

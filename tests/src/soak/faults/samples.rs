@@ -71,7 +71,7 @@ impl Samples {
         });
         let left_out = Verdict {
             what: "a healthy peer was left out for".into(),
-            seen: format!("{longest:.1?} at most{}", whose.unwrap_or_default()),
+            seen: format!("{:.1} s at most{}", longest.as_secs_f64(), whose.unwrap_or_default()),
             is_good: Some(longest <= MOST_LEFT_OUT),
         };
         let closed: Vec<&str> =
