@@ -2,7 +2,7 @@
 //!
 //! A client that is silent loses its connection after [`IDLE`], one that does not read after [`UNREAD`]; where there are as many
 //! connections as there may be, the one that has been idle for the longest makes way, and one address has half of them at most.
-//! What a client sends ahead stays in the socket ([`Sips`]).
+//! What a client sends ahead stays in the socket (`sips`).
 
 mod connections;
 mod sips;
