@@ -151,7 +151,8 @@ impl SessionBench {
         let gets_with = |verify: Verify| -> anyhow::Result<_> {
             let session = open(&self.socket, verify)?;
             let namespace = session.register(&replay_namespace(block_bytes), &[0], &[block_bytes])?;
-            let chains: Vec<Chain> = (0..blocks).map(|id| namespace.chain(vec![chunk_hash(id)])).collect();
+            let ids = FIRST_VERIFIED..FIRST_VERIFIED + blocks;
+            let chains: Vec<Chain> = ids.map(|id| namespace.chain(vec![chunk_hash(id)])).collect();
             for chain in &chains {
                 self.put_chain(&self.namespace(block_bytes)?, chain, &target)?;
             }
@@ -262,5 +263,6 @@ const SAMPLED_OF: usize = 64;
 /// Small blocks to get: more of them than any cache holds.
 const MOST_BLOCKS: u64 = 4_096;
 
-/// Ids of blocks that are put, apart from those that are got.
+/// Ids of blocks that are put, and of those that are verified, apart from those that are got: a hash has one parent in a namespace.
 const FIRST_PUT: u64 = 1 << 32;
+const FIRST_VERIFIED: u64 = 1 << 33;
