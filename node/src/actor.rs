@@ -6,13 +6,13 @@
 //! panic ends.
 
 mod answer;
+mod below;
 mod copies;
 mod device_lane;
 mod disk;
 mod handoff;
 mod lives;
 mod messages;
-mod object;
 mod peers;
 mod perform;
 mod siblings;
@@ -34,14 +34,14 @@ use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved
 use tokio::sync::{mpsc, watch};
 
 use self::answer::Asked;
+pub use self::below::ObjectParts;
+use self::below::Objects;
 use self::device_lane::Lane;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::handoff::Handoffs;
 use self::lives::Lives;
 pub use self::messages::{Answer, Ask, AskNamespaces, AskReport, Close, Open, ProcessGone, ReplyTo, Report};
-pub use self::object::ObjectParts;
-use self::object::Objects;
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, Follower, Peers};
 use self::perform::Pending;

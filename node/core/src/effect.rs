@@ -147,7 +147,7 @@ pub enum Effect {
     /// Tells the other actors of this node what was gained and lost.
     TellSiblings(Vec<Change>),
     /// Tells followers of events what was gained and lost, and the directory too, which [`Event::Announced`](crate::Event::Announced)
-    /// answers.
+    /// answers at once, before the next effect is taken.
     Changed {
         /// Number of the first change that followers were not told.
         sequence: u64,
@@ -159,7 +159,7 @@ pub enum Effect {
         to_directory: bool,
     },
     /// Tells the directory some of all that is held: [`Event::PageAnnounced`](crate::Event::PageAnnounced) or
-    /// [`Event::Announced`](crate::Event::Announced) answers.
+    /// [`Event::Announced`](crate::Event::Announced) answers at once, before the next effect is taken.
     AnnouncePage {
         /// The page.
         page: Page,

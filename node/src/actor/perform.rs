@@ -9,11 +9,8 @@ use actix::prelude::*;
 use larder_core::directory::Changes;
 use larder_core::placement::Placement;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, BlockMove, ChunkWrite, FetchId, Granted, Wanted};
-use larder_core::{
-    Arrival, Below, Effect, Event, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Started,
-    WriteNumber, Written,
-};
+use larder_core::store::{self, FetchId, Granted, Wanted};
+use larder_core::{Arrival, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started};
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lookup, Prefetching, Response};
 use larder_protocol::table::{Holder, NodeNumber};
@@ -23,14 +20,10 @@ use tokio::sync::{oneshot, watch};
 use super::answer::Asked;
 use super::traces::trace_of;
 use super::{Answer, GpuActor};
-use crate::copy::BlockChecksums;
 use crate::directory::{AskHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
-use crate::disk::order::OrderError;
-use crate::disk::{self, BlockPlace, ReadOrder, Refused, Source, WriteAnswer, WriteOrder};
 use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched, Grant};
 use crate::metrics::Placed;
-use crate::object::BlockId;
 use crate::object::metrics::Side;
 use crate::siblings::Siblings;
 
@@ -103,14 +96,9 @@ impl Pending {
 }
 
 impl GpuActor {
-    /// Tells the core what happened, and does what it wants.
+    /// Tells the core what happened, and does what it wants, until it wants nothing more.
     pub(super) fn decide(&mut self, event: Event, ctx: &mut Context<Self>) {
         self.tell(event);
-        self.settle(ctx);
-    }
-
-    /// Does what the core wants, until it wants nothing more.
-    pub(super) fn settle(&mut self, ctx: &mut Context<Self>) {
         while let Some(effect) = self.core.poll_effect() {
             self.perform(effect, ctx);
         }
@@ -125,6 +113,11 @@ impl GpuActor {
                 actor.decide(Event::Alarm, ctx);
             });
         }
+    }
+
+    /// Does what follows of what was told, or done to the store directly: the core knows what time it is.
+    pub(super) fn settle(&mut self, ctx: &mut Context<Self>) {
+        self.decide(Event::Alarm, ctx);
     }
 
     fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
@@ -279,30 +272,6 @@ impl GpuActor {
         self.spawn(ctx, finish);
     }
 
-    fn find_stored(
-        &mut self,
-        question: QuestionId,
-        fingerprint: Fingerprint,
-        chunks: Vec<ChunkRef>,
-        blocks: &[(u16, u8)],
-        ctx: &mut Context<Self>,
-    ) {
-        let blocks = blocks.iter().map(|&(slice, pool)| BlockId { slice, pool }).collect();
-        let asking = self.objects.as_ref().and_then(|objects| {
-            let asking = objects.tier.find(fingerprint, chunks, blocks).ok()?;
-            // Its own deadline begins when it is taken up.
-            Some(tokio::time::timeout(objects.find_deadline, asking))
-        });
-        let Some(asking) = asking else {
-            return self.tell(Event::StoredFound { question, found: Vec::new() });
-        };
-        let finish = asking.into_actor(self).map(move |found, actor, ctx| {
-            let found = found.ok().and_then(Result::ok).unwrap_or_default();
-            actor.decide(Event::StoredFound { question, found }, ctx);
-        });
-        self.spawn(ctx, finish);
-    }
-
     fn order_fetch(
         &mut self,
         order: OrderNumber,
@@ -338,111 +307,6 @@ impl GpuActor {
             key: block.key,
         });
         FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() }
-    }
-
-    /// Has a tier read a chunk into its slots.
-    fn read(&mut self, read: ReadId, tier: Below, chunk: FetchId, ctx: &mut Context<Self>) {
-        let order = self.core.wanted(chunk).map(|(fingerprint, wanted)| {
-            let places = wanted.blocks.iter().map(|block| self.block_place(block)).collect();
-            ReadOrder::new(fingerprint, wanted.chunk, places)
-        });
-        let coming = match (order, tier) {
-            (Some(Ok(order)), Below::Disk) => self.disk.as_ref().map(|disk| disk.tier.read(order)),
-            (Some(Ok(order)), Below::Object) => self.objects.as_ref().map(|objects| objects.tier.read(order)),
-            (Some(Err(error)), _) => {
-                tracing::error!(%error, "the store made an order that does not fit its memory");
-                return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Impossible });
-            }
-            (None, _) => None,
-        };
-        let coming = match coming {
-            Some(Ok(coming)) => coming,
-            Some(Err(Refused::Busy(_))) => {
-                return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
-            }
-            Some(Err(Refused::Closed(_))) | None => {
-                return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Closed });
-            }
-        };
-        let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
-            let answer = answer.map_or_else(
-                |_| {
-                    tracing::error!(?tier, "the tier's thread failed: what it read into stays unused");
-                    ReadAnswer::Lost
-                },
-                ReadAnswer::from,
-            );
-            actor.decide(Event::ReadEnded { read, answer }, ctx);
-        });
-        self.spawn(ctx, finish);
-    }
-
-    /// Has a tier write a chunk from its slots.
-    fn write(&mut self, number: WriteNumber, write: &ChunkWrite, ctx: &mut Context<Self>) {
-        let answer = match self.order_write(write) {
-            Ok(coming) => {
-                let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
-                    let is_there = matches!(answer, Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere));
-                    let answer = if is_there { Written::There } else { Written::Failed };
-                    actor.decide(Event::WriteEnded { number, answer }, ctx);
-                });
-                return self.spawn(ctx, finish);
-            }
-            Err(answer) => answer,
-        };
-        self.tell(Event::WriteEnded { number, answer });
-    }
-
-    fn order_write(&self, write: &ChunkWrite) -> Result<oneshot::Receiver<WriteAnswer>, Written> {
-        let (tier, chunk) = (write.write.tier, write.chunk.hash);
-        let order = self.write_order(write).map_err(|error| {
-            let why = match error {
-                OrderError::Misnamed { .. } => {
-                    tracing::error!(%error, ?tier, %chunk, "the store gave another chunk than it says");
-                    "misnamed"
-                }
-                _ => {
-                    tracing::warn!(%error, ?tier, %chunk, "a chunk cannot be written");
-                    "too_large"
-                }
-            };
-            if tier == Below::Disk {
-                self.count_unwritten(why);
-            }
-            Written::Failed
-        })?;
-        let ordered = match tier {
-            Below::Disk => self.disk.as_ref().map(|disk| disk.tier.write(order)),
-            Below::Object => self.objects.as_ref().map(|objects| objects.tier.write(order)),
-        };
-        match ordered {
-            Some(Ok(coming)) => Ok(coming),
-            Some(Err(Refused::Busy(_))) => Err(Written::Busy),
-            Some(Err(Refused::Closed(_))) | None => Err(Written::Closed),
-        }
-    }
-
-    pub(super) fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
-        let sources = write.blocks.iter().map(|(block, checksums)| Source {
-            place: self.block_place(block),
-            checksums: BlockChecksums {
-                whole: checksums.whole,
-                ranges: checksums.ranges.as_slice().iter().copied().collect(),
-            },
-        });
-        let order = WriteOrder::new(write.fingerprint, write.chunk, sources.collect())?;
-        Ok(if write.replaces { order.replacing() } else { order })
-    }
-
-    pub(super) fn block_place(&self, block: &BlockMove) -> BlockPlace {
-        BlockPlace {
-            slice: block.key.slice,
-            pool: block.key.pool,
-            memory: Arc::clone(self.arena.extent(block.place.extent)),
-            offset: block.place.offset,
-            bytes: block.bytes,
-            range_bytes: block.range_bytes,
-        }
     }
 
     fn tell_stale(&self, stale: Stale) {
@@ -481,21 +345,6 @@ impl From<Fetched> for Arrival {
             Fetched::Busy { retry_after_ms } => Self::Busy { retry_after_ms },
             Fetched::Failed(FetchFailure::Checksum) => Self::Damaged,
             Fetched::Failed(_) => Self::Failed,
-        }
-    }
-}
-
-impl From<disk::ReadAnswer> for ReadAnswer {
-    fn from(answer: disk::ReadAnswer) -> Self {
-        match answer {
-            disk::ReadAnswer::Here { checksums, pools, .. } => {
-                Self::Here { checksums: checksums.into_iter().map(Into::into).collect(), pools }
-            }
-            disk::ReadAnswer::NotHeld
-            | disk::ReadAnswer::OtherBlocks
-            | disk::ReadAnswer::Damaged
-            | disk::ReadAnswer::Disagrees => Self::Missing,
-            disk::ReadAnswer::Closed => Self::Closed,
         }
     }
 }

@@ -153,14 +153,20 @@ fn a_new_store_tells_the_directory_that_it_has_nothing() {
     assert!(w.is_idle());
 }
 
-#[test]
-fn what_moved_is_given_up_when_nobody_uses_it_any_more() {
+/// A chunk that is leased has moved to another actor.
+fn moved_while_leased() -> (World, u64) {
     let mut w = World::new(PEERS);
     w.put("a");
     let request = w.lease("a");
     let lease = w.leased(request).lease;
     let (fingerprint, hashes) = (w.fingerprint, vec![name("a")]);
     w.tell(Event::Moved { fingerprint, hashes });
+    (w, lease)
+}
+
+#[test]
+fn what_moved_is_given_up_when_nobody_uses_it_any_more() {
+    let (mut w, lease) = moved_while_leased();
     let held = |w: &World| w.core.store.usage().cached_chunks;
     for _ in 0..2 {
         w.now += Duration::from_millis(20);
@@ -175,12 +181,7 @@ fn what_moved_is_given_up_when_nobody_uses_it_any_more() {
 
 #[test]
 fn what_moved_and_is_used_for_long_stays() {
-    let mut w = World::new(PEERS);
-    w.put("a");
-    let request = w.lease("a");
-    let lease = w.leased(request).lease;
-    let (fingerprint, hashes) = (w.fingerprint, vec![name("a")]);
-    w.tell(Event::Moved { fingerprint, hashes });
+    let (mut w, lease) = moved_while_leased();
     for _ in 0..4 {
         w.now += Duration::from_millis(20);
         w.tell(Event::Alarm);

@@ -78,9 +78,8 @@ fn chunks_of_a_namespace_that_cannot_be_described_stay_in_memory_for_a_while() {
 fn a_tier_that_has_too_much_to_do_is_asked_again_for_the_same_chunk() {
     let mut w = described();
     w.put("bc");
-    let (number, first) = write(&mut w);
+    let ((number, first), (second, _)) = (write(&mut w), write(&mut w));
     w.tell(Event::WriteEnded { number, answer: Written::Busy });
-    let (second, _) = write(&mut w);
     assert!(w.is_idle(), "not before the next tick");
     w.pass(Duration::from_millis(50));
     let (number, again) = write(&mut w);
@@ -88,6 +87,23 @@ fn a_tier_that_has_too_much_to_do_is_asked_again_for_the_same_chunk() {
     w.tell(Event::WriteEnded { number, answer: Written::There });
     w.tell(Event::WriteEnded { number: second, answer: Written::There });
     assert_eq!(on_disk(&w), 3);
+}
+
+#[test]
+fn what_is_put_off_is_in_line_as_before() {
+    let object =
+        limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });
+    let sources = Sources { disk: None, ..BELOW };
+    let mut w =
+        World { sees_writes: true, ..World::with(StoreLimits { object, disk: None, ..limits() }, sources) };
+    w.put("abc");
+    let (number, first) = write(&mut w);
+    assert_eq!(first.chunk.hash, name("a"), "of a prompt that is not written whole the beginning is of use");
+    // As the shell does: at once, before it takes the next effect.
+    w.tell(Event::WriteEnded { number, answer: Written::Busy });
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(50));
+    assert_eq!(["a", "ab", "abc"].map(name), [(); 3].map(|()| write(&mut w).1.chunk.hash));
 }
 
 #[test]

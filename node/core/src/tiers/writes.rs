@@ -59,7 +59,8 @@ impl Writes {
 }
 
 impl Core {
-    /// Wants done what the store has for the tiers below, as far as they keep up.
+    /// Wants done what the store has for the tiers below: for each the next write, if it keeps up. The one after that follows when
+    /// this one was ordered, so that what is put off is in line as before.
     pub(crate) fn write_below(&mut self) {
         let touched = self.store.take_touched();
         if !touched.is_empty() {
@@ -79,6 +80,7 @@ impl Core {
                         let key = ChunkKey { fingerprint: write.fingerprint, hash: write.chunk.hash };
                         let number = self.writes.begin(write.write, key);
                         self.effects.push_back(Effect::Write { number, write });
+                        break;
                     }
                     MayWrite::Later => {
                         self.store.postpone_write(write.write);
