@@ -213,8 +213,8 @@ impl Store {
     /// Lets a chunk that is evicted leave by way of the tiers below, where they want it and there is room; whether it does. It
     /// is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn demote(&mut self, id: ChunkId) -> bool {
-        let wanted = [Below::Disk, Below::Object].map(|tier| self.is_wanted(tier, id, Moment::Evicted));
-        let [to_disk, to_objects] = wanted;
+        let to_disk = self.is_wanted(Below::Disk, id, Moment::Evicted);
+        let to_objects = self.is_wanted(Below::Object, id, Moment::Evicted);
         if !to_disk && !to_objects {
             return false;
         }
@@ -238,19 +238,23 @@ impl Store {
         }
     }
 
+    // Inlined, as its caller: commits, hits and evictions come by, mostly without a tier below; it was 8 % of an eviction.
+    #[inline]
     fn is_wanted(&mut self, tier: Below, id: ChunkId, moment: Moment) -> bool {
-        let chunk = self.index.get(id);
         let line = match tier {
             Below::Disk => self.disk.as_mut().map(|disk| &mut disk.line),
             Below::Object => self.object.as_mut().map(|object| &mut object.line),
         };
+        let Some(line) = line else { return false };
+        let chunk = self.index.get(id);
         let may_be_written = match tier {
             Below::Disk => chunk.belongs_on_disk(),
             Below::Object => chunk.belongs_in_objects(),
         };
-        may_be_written && line.is_some_and(|line| line.wants(chunk, moment))
+        may_be_written && line.wants(chunk, moment)
     }
 
+    #[inline]
     fn write_if_wanted(&mut self, tier: Below, id: ChunkId, moment: Moment) {
         if self.is_wanted(tier, id, moment) {
             self.wait_for_write(tier, id);
