@@ -1,9 +1,9 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
-//! The core decides; the actor tells it what happened and performs its effects (`perform`). Some decisions are
-//! still made here: `copies` decides what a commit has copied, `handoff` what is read while it is being written, `peers` what other
-//! nodes get, `device_lane` what a GPU copies, `verify` what is said to be damaged. `answer` says what a session reads, `lives` what a
-//! panic ends.
+//! The core decides; the actor tells it what happened and performs its effects (`perform`): it copies (`copies`), reads and writes
+//! tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`) and follows at theirs
+//! (`handoff`). What a GPU copies is still decided here (`device_lane`). `answer` says what a session reads, `lives` what a panic
+//! ends.
 
 mod answer;
 mod below;
@@ -17,7 +17,6 @@ mod peers;
 mod perform;
 mod siblings;
 mod traces;
-mod verify;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,12 +24,10 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
-use larder_core::cause::Cause;
-use larder_core::reports::Reports;
-use larder_core::store::ids::{SessionId, TenantId};
-use larder_core::store::{self, NamespaceFacts, Refused, StoreLimits, Usage};
-use larder_core::{Core, Event, RequestId, Sources};
-use larder_protocol::session::{Found, Leased, Lookup, Request, Reserve, Reserved, Response, Tier};
+use larder_core::store::ids::SessionId;
+use larder_core::store::{self, NamespaceFacts, StoreLimits, Usage};
+use larder_core::{Core, Event, Sources};
+use larder_protocol::session::{Found, Leased, Lookup, Request, Response, Tier};
 use tokio::sync::{mpsc, watch};
 
 use self::answer::Asked;
@@ -39,7 +36,7 @@ use self::below::Objects;
 use self::device_lane::Lane;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
-use self::handoff::Handoffs;
+use self::handoff::PeerFollowers;
 use self::lives::Lives;
 pub use self::messages::{Answer, Ask, AskNamespaces, AskReport, Close, Open, ProcessGone, ReplyTo, Report};
 use self::peers::EndedGrants;
@@ -83,12 +80,10 @@ pub struct GpuActor {
     feed: Feed,
     pending: Pending,
     ended_grants: EndedGrants,
-    /// Who follows what is being written.
-    handoffs: Handoffs,
+    /// Peers that follow what is being written.
+    followers: PeerFollowers,
     /// Which store this is, where a fault ended others.
     lives: Lives,
-    /// Who says what is damaged.
-    reports: Reports,
     /// The disk below the store, where there is one.
     disk: Option<Disk>,
     /// Why it was not opened.
@@ -131,14 +126,6 @@ pub struct Parts {
     pub object: Option<ObjectParts>,
 }
 
-/// An answer, now or later.
-enum Reply {
-    /// Here it is.
-    Now(Answer),
-    /// Bytes have to be copied, or other nodes asked, first.
-    Later,
-}
-
 impl GpuActor {
     /// An actor over an empty store; `peers` where there are other nodes.
     #[must_use]
@@ -155,7 +142,7 @@ impl GpuActor {
         };
         let (sender, receiver) = mpsc::unbounded_channel();
         Self {
-            core: Core::new(store, sources),
+            core: Core::new(store, sources, Arc::clone(&tenants)),
             arena,
             lane,
             device_lane: Lane::new(place, &device_limits),
@@ -169,69 +156,13 @@ impl GpuActor {
             peers,
             feed,
             pending: Pending::default(),
-            handoffs: Handoffs::default(),
+            followers: PeerFollowers::default(),
             lives: Lives::new(parts.lives),
-            reports: Reports::default(),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
             disk: disk.map(Disk::new),
             disk_trouble: parts.disk_trouble,
             objects: object.map(Objects::new),
         }
-    }
-
-    /// Answers what never has to wait.
-    fn answer(&mut self, session: SessionId, tenant: TenantId, request: Request) -> Result<Answer, Refused> {
-        let now = self.clock.now();
-        let response = match request {
-            Request::Register(ask) => {
-                let name = &self.tenants[usize::from(tenant.0)];
-                let registered =
-                    self.core.register(session, name, &ask.spec, &ask.slices, &ask.block_bytes)?;
-                self.metrics.know(registered.namespace, name, &registered.fingerprint.to_string());
-                Response::Registered(registered)
-            }
-            Request::Release(lease) => {
-                self.core.store.release(session, lease)?;
-                return Ok(NO_ANSWER);
-            }
-            Request::Reserve(ask) => return self.reserve(session, &ask),
-            Request::Abort(reservation) => {
-                self.core.store.abort(session, reservation)?;
-                Response::Aborted
-            }
-            Request::Pin(ask) => Response::Pinned(self.core.store.pin(
-                session,
-                ask.namespace,
-                &ask.chain,
-                ask.duration_ms,
-                now,
-            )?),
-            Request::Unpin(pin) => {
-                self.core.store.unpin(session, pin)?;
-                Response::Unpinned
-            }
-            Request::Progress(ticket) => Response::Progress(self.core.store.progress(session, ticket)?),
-            Request::LoadPages(ask) => return self.load_pages(session, ask),
-            Request::SavePages(ask) => return self.save_pages(session, ask),
-            Request::Hello(_)
-            | Request::Trace(_)
-            | Request::Commit(_)
-            | Request::HandOver(_)
-            | Request::Follow(_)
-            | Request::AskInPlace(_)
-            | Request::Lookup(_)
-            | Request::Lease(_)
-            | Request::Prefetch(_)
-            | Request::Collect(_)
-            | Request::Cancel(_)
-            | Request::RegisterTensors(_)
-            | Request::AskCopy(_)
-            | Request::ForgetCopy(_)
-            | Request::ReportDamage(_) => {
-                return Err(Refused::OutOfOrder);
-            }
-        };
-        Ok(Answer::from(response))
     }
 
     /// Counts a lookup, and records it where lookups are recorded.
@@ -240,7 +171,7 @@ impl GpuActor {
         let now = self.clock.now();
         // Whatever an engine says: sums of such numbers must not overflow.
         let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
-        let Some(usable) = self.core.store.usable(namespace, chain, prompt_tokens) else { return };
+        let Some(usable) = self.core.store().usable(namespace, chain, prompt_tokens) else { return };
         let chunk_tokens = u64::from(usable.chunk_tokens);
         let in_tier = |tier| {
             let spans = found.spans.iter().filter(|span| span.tier == tier);
@@ -269,79 +200,49 @@ impl GpuActor {
     /// Does what is due.
     fn tick(&mut self, ctx: &mut Context<Self>) {
         self.return_extents(ctx);
-        self.answer_late_followers();
         self.look_after_copies(ctx);
         self.decide(Event::Tick, ctx);
     }
 
-    /// Takes a request, and answers it unless its answer comes later.
+    /// Takes a request. Its answer is among what follows, now or later.
     fn ask(&mut self, ask: Ask, ctx: &mut Context<Self>) {
         let started = self.clock.elapsed();
-        let Ask { session, request, descriptors, reply_to, trace } = ask;
+        let Ask { session, mut request, descriptors, reply_to, trace } = ask;
         if trace.is_recorded() {
             self.describe_request(&trace, &request);
         }
         let asked = Asked { request: request.name(), reply_to, trace, started };
         #[cfg(test)]
         lives::planted();
-        let reply = match request {
-            Request::Commit(commit) => self.commit(session, &commit, asked.clone(), ctx),
-            Request::HandOver(layers) => self.hand_over(session, &layers, asked.clone(), ctx),
-            Request::Follow(follow) => self.follow(session, &follow, ctx).map(Reply::Now),
-            Request::AskInPlace(ask) => self.ask_in_place(session, ask, asked.clone()),
-            Request::Lookup(ask) => {
-                let (request, cause) = self.expect(session, &asked);
-                Ok(self.take(Event::Lookup { request, session, ask, cause }))
-            }
-            Request::Lease(ask) => {
-                let (request, cause) = self.expect(session, &asked);
-                Ok(self.take(Event::Lease { request, session, ask, cause }))
-            }
-            Request::Prefetch(ask) => {
-                let (request, cause) = self.expect(session, &asked);
-                Ok(self.take(Event::Prefetch { request, session, ask, cause }))
-            }
-            Request::Collect(ask) => {
-                let (request, _) = self.expect(session, &asked);
-                Ok(self.take(Event::Collect { request, session, ask }))
-            }
-            Request::Cancel(ticket) => {
-                self.take(Event::Cancel { session, ticket });
-                Ok(Reply::Now(NO_ANSWER))
-            }
+        match request {
             Request::RegisterTensors(ask) => {
-                self.register_tensors(session, ask, descriptors, asked.clone(), ctx)
+                if let Err(answer) = self.register_tensors(session, ask, descriptors, asked.clone(), ctx) {
+                    self.reply(asked, answer);
+                }
             }
-            Request::AskCopy(ask) => Ok(self.ask_copy(session, ask, asked.clone())),
+            Request::LoadPages(ask) => {
+                let answer = self.load_pages(session, ask).unwrap_or_else(Answer::from);
+                self.reply(asked, answer);
+            }
+            Request::SavePages(ask) => {
+                let answer = self.save_pages(session, ask).unwrap_or_else(Answer::from);
+                self.reply(asked, answer);
+            }
+            Request::AskCopy(ask) => self.ask_copy(session, ask, asked),
             Request::ForgetCopy(copy) => {
                 self.forget_copy(session, copy);
-                Ok(Reply::Now(NO_ANSWER))
+                self.reply(asked, NO_ANSWER);
             }
-            Request::ReportDamage(report) => self.report_damage(session, report, asked.clone(), ctx),
-            request => self
-                .core
-                .store
-                .tenant(session)
-                .and_then(|tenant| self.answer(session, tenant, request))
-                .map(Reply::Now),
-        };
-        self.settle(ctx);
-        match reply {
-            Ok(Reply::Later) => {}
-            Ok(Reply::Now(answer)) => self.reply(asked, answer),
-            Err(refused) => self.reply(asked, Answer::from(refused)),
+            _ => {
+                if let Request::Follow(follow) = &mut request {
+                    // What is written at this node needs nobody else.
+                    follow.writer.take_if(|writer| !self.is_elsewhere(writer));
+                }
+                let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
+                return self.decide(Event::Asked { request: number, session, ask: request, cause }, ctx);
+            }
         }
-    }
-
-    /// The number and cause of a request that the core is about to be told.
-    fn expect(&mut self, session: SessionId, asked: &Asked) -> (RequestId, Cause) {
-        (self.pending.expect(session, asked.clone()), cause_of(&asked.trace))
-    }
-
-    /// Tells the core of a request; what follows is done with the rest.
-    fn take(&mut self, event: Event) -> Reply {
-        self.tell(event);
-        Reply::Later
+        self.settle(ctx);
     }
 
     /// Counts the seconds of prefill that a hit saves.
@@ -364,23 +265,6 @@ impl GpuActor {
             extents,
         });
         Answer { response: Some(response), descriptors }
-    }
-
-    fn reserve(&mut self, session: SessionId, ask: &Reserve) -> Result<Answer, Refused> {
-        let now = self.clock.now();
-        let Reserve { namespace, ref chain, ref pools, priority, attempt } = *ask;
-        let reserved =
-            self.core.store.reserve_attempt(session, namespace, chain, pools, priority, attempt, now)?;
-        let (extents, descriptors) = self.show(&reserved.new_extents);
-        let response = Response::Reserved(Reserved {
-            reservation: reserved.reservation,
-            chunks: reserved.chunks,
-            pools: reserved.pools,
-            places: if self.core.store.trusts_engines() { reserved.places } else { Vec::new() },
-            deadline_ms: reserved.deadline.since(now),
-            extents,
-        });
-        Ok(Answer { response: Some(response), descriptors })
     }
 }
 
@@ -405,7 +289,7 @@ impl Handler<Open> for GpuActor {
 
     fn handle(&mut self, open: Open, _: &mut Self::Context) -> Self::Result {
         let bytes = open.window.as_ref().map_or(0, |window| window.bytes());
-        let session = self.core.store.open_session(open.tenant, open.process, bytes);
+        let session = self.core.open_session(open.tenant, open.process, bytes);
         if let Some(window) = open.window {
             self.windows.insert(session, window);
         }
@@ -431,9 +315,7 @@ impl Handler<Close> for GpuActor {
                 actix_rt::task::spawn_blocking(move || drop(window));
             }
             actor.pending.forget(session);
-            actor.forget_followers_of(session);
             actor.end_copies_of(session);
-            actor.reports.forget(session);
             actor.decide(Event::Closed(session), ctx);
         });
     }
@@ -443,10 +325,7 @@ impl Handler<ProcessGone> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, gone: ProcessGone, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            actor.core.store.process_gone(gone.process);
-            actor.settle(ctx);
-        });
+        self.guard(ctx, |actor, ctx| actor.decide(Event::ProcessGone(gone.process), ctx));
     }
 }
 
@@ -454,7 +333,7 @@ impl Handler<SetPolicy> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, SetPolicy(policy): SetPolicy, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, _| actor.core.store.set_policy(policy));
+        self.guard(ctx, |actor, ctx| actor.decide(Event::PolicyIs(policy), ctx));
     }
 }
 
@@ -463,15 +342,15 @@ impl Handler<AskReport> for GpuActor {
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let (device_copies, device_tier) = (self.device_lane.under_way(), self.device_lane.tier());
-        let usage = Usage { device_copies, device_tier, ..self.core.store.usage() };
+        let usage = Usage { device_copies, device_tier, ..self.core.store().usage() };
         let tenants = self.metrics.observe(&usage, self.clock.now());
-        for (tenant, (held, limit)) in self.tenants.iter().zip(self.core.store.tenant_bytes()) {
+        for (tenant, (held, limit)) in self.tenants.iter().zip(self.core.store().tenant_bytes()) {
             self.metrics.tenant_holds(tenant, held, limit);
         }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
         let closed = self.disk.as_ref().and_then(Disk::trouble);
         let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
-        Report { usage, policy: self.core.store.policy(), tokens_asked, tokens_hit, tenants, disk_trouble }
+        Report { usage, policy: self.core.store().policy(), tokens_asked, tokens_hit, tenants, disk_trouble }
     }
 }
 
@@ -479,7 +358,7 @@ impl Handler<AskNamespaces> for GpuActor {
     type Result = Vec<NamespaceFacts>;
 
     fn handle(&mut self, _: AskNamespaces, _: &mut Self::Context) -> Vec<NamespaceFacts> {
-        self.core.store.namespaces().collect()
+        self.core.store().namespaces().collect()
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod fetch;
 mod gather;
+mod handoff;
 mod locate;
 mod prefetch;
 mod recall;
@@ -60,6 +61,7 @@ pub(crate) struct Bring {
     /// What the object store was found to have, so that a lookup and the lease after it ask once.
     pub(crate) known: Known<ChunkKey>,
     meters: HashMap<Holder, Meter>,
+    followers: handoff::Followers,
     /// Peers that wait for chunks from disk.
     recalls: HashMap<FetchId, Vec<recall::Recalled>>,
     /// When chunks are ordered again whose holder was busy.
@@ -90,6 +92,7 @@ impl Bring {
             object: sources.object.map(|_| Reads::new(Below::Object)),
             known: Known::new(sources.known_chunks, LIFETIMES),
             meters: HashMap::new(),
+            followers: handoff::Followers::default(),
             recalls: HashMap::new(),
             retries: BTreeMap::new(),
             last_number: 0,

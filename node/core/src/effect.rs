@@ -2,22 +2,39 @@
 
 use std::time::Duration;
 
+use larder_protocol::checksum::BlockKey;
+use larder_protocol::handoff::Writer;
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::Class;
-use larder_protocol::session::{Found, Lookup};
+use larder_protocol::session::{Checked, Found, Lookup, Response};
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
 use crate::cause::Cause;
 use crate::directory::Page;
-use crate::event::{Below, OrderNumber, QuestionId, ReadId, RecallId, RequestId, WriteNumber};
+use crate::event::{Below, CopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, WriteNumber};
 use crate::placement::Placement;
+use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, SessionId};
-use crate::store::{Change, ChunkWrite, FetchId, Granted, Leased, Refused};
+use crate::store::{BlockMove, Change, ChunkWrite, FetchId, Granted, Leased, Refused, Told};
 
 /// Something to do. Each is handed out once, in order.
 #[derive(Debug)]
 pub enum Effect {
+    /// Answers a request.
+    Answer {
+        /// The request.
+        request: RequestId,
+        /// The answer. Where it tells the session places, the extents of these are to be added.
+        response: Response,
+        /// Those that the session sees for the first time.
+        new_extents: Vec<u32>,
+    },
+    /// A request that has no answer is done.
+    Done {
+        /// The request.
+        request: RequestId,
+    },
     /// Answers a lookup.
     Found {
         /// The request.
@@ -56,6 +73,22 @@ pub enum Effect {
         /// Why.
         refused: Refused,
     },
+    /// Copies and sums blocks: [`Event::Copied`](crate::Event::Copied) answers.
+    Copy {
+        /// Its number.
+        copy: CopyNumber,
+        /// Whose window the sources stand in; `None` where all blocks are in place.
+        session: Option<SessionId>,
+        /// What and where.
+        moves: Vec<BlockMove>,
+    },
+    /// Gives an extent new memory: [`Event::ExtentRenewed`](crate::Event::ExtentRenewed) answers.
+    Renew(u32),
+    /// Asks the node of an engine for chunks while that engine writes them: [`Event::FollowEnded`](crate::Event::FollowEnded) is
+    /// the last answer.
+    Follow(FollowOrder),
+    /// Tells a peer of what it follows.
+    TellFollower(Told),
     /// Asks which other actors of this node hold chunks: [`Event::SiblingsFound`](crate::Event::SiblingsFound) answers.
     FindSiblings {
         /// Its number.
@@ -111,8 +144,6 @@ pub enum Effect {
         /// What and where.
         write: ChunkWrite,
     },
-    /// Counts a chunk that is not written to disk, since its namespace cannot be described there.
-    NotWritten,
     /// Tells the disk that chunks on it were used in memory: they should stay there.
     Touch(Vec<ChunkKey>),
     /// Has the disk forget a chunk.
@@ -200,8 +231,51 @@ pub enum Effect {
         /// What it gets.
         granted: Granted,
     },
-    /// Counts a chunk that was wanted from elsewhere; `None`: it did not come.
+    /// A chunk in memory has other bytes than were committed under its name: it is dropped, and nobody is to read these blocks.
+    Condemned {
+        /// Who said so.
+        by: Reporter,
+        /// Its blocks.
+        keys: Vec<BlockKey>,
+    },
+    /// Counts something.
+    Count(Counted),
+}
+
+/// What is counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Counted {
+    /// A chunk was wanted from elsewhere; `None`: it did not come.
     Placed(Option<Placement>),
+    /// A chunk is not written to disk, since its namespace cannot be described there.
+    NotWritten,
+    /// So many bytes were committed.
+    Committed(u64),
+    /// So many bytes were leased while they are being written.
+    Leased(u64),
+    /// A session handed over layers: so many pieces, and their bytes.
+    Given(u64, u64),
+    /// Layers came from another node: so many pieces, and the bytes of whole chunks.
+    Came(u64, u64),
+    /// A chunk was said to be damaged; `None`: it was not verified, since too much is.
+    Reported(Reporter, Option<Checked>),
+}
+
+/// Chunks to follow at the node whose engine writes them. Where their blocks go, says [`Core::wanted`](crate::Core::wanted).
+#[derive(Debug)]
+pub struct FollowOrder {
+    /// Its number.
+    pub order: OrderNumber,
+    /// Who writes them.
+    pub writer: Writer,
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub chunks: Vec<FetchId>,
+    /// The earliest attempt that will do.
+    pub attempt: u64,
+    /// For how long the writer may be silent.
+    pub patience_ms: u64,
 }
 
 /// Chunks that another actor is asked for together. Where their blocks go, says [`Core::wanted`](crate::Core::wanted).

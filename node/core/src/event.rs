@@ -1,12 +1,14 @@
 //! What happens to a core.
 
-use larder_protocol::session::{Collect, Lease, Lookup};
+use larder_protocol::session::Request;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::cause::Cause;
 use crate::directory::{Changes, Holders};
+use crate::reports::Reporter;
 use crate::store::Checksums;
-use crate::store::ids::{ChunkKey, SessionId};
+use crate::store::ids::{ChunkKey, ProcessId, SessionId};
+use crate::store::policy::PolicyName;
 
 pub use crate::store::ids::Below;
 
@@ -31,6 +33,10 @@ pub struct ReadId(pub(crate) u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteNumber(pub(crate) u64);
 
+/// Bytes that are copied and summed. The core chooses the number, and uses none twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CopyNumber(pub(crate) u64);
+
 /// A chunk that is read from disk for a peer. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecallId(pub(crate) u64);
@@ -39,57 +45,50 @@ pub struct RecallId(pub(crate) u64);
 /// for, changes nothing.
 #[derive(Debug)]
 pub enum Event {
-    /// A session asks how much of a prompt is cached.
-    Lookup {
+    /// A session asks for something.
+    Asked {
         /// Its number.
         request: RequestId,
         /// Who asks.
         session: SessionId,
         /// What.
-        ask: Lookup,
+        ask: Request,
         /// What it belongs to.
         cause: Cause,
-    },
-    /// A session wants to read chunks.
-    Lease {
-        /// Its number.
-        request: RequestId,
-        /// Who asks.
-        session: SessionId,
-        /// What.
-        ask: Lease,
-        /// What it belongs to.
-        cause: Cause,
-    },
-    /// A session wants chunks brought, and does not wait for them.
-    Prefetch {
-        /// Its number.
-        request: RequestId,
-        /// Who asks.
-        session: SessionId,
-        /// What.
-        ask: Lookup,
-        /// What it belongs to.
-        cause: Cause,
-    },
-    /// A session wants to read what a prefetch brought.
-    Collect {
-        /// Its number.
-        request: RequestId,
-        /// Who asks.
-        session: SessionId,
-        /// What.
-        ask: Collect,
-    },
-    /// A session wants nothing more of a prefetch.
-    Cancel {
-        /// Who says so.
-        session: SessionId,
-        /// Of which.
-        ticket: u64,
     },
     /// A session ended.
     Closed(SessionId),
+    /// A process is known to be gone.
+    ProcessGone(ProcessId),
+    /// This policy is in force from now on.
+    PolicyIs(PolicyName),
+    /// A copy has ended: nothing is written to its places any more.
+    Copied {
+        /// The copy.
+        copy: CopyNumber,
+        /// What came of it.
+        answer: CopyAnswer,
+    },
+    /// An extent has new memory.
+    ExtentRenewed(u32),
+    /// Nobody on this node's side touches what an earlier life put into this extent.
+    ExtentLeft {
+        /// The extent.
+        extent: u32,
+        /// Whether engines had time enough to unmap it.
+        may_renew: bool,
+    },
+    /// Somebody says that chunks are damaged, and wants no answer.
+    Damaged {
+        /// Who says so.
+        by: Reporter,
+        /// The namespace.
+        fingerprint: Fingerprint,
+        /// The chunks.
+        hashes: Vec<ChunkHash>,
+    },
+    /// A peer lets go of what it was granted, or followed.
+    GrantEnded(u64),
     /// Which other actors of this node hold chunks.
     SiblingsFound {
         /// The question.
@@ -120,6 +119,26 @@ pub enum Event {
     },
     /// Too many orders are under way: this one was not taken.
     OrderRefused(OrderNumber),
+    /// Layers of a chunk that is followed at another node came, and are right.
+    LayersCame {
+        /// The order.
+        order: OrderNumber,
+        /// Position of the chunk in it.
+        chunk: usize,
+        /// What came.
+        layers: LayersArrived,
+    },
+    /// A chunk that is followed at another node is all here, or will not come.
+    FollowedCame {
+        /// The order.
+        order: OrderNumber,
+        /// Position of the chunk in it.
+        chunk: usize,
+        /// What came of it.
+        came: Arrival,
+    },
+    /// Nothing that is followed by this order comes any more.
+    FollowEnded(OrderNumber),
     /// A tier answered.
     ReadEnded {
         /// The read.
@@ -197,6 +216,42 @@ pub enum Arrival {
     Damaged,
     /// It did not come.
     Failed,
+}
+
+/// Layers of a block that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayersArrived {
+    /// The block, by slice, then pool.
+    pub block: usize,
+    /// Where in it they begin.
+    pub offset: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their checksum.
+    pub checksum: u64,
+}
+
+/// What came of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CopyAnswer {
+    /// The bytes are in their places: their checksums, in the order of the moves.
+    Done(Vec<Checksums>),
+    /// Too much is being copied: nothing was begun.
+    Busy,
+    /// The order does not fit its memory, which is a fault of ours: nothing was begun.
+    Impossible,
+    /// The copy thread failed.
+    Failed,
+}
+
+impl CopyAnswer {
+    /// The checksums, where there are any.
+    pub(crate) fn sums(self) -> Option<Vec<Checksums>> {
+        match self {
+            Self::Done(sums) => Some(sums),
+            Self::Busy | Self::Impossible | Self::Failed => None,
+        }
+    }
 }
 
 /// What came of a read. But for the last, nothing is written to its slots any more.

@@ -23,6 +23,7 @@
 mod announce;
 mod bring;
 pub mod cause;
+mod copies;
 pub mod directory;
 mod effect;
 mod event;
@@ -31,6 +32,7 @@ mod moved;
 pub mod placement;
 pub mod priority;
 pub mod reports;
+mod requests;
 pub mod store;
 #[cfg(test)]
 mod tests;
@@ -38,19 +40,22 @@ pub mod tiers;
 mod time;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use bring::{Offer, Sources};
-pub use effect::{Effect, FetchOrder, Started};
+pub use effect::{Counted, Effect, FetchOrder, FollowOrder, Started};
 pub use event::{
-    Announced, Arrival, Below, Description, Event, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId,
-    RequestId, WriteNumber, Written,
+    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, Event, LayersArrived, OrderNumber,
+    QuestionId, ReadAnswer, ReadId, RecallId, RequestId, WriteNumber, Written,
 };
 pub use time::Millis;
 
 use announce::Untold;
 use bring::Bring;
+use copies::Copies;
 use moved::Moved;
+use store::ids::{ProcessId, SessionId, TenantId};
 use store::{Refused, Store, StoreLimits};
 use tiers::described::Described;
 use tiers::writes::Writes;
@@ -60,9 +65,11 @@ use tiers::writes::Writes;
 pub struct Core {
     /// What it keeps.
     pub store: Store,
+    tenants: Arc<[String]>,
     bring: Bring,
     writes: Writes,
     described: Described,
+    copies: Copies,
     untold: Untold,
     moved: Moved,
     effects: VecDeque<Effect>,
@@ -71,16 +78,18 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core that has nothing, and may get chunks from these places.
+    /// A core that has nothing, may get chunks from these places, and works for tenants of these names.
     #[must_use]
-    pub fn new(limits: StoreLimits, sources: Sources) -> Self {
+    pub fn new(limits: StoreLimits, sources: Sources, tenants: Arc<[String]>) -> Self {
         let mut store = Store::new(limits);
         store.keep_journal();
         Self {
             store,
+            tenants,
             bring: Bring::new(sources),
             writes: Writes::default(),
             described: Described::default(),
+            copies: Copies::default(),
             untold: Untold::default(),
             moved: Moved::default(),
             effects: VecDeque::new(),
@@ -92,27 +101,25 @@ impl Core {
     pub fn handle(&mut self, now: Duration, event: Event) {
         self.now = self.now.max(now);
         match event {
-            Event::Lookup { request, session, ask, cause } => {
-                let done = self.lookup(request, session, ask, cause);
+            Event::Asked { request, session, ask, cause } => {
+                let done = self.asked(request, session, ask, cause);
                 self.refuse(request, done);
             }
-            Event::Lease { request, session, ask, cause } => {
-                let done = self.lease(request, session, ask, cause);
-                self.refuse(request, done);
-            }
-            Event::Prefetch { request, session, ask, cause } => {
-                let done = self.prefetch(request, session, ask, cause);
-                self.refuse(request, done);
-            }
-            Event::Collect { request, session, ask } => {
-                let done = self.collect(request, session, ask);
-                self.refuse(request, done);
-            }
-            Event::Cancel { session, ticket } => self.cancel(session, ticket),
             Event::Closed(session) => {
                 self.forget_waiting_of(session);
+                self.copies.reports.forget(session);
                 self.store.close_session(session);
             }
+            Event::ProcessGone(process) => self.store.process_gone(process),
+            Event::PolicyIs(policy) => self.store.set_policy(policy),
+            Event::Copied { copy, answer } => self.copied(copy, answer),
+            Event::ExtentRenewed(extent) => self.store.extent_renewed(extent),
+            Event::ExtentLeft { extent, may_renew } => self.extent_left(extent, may_renew),
+            Event::Damaged { by, fingerprint, hashes } => self.doubt(&by, fingerprint, hashes),
+            Event::GrantEnded(grant) => self.store.end_grant(grant),
+            Event::LayersCame { order, chunk, layers } => self.layers_came(order, chunk, layers),
+            Event::FollowedCame { order, chunk, came } => self.followed_came(order, chunk, came),
+            Event::FollowEnded(order) => self.follow_ended(order),
             Event::SiblingsFound { question, holders } => self.siblings_found(question, holders),
             Event::HoldersFound { question, holders } => self.holders_found(question, holders),
             Event::StoredFound { question, found } => self.stored_found(question, &found),
@@ -129,7 +136,9 @@ impl Core {
             Event::PageAnnounced { next } => self.page_announced(next),
             Event::Tick => {
                 self.store.tick(self.millis());
+                self.answer_late_questions();
                 self.finish_late_gathers();
+                self.answer_late_followers();
                 self.read_again();
                 self.write_again();
                 self.forget_unused();
@@ -140,6 +149,9 @@ impl Core {
         self.give_up_again();
         self.tell_changes();
         self.stop_abandoned();
+        self.tell_followers();
+        let renewals = self.store.take_renewals();
+        self.effects.extend(renewals.into_iter().map(Effect::Renew));
     }
 
     /// The next thing to do.
@@ -158,6 +170,17 @@ impl Core {
         due.into_iter().flatten().min()
     }
 
+    /// What it keeps.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Opens a session of a process that belongs to `tenant`, with a write window of so many bytes (0: none).
+    pub fn open_session(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
+        self.store.open_session(tenant, process, window_bytes)
+    }
+
     /// Says that the directory began again, and knows nothing of what is held here.
     pub fn directory_began_again(&mut self) {
         self.untold.lost();
@@ -174,10 +197,21 @@ impl Core {
         self.store = self.store.begin_anew();
         self.bring.begin_anew();
         self.writes.begin_anew();
+        self.copies.begin_anew();
         self.untold.begin_anew();
         self.moved = Moved::default();
         self.effects.clear();
         self.know_again();
+    }
+
+    /// Nobody on this node's side touches what an earlier life put into an extent: it is in use again where engines do not
+    /// either, and else gets new memory, which leaves them the old.
+    fn extent_left(&mut self, extent: u32, may_renew: bool) {
+        if self.store.is_left_by_all(extent) {
+            self.store.extent_returned(extent);
+        } else if may_renew && self.store.leave_to_engines(extent) {
+            self.effects.push_back(Effect::Renew(extent));
+        }
     }
 
     fn refuse(&mut self, request: RequestId, done: Result<(), Refused>) {

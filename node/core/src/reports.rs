@@ -46,9 +46,15 @@ impl Reporter {
 }
 
 impl Reports {
+    /// Whether as much is being verified as may be at a time, whoever asks.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.under_way >= MOST_UNDER_WAY
+    }
+
     /// Whether a chunk may be verified for `by` now.
     pub fn may_begin(&mut self, by: &Reporter, now: Millis) -> bool {
-        if self.under_way >= MOST_UNDER_WAY {
+        if self.is_full() {
             return false;
         }
         self.budget(by, now).is_some_and(|budget| budget.bytes > 0)

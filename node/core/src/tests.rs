@@ -2,6 +2,8 @@
 
 mod announced;
 mod below;
+mod copies;
+mod handoffs;
 mod histories;
 mod holders;
 mod prefetches;
@@ -10,7 +12,7 @@ mod written;
 use std::time::Duration;
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::session::{Lease, Lookup};
+use larder_protocol::session::{Lease, Lookup, Request, Response};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{Chain, ChunkHash, Fingerprint, HitPolicy, PoolSet, PoolSpec};
 use smallvec::smallvec;
@@ -21,14 +23,18 @@ use crate::event::Below;
 use crate::store::ids::{ProcessId, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{
-    Checksums, DiskStoreLimits, FetchId, Leased, ObjectStoreLimits, PeerStoreLimits, StoreLimits, WritePolicy,
+    Checksums, DiskStoreLimits, FetchId, Leased, ObjectStoreLimits, PeerStoreLimits, Refused, StoreLimits,
+    WritePolicy,
 };
 use crate::{
-    Arrival, Core, Effect, Event, FetchOrder, OrderNumber, QuestionId, ReadAnswer, ReadId, RequestId, Sources,
+    Arrival, Core, Counted, Effect, Event, FetchOrder, OrderNumber, QuestionId, ReadAnswer, ReadId,
+    RequestId, Sources,
 };
 
 /// Bytes of a block, and of its slot.
 const BLOCK: u64 = 4_096;
+
+const TENANTS: [&str; 2] = ["a", "b"];
 
 /// How long a lease waits for another node in these tests.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -121,9 +127,9 @@ impl World {
     }
 
     fn with(limits: StoreLimits, sources: Sources) -> Self {
-        let mut core = Core::new(limits, sources);
+        let mut core = Core::new(limits, sources, TENANTS.map(str::to_owned).into());
         let session = core.store.open_session(TenantId(0), ProcessId(0), 1 << 20);
-        let registered = core.register(session, "a", &spec(1), &[0], &[BLOCK]).unwrap();
+        let registered = core.register(session, &spec(1), &[0], &[BLOCK]).unwrap();
         let (namespace, fingerprint, root) = (registered.namespace, registered.fingerprint, registered.root);
         Self {
             core,
@@ -142,6 +148,39 @@ impl World {
         self.core.handle(self.now, event);
     }
 
+    fn asks(&mut self, session: SessionId, ask: Request) -> RequestId {
+        let (request, cause) = (self.request(), Cause::default());
+        self.tell(Event::Asked { request, session, ask, cause });
+        request
+    }
+
+    /// The next effect answers a request so.
+    fn answered(&mut self, of: RequestId) -> Response {
+        match self.next() {
+            Effect::Answer { request, response, .. } if request == of => response,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The next effect refuses a request.
+    fn refused(&mut self, of: RequestId) -> Refused {
+        match self.next() {
+            Effect::Refused { request, refused } if request == of => refused,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Another session of a process of its own, in the same namespace.
+    fn other_session(&mut self) -> SessionId {
+        let session = self.core.open_session(TenantId(0), ProcessId(self.requests as u32 + 1_000), 1 << 20);
+        self.core.register(session, &spec(1), &[0], &[BLOCK]).unwrap();
+        session
+    }
+
+    fn cancel(&mut self, session: SessionId, ticket: u64) {
+        self.asks(session, Request::Cancel(ticket));
+    }
+
     /// The next effect that is no counting.
     fn next(&mut self) -> Effect {
         self.poll().expect("there is something to do")
@@ -150,7 +189,8 @@ impl World {
     fn poll(&mut self) -> Option<Effect> {
         let (sees_writes, sees_news) = (self.sees_writes, self.sees_news);
         let is_seen = |effect: &Effect| match effect {
-            Effect::Placed(_) => false,
+            Effect::Count(counted) => *counted == Counted::NotWritten,
+            Effect::Knows { .. } | Effect::Done { .. } => false,
             Effect::Describe { .. } | Effect::Write { .. } | Effect::Touch(_) => sees_writes,
             Effect::TellSiblings(_) | Effect::Changed { .. } | Effect::AnnouncePage { .. } => sees_news,
             _ => true,
@@ -196,7 +236,7 @@ impl World {
     fn lease(&mut self, word: &str) -> RequestId {
         let (request, session) = (self.request(), self.session);
         let ask = Lease { namespace: self.namespace, chain: self.chain(word) };
-        self.tell(Event::Lease { request, session, ask, cause: Cause::default() });
+        self.tell(Event::Asked { request, session, ask: Request::Lease(ask), cause: Cause::default() });
         request
     }
 
@@ -215,7 +255,7 @@ impl World {
 
     fn lookup(&mut self, word: &str) -> RequestId {
         let (request, session, ask) = (self.request(), self.session, self.ask(word));
-        self.tell(Event::Lookup { request, session, ask, cause: Cause::default() });
+        self.tell(Event::Asked { request, session, ask: Request::Lookup(ask), cause: Cause::default() });
         request
     }
 

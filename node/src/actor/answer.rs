@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use larder_core::store::Refused;
 use larder_net::trace::Trace;
-use larder_protocol::session::{Busy, Extent, Refusal, RefusalCode, Response};
+use larder_protocol::handoff::InPlace;
+use larder_protocol::session::{Busy, Extent, Leased, Refusal, RefusalCode, Reserved, Response};
 
 use super::traces::describe_answer;
 use super::{Answer, GpuActor, ReplyTo};
@@ -31,6 +32,17 @@ impl GpuActor {
         if answers.send((number, answer)).is_err() {
             tracing::debug!(request, "the session ended before its answer");
         }
+    }
+
+    /// An answer that tells a session places, with what it needs to map those extents that it sees for the first time.
+    pub(super) fn show_answer(&self, mut response: Response, new_extents: &[u32]) -> Answer {
+        let (shown, descriptors) = self.show(new_extents);
+        match &mut response {
+            Response::Reserved(Reserved { extents, .. })
+            | Response::InPlace(InPlace { leased: Some(Leased { extents, .. }), .. }) => *extents = shown,
+            _ => {}
+        }
+        Answer { response: Some(response), descriptors }
     }
 
     /// What a session needs to map extents that it sees for the first time.

@@ -29,7 +29,7 @@ use larder_protocol::limits::{MAX_COPY_PAGES, MAX_SESSION_COPIES, MAX_SESSION_TE
 use larder_protocol::session::{Response, Scarce};
 
 use super::answer::Asked;
-use super::{Answer, GpuActor, Reply};
+use super::{Answer, GpuActor};
 use crate::arena::ExtentMemory;
 use crate::copy::CopyOrder;
 use crate::device_lane::{
@@ -138,10 +138,10 @@ impl GpuActor {
         descriptors: Vec<OwnedFd>,
         asked: Asked,
         ctx: &mut Context<Self>,
-    ) -> Result<Reply, Refused> {
+    ) -> Result<(), Answer> {
         let RegisterTensors { namespace, block, layout, memory } = ask;
         let block = usize::from(block);
-        let facts = self.core.store.block_facts(session, namespace, block)?;
+        let facts = self.core.store.block_facts(session, namespace, block).map_err(Answer::from)?;
         let lane = &mut self.device_lane.lane;
         let prepared = engine_memory(&memory, descriptors).and_then(|memory| {
             if lane.tensors_of(session) >= MAX_SESSION_TENSORS {
@@ -151,7 +151,7 @@ impl GpuActor {
         });
         let (memory, words) = match prepared {
             Ok(prepared) => prepared,
-            Err(refused) => return Ok(Reply::Now(Answer::from(Response::from(refused)))),
+            Err(refused) => return Err(Answer::from(Response::from(refused))),
         };
         let shared = words.host_memory();
         let answered = lane.call(move |device, regions: &mut Regions| {
@@ -166,7 +166,7 @@ impl GpuActor {
             };
             regions.register(device, session, shared, check, memory)
         });
-        let Ok(answered) = answered else { return Err(TOO_MANY_COPIES) };
+        let Ok(answered) = answered else { return Err(Answer::from(TOO_MANY_COPIES)) };
         let finish = answered.into_actor(self).map(move |known, actor: &mut Self, _| {
             let lost = || LaneRefused::from(actor.device_lane.lane.why_lost());
             let answer = match known.unwrap_or_else(|_| Err(lost())) {
@@ -178,7 +178,7 @@ impl GpuActor {
             actor.reply(asked, answer);
         });
         self.spawn(ctx, finish);
-        Ok(Reply::Later)
+        Ok(())
     }
 
     /// The device knows a session's tensors. Of one that ended meanwhile it was told behind this.
@@ -285,7 +285,7 @@ impl GpuActor {
     }
 
     /// Answers how far a copy is, now or when there are news.
-    pub(super) fn ask_copy(&mut self, session: SessionId, ask: AskCopy, asked: Asked) -> Reply {
+    pub(super) fn ask_copy(&mut self, session: SessionId, ask: AskCopy, asked: Asked) {
         let now = self.clock.now().0;
         // A session that ends waits for its answers.
         let ask = AskCopy { wait_ms: ask.wait_ms.min(MOST_WAIT_MS), ..ask };
@@ -295,7 +295,6 @@ impl GpuActor {
             let refused = LaneRefused::NoCopy { number: ask.copy };
             self.reply(asked, Answer::from(Response::from(refused)));
         }
-        Reply::Later
     }
 
     /// An extent has new memory: the device is to let go of the old.

@@ -74,9 +74,8 @@ impl GpuActor {
             );
             return;
         };
-        match self.core.know(TenantId(number as u16), &tenant, fingerprint, spec) {
-            Ok(number) => self.metrics.know(number, &tenant, &fingerprint.to_string()),
-            Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
+        if let Err(error) = self.core.know(TenantId(number as u16), fingerprint, spec) {
+            tracing::warn!(tenant, %error, "a namespace on disk cannot be used");
         }
     }
 

@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use actix::fut::ActorFuture;
 use actix::prelude::*;
-use larder_core::reports::Reports;
+use larder_core::Event;
 use pin_project_lite::pin_project;
 use tokio::sync::watch;
 
 use super::GpuActor;
-use super::handoff::Handoffs;
+use super::handoff::PeerFollowers;
 
 /// Which life an actor is in.
 pub(super) struct Lives {
@@ -94,7 +94,7 @@ impl GpuActor {
         self.lives.number += 1;
         self.lives.since = self.clock.elapsed();
         let (life, reason) = (self.lives.number, reason(panic));
-        let sessions = self.core.store.open_sessions();
+        let sessions = self.core.store().open_sessions();
         tracing::error!(
             life,
             sessions = sessions.len(),
@@ -109,8 +109,7 @@ impl GpuActor {
         self.device_lane.forget_saves();
         self.extent_changed();
         // What waits for an answer hears that nobody is there any more.
-        self.handoffs = Handoffs::default();
-        self.reports = Reports::default();
+        self.followers = PeerFollowers::default();
         self.feed.restart();
         if let Some(siblings) = &self.siblings {
             siblings.forget_all();
@@ -124,17 +123,12 @@ impl GpuActor {
     /// Gives extents back to the store that nobody can touch any more, and has those renewed that only engines keep.
     pub(super) fn return_extents(&mut self, ctx: &mut Context<Self>) {
         let may_renew = self.clock.elapsed() >= self.lives.since + UNMAP_TIME;
-        for extent in self.core.store.secluded() {
-            if !self.arena.is_unshared(extent) {
-                continue;
-            }
-            if self.core.store.is_left_by_all(extent) {
-                self.core.store.extent_returned(extent);
-            } else if may_renew && self.core.store.leave_to_engines(extent) {
-                self.renewals.push(self.arena.vacate(extent));
+        for extent in self.core.store().secluded() {
+            if self.arena.is_unshared(extent) {
+                self.tell(Event::ExtentLeft { extent, may_renew });
             }
         }
-        self.renew_extents(ctx);
+        self.settle(ctx);
     }
 }
 

@@ -19,6 +19,7 @@ use crate::directory::{AskHolders, Changed, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
     AskBlocks, FetchOrder, Fetched, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease,
+    VerifyChunks,
 };
 
 /// How an actor reaches other nodes.
@@ -140,7 +141,7 @@ impl Handler<AskPage> for GpuActor {
     type Result = Page;
 
     fn handle(&mut self, ask: AskPage, ctx: &mut Self::Context) -> Page {
-        let held = self.guard(ctx, |actor, _| actor.core.store.held_from(ask.from, PAGE_CHUNKS));
+        let held = self.guard(ctx, |actor, _| actor.core.store().held_from(ask.from, PAGE_CHUNKS));
         let (chunks, next) = held.unwrap_or_default();
         Page { chunks, next }
     }
@@ -155,12 +156,20 @@ impl Handler<GiveUp> for GpuActor {
     }
 }
 
+impl Handler<VerifyChunks> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, verify: VerifyChunks, ctx: &mut Self::Context) {
+        let VerifyChunks { by, fingerprint, hashes } = verify;
+        self.guard(ctx, |actor, ctx| actor.decide(Event::Damaged { by, fingerprint, hashes }, ctx));
+    }
+}
+
 impl StreamHandler<u64> for GpuActor {
     fn handle(&mut self, grant: u64, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
-            actor.core.store.end_grant(grant);
             actor.forget_follower(grant);
-            actor.settle(ctx);
+            actor.decide(Event::GrantEnded(grant), ctx);
         });
     }
 

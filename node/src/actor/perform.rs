@@ -8,22 +8,24 @@ use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
 use larder_core::directory::Changes;
 use larder_core::placement::Placement;
+use larder_core::reports::Reporter;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{self, FetchId, Granted, Wanted};
-use larder_core::{Arrival, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started};
+use larder_core::{Arrival, Counted, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started};
+use larder_protocol::checksum::BlockKey;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lookup, Prefetching, Response};
 use larder_protocol::table::{Holder, NodeNumber};
-use larder_protocol::{ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
 use super::answer::Asked;
 use super::traces::trace_of;
-use super::{Answer, GpuActor};
+use super::{Answer, GpuActor, NO_ANSWER};
 use crate::directory::{AskHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched, Grant};
-use crate::metrics::Placed;
+use crate::metrics::{HandedOver, Movement, Placed};
 use crate::object::metrics::Side;
 use crate::siblings::Siblings;
 
@@ -104,7 +106,6 @@ impl GpuActor {
         }
         self.pending.put_off();
         self.renew_extents(ctx);
-        self.tell_followers();
         let Some(at) = self.core.next_deadline() else { return };
         if self.pending.alarm.is_none_or(|alarm| at < alarm) {
             self.pending.alarm = Some(at);
@@ -122,6 +123,11 @@ impl GpuActor {
 
     fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
         match effect {
+            Effect::Answer { request, response, new_extents } => {
+                let answer = self.show_answer(response, &new_extents);
+                self.answer_request(request, answer);
+            }
+            Effect::Done { request } => self.answer_request(request, NO_ANSWER),
             Effect::Found { request, session, ask, mut found } => {
                 self.count_found(session, &ask, &mut found);
                 self.avoided(&ask, found.tokens);
@@ -160,7 +166,6 @@ impl GpuActor {
                 self.announce(Changes::Page(page), Event::PageAnnounced { next });
             }
             Effect::Write { number, write } => self.write(number, &write, ctx),
-            Effect::NotWritten => self.count_unwritten("undescribed"),
             Effect::Touch(keys) => _ = self.disk.as_ref().map(|disk| disk.tier.touch(keys)),
             Effect::Remove(key) => self.remove_from_disk(key),
             Effect::Disagrees { fingerprint, chunk } => self.disagrees(fingerprint, &chunk),
@@ -185,8 +190,35 @@ impl GpuActor {
                 // Whoever asked went away where there is nobody to tell: the grant ends when it is dropped.
                 let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
             }
-            Effect::Placed(placement) => self.metrics.placed_fetched(placed(placement)),
+            Effect::Copy { copy, session, moves } => self.copy(copy, session, &moves, ctx),
+            Effect::Renew(extent) => self.renewals.push(self.arena.vacate(extent)),
+            Effect::Follow(order) => self.order_follow(order, ctx),
+            Effect::TellFollower(told) => self.tell_follower(told),
+            Effect::Condemned { by, keys } => self.condemned(&by, &keys),
+            Effect::Count(counted) => self.count(counted),
         }
+    }
+
+    fn count(&self, counted: Counted) {
+        match counted {
+            Counted::Placed(placement) => self.metrics.placed_fetched(placed(placement)),
+            Counted::NotWritten => self.count_unwritten("undescribed"),
+            Counted::Committed(bytes) => self.metrics.moved(Movement::Committed, bytes),
+            Counted::Leased(bytes) => self.metrics.moved(Movement::Leased, bytes),
+            Counted::Given(pieces, bytes) => self.metrics.handed_over(HandedOver::Given, pieces, bytes),
+            Counted::Came(pieces, bytes) => self.metrics.handed_over(HandedOver::Came, pieces, bytes),
+            Counted::Reported(by, found) => self.metrics.reported(&by, found),
+        }
+    }
+
+    /// A chunk in memory is wrong: what is read from the device tier nobody verifies.
+    fn condemned(&mut self, by: &Reporter, keys: &[BlockKey]) {
+        tracing::error!(
+            chunk = %keys.first().map_or(ChunkHash([0; 32]), |key| key.hash),
+            by = by.name(),
+            "a chunk in memory has other bytes than were committed under its name: it is dropped"
+        );
+        self.drop_from_device(keys);
     }
 
     /// Adds what the device has to what a lookup found, and counts it.

@@ -2,12 +2,13 @@
 
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
+use larder_core::reports::Reporter;
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::GpuActor;
 use crate::copy::{BlockChecksums, ImportOrder, Move};
 use crate::exchange::{
-    AskBlocks, FetchChunk, FetchFailure, FetchOrder, Fetched, GiveUp, Grant, GrantedChunk,
+    AskBlocks, FetchChunk, FetchFailure, FetchOrder, Fetched, GiveUp, Grant, GrantedChunk, VerifyChunks,
 };
 
 impl GpuActor {
@@ -51,6 +52,17 @@ impl GpuActor {
         if let Some(sibling) = sibling {
             // Refused: it keeps a copy until it is evicted.
             let _ = sibling.give_up.try_send(GiveUp { fingerprint, hashes: vec![hash] });
+        }
+    }
+
+    /// Tells a sibling that chunks of its came with other bytes than it has checksums for.
+    pub(super) fn tell_sibling_damaged(&self, device: u16, fingerprint: Fingerprint, hashes: Vec<ChunkHash>) {
+        let Some(siblings) = &self.siblings else { return };
+        let by = Reporter::Sibling(siblings.device());
+        if let Some(sibling) = siblings.actor(device)
+            && sibling.verify.try_send(VerifyChunks { by, fingerprint, hashes }).is_err()
+        {
+            tracing::debug!(device, "a sibling is busy: the next who reads its chunk tells it");
         }
     }
 

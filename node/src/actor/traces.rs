@@ -15,7 +15,7 @@ impl GpuActor {
     /// What is asked.
     pub(super) fn describe_request(&self, trace: &Trace, request: &Request) {
         let chain = |namespace: u32, chain: &Chain| {
-            if let Some(fingerprint) = self.core.store.fingerprint(namespace) {
+            if let Some(fingerprint) = self.core.store().fingerprint(namespace) {
                 describe_namespace(trace, &fingerprint);
             }
             trace.count("larder.chunks", chain.hashes.len() as u64);

@@ -41,15 +41,6 @@ pub struct ActorMetrics {
     counted_unstored: u64,
 }
 
-/// What came of a report that a chunk is damaged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reported {
-    /// The node looked.
-    Checked(Checked),
-    /// It did not: too much is verified already.
-    TooMuch,
-}
-
 /// Prompt tokens that a lookup found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hit {
@@ -264,13 +255,13 @@ impl ActorMetrics {
         }
     }
 
-    /// Counts a report that a chunk is damaged.
-    pub fn reported(&self, by: &Reporter, what: Reported) {
-        let found = match what {
-            Reported::Checked(Checked::Damaged) => "damaged",
-            Reported::Checked(Checked::Right) => "right",
-            Reported::Checked(Checked::Nothing) => "nothing",
-            Reported::TooMuch => "not_examined",
+    /// Counts a report that a chunk is damaged, and what was found; `None`: too much is verified already.
+    pub fn reported(&self, by: &Reporter, found: Option<Checked>) {
+        let found = match found {
+            Some(Checked::Damaged) => "damaged",
+            Some(Checked::Right) => "right",
+            Some(Checked::Nothing) => "nothing",
+            None => "not_examined",
         };
         if let Some(counter) = self.reports.get(&(by.name(), found)) {
             counter.inc();

@@ -12,7 +12,7 @@ use larder_protocol::table::{Holder, NodeNumber};
 use crate::Core;
 use crate::cause::Cause;
 use crate::directory::Holders;
-use crate::effect::{Effect, FetchOrder};
+use crate::effect::{Counted, Effect, FetchOrder};
 use crate::event::Below;
 use crate::event::{Arrival, OrderNumber};
 use crate::loading::Meter;
@@ -91,6 +91,36 @@ impl Fetch {
     pub(crate) fn bytes(&self) -> u64 {
         self.wanted.blocks.iter().map(|block| block.bytes).sum()
     }
+
+    /// It is followed: it comes by this order, and from nowhere else, or from disk.
+    pub(super) fn is_followed_by(&mut self, order: Option<OrderNumber>) {
+        (self.order, self.is_asked_again, self.is_object_asked) = (order, order.is_some(), order.is_some());
+    }
+
+    /// Whether it is asked for by this order.
+    pub(super) fn is_in(&self, order: OrderNumber) -> bool {
+        self.order == Some(order)
+    }
+}
+
+impl Order {
+    /// Of chunks that the node of an engine sends as that engine writes them.
+    pub(super) fn of_follow(chunks: Vec<FetchId>) -> Self {
+        Self { holder: None, awaited: chunks.clone(), chunks, class: Class::Decode }
+    }
+
+    pub(super) fn is_follow(&self) -> bool {
+        self.holder.is_none()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// The chunk at a position of an order to follow.
+    pub(super) fn followed(&self, position: usize) -> Option<FetchId> {
+        self.chunks.get(position).copied().filter(|_| self.is_follow())
+    }
 }
 
 impl Core {
@@ -98,60 +128,6 @@ impl Core {
     #[must_use]
     pub fn wanted(&self, id: FetchId) -> Option<(Fingerprint, &Wanted)> {
         self.bring.fetches.get(&id).map(|fetch| (fetch.fingerprint, &fetch.wanted))
-    }
-
-    /// Takes over chunks that the node of an engine sends as that engine writes them, or else nobody; and chunks that are on
-    /// disk. The order of the first; [`Core::follow_ended`] must follow for each of them.
-    pub fn follow(&mut self, now: Duration, fingerprint: Fingerprint, coming: Vec<Wanted>) -> OrderNumber {
-        self.now = self.now.max(now);
-        let order = OrderNumber(self.bring.next_number());
-        let chunks: Vec<FetchId> = coming.iter().map(|wanted| wanted.fetch).collect();
-        for wanted in coming {
-            let (id, holders) = (wanted.fetch, Holders::default());
-            let fetch =
-                Fetch::new(wanted, fingerprint, Class::Decode, holders, Duration::MAX, Cause::default());
-            let fetch = Fetch { is_asked_again: true, is_object_asked: true, order: Some(order), ..fetch };
-            self.bring.fetches.insert(id, fetch);
-        }
-        let awaited = chunks.clone();
-        self.bring.orders.insert(order, Order { holder: None, chunks, awaited, class: Class::Decode });
-        order
-    }
-
-    /// Reads from disk what a follow finds there.
-    pub fn read_followed(&mut self, now: Duration, fingerprint: Fingerprint, on_disk: Vec<Wanted>) {
-        self.now = self.now.max(now);
-        let mut ids = Vec::with_capacity(on_disk.len());
-        for wanted in on_disk {
-            ids.push(wanted.fetch);
-            let (id, holders) = (wanted.fetch, Holders::default());
-            let fetch =
-                Fetch::new(wanted, fingerprint, Class::Decode, holders, Duration::MAX, Cause::default());
-            self.bring.fetches.insert(id, fetch);
-        }
-        self.read_from(Below::Disk, ids);
-    }
-
-    /// What is to come of a chunk from its writer's node has come, to stay, or will not come.
-    pub fn follow_ended(&mut self, order: OrderNumber, id: FetchId, came: Option<Came>) {
-        let fetch = self.bring.fetches.get(&id);
-        if fetch.is_none_or(|fetch| fetch.order != Some(order)) {
-            return;
-        }
-        match came {
-            Some(came) => {
-                self.bring.fetches.remove(&id);
-                self.effects.push_back(Effect::Placed(Some(Placement::Replicate)));
-                // The next turn of a conversation begins with what this one was handed: it stays.
-                self.end_fetch(id, Some(came), Some(ChangeKind::Gained));
-            }
-            None => self.did_not_come(id),
-        }
-    }
-
-    /// Nothing of a follow's order is to come any more.
-    pub fn follow_closed(&mut self, order: OrderNumber) {
-        self.bring.orders.remove(&order);
     }
 
     /// An engine stands still until this chunk is there.
@@ -403,14 +379,14 @@ impl Core {
             Placement::Replicate => Some(ChangeKind::Gained),
             Placement::Pass => None,
         };
-        self.effects.push_back(Effect::Placed(Some(placement)));
+        self.count(Counted::Placed(Some(placement)));
         self.end_fetch(id, Some(came), kept);
     }
 
     /// A chunk will not come.
     pub(crate) fn did_not_come(&mut self, id: FetchId) {
         if self.bring.fetches.remove(&id).is_some() {
-            self.effects.push_back(Effect::Placed(None));
+            self.count(Counted::Placed(None));
             self.end_fetch(id, None, None);
         }
     }

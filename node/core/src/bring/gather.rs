@@ -229,6 +229,7 @@ impl Core {
     pub(crate) fn forget_waiting_of(&mut self, session: SessionId) {
         self.bring.waiting.retain(|_, waiting| waiting.session != session);
         self.bring.questions.retain(|_, question| question.session() != Some(session));
+        self.forget_followers_of(session);
     }
 
     /// Stops what is on its way for nobody.

@@ -1,5 +1,7 @@
 //! Where chunks are that this actor does not have: its siblings, peers by the directory, then the object store for the rest.
 
+use std::time::Duration;
+
 use larder_protocol::session::{Lease, Lookup, Tier};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{Chain, ChunkRef, Fingerprint};
@@ -43,6 +45,8 @@ pub(super) struct Question {
     missing: Missing,
     located: Located,
     asks: Asks,
+    /// When whoever is asked counts as having said nothing.
+    until: Duration,
 }
 
 /// What is to be done when it is known where chunks are.
@@ -156,7 +160,8 @@ impl Core {
     /// Finds out where the missing chunks are, and goes on with what that is for.
     pub(super) fn locate(&mut self, purpose: Purpose, missing: Missing, cause: Cause) {
         let located = Located { positions: missing.positions.clone(), ..Located::default() };
-        let mut question = Question { purpose, cause, missing, located, asks: Asks::Siblings };
+        let until = Duration::ZERO;
+        let mut question = Question { purpose, cause, missing, located, asks: Asks::Siblings, until };
         let Some((fingerprint, chunks)) = self.chunks_of(&question, 0..question.located.positions.len())
         else {
             return self.located(question);
@@ -190,6 +195,7 @@ impl Core {
             missing: Missing::default(),
             located: Located::default(),
             asks: Asks::Directory,
+            until: Duration::ZERO,
         });
         self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
     }
@@ -300,6 +306,21 @@ impl Core {
         }
     }
 
+    /// Goes on without those who did not answer in time, whatever keeps them from it.
+    pub(crate) fn answer_late_questions(&mut self) {
+        let late = self.bring.questions.iter().filter(|(_, question)| question.until <= self.now);
+        let mut late: Vec<QuestionId> = late.map(|(&number, _)| number).collect();
+        late.sort_unstable();
+        for number in late {
+            match self.bring.questions.get(&number).map(|question| &question.asks) {
+                Some(Asks::Siblings) => self.siblings_found(number, Vec::new()),
+                Some(Asks::Directory) => self.holders_found(number, Vec::new()),
+                Some(Asks::Objects(_)) => self.stored_found(number, &[]),
+                None => {}
+            }
+        }
+    }
+
     fn found_again(&mut self, ids: Vec<FetchId>, holders: Vec<Holders>) {
         for (id, holders) in ids.iter().zip(holders) {
             let Some(fetch) = self.bring.fetches.get_mut(id) else { continue };
@@ -322,7 +343,8 @@ impl Core {
 
     fn ask(&mut self, question: Question) -> QuestionId {
         let number = QuestionId(self.bring.next_number());
-        self.bring.questions.insert(number, question);
+        let until = self.now + self.bring.load_deadline();
+        self.bring.questions.insert(number, Question { until, ..question });
         number
     }
 

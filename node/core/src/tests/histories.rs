@@ -91,7 +91,7 @@ impl History {
         let mut history = Self {
             seed,
             random: fastrand::Rng::with_seed(seed),
-            core: Core::new(limits, sources),
+            core: Core::new(limits, sources, TENANTS.map(str::to_owned).into()),
             now: Duration::ZERO,
             spaces: Vec::new(),
             sessions: Vec::new(),
@@ -114,9 +114,7 @@ impl History {
         let process = ProcessId(self.processes);
         let session = self.core.store.open_session(TenantId(tenant), process, 1 << 20);
         for pages in [1, 2] {
-            let tenant_name = ["a", "b"][usize::from(tenant)];
-            let known =
-                self.core.register(session, tenant_name, &spec(pages), &[0], &[pages * BLOCK]).unwrap();
+            let known = self.core.register(session, &spec(pages), &[0], &[pages * BLOCK]).unwrap();
             if self.spaces.iter().all(|space| space.fingerprint != known.fingerprint) {
                 let (fingerprint, root, namespace) = (known.fingerprint, known.root, known.namespace);
                 self.spaces.push(Space { tenant, fingerprint, root, namespace });
@@ -152,7 +150,11 @@ impl History {
                     }
                 }
                 Effect::Leased { request, leased } => self.leased(request, &leased),
-                Effect::Refused { request, .. } => _ = self.answer(request),
+                Effect::Refused { request, .. } | Effect::Done { request } => _ = self.answer(request),
+                Effect::Renew(extent) => {
+                    self.memory.retain(|&(of, _), _| of != extent);
+                    self.core.handle(self.now, Event::ExtentRenewed(extent));
+                }
                 Effect::FindSiblings { question, chunks, .. } => {
                     self.open.push(Open::Siblings(question, chunks.len()));
                 }
@@ -180,10 +182,6 @@ impl History {
                 }
                 _ => {}
             }
-        }
-        for extent in self.core.store.take_renewals() {
-            self.memory.retain(|&(of, _), _| of != extent);
-            self.core.store.extent_renewed(extent);
         }
     }
 
@@ -322,10 +320,7 @@ impl History {
 
     fn ask(&mut self, session: SessionId, tenant: u16) {
         let (space, chain) = self.prompt(tenant);
-        self.last_request += 1;
-        let (request, cause) = (RequestId(self.last_request), Cause::default());
-        let asked = (session, chain.hashes.clone(), space.fingerprint, self.now);
-        self.requests.insert(request, asked);
+        let hashes = chain.hashes.clone();
         let lookup = |chain| Lookup {
             namespace: space.namespace,
             chain,
@@ -336,15 +331,19 @@ impl History {
             pin_ms: None,
             prefill_tokens_per_second: None,
         };
-        let event = match self.random.u8(..3) {
-            0 => Event::Lookup { request, session, ask: lookup(chain), cause },
-            1 => Event::Prefetch { request, session, ask: lookup(chain), cause },
-            _ => {
-                let ask = Lease { namespace: space.namespace, chain };
-                Event::Lease { request, session, ask, cause }
-            }
+        let ask = match self.random.u8(..3) {
+            0 => Request::Lookup(lookup(chain)),
+            1 => Request::Prefetch(lookup(chain)),
+            _ => Request::Lease(Lease { namespace: space.namespace, chain }),
         };
-        self.tell(event);
+        self.asks(session, hashes, space.fingerprint, ask);
+    }
+
+    fn asks(&mut self, session: SessionId, hashes: Vec<ChunkHash>, fingerprint: Fingerprint, ask: Request) {
+        self.last_request += 1;
+        let (request, cause) = (RequestId(self.last_request), Cause::default());
+        self.requests.insert(request, (session, hashes, fingerprint, self.now));
+        self.tell(Event::Asked { request, session, ask, cause });
     }
 
     fn collect_or_cancel(&mut self, at: usize) {
@@ -355,13 +354,10 @@ impl History {
         let (ticket, hashes, fingerprint) = live.tickets.swap_remove(self.random.usize(..live.tickets.len()));
         let session = live.session;
         if self.random.u8(..3) == 0 {
-            return self.tell(Event::Cancel { session, ticket });
+            return self.asks(session, Vec::new(), fingerprint, Request::Cancel(ticket));
         }
         let wait = [Wait::BestEffort, Wait::Complete, Wait::TimeoutMs(30)][self.random.usize(..3)];
-        self.last_request += 1;
-        let request = RequestId(self.last_request);
-        self.requests.insert(request, (session, hashes, fingerprint, self.now));
-        self.tell(Event::Collect { request, session, ask: Collect { ticket, wait } });
+        self.asks(session, hashes, fingerprint, Request::Collect(Collect { ticket, wait }));
     }
 
     /// Answers an effect, whichever; always well where that is wanted.
@@ -489,7 +485,8 @@ impl History {
     /// Answers all questions, and the rest where that is wanted; time passes, and what that brought is answered too.
     fn end(&mut self, answers_all: bool) {
         self.answer_open(answers_all);
-        for _ in 0..2 {
+        // Siblings, directory, object store, and what they hold: each may take as long as it may.
+        for _ in 0..5 {
             self.now += DEADLINE + Duration::from_millis(1);
             self.tell(Event::Tick);
         }
@@ -499,10 +496,9 @@ impl History {
 
     fn answer_open(&mut self, answers_all: bool) {
         for _ in 0..1_000 {
-            let is_question = |open: &Open| {
-                matches!(open, Open::Siblings(..) | Open::Directory(..) | Open::Objects(..) | Open::Write(..))
-            };
-            match self.open.iter().position(|open| answers_all || is_question(open)) {
+            // A lease holds its write's memory; nobody waits for it.
+            let is_write = |open: &Open| matches!(open, Open::Write(..));
+            match self.open.iter().position(|open| answers_all || is_write(open)) {
                 Some(at) => self.answer_effect(at, true),
                 None => break,
             }

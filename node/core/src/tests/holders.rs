@@ -169,14 +169,14 @@ fn the_only_copy_moves_here_and_of_two_copies_none() {
         moved.iter().map(|&Change { kind, .. }| kind).collect::<Vec<_>>(),
         [ChangeKind::MovedFrom(node(2))]
     );
-    assert!(matches!(w.core.poll_effect(), Some(Effect::Placed(Some(Placement::Migrate)))));
+    assert!(matches!(w.core.poll_effect(), Some(Effect::Count(Counted::Placed(Some(Placement::Migrate))))));
     assert!(matches!(w.next(), Effect::Leased { .. }));
     w.lease("b");
     w.directory_says(&[&[2, 3]]);
     let asked = w.fetch();
     w.ended(asked.order, vec![here(1)]);
     assert_eq!(w.core.store.take_changes(), []);
-    assert!(matches!(w.core.poll_effect(), Some(Effect::Placed(Some(Placement::Pass)))));
+    assert!(matches!(w.core.poll_effect(), Some(Effect::Count(Counted::Placed(Some(Placement::Pass))))));
 }
 
 #[test]
@@ -258,27 +258,23 @@ fn after_a_fault_answers_to_the_life_before_mean_nothing() {
 }
 
 #[test]
-fn a_writer_that_dies_leaves_nothing_of_a_hand_over_under_way() {
+fn a_directory_that_never_answers_keeps_nobody_waiting_and_one_that_is_late_means_nothing() {
     let mut w = World::new(PEERS);
-    let chain = w.chain("ab");
-    let ask = crate::store::FollowRequest {
-        namespace: w.namespace,
-        chain: &chain,
-        from_peer: true,
-        attempt: 1,
-        patience_ms: 1_000,
+    w.put("a");
+    let (lookup, lease) = (w.lookup("ab"), w.lease("ab"));
+    let ask = |w: &mut World| match w.next() {
+        Effect::FindHolders { question, .. } => question,
+        other => panic!("{other:?}"),
     };
-    let started = w.core.store.follow(w.session, ask, crate::Millis(0)).unwrap();
-    let ids: Vec<FetchId> = started.wanted.iter().map(|wanted| wanted.fetch).collect();
-    assert_eq!(ids.len(), 2);
-    let order = w.core.follow(w.now, w.fingerprint, started.wanted);
-    w.core.follow_ended(OrderNumber(order.0 + 1), ids[0], None);
-    assert_eq!(w.core.store.usage().fetches, 2, "another order says nothing of these");
-    for &id in &ids {
-        w.core.follow_ended(order, id, None);
+    let questions = [ask(&mut w), ask(&mut w)];
+    w.pass(DEADLINE - Duration::from_millis(1));
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(1));
+    let Effect::Found { request, found, .. } = w.next() else { panic!("it has waited long enough") };
+    assert_eq!((request, found.tokens), (lookup, 16));
+    assert_eq!(w.leased(lease).chunks, 1);
+    for question in questions {
+        w.tell(Event::HoldersFound { question, holders: vec![of(&[2])] });
     }
-    w.core.follow_closed(order);
-    assert_eq!(w.core.store.usage().fetches, 0);
-    w.tell(Event::Closed(w.session));
     assert!(w.is_at_rest());
 }

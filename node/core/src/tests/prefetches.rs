@@ -9,7 +9,7 @@ impl World {
     /// Begins to prefetch a prompt whose chunks other nodes hold; the ticket, and what is asked for.
     fn prefetch(&mut self, word: &str, holders: &[&[u16]]) -> (u64, Asked) {
         let (request, session, ask) = (self.request(), self.session, self.ask(word));
-        self.tell(Event::Prefetch { request, session, ask, cause: Cause::default() });
+        self.tell(Event::Asked { request, session, ask: Request::Prefetch(ask), cause: Cause::default() });
         self.directory_says(holders);
         let asked = self.fetch();
         let Effect::Prefetching { started: Ok(started), .. } = self.next() else { panic!("it has begun") };
@@ -17,9 +17,7 @@ impl World {
     }
 
     fn collect(&mut self, ticket: u64, wait: Wait) -> RequestId {
-        let (request, session) = (self.request(), self.session);
-        self.tell(Event::Collect { request, session, ask: Collect { ticket, wait } });
-        request
+        self.asks(self.session, Request::Collect(Collect { ticket, wait }))
     }
 }
 
@@ -76,9 +74,9 @@ fn a_prefetch_that_is_cancelled_is_stopped_and_leaves_nothing() {
     let mut w = World::new(PEERS);
     let (ticket, asked) = w.prefetch("ab", &[&[2], &[2]]);
     let stranger = w.core.store.open_session(TenantId(0), ProcessId(1), 1 << 20);
-    w.tell(Event::Cancel { session: stranger, ticket });
+    w.cancel(stranger, ticket);
     assert!(w.is_idle(), "it is not its own");
-    w.tell(Event::Cancel { session: w.session, ticket });
+    w.cancel(w.session, ticket);
     assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order));
     w.ended(asked.order, vec![Arrival::Failed, Arrival::Failed]);
     assert!(w.is_at_rest());
@@ -91,7 +89,7 @@ fn an_order_goes_on_as_long_as_somebody_waits_for_a_chunk_of_it() {
     let request = w.lease("a");
     w.directory_says(&[&[2]]);
     assert!(matches!(w.next(), Effect::Hurry(order) if order == asked.order), "a lease is more urgent");
-    w.tell(Event::Cancel { session: w.session, ticket });
+    w.cancel(w.session, ticket);
     assert!(w.is_idle(), "the lease waits for one of its chunks");
     w.ended(asked.order, vec![here(1), Arrival::Failed]);
     assert_eq!(w.leased(request).chunks, 1);
@@ -126,7 +124,7 @@ fn what_is_computed_sooner_than_it_comes_is_not_brought() {
     // Node 2 delivers a block a second; a chunk of 16 tokens is computed in a millisecond.
     let ask = Lookup { prefill_tokens_per_second: Some(16_000.0), ..w.ask("abc") };
     let (request, session) = (w.request(), w.session);
-    w.tell(Event::Prefetch { request, session, ask, cause: Cause::default() });
+    w.tell(Event::Asked { request, session, ask: Request::Prefetch(ask), cause: Cause::default() });
     w.directory_says(&[&[2], &[2]]);
     let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
     assert_eq!((started.tokens, started.tokens_to_recompute), (16, 32));

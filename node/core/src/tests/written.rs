@@ -64,9 +64,9 @@ fn chunks_of_a_namespace_that_cannot_be_described_stay_in_memory_for_a_while() {
     let mut w = world(DISK);
     w.put("a");
     describe(&mut w, Description::Failed);
-    assert!(matches!(w.next(), Effect::NotWritten));
+    assert!(matches!(w.next(), Effect::Count(Counted::NotWritten)));
     w.put("b");
-    assert!(matches!(w.next(), Effect::NotWritten));
+    assert!(matches!(w.next(), Effect::Count(Counted::NotWritten)));
     assert!(w.is_idle());
     w.pass(Duration::from_secs(10));
     w.put("c");
@@ -196,14 +196,14 @@ fn the_disk_forgets_what_disagrees_with_what_is_known() {
 fn a_description_that_is_of_no_use_is_deleted_and_written_again_when_it_is() {
     let mut w = described();
     let (other, fingerprint) = (spec(2), spec(2).fingerprint("a"));
-    w.core.know(TenantId(0), "a", fingerprint, other.clone()).unwrap();
+    w.core.know(TenantId(0), fingerprint, other.clone()).unwrap();
     w.pass(Duration::from_secs(120));
     assert!(w.is_idle(), "who knows what else is on disk");
     w.tell(Event::Recovered { held: Vec::new(), is_all: true });
     w.pass(Duration::from_millis(50));
     let Effect::ForgetDescriptions(unused) = w.next() else { panic!("it is of no use") };
     assert_eq!(unused, [fingerprint]);
-    let registered = w.core.register(w.session, "a", &other, &[0], &[2 * BLOCK]).unwrap();
+    let registered = w.core.register(w.session, &other, &[0], &[2 * BLOCK]).unwrap();
     (w.namespace, w.root, w.fingerprint) = (registered.namespace, registered.root, fingerprint);
     w.put("z");
     assert!(w.is_idle(), "it is being deleted");
@@ -220,7 +220,9 @@ fn a_new_store_knows_what_is_described_and_hears_nothing_of_old_writes() {
     w.put("b");
     let (number, _) = write(&mut w);
     w.core.begin_anew();
-    let Effect::Knows { fingerprint, tenant_name, .. } = w.next() else { panic!("it is described") };
+    let Some(Effect::Knows { fingerprint, tenant_name, .. }) = w.core.poll_effect() else {
+        panic!("it is described")
+    };
     assert_eq!((fingerprint, &*tenant_name), (w.fingerprint, "a"));
     w.tell(Event::WriteEnded { number, answer: Written::There });
     let chain = w.chain("a");

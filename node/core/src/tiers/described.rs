@@ -26,7 +26,6 @@ pub(crate) struct Described {
 #[derive(Debug)]
 struct Namespace {
     tenant: TenantId,
-    tenant_name: String,
     spec: NamespaceSpec,
     state: State,
 }
@@ -62,43 +61,55 @@ impl Core {
     ///
     /// # Errors
     /// [`Refused`]
-    pub fn register(
+    pub(crate) fn register(
         &mut self,
         session: SessionId,
-        tenant_name: &str,
         spec: &NamespaceSpec,
         slices: &[u16],
         block_bytes: &[u64],
     ) -> Result<Registered, Refused> {
         let tenant = self.store.tenant(session)?;
-        let registered = self.store.register(session, tenant_name, spec, slices, block_bytes)?;
+        let tenant_name = self.tenant_name(tenant);
+        let registered = self.store.register(session, &tenant_name, spec, slices, block_bytes)?;
+        let Registered { namespace, fingerprint, .. } = registered;
+        self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
         if self.bring.sources.disk.is_some() {
-            let namespace = || Namespace {
-                tenant,
-                tenant_name: tenant_name.to_owned(),
-                spec: spec.clone(),
-                state: State::Missing,
-            };
+            let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
             self.described.known.entry(registered.fingerprint).or_insert_with(namespace);
         }
         Ok(registered)
     }
 
-    /// Makes a namespace known that is described on disk, before any session names it; its number.
+    /// Makes a namespace known that is described on disk, before any session names it.
     ///
     /// # Errors
     /// [`Refused`] where it does not fit this node.
     pub fn know(
         &mut self,
         tenant: TenantId,
-        tenant_name: &str,
         fingerprint: Fingerprint,
         spec: NamespaceSpec,
-    ) -> Result<u32, Refused> {
-        let number = self.store.know(tenant, tenant_name, &spec)?;
-        let namespace = Namespace { tenant, tenant_name: tenant_name.to_owned(), spec, state: State::There };
+    ) -> Result<(), Refused> {
+        self.know_in_store(tenant, fingerprint, &spec)?;
+        let namespace = Namespace { tenant, spec, state: State::There };
         self.described.known.entry(fingerprint).or_insert(namespace);
-        Ok(number)
+        Ok(())
+    }
+
+    fn know_in_store(
+        &mut self,
+        tenant: TenantId,
+        fingerprint: Fingerprint,
+        spec: &NamespaceSpec,
+    ) -> Result<(), Refused> {
+        let tenant_name = self.tenant_name(tenant);
+        let namespace = self.store.know(tenant, &tenant_name, spec)?;
+        self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
+        Ok(())
+    }
+
+    fn tenant_name(&self, tenant: TenantId) -> String {
+        self.tenants.get(usize::from(tenant.0)).cloned().unwrap_or_default()
     }
 
     /// Chunks were found on disk.
@@ -138,7 +149,8 @@ impl Core {
             State::Failed(until) if now < until => return MayWrite::Never,
             State::Missing | State::Failed(_) => namespace.state = State::UnderWay,
         }
-        let (tenant_name, spec) = (namespace.tenant_name.clone(), namespace.spec.clone());
+        let (tenant, spec) = (namespace.tenant, namespace.spec.clone());
+        let tenant_name = self.tenant_name(tenant);
         self.effects.push_back(Effect::Describe { fingerprint, tenant_name, spec });
         MayWrite::Later
     }
@@ -171,14 +183,13 @@ impl Core {
     pub(crate) fn know_again(&mut self) {
         self.described.is_recovered = false;
         self.described.known.retain(|_, namespace| namespace.state == State::There);
-        let mut known: Vec<_> = self.described.known.iter().collect();
-        known.sort_unstable_by_key(|(fingerprint, _)| **fingerprint);
-        for (&fingerprint, Namespace { tenant, tenant_name, spec, .. }) in known {
+        let known = self.described.known.iter();
+        let mut known: Vec<_> =
+            known.map(|(&name, known)| (name, known.tenant, known.spec.clone())).collect();
+        known.sort_unstable_by_key(|&(fingerprint, ..)| fingerprint);
+        for (fingerprint, tenant, spec) in known {
             // It fitted the store before.
-            if let Ok(namespace) = self.store.know(*tenant, tenant_name, spec) {
-                let tenant_name = tenant_name.clone();
-                self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
-            }
+            let _ = self.know_in_store(tenant, fingerprint, &spec);
         }
     }
 }

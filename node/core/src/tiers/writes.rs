@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::Core;
-use crate::effect::Effect;
+use crate::effect::{Counted, Effect};
 use crate::event::{Below, WriteNumber, Written};
 use crate::store::WriteId;
 use crate::store::ids::ChunkKey;
@@ -89,7 +89,7 @@ impl Core {
                     // It stays in memory, and has another chance when it is evicted.
                     MayWrite::Never => {
                         self.store.written(write.write, false);
-                        self.effects.push_back(Effect::NotWritten);
+                        self.count(Counted::NotWritten);
                     }
                 }
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use actix::prelude::*;
+use larder_core::Event;
 use larder_core::reports::Reporter;
 use larder_core::store::ids::SessionId;
 use larder_device::{BlockMove, DeviceError, Direction, Order, Place, Work};
@@ -12,7 +13,6 @@ use larder_protocol::session::{Found, Lookup, Span, Tier};
 use super::{GpuActor, Held, HeldBy, Lane, Wanted};
 use crate::arena::ExtentMemory;
 use crate::copy::{BlockChecksums, CopyOrder, Move};
-use crate::exchange::VerifyChunks;
 
 impl GpuActor {
     /// Tells of what was found on the host which chunks the device tier has too, in all their blocks.
@@ -78,7 +78,7 @@ impl GpuActor {
             actor.promote(load, right.into_iter().map(|(wanted, _)| wanted).collect());
             for (Wanted { key, .. }, _) in wrong {
                 let (by, fingerprint, hashes) = (Reporter::DeviceLane, key.fingerprint, vec![key.hash]);
-                actor.verify_chunks(VerifyChunks { by, fingerprint, hashes }, ctx);
+                actor.tell(Event::Damaged { by, fingerprint, hashes });
             }
             actor.settle(ctx);
         });

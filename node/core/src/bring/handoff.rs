@@ -1,0 +1,245 @@
+//! Hand-overs: chunks that are followed while they are being written, here or at another node.
+//!
+//! A session that follows asks how far its chunks are, and is answered when there are news or it has waited long enough. What
+//! another node's engine writes, that node is asked for once: it sends layers as it has them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use larder_protocol::handoff::{AskInPlace, Follow, InPlace, Writer};
+use larder_protocol::limits::MAX_FETCH_CHUNKS;
+use larder_protocol::peer::Class;
+use larder_protocol::session::{Leased, Response};
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use super::Fetch;
+use super::fetch::Order;
+use crate::Core;
+use crate::cause::Cause;
+use crate::directory::Holders;
+use crate::effect::{Counted, Effect, FollowOrder};
+use crate::event::{Arrival, Below, LayersArrived, OrderNumber, RequestId};
+use crate::placement::Placement;
+use crate::store::ids::SessionId;
+use crate::store::{
+    Came, ChangeKind, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, Refused, Source,
+    Wanted,
+};
+
+/// Sessions that wait for news, by follow. As many as they have requests under way, which each session bounds.
+#[derive(Debug, Default)]
+pub(super) struct Followers(HashMap<u64, Vec<Follower>>);
+
+#[derive(Debug)]
+struct Follower {
+    session: SessionId,
+    request: RequestId,
+    ask: AskInPlace,
+    until: Duration,
+}
+
+impl Core {
+    /// Starts to follow chunks, and has those come that another node's engine writes.
+    pub(crate) fn follow(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Follow,
+    ) -> Result<(), Refused> {
+        let Follow { namespace, chain, writer, attempt, patience_ms } = ask;
+        let (patience_ms, now) = (patience_ms.min(MOST_PATIENCE_MS), self.millis());
+        let asked =
+            FollowRequest { namespace, chain: &chain, from_peer: writer.is_some(), attempt, patience_ms };
+        let FollowStarted { follow, wanted } = self.store.follow(session, asked, now)?;
+        self.answer(request, Response::Following(follow));
+        let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
+        let (coming, on_disk): (Vec<Wanted>, Vec<Wanted>) =
+            wanted.into_iter().partition(|wanted| wanted.from == Source::Peer);
+        let on_disk = on_disk.into_iter().map(|wanted| self.fetch_followed(wanted, fingerprint, None));
+        let on_disk = on_disk.collect();
+        self.read_from(Below::Disk, on_disk);
+        let mut coming = coming.into_iter().peekable();
+        while let Some(writer) = writer.as_ref().filter(|_| coming.peek().is_some()) {
+            let part = coming.by_ref().take(MAX_FETCH_CHUNKS).collect();
+            self.order_follow(writer, fingerprint, (attempt, patience_ms), part);
+        }
+        Ok(())
+    }
+
+    /// Has a peer follow chunks, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` where peers follow too much.
+    pub fn follow_for_peer(
+        &mut self,
+        now: Duration,
+        fingerprint: &Fingerprint,
+        hashes: &[ChunkHash],
+        (attempt, patience_ms): (u64, u64),
+    ) -> Option<u64> {
+        self.now = self.now.max(now);
+        let (patience_ms, now) = (patience_ms.min(MOST_PATIENCE_MS), self.millis());
+        self.store.follow_for_peer(fingerprint, hashes, attempt, patience_ms, now)
+    }
+
+    /// Asks the writer's node for chunks, once: it sends their layers as it has them.
+    fn order_follow(
+        &mut self,
+        writer: &Writer,
+        fingerprint: Fingerprint,
+        (attempt, patience_ms): (u64, u64),
+        wanted: Vec<Wanted>,
+    ) {
+        let order = OrderNumber(self.bring.next_number());
+        let chunks: Vec<FetchId> =
+            wanted.into_iter().map(|wanted| self.fetch_followed(wanted, fingerprint, Some(order))).collect();
+        self.bring.orders.insert(order, Order::of_follow(chunks.clone()));
+        let writer = writer.clone();
+        let follow = FollowOrder { order, writer, fingerprint, chunks, attempt, patience_ms };
+        self.effects.push_back(Effect::Follow(follow));
+    }
+
+    /// Notes a chunk that is followed: it comes by this order, or from disk, and nobody else is asked for it.
+    fn fetch_followed(
+        &mut self,
+        wanted: Wanted,
+        fingerprint: Fingerprint,
+        order: Option<OrderNumber>,
+    ) -> FetchId {
+        let id = wanted.fetch;
+        let (holders, cause) = (Holders::default(), Cause::default());
+        let mut fetch = Fetch::new(wanted, fingerprint, Class::Decode, holders, Duration::MAX, cause);
+        fetch.is_followed_by(order);
+        self.bring.fetches.insert(id, fetch);
+        id
+    }
+
+    /// A chunk of an order to follow, as long as it is under way.
+    fn followed(&self, order: OrderNumber, chunk: usize) -> Option<&Fetch> {
+        let id = self.bring.orders.get(&order)?.followed(chunk)?;
+        self.bring.fetches.get(&id).filter(|fetch| fetch.is_in(order))
+    }
+
+    /// Takes layers that another node sent of a chunk that is written there.
+    pub(crate) fn layers_came(&mut self, order: OrderNumber, chunk: usize, layers: LayersArrived) {
+        let Some(Wanted { fetch, number, .. }) = self.followed(order, chunk).map(|fetch| &fetch.wanted)
+        else {
+            return;
+        };
+        let (fetch, number) = (*fetch, *number);
+        let LayersArrived { block, offset, bytes, checksum } = layers;
+        self.count(Counted::Came(1, 0));
+        self.store.layers_came(fetch, number, block, offset, bytes, checksum);
+    }
+
+    /// What is to come of a chunk from its writer's node has come, to stay, or will not come.
+    pub(crate) fn followed_came(&mut self, order: OrderNumber, chunk: usize, came: Arrival) {
+        let Some(fetch) = self.followed(order, chunk) else { return };
+        let (id, bytes) = (fetch.wanted.fetch, fetch.bytes());
+        let Arrival::Here { checksums, pools, reads, .. } = came else { return self.did_not_come(id) };
+        self.bring.fetches.remove(&id);
+        self.count(Counted::Came(0, bytes));
+        self.count(Counted::Placed(Some(Placement::Replicate)));
+        let came = Came { checksums, pools, reads, is_on_disk_elsewhere: false, is_stored: false };
+        // The next turn of a conversation begins with what this one was handed: it stays.
+        self.end_fetch(id, Some(came), Some(ChangeKind::Gained));
+    }
+
+    /// Nothing of an order to follow is to come any more.
+    pub(crate) fn follow_ended(&mut self, number: OrderNumber) {
+        let Some(order) = self.bring.orders.get(&number).filter(|order| order.is_follow()) else { return };
+        for chunk in 0..order.len() {
+            self.followed_came(number, chunk, Arrival::Failed);
+        }
+        self.bring.orders.remove(&number);
+    }
+
+    /// Answers how much of what a session follows is in place, once that is more than it knows of.
+    pub(crate) fn ask_in_place(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: AskInPlace,
+    ) -> Result<(), Refused> {
+        let progress = self.store.followed(session, ask.follow)?;
+        if ask.wait_ms == 0 || is_news(&ask, &progress) {
+            return self.tell_in_place(request, session, &ask);
+        }
+        let until = self.now + Duration::from_millis(ask.wait_ms).min(MOST_WAIT);
+        let follower = Follower { session, request, ask, until };
+        self.bring.followers.0.entry(ask.follow).or_default().push(follower);
+        Ok(())
+    }
+
+    fn tell_in_place(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: &AskInPlace,
+    ) -> Result<(), Refused> {
+        let (mut leased, mut new_extents) = (None, Vec::new());
+        if self.store.followed(session, ask.follow)?.layers > 0
+            && let Some(shown) = self.store.show_followed(session, ask.follow)?
+        {
+            self.count(Counted::Leased(shown.bytes));
+            new_extents = shown.new_extents;
+            let (lease, chunks, places) = (shown.lease, shown.chunks, shown.places);
+            leased = Some(Leased { lease, chunks, places, checksums: Vec::new(), extents: Vec::new() });
+        }
+        let FollowProofs { progress, sums, checksums } =
+            self.store.prove_followed(session, ask.follow, ask.layers)?;
+        let FollowProgress { chunks, layers, is_whole } = progress;
+        let response = Response::InPlace(InPlace { chunks, layers, is_whole, leased, sums, checksums });
+        self.effects.push_back(Effect::Answer { request, response, new_extents });
+        Ok(())
+    }
+
+    /// Tells those who follow what has come, here and at other nodes.
+    pub(crate) fn tell_followers(&mut self) {
+        for follow in self.store.take_progressed() {
+            self.answer_followers(follow, |core, waiting| {
+                let progress = core.store.followed(waiting.session, follow);
+                progress.map_or(true, |progress| is_news(&waiting.ask, &progress))
+            });
+        }
+        let told = self.store.take_told();
+        self.effects.extend(told.into_iter().map(Effect::TellFollower));
+    }
+
+    /// Answers sessions that have waited as long as they wanted to.
+    pub(crate) fn answer_late_followers(&mut self) {
+        let mut follows: Vec<u64> = self.bring.followers.0.keys().copied().collect();
+        follows.sort_unstable();
+        for follow in follows {
+            self.answer_followers(follow, |core, waiting| waiting.until <= core.now);
+        }
+    }
+
+    fn answer_followers(&mut self, follow: u64, is_due: impl Fn(&Self, &Follower) -> bool) {
+        let Some(waiting) = self.bring.followers.0.remove(&follow) else { return };
+        let (due, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| is_due(self, waiting));
+        if !waiting.is_empty() {
+            self.bring.followers.0.insert(follow, waiting);
+        }
+        for Follower { session, request, ask, .. } in due {
+            let told = self.tell_in_place(request, session, &ask);
+            self.refuse(request, told);
+        }
+    }
+
+    /// A session has ended: nobody waits for its answers.
+    pub(super) fn forget_followers_of(&mut self, session: SessionId) {
+        self.bring.followers.0.retain(|_, waiting| {
+            waiting.retain(|waiting| waiting.session != session);
+            !waiting.is_empty()
+        });
+    }
+}
+
+/// Whether somebody who asks does not know of this yet.
+fn is_news(ask: &AskInPlace, progress: &FollowProgress) -> bool {
+    progress.layers > ask.layers || progress.chunks < ask.chunks || progress.is_whole
+}
+
+/// How long an answer may wait for news: a session that ends waits for it.
+const MOST_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a reader may wait for a writer that is silent: longer than any prefill takes from layer to layer.
+const MOST_PATIENCE_MS: u64 = 600_000;

@@ -1,0 +1,238 @@
+//! Bytes that are copied and summed before they count: commits, layers that are handed over, chunks that are said to be damaged.
+//!
+//! The store says what to copy, the shell copies, and the store hears what came of it. What a copy was for stands here until then.
+
+use std::collections::{HashMap, VecDeque};
+
+use larder_protocol::checksum::BlockKey;
+use larder_protocol::handoff::HandOver;
+use larder_protocol::session::{Checked, Commit, ReportDamage, Response, Scarce};
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use crate::Core;
+use crate::effect::{Counted, Effect};
+use crate::event::{CopyAnswer, CopyNumber, RequestId};
+use crate::reports::{Reporter, Reports};
+use crate::store::ids::{OrderId, SessionId};
+use crate::store::{BlockMove, CommitOrder, Refused, VerifyOrder};
+
+/// Copies under way.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    open: HashMap<CopyNumber, Purpose>,
+    /// Who says what is damaged.
+    pub(crate) reports: Reports,
+    /// Chunks that are said to be damaged, and are verified one after the other.
+    doubted: VecDeque<(Reporter, Fingerprint, ChunkHash)>,
+    last_number: u64,
+}
+
+/// What is copied for.
+#[derive(Debug)]
+enum Purpose {
+    Commit { request: RequestId, order: OrderId, bytes: u64 },
+    Layers { request: RequestId, order: OrderId, bytes: u64 },
+    Verify(Verification),
+}
+
+#[derive(Debug)]
+struct Verification {
+    /// Who wants to hear of it.
+    request: Option<RequestId>,
+    by: Reporter,
+    verify: u64,
+    bytes: u64,
+    keys: Vec<BlockKey>,
+}
+
+impl Copies {
+    /// Nothing is being copied any more; numbers go on.
+    pub(crate) fn begin_anew(&mut self) {
+        *self = Self { last_number: self.last_number, ..Self::default() };
+    }
+}
+
+impl Core {
+    /// Takes over chunks that a session wrote.
+    pub(crate) fn commit(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: &Commit,
+    ) -> Result<(), Refused> {
+        let CommitOrder { order, moves } =
+            self.store.begin_commit(session, ask.reservation, &ask.chunks, &ask.sources)?;
+        let bytes = bytes_of(&moves);
+        self.copy(Purpose::Commit { request, order, bytes }, Some(session), moves);
+        Ok(())
+    }
+
+    /// Takes over some layers of chunks that are not committed yet, the same way.
+    pub(crate) fn hand_over(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: &HandOver,
+    ) -> Result<(), Refused> {
+        let CommitOrder { order, moves } = self.store.begin_layers(session, ask)?;
+        let bytes = bytes_of(&moves);
+        self.copy(Purpose::Layers { request, order, bytes }, Some(session), moves);
+        Ok(())
+    }
+
+    /// An engine read a chunk of a namespace that it registered, and found it damaged.
+    pub(crate) fn report_damage(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        &ReportDamage { namespace, hash }: &ReportDamage,
+    ) -> Result<(), Refused> {
+        let fingerprint = self.store.registered(session, namespace)?;
+        self.examine(Reporter::Session(session), fingerprint, hash, Some(request))
+    }
+
+    /// Chunks are said to be damaged by somebody who wants no answer.
+    pub(crate) fn doubt(&mut self, by: &Reporter, fingerprint: Fingerprint, hashes: Vec<ChunkHash>) {
+        for hash in hashes {
+            if self.copies.doubted.len() >= MOST_DOUBTED {
+                self.count(Counted::Reported(by.clone(), None));
+                break;
+            }
+            self.copies.doubted.push_back((by.clone(), fingerprint, hash));
+        }
+        self.examine_doubted();
+    }
+
+    fn examine_doubted(&mut self) {
+        while !self.copies.reports.is_full()
+            && let Some((by, fingerprint, hash)) = self.copies.doubted.pop_front()
+        {
+            // Refused: whoever reads the chunk next says so too.
+            let _ = self.examine(by, fingerprint, hash, None);
+        }
+    }
+
+    /// Begins to verify a chunk.
+    fn examine(
+        &mut self,
+        by: Reporter,
+        fingerprint: Fingerprint,
+        hash: ChunkHash,
+        request: Option<RequestId>,
+    ) -> Result<(), Refused> {
+        let now = self.millis();
+        if !self.copies.reports.may_begin(&by, now) {
+            self.count(Counted::Reported(by, None));
+            return Err(TOO_MANY_REPORTS);
+        }
+        let order = self.store.begin_verify(&fingerprint, &hash);
+        self.copies.reports.begin(&by, order.as_ref().map_or(0, |order| order.bytes), now);
+        let (verify, blocks, bytes) = match order {
+            Some(VerifyOrder { verify, blocks, bytes }) => (verify, blocks, bytes),
+            None => {
+                self.examined(Verification { request, by, verify: 0, bytes: 0, keys: Vec::new() }, None);
+                return Ok(());
+            }
+        };
+        let keys = blocks.iter().map(|block| block.key).collect();
+        self.copy(Purpose::Verify(Verification { request, by, verify, bytes, keys }), None, blocks);
+        Ok(())
+    }
+
+    fn copy(&mut self, purpose: Purpose, session: Option<SessionId>, moves: Vec<BlockMove>) {
+        self.copies.last_number += 1;
+        let copy = CopyNumber(self.copies.last_number);
+        self.copies.open.insert(copy, purpose);
+        self.effects.push_back(Effect::Copy { copy, session, moves });
+    }
+
+    /// A copy has ended, or was not begun.
+    pub(crate) fn copied(&mut self, copy: CopyNumber, answer: CopyAnswer) {
+        let Some(purpose) = self.copies.open.remove(&copy) else { return };
+        match (purpose, answer) {
+            (Purpose::Verify(verification), CopyAnswer::Busy) if verification.request.is_some() => {
+                self.give_up_examining(verification);
+            }
+            (Purpose::Verify(verification), answer) => {
+                let sums = match answer {
+                    CopyAnswer::Done(sums) => Some(sums.into_iter().map(|sums| sums.whole).collect()),
+                    CopyAnswer::Busy | CopyAnswer::Impossible | CopyAnswer::Failed => None,
+                };
+                self.examined(verification, sums);
+            }
+            (Purpose::Commit { request, order, .. } | Purpose::Layers { request, order, .. }, answer)
+                if matches!(answer, CopyAnswer::Busy | CopyAnswer::Impossible) =>
+            {
+                let refused = if answer == CopyAnswer::Busy {
+                    self.store.postpone_commit(order);
+                    Refused::Busy { what: Scarce::Memory, retry_after_ms: COPY_RETRY_MS }
+                } else {
+                    self.store.finish_commit(order, None);
+                    Refused::Internal
+                };
+                self.refuse(request, Err(refused));
+            }
+            (Purpose::Commit { request, order, bytes }, answer) => {
+                let sums = answer.sums();
+                let is_copied = sums.is_some();
+                let kept = self.store.finish_commit(order, sums);
+                if is_copied {
+                    self.count(Counted::Committed(bytes));
+                }
+                self.answer(request, Response::Committed(kept));
+            }
+            (Purpose::Layers { request, order, bytes }, answer) => {
+                let sums = answer.sums();
+                let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
+                if self.store.finish_layers(order, sums) {
+                    self.count(Counted::Given(pieces, bytes));
+                    self.answer(request, Response::HandedOver);
+                } else {
+                    self.refuse(request, Err(Refused::Unknown { what: "reservation", number: 0 }));
+                }
+            }
+        }
+        self.examine_doubted();
+    }
+
+    /// A chunk was summed, or could not be: `None`.
+    fn examined(&mut self, verification: Verification, sums: Option<Vec<u64>>) {
+        let Verification { request, by, verify, bytes, keys } = verification;
+        let found = self.store.finish_verify(verify, sums.as_deref());
+        self.copies.reports.end(&by, bytes, found == Checked::Damaged);
+        self.count(Counted::Reported(by.clone(), Some(found)));
+        if let Some(request) = request {
+            self.answer(request, Response::Checked(found));
+        }
+        if found == Checked::Damaged {
+            self.effects.push_back(Effect::Condemned { by, keys });
+        }
+    }
+
+    /// A chunk that a session reported cannot be summed now: it is to ask again.
+    fn give_up_examining(&mut self, Verification { request, by, verify, bytes, .. }: Verification) {
+        self.store.finish_verify(verify, None);
+        self.copies.reports.end(&by, bytes, false);
+        self.count(Counted::Reported(by, Some(Checked::Nothing)));
+        if let Some(request) = request {
+            self.refuse(request, Err(TOO_MANY_REPORTS));
+        }
+    }
+
+    pub(crate) fn count(&mut self, counted: Counted) {
+        self.effects.push_back(Effect::Count(counted));
+    }
+}
+
+fn bytes_of(moves: &[BlockMove]) -> u64 {
+    moves.iter().map(|block| block.bytes).sum()
+}
+
+/// Asking again helps when some of what is verified has ended.
+const TOO_MANY_REPORTS: Refused = Refused::Busy { what: Scarce::Claims, retry_after_ms: 1_000 };
+
+/// How long a session waits when too much is being copied: about as long as a few blocks take.
+const COPY_RETRY_MS: u64 = 5;
+
+/// Chunks that wait to be verified for those who want no answer.
+const MOST_DOUBTED: usize = 1_024;

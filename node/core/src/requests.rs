@@ -1,0 +1,94 @@
+//! What sessions ask. Each request is answered once, by an effect that repeats its number.
+
+use larder_protocol::session::{Pin, Request, Reserve, Reserved, Response};
+
+use crate::Core;
+use crate::cause::Cause;
+use crate::effect::Effect;
+use crate::event::RequestId;
+use crate::store::Refused;
+use crate::store::ids::SessionId;
+
+impl Core {
+    /// Answers a request, or begins what comes before its answer.
+    pub(crate) fn asked(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        ask: Request,
+        cause: Cause,
+    ) -> Result<(), Refused> {
+        let response = match ask {
+            Request::Lookup(ask) => return self.lookup(request, session, ask, cause),
+            Request::Lease(ask) => return self.lease(request, session, ask, cause),
+            Request::Prefetch(ask) => return self.prefetch(request, session, ask, cause),
+            Request::Collect(ask) => return self.collect(request, session, ask),
+            Request::Reserve(ask) => return self.reserve(request, session, &ask),
+            Request::Commit(ask) => return self.commit(request, session, &ask),
+            Request::HandOver(ask) => return self.hand_over(request, session, &ask),
+            Request::Follow(ask) => return self.follow(request, session, ask),
+            Request::AskInPlace(ask) => return self.ask_in_place(request, session, ask),
+            Request::ReportDamage(ask) => return self.report_damage(request, session, &ask),
+            Request::Cancel(ticket) => {
+                self.cancel(session, ticket);
+                return self.done(request);
+            }
+            Request::Release(lease) => {
+                self.store.release(session, lease)?;
+                return self.done(request);
+            }
+            Request::Register(ask) => {
+                let registered = self.register(session, &ask.spec, &ask.slices, &ask.block_bytes)?;
+                Response::Registered(registered)
+            }
+            Request::Abort(reservation) => {
+                self.store.abort(session, reservation)?;
+                Response::Aborted
+            }
+            Request::Pin(Pin { namespace, ref chain, duration_ms }) => {
+                let now = self.millis();
+                Response::Pinned(self.store.pin(session, namespace, chain, duration_ms, now)?)
+            }
+            Request::Unpin(pin) => {
+                self.store.unpin(session, pin)?;
+                Response::Unpinned
+            }
+            Request::Progress(ticket) => Response::Progress(self.store.progress(session, ticket)?),
+            Request::Hello(_)
+            | Request::Trace(_)
+            | Request::RegisterTensors(_)
+            | Request::LoadPages(_)
+            | Request::SavePages(_)
+            | Request::AskCopy(_)
+            | Request::ForgetCopy(_) => return Err(Refused::OutOfOrder),
+        };
+        self.answer(request, response);
+        Ok(())
+    }
+
+    fn reserve(&mut self, request: RequestId, session: SessionId, ask: &Reserve) -> Result<(), Refused> {
+        let now = self.millis();
+        let Reserve { namespace, ref chain, ref pools, priority, attempt } = *ask;
+        let reserved =
+            self.store.reserve_attempt(session, namespace, chain, pools, priority, attempt, now)?;
+        let response = Response::Reserved(Reserved {
+            reservation: reserved.reservation,
+            chunks: reserved.chunks,
+            pools: reserved.pools,
+            places: if self.store.trusts_engines() { reserved.places } else { Vec::new() },
+            deadline_ms: reserved.deadline.since(now),
+            extents: Vec::new(),
+        });
+        self.effects.push_back(Effect::Answer { request, response, new_extents: reserved.new_extents });
+        Ok(())
+    }
+
+    pub(crate) fn answer(&mut self, request: RequestId, response: Response) {
+        self.effects.push_back(Effect::Answer { request, response, new_extents: Vec::new() });
+    }
+
+    pub(crate) fn done(&mut self, request: RequestId) -> Result<(), Refused> {
+        self.effects.push_back(Effect::Done { request });
+        Ok(())
+    }
+}

@@ -1,0 +1,299 @@
+//! Hand-overs: who follows hears of each layer, whoever writes, whatever becomes of the writer.
+
+use larder_protocol::handoff::{AskInPlace, Follow, HandOver, InPlace, Writer};
+use larder_protocol::session::{Commit, Reserve};
+
+use super::*;
+use crate::store::{News, Told};
+use crate::{CopyAnswer, FollowOrder, LayersArrived};
+
+/// For how long who follows in these tests waits for a writer that is silent.
+const PATIENCE_MS: u64 = 5_000;
+
+/// A world whose chunks have two layers.
+fn world() -> World {
+    let mut w = World::new(PEERS);
+    w.namespace = register(&mut w.core, w.session);
+    w.fingerprint = two_layers().fingerprint("a");
+    w.root = w.fingerprint.root();
+    w
+}
+
+fn two_layers() -> NamespaceSpec {
+    let mut spec = spec(1);
+    spec.pools[0].layers = 2;
+    spec
+}
+
+fn register(core: &mut Core, session: SessionId) -> u32 {
+    core.register(session, &two_layers(), &[0], &[2 * BLOCK]).unwrap().namespace
+}
+
+impl World {
+    /// Follows chunks that an engine of another node writes, or of this one; the follow.
+    fn follow(&mut self, word: &str, writer: Option<&str>) -> u64 {
+        let writer = writer.map(|node| Writer { node: node.to_owned(), device: 3 });
+        let (namespace, chain) = (self.namespace, self.chain(word));
+        let ask = Follow { namespace, chain, writer, attempt: 1, patience_ms: PATIENCE_MS };
+        let request = self.asks(self.session, Request::Follow(ask));
+        match self.answered(request) {
+            Response::Following(follow) => follow,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn order(&mut self) -> (OrderNumber, usize) {
+        match self.next() {
+            Effect::Follow(FollowOrder {
+                order,
+                writer,
+                chunks,
+                attempt: 1,
+                patience_ms: PATIENCE_MS,
+                ..
+            }) => {
+                assert_eq!(writer.device, 3);
+                (order, chunks.len())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ask_in_place(&mut self, follow: u64, knows: (u32, u32), wait_ms: u64) -> RequestId {
+        let (chunks, layers) = knows;
+        self.asks(self.session, Request::AskInPlace(AskInPlace { follow, chunks, layers, wait_ms }))
+    }
+
+    fn in_place(&mut self, of: RequestId) -> InPlace {
+        match self.answered(of) {
+            Response::InPlace(in_place) => in_place,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn layers_come(&mut self, order: OrderNumber, chunk: usize, layer: u64) {
+        let layers = LayersArrived { block: 0, offset: layer * BLOCK, bytes: BLOCK, checksum: layer };
+        self.tell(Event::LayersCame { order, chunk, layers });
+    }
+
+    /// A session of this node writes a chunk: hands over its layers, one after the other, and commits it.
+    fn writes(&mut self, session: SessionId, word: &str) -> u64 {
+        let ask = Reserve {
+            namespace: self.namespace,
+            chain: self.chain(word),
+            pools: Vec::new(),
+            priority: 0,
+            attempt: 1,
+        };
+        let request = self.asks(session, Request::Reserve(ask));
+        match self.answered(request) {
+            Response::Reserved(reserved) => reserved.reservation,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn hands_over(&mut self, session: SessionId, reservation: u64, layer: u32) {
+        let (chunks, to_layer) = (vec![0], layer + 1);
+        let ask = HandOver { reservation, chunks, pool: 0, from_layer: layer, to_layer, sources: vec![0] };
+        let request = self.asks(session, Request::HandOver(ask));
+        self.copies();
+        assert_eq!(self.answered(request), Response::HandedOver);
+    }
+
+    fn commits(&mut self, session: SessionId, reservation: u64) {
+        let ask = Commit { reservation, chunks: vec![0], sources: Vec::new() };
+        let request = self.asks(session, Request::Commit(ask));
+        self.copies();
+        assert_eq!(self.answered(request), Response::Committed(1));
+    }
+
+    fn copies(&mut self) {
+        let Effect::Copy { copy, moves, .. } = self.next() else { panic!("something to copy") };
+        let sums = vec![Checksums::default(); moves.len()];
+        self.tell(Event::Copied { copy, answer: CopyAnswer::Done(sums) });
+    }
+
+    fn told(&mut self) -> Told {
+        match self.next() {
+            Effect::TellFollower(told) => told,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_another_node_writes_is_asked_for_once_and_each_layer_is_news() {
+    let mut w = world();
+    let follow = w.follow("ab", Some("b"));
+    let (order, chunks) = w.order();
+    assert_eq!(chunks, 2);
+    let waits = w.ask_in_place(follow, (2, 0), 500);
+    assert!(w.is_idle(), "there are no news");
+    w.layers_come(order, 0, 0);
+    assert!(w.is_idle(), "the second chunk has none");
+    w.layers_come(order, 1, 0);
+    let InPlace { chunks, layers, is_whole, leased, .. } = w.in_place(waits);
+    assert_eq!((chunks, layers, is_whole), (2, 1, false));
+    assert_eq!(leased.map(|leased| leased.places.len()), Some(2), "its places are told once");
+    let waits = w.ask_in_place(follow, (2, 1), 500);
+    for chunk in 0..2 {
+        w.tell(Event::FollowedCame { order, chunk, came: here(1) });
+    }
+    let InPlace { is_whole, leased, .. } = w.in_place(waits);
+    assert!(is_whole && leased.is_none());
+    w.tell(Event::FollowEnded(order));
+    w.asks(w.session, Request::Release(follow));
+    assert!(w.is_at_rest());
+    let request = w.lease("ab");
+    assert_eq!(w.leased(request).chunks, 2, "the next turn begins with it: it stays");
+}
+
+#[test]
+fn a_writer_that_dies_leaves_nothing_of_a_hand_over_under_way() {
+    let mut w = world();
+    let follow = w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    let waits = w.ask_in_place(follow, (2, 0), 500);
+    w.tell(Event::FollowEnded(OrderNumber(order.0 + 1)));
+    w.layers_come(OrderNumber(order.0 + 1), 0, 0);
+    w.layers_come(order, 7, 0);
+    assert_eq!(w.core.store.usage().fetches, 2, "that is another order, or another chunk");
+    w.tell(Event::FollowEnded(order));
+    let InPlace { chunks, .. } = w.in_place(waits);
+    assert_eq!((chunks, w.core.store.usage().fetches), (0, 0));
+    w.layers_come(order, 0, 0);
+    w.tell(Event::FollowedCame { order, chunk: 0, came: here(1) });
+    w.asks(w.session, Request::Release(follow));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_chunk_that_fails_ends_the_follow_there_and_the_rest_of_the_order_goes_on() {
+    let mut w = world();
+    let follow = w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    w.tell(Event::FollowedCame { order, chunk: 1, came: Arrival::Damaged });
+    let request = w.ask_in_place(follow, (2, 0), 500);
+    assert_eq!(w.in_place(request).chunks, 1);
+    w.tell(Event::FollowedCame { order, chunk: 1, came: here(1) });
+    w.tell(Event::FollowedCame { order, chunk: 0, came: here(1) });
+    let request = w.ask_in_place(follow, (1, 0), 500);
+    let in_place = w.in_place(request);
+    assert!(in_place.is_whole && in_place.chunks == 1);
+    w.tell(Event::FollowEnded(order));
+    w.tell(Event::Closed(w.session));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn who_waits_for_news_is_answered_when_it_has_waited_as_long_as_it_wanted_and_a_second_at_most() {
+    let mut w = world();
+    let follow = w.follow("a", None);
+    assert!(w.is_idle(), "an engine of this node writes it");
+    let now = w.ask_in_place(follow, (1, 0), 0);
+    assert_eq!(w.in_place(now).layers, 0);
+    let (short, long) = (w.ask_in_place(follow, (1, 0), 200), w.ask_in_place(follow, (1, 0), 60_000));
+    w.pass(Duration::from_millis(199));
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(1));
+    assert_eq!(w.in_place(short).chunks, 1);
+    w.pass(Duration::from_millis(799));
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(1));
+    assert_eq!(w.in_place(long).chunks, 1);
+    let stranger = w.other_session();
+    let request =
+        w.asks(stranger, Request::AskInPlace(AskInPlace { follow, chunks: 0, layers: 0, wait_ms: 9 }));
+    assert!(matches!(w.refused(request), Refused::Unknown { .. }));
+    w.ask_in_place(follow, (1, 0), 200);
+    w.tell(Event::Closed(w.session));
+    w.pass(DEADLINE);
+    assert!(w.is_at_rest(), "nobody hears of an ended session's follow");
+}
+
+#[test]
+fn what_an_engine_of_this_node_hands_over_is_followed_here_and_by_peers() {
+    let mut w = world();
+    let writer = w.other_session();
+    let _ = register(&mut w.core, writer);
+    let follow = w.follow("a", None);
+    let hashes = [name("a")];
+    let peer = w.core.follow_for_peer(w.now, &w.fingerprint, &hashes, (1, 1_000)).unwrap();
+    let reservation = w.writes(writer, "a");
+    let waits = w.ask_in_place(follow, (1, 0), 500);
+    w.hands_over_to(writer, reservation, waits, peer);
+    w.hands_over(writer, reservation, 1);
+    assert!(matches!(w.told(), Told { follow, what: News::Layers(_), .. } if follow == peer));
+    w.commits(writer, reservation);
+    assert!(matches!(w.told(), Told { follow, position: 0, what: News::Whole(_) } if follow == peer));
+    w.tell(Event::GrantEnded(peer));
+    let request = w.ask_in_place(follow, (1, 2), 500);
+    assert!(w.in_place(request).is_whole);
+    w.asks(w.session, Request::Release(follow));
+    assert!(w.is_at_rest());
+}
+
+impl World {
+    /// Hands over the first layer: who waits here is answered, and a peer is told.
+    fn hands_over_to(&mut self, writer: SessionId, reservation: u64, waits: RequestId, peer: u64) {
+        self.hands_over(writer, reservation, 0);
+        let InPlace { layers, leased, .. } = self.in_place(waits);
+        assert_eq!((layers, leased.is_some()), (1, true));
+        let told = self.told();
+        assert!(matches!(told.what, News::Layers(layers) if layers.bytes == BLOCK && layers.offset == 0));
+        assert_eq!((told.follow, told.position), (peer, 0));
+    }
+}
+
+#[test]
+fn a_writer_of_this_node_that_goes_is_news_to_all_that_follow() {
+    let mut w = world();
+    let writer = w.other_session();
+    let _ = register(&mut w.core, writer);
+    let peer = w.core.follow_for_peer(w.now, &w.fingerprint, &[name("a")], (1, 1_000)).unwrap();
+    let reservation = w.writes(writer, "a");
+    let follow = w.follow("a", None);
+    w.hands_over(writer, reservation, 0);
+    w.told();
+    let waits = w.ask_in_place(follow, (1, 1), 500);
+    w.tell(Event::Closed(writer));
+    assert_eq!(w.in_place(waits).chunks, 0);
+    assert!(matches!(w.told(), Told { what: News::Lost, .. }));
+    w.tell(Event::GrantEnded(peer));
+    w.tell(Event::Closed(w.session));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn peers_follow_no_more_than_they_may() {
+    let mut w = world();
+    let hashes: Vec<ChunkHash> = (0..16).map(|byte| ChunkHash([byte; 32])).collect();
+    let follows = w.core.follow_for_peer(w.now, &w.fingerprint, &hashes, (1, u64::MAX));
+    assert!(follows.is_some());
+    assert_eq!(w.core.follow_for_peer(w.now, &w.fingerprint, &hashes[..1], (1, 1)), None);
+    // However patient it says it is, ten minutes without news are enough.
+    w.pass(Duration::from_secs(601));
+    assert!((0..16).all(|_| matches!(w.told().what, News::Lost)));
+    w.tell(Event::GrantEnded(follows.unwrap()));
+    assert!(w.core.follow_for_peer(w.now, &w.fingerprint, &hashes[..1], (1, 1)).is_some());
+}
+
+#[test]
+fn a_chunk_of_a_follow_that_is_on_disk_is_read_and_the_writer_is_asked_for_the_others() {
+    let disk = Some(DEADLINE);
+    let mut w = World::new(Sources { disk, ..PEERS });
+    w.on_disk("a");
+    w.namespace = w.core.register(w.session, &spec(1), &[0], &[BLOCK]).unwrap().namespace;
+    let follow = w.follow("ab", Some("b"));
+    let (read, tier) = w.read();
+    assert_eq!(tier, Below::Disk);
+    let (order, chunks) = w.order();
+    assert_eq!(chunks, 1);
+    w.tell(Event::ReadEnded { read, answer: read_here() });
+    w.tell(Event::FollowedCame { order, chunk: 0, came: here(1) });
+    let request = w.ask_in_place(follow, (2, 0), 500);
+    assert!(w.in_place(request).is_whole);
+    w.tell(Event::FollowEnded(order));
+    w.tell(Event::Closed(w.session));
+    assert!(w.is_at_rest());
+}
