@@ -1,6 +1,16 @@
 //! Bytes that are copied and summed before they count: commits, layers that are handed over, chunks that are said to be damaged.
 //!
-//! The store says what to copy, the shell copies, and the store hears what came of it. What a copy was for stands here until then.
+//! **A put** in order: a session reserves chunks, and the store takes slots for all that is missing ([`Store::reserve`]). The engine
+//! writes into its window and commits: the store says which bytes go where ([`Store::begin_commit`]), [`Effect::Copy`] has them
+//! copied and summed, and when that is done the chunks can be read ([`Store::finish_commit`]), unless the right to commit has ended
+//! meanwhile. Layers of a chunk may be handed over first, in the same way, to whoever follows it. What goes below memory then, and
+//! what others hear, follows from the store's own lists (`tiers`, `announce`).
+//!
+//! What a copy is for stands here until it has ended.
+//!
+//! [`Store::reserve`]: crate::store::Store::reserve
+//! [`Store::begin_commit`]: crate::store::Store::begin_commit
+//! [`Store::finish_commit`]: crate::store::Store::finish_commit
 
 use std::collections::{HashMap, VecDeque};
 

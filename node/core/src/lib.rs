@@ -17,8 +17,9 @@
 //! ```
 //!
 //! Answers may come in any order, late, twice or never. A slot into which something is being written is given to nobody until
-//! its effect is answered. What is decided stands in [`store`] (what is kept), `bring` (where chunks come from) and
-//! [`tiers`] (disk and object store); the [`directory`] of a node is a core of its own.
+//! its effect is answered. What sessions ask begins in `requests`; what is decided stands in [`store`] (what is kept), `copies` (what
+//! is copied before it counts), `bring` (where chunks come from) and [`tiers`] (disk and object store), and what others hear in
+//! `announce`. The [`directory`] of a node is a core of its own.
 
 mod announce;
 mod bring;

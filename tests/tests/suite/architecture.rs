@@ -114,7 +114,9 @@ const CORE_MODULES: &[&str] = &[
     "announce",
     "moved",
     "tiers",
+    "copies",
     "bring",
+    "requests",
 ];
 
 /// Names at the top of a crate that are no modules.

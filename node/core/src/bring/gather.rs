@@ -1,7 +1,17 @@
 //! Lookups and leases: what is here, and what has to come first.
 //!
-//! A lookup adds to its answer what is elsewhere; a lease has it brought into slots of its own. A session that asks does not
-//! wait for this: its answer comes later, and its other requests go on.
+//! **A get** in order: a session asks to read a prompt's chunks. The store walks the chain ([`Store::find`]). Where all of it is in
+//! memory, or nobody else has the rest, the prefix that is here is leased at once ([`Store::lease_found`]). Else it is found out who
+//! has the rest (`locate`); the store claims what is here and takes slots for what is to come ([`Store::gather`]); each chunk is
+//! read from a tier or fetched from another actor (`load`). When the last has come or failed to, or time is up, the gather ends as
+//! a lease of the prefix that is here by then ([`Store::finish_gather`]). Other requests of the session go on meanwhile.
+//!
+//! A lookup goes the same way as far as `locate`, and brings nothing.
+//!
+//! [`Store::find`]: crate::store::Store::find
+//! [`Store::lease_found`]: crate::store::Store::lease_found
+//! [`Store::gather`]: crate::store::Store::gather
+//! [`Store::finish_gather`]: crate::store::Store::finish_gather
 
 use std::time::Duration;
 

@@ -25,7 +25,7 @@ pub use fetch::{Came, FetchId, Recall, Source, Wanted};
 #[derive(Debug, Default)]
 pub(super) struct Gathers {
     open: HashMap<u64, Gather>,
-    fetches: HashMap<ChunkId, Fetch>,
+    fetches: HashMap<ChunkId, Coming>,
     /// Bytes of chunks that do not stay, by tenant.
     passing_bytes: Shares,
     /// Fetches that nobody waits for any more.
@@ -46,7 +46,7 @@ struct Gather {
 }
 
 #[derive(Debug, Default)]
-struct Fetch {
+struct Coming {
     /// Its number, which no other has.
     number: u64,
     /// Gathers that wait for it.
@@ -252,7 +252,7 @@ impl Store {
     /// are to stay, and why; else they pass. Answers the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
-        let Some(Fetch { gathers, .. }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
+        let Some(Coming { gathers, .. }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
         let number = self.index.get(id).namespace;
         match came {
             Some(Came { checksums, pools, reads, is_on_disk_elsewhere, is_stored })

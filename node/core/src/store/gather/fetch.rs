@@ -3,7 +3,7 @@
 use larder_protocol::session::Tier;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
-use super::Fetch;
+use super::Coming;
 use crate::store::ChangeKind;
 use crate::store::commit::BlockMove;
 use crate::store::disk::Disk;
@@ -211,7 +211,7 @@ impl Store {
         self.index.get_mut(chunk).standing = Standing::Passing;
         self.gathers.add_passing(tenant, bytes);
         let number = self.next_number();
-        self.gathers.fetches.insert(chunk, Fetch { number, ..Fetch::default() });
+        self.gathers.fetches.insert(chunk, Coming { number, ..Coming::default() });
         self.writing_begins(chunk);
         Some(chunk)
     }
