@@ -19,7 +19,7 @@
 //! Answers may come in any order, late, twice or never. A slot into which something is being written is given to nobody until
 //! its effect is answered. What sessions ask begins in `requests`; what is decided stands in [`store`] (what is kept), `copies` (what
 //! is copied before it counts), `bring` (where chunks come from) and [`tiers`] (disk and object store), and what others hear in
-//! `announce`. The [`directory`] of a node is a core of its own.
+//! `announce`. The [`directory`] and the [`exchange`] of a node are cores of their own.
 
 mod announce;
 mod bring;
@@ -28,6 +28,7 @@ mod copies;
 pub mod directory;
 mod effect;
 mod event;
+pub mod exchange;
 pub mod loading;
 mod moved;
 pub mod placement;

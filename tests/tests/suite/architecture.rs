@@ -109,6 +109,7 @@ const CORE_MODULES: &[&str] = &[
     "store",
     "reports",
     "directory",
+    "exchange",
     "event",
     "effect",
     "announce",

@@ -1,0 +1,266 @@
+//! The exchange: whom this node asks for blocks, how much of it at a time, and how much it sends to whom.
+//!
+//! One [`Exchange`] decides for all peers of a node. Its shell asks for a turn ([`Exchange::fetch`]), asks the peer once
+//! [`Effect::Turn`] comes, says how that went ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`]) and,
+//! whatever came of it, leaves. After each call it does what is wanted ([`Exchange::poll_effect`], until there is nothing
+//! more); at [`Exchange::next_deadline`] it says that time has passed:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use larder_core::exchange::{Effect, Exchange, ExchangeLimits, NoPeer, Wanted};
+//! # use larder_protocol::peer::Class;
+//! # use larder_protocol::table::NodeNumber;
+//! fn fetch(exchange: &mut Exchange, now: Duration, node: NodeNumber) -> Result<(), NoPeer> {
+//!     let (class, deadline) = (Class::Decode, Duration::from_secs(1));
+//!     let wanted = Wanted { bytes: 2 << 20, class, deadline, has_others: false };
+//!     let peer = exchange.peer(node)?;
+//!     let fetch = exchange.fetch(now, peer, wanted);
+//!     while let Some(effect) = exchange.poll_effect() {
+//!         if let Effect::Turn(request, turn) = effect {
+//!             assert_eq!((request, turn.until), (fetch, Some(now + deadline)));
+//!             exchange.heard(peer); // The blocks came.
+//!         }
+//!     }
+//!     exchange.leave(now, fetch);
+//!     Ok(())
+//! }
+//! let mut exchange = Exchange::new(ExchangeLimits::default(), 1);
+//! assert_eq!(fetch(&mut exchange, Duration::ZERO, NodeNumber(2)), Err(NoPeer::NotAMember));
+//! ```
+//!
+//! A peer of which nothing is heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life, until it gives
+//! one. The other half, what this node sends, goes by its [`Sending`] and its [`Pace`].
+
+mod busy;
+mod fetch;
+mod gate;
+mod pace;
+mod sending;
+mod silence;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_protocol::peer::RetryAfter;
+use larder_protocol::table::{NodeNumber, Table};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub use busy::BusyPause;
+pub use fetch::{Turn, Wanted};
+pub use pace::Pace;
+pub use sending::Sending;
+pub use silence::{PROBE_DEADLINE, PROBE_PAUSE};
+
+use fetch::Request;
+use silence::Peer;
+
+/// What bounds the exchange.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExchangeLimits {
+    /// Streams of blocks at a time from one peer: with more, the slowest wait much longer.
+    pub streams_per_peer: usize,
+    /// Bytes of blocks that are asked of one peer and have not come.
+    pub credit_bytes: u64,
+    /// Bytes of blocks that are being sent, to all peers; beyond them they are told to ask again.
+    pub sending_bytes: u64,
+    /// Bytes of blocks on one stream, where one chunk is not more.
+    pub batch_bytes: u64,
+    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is where there is no number.
+    pub send_bytes_per_second: Option<NonZeroU64>,
+}
+
+/// What a node decides about its peers.
+#[derive(Debug)]
+pub struct Exchange {
+    limits: ExchangeLimits,
+    table: Arc<Table>,
+    own: NodeNumber,
+    peers: BTreeMap<PeerId, Peer>,
+    requests: HashMap<RequestId, Request>,
+    alarms: BTreeSet<(Duration, Alarm)>,
+    /// How much this node sends to whom.
+    pub sending: Sending,
+    /// How fast it sends.
+    pub pace: Pace,
+    effects: VecDeque<Effect>,
+    seed: u64,
+    last_number: u64,
+}
+
+/// One life of another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId {
+    /// The node.
+    pub node: NodeNumber,
+    /// Its life.
+    pub incarnation: u64,
+}
+
+/// A fetch or follow, until it leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(u64);
+
+/// Something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It is a fetch's turn.
+    Turn(RequestId, Turn),
+    /// Ask a peer for a sign of life, and say once what came of it ([`Exchange::probed`]).
+    Probe {
+        /// Whom.
+        peer: PeerId,
+        /// Which time it is.
+        probe: u64,
+        /// How long the answer may take.
+        deadline: Duration,
+    },
+    /// A peer does not answer: it is left out until it does.
+    Silent(PeerId),
+    /// It answers again.
+    Answers(PeerId),
+    /// It is no member any more, or what is known of it is lost: its connection goes.
+    Gone(PeerId),
+}
+
+/// Why a node cannot be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoPeer {
+    /// Not in the table, or this node itself.
+    #[error("it is not a member")]
+    NotAMember,
+    /// Nothing was heard of it.
+    #[error("it has not answered lately")]
+    Silent,
+}
+
+/// What is due at some time. One whose reason is gone means nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Alarm {
+    LineUp(RequestId),
+    Probe(PeerId),
+}
+
+impl Exchange {
+    /// An exchange without peers. Its pauses are chance, the same for the same seed.
+    #[must_use]
+    pub fn new(limits: ExchangeLimits, seed: u64) -> Self {
+        Self {
+            table: Arc::default(),
+            own: NodeNumber::default(),
+            peers: BTreeMap::new(),
+            requests: HashMap::new(),
+            alarms: BTreeSet::new(),
+            sending: Sending::new(limits.sending_bytes),
+            pace: Pace::new(limits.send_bytes_per_second),
+            effects: VecDeque::new(),
+            limits,
+            seed,
+            last_number: 0,
+        }
+    }
+
+    /// The table that counts.
+    #[must_use]
+    pub fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    /// Follows a new table: a peer that is gone, or came back in another life, is let go.
+    pub fn set_table(&mut self, table: Arc<Table>, own: NodeNumber) {
+        let before = std::mem::replace(&mut self.table, table);
+        self.own = own;
+        for peer in self.peers.keys().copied().collect::<Vec<_>>() {
+            let life = |table: &Table| table.member(peer.node).map(|is| (is.incarnation, is.name.clone()));
+            if life(&before) != life(&self.table) {
+                self.forget(peer);
+            }
+        }
+    }
+
+    /// The present life of a member that is not silent.
+    ///
+    /// # Errors
+    /// Why it cannot be asked.
+    pub fn peer(&mut self, node: NodeNumber) -> Result<PeerId, NoPeer> {
+        let member = self.table.member(node).filter(|_| node != self.own).ok_or(NoPeer::NotAMember)?;
+        let peer = PeerId { node, incarnation: member.incarnation };
+        let state = self.peers.entry(peer).or_insert_with(|| Peer::new(&self.limits));
+        if state.is_silent() { Err(NoPeer::Silent) } else { Ok(peer) }
+    }
+
+    /// Drops what is known of a peer. Its requests end; one that waits for its turn is told so.
+    pub fn forget(&mut self, peer: PeerId) {
+        if self.peers.remove(&peer).is_none() {
+            return;
+        }
+        let ended = self.requests.extract_if(|_, request| request.peer == peer);
+        self.effects.extend(ended.filter_map(|(request, state)| state.is_over(request)));
+        self.effects.push_back(Effect::Gone(peer));
+    }
+
+    /// Drops what is known of all peers, after a fault.
+    pub fn begin_anew(&mut self) {
+        self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|peer| self.forget(peer));
+    }
+
+    /// How long somebody pauses who was told to ask again; `None` where that is over by then.
+    pub fn pause(
+        &mut self,
+        now: Duration,
+        pause: &mut BusyPause,
+        retry: RetryAfter,
+        over: Duration,
+    ) -> Option<Duration> {
+        Some(pause.next(retry, self.chance())).filter(|&pause| now + pause < over)
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Duration) {
+        while let Some(&(_, alarm)) = self.alarms.first().filter(|(due, _)| *due <= now) {
+            self.alarms.pop_first();
+            match alarm {
+                Alarm::LineUp(request) => self.line_up(now, request),
+                Alarm::Probe(peer) => self.probe(peer),
+            }
+        }
+    }
+
+    /// When [`Self::tick`] is due.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.alarms.first().map(|&(due, _)| due)
+    }
+
+    /// The next thing to do.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// At least 0, and less than 1.
+    fn chance(&mut self) -> f64 {
+        let bits = xxh3_64_with_seed(&self.next_number().to_le_bytes(), self.seed);
+        (bits >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+impl Default for ExchangeLimits {
+    fn default() -> Self {
+        Self {
+            streams_per_peer: 4,
+            credit_bytes: 64 << 20,
+            sending_bytes: 256 << 20,
+            batch_bytes: 4 << 20,
+            send_bytes_per_second: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

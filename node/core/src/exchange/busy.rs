@@ -1,0 +1,20 @@
+//! How long somebody waits who was told that there is too much to do.
+
+use std::time::Duration;
+
+use larder_protocol::peer::RetryAfter;
+
+/// Pauses of somebody who is told to ask again: as long as is said, and longer each time.
+#[derive(Debug, Default)]
+pub struct BusyPause(Duration);
+
+impl BusyPause {
+    /// The next pause: half of it is chance, so that those who were told together do not come back together.
+    pub(super) fn next(&mut self, RetryAfter { retry_after_ms }: RetryAfter, chance: f64) -> Duration {
+        let said = Duration::from_millis(retry_after_ms.clamp(1, LONGEST_PAUSE_MS));
+        self.0 = said.max(self.0 * 2).min(Duration::from_millis(LONGEST_PAUSE_MS));
+        self.0.mul_f64(0.75 + chance / 2.0)
+    }
+}
+
+const LONGEST_PAUSE_MS: u64 = 100;

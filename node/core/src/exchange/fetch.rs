@@ -1,0 +1,215 @@
+//! Fetches: when each may ask its peer, and whether it asks again where that is busy.
+
+use std::time::Duration;
+
+use larder_protocol::limits::MAX_FETCH_CHUNKS;
+use larder_protocol::peer::{Class, RetryAfter};
+
+use super::{Alarm, BusyPause, Effect, Exchange, PeerId, RequestId};
+
+/// What a fetch wants of one peer on one stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Bytes of its blocks; more than there are credits for count as all of them.
+    pub bytes: u64,
+    /// What waits for them.
+    pub class: Class,
+    /// How long it may take, from when the peer is asked for the first time.
+    pub deadline: Duration,
+    /// Whether others have all of it too: then nobody waits for a peer that is busy.
+    pub has_others: bool,
+}
+
+/// A fetch's turn: it has a stream and credits until it leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// What waits for it.
+    pub class: Class,
+    /// How long it waited in the line.
+    pub waited: Duration,
+    /// By when its blocks must have come; `None` where its peer cannot be asked any more.
+    pub until: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) peer: PeerId,
+    wanted: Wanted,
+    /// By when it is over, from the first time that the peer is asked.
+    until: Option<Duration>,
+    pause: BusyPause,
+    pub(super) stage: Stage,
+}
+
+#[derive(Debug)]
+pub(super) enum Stage {
+    Waits { since: Duration },
+    Asked { at: Duration },
+    Pauses,
+    Follows { late: u32 },
+}
+
+impl Exchange {
+    /// A fetch waits for its turn from now on.
+    pub fn fetch(&mut self, now: Duration, peer: PeerId, wanted: Wanted) -> RequestId {
+        let request = self.begin(peer, wanted, Stage::Pauses);
+        self.line_up(now, request);
+        request
+    }
+
+    /// A fetch gets another class. The time that it has waited counts on, and it may be its turn.
+    pub fn change_class(&mut self, now: Duration, request: RequestId, class: Class) {
+        let Some(state) = self.requests.get_mut(&request) else { return };
+        let Some(peer) = self.peers.get_mut(&state.peer) else { return };
+        state.wanted.class = class;
+        peer.gate.turns.change_class(request, class);
+        let peer = state.peer;
+        self.admit(now, peer);
+    }
+
+    /// A fetch's peer is too busy for so many bytes of it. Whether these have another turn, after a pause; else it is over.
+    pub fn is_busy(&mut self, now: Duration, request: RequestId, bytes: u64, retry: RetryAfter) -> bool {
+        let chance = self.chance();
+        self.give_back(now, request);
+        let Some(state) = self.requests.get_mut(&request) else { return false };
+        state.wanted.bytes = bytes;
+        let again = now + state.pause.next(retry, chance);
+        if state.wanted.has_others || state.until.is_none_or(|until| again >= until) {
+            return false;
+        }
+        self.alarms.insert((again, Alarm::LineUp(request)));
+        true
+    }
+
+    /// A fetch did not come in time. A peer that was heard since it was asked, but lets [`LATE_FETCHES`] one after the other wait
+    /// in vain, is left out too.
+    pub fn fetch_is_late(&mut self, now: Duration, request: RequestId, was_heard: bool) {
+        let Some(&Request { peer, wanted, stage: Stage::Asked { at }, .. }) = self.requests.get(&request)
+        else {
+            return;
+        };
+        self.is_late(now, peer, at, was_heard);
+        let Some(state) = self.peers.get_mut(&peer).filter(|_| was_heard) else { return };
+        // Those that wait at the same time count as one, and what was asked shortly before the end says nothing.
+        if at >= state.late_at && now.saturating_sub(at) >= wanted.deadline / 2 {
+            state.late_at = now;
+            state.late_fetches += 1;
+            if state.late_fetches >= LATE_FETCHES {
+                self.falls_silent(now, peer);
+            }
+        }
+    }
+
+    /// A follow begins, which takes as long as a prefill: it would keep fetches from passing the gate, and has a bound of its own.
+    pub fn follow(&mut self, peer: PeerId) -> Option<RequestId> {
+        let state = self.peers.get_mut(&peer).filter(|state| state.follows < FOLLOWS_PER_PEER)?;
+        state.follows += 1;
+        let wanted = Wanted { bytes: 0, class: Class::Decode, deadline: Duration::MAX, has_others: false };
+        Some(self.begin(peer, wanted, Stage::Follows { late: 0 }))
+    }
+
+    /// Whether a follow goes on after its peer answered, or not, when it was asked whether it is there: its writer may be silent
+    /// for long, the peer not. One late answer is no reason to give up.
+    pub fn follows_on(&mut self, request: RequestId, answers: bool) -> bool {
+        let Some(Request { peer, stage: Stage::Follows { late }, .. }) = self.requests.get_mut(&request)
+        else {
+            return false;
+        };
+        *late = if answers { 0 } else { *late + 1 };
+        *late < LATE_ANSWERS && self.peers.get(peer).is_some_and(|peer| !peer.is_silent())
+    }
+
+    /// A fetch or follow is over, wherever it stands.
+    pub fn leave(&mut self, now: Duration, request: RequestId) {
+        self.give_back(now, request);
+        self.requests.remove(&request);
+    }
+
+    /// Bytes that are asked of a peer and have not come, in credits.
+    #[must_use]
+    pub fn bytes_under_way(&self, peer: PeerId) -> u64 {
+        self.peers.get(&peer).map_or(0, |peer| peer.gate.bytes_under_way())
+    }
+
+    /// Splits chunks of these sizes into batches, which have a stream each and at least a chunk: where they begin.
+    #[must_use]
+    pub fn batches(&self, sizes: impl Iterator<Item = u64>) -> Vec<usize> {
+        let (mut firsts, mut bytes) = (Vec::<usize>::new(), 0);
+        for (at, size) in sizes.enumerate() {
+            let is_full = |first| at - first >= MAX_FETCH_CHUNKS || bytes + size > self.limits.batch_bytes;
+            if firsts.last().is_none_or(|&first| is_full(first)) {
+                firsts.push(at);
+                bytes = 0;
+            }
+            bytes += size;
+        }
+        firsts
+    }
+
+    fn begin(&mut self, peer: PeerId, wanted: Wanted, stage: Stage) -> RequestId {
+        let request = RequestId(self.next_number());
+        let state = Request { peer, wanted, until: None, pause: BusyPause::default(), stage };
+        self.requests.insert(request, state);
+        request
+    }
+
+    pub(super) fn line_up(&mut self, now: Duration, request: RequestId) {
+        let Some(state) = self.requests.get_mut(&request) else { return };
+        let Some(peer) = self.peers.get_mut(&state.peer) else {
+            return self.effects.extend(state.is_over(request));
+        };
+        state.stage = Stage::Waits { since: now };
+        peer.gate.turns.wait(request, state.wanted.class, now);
+        let peer = state.peer;
+        self.admit(now, peer);
+    }
+
+    /// Gives back what a request has of its peer, and lets in whose turn it is.
+    fn give_back(&mut self, now: Duration, request: RequestId) {
+        let Some(state) = self.requests.get_mut(&request) else { return };
+        let Some(peer) = self.peers.get_mut(&state.peer) else { return };
+        match std::mem::replace(&mut state.stage, Stage::Pauses) {
+            Stage::Waits { .. } => _ = peer.gate.turns.leave(request),
+            Stage::Asked { .. } => peer.gate.give_back(state.wanted.bytes),
+            Stage::Follows { .. } => peer.follows -= 1,
+            Stage::Pauses => {}
+        }
+        let peer = state.peer;
+        self.admit(now, peer);
+    }
+
+    fn admit(&mut self, now: Duration, peer: PeerId) {
+        let Some(peer) = self.peers.get_mut(&peer) else { return };
+        while let Some(request) = peer.gate.turns.next() {
+            let Some(state) = self.requests.get_mut(&request) else { return };
+            if !peer.gate.admit(request, state.wanted.bytes) {
+                return;
+            }
+            let Stage::Waits { since } = std::mem::replace(&mut state.stage, Stage::Asked { at: now }) else {
+                return;
+            };
+            let until = *state.until.get_or_insert(now + state.wanted.deadline);
+            let until = (!peer.is_silent()).then_some(until);
+            let turn = Turn { class: state.wanted.class, waited: now - since, until };
+            self.effects.push_back(Effect::Turn(request, turn));
+        }
+    }
+}
+
+impl Request {
+    /// What is said to a request that waits for its turn at a peer that is gone.
+    pub(super) fn is_over(&self, request: RequestId) -> Option<Effect> {
+        let waits = matches!(self.stage, Stage::Waits { .. } | Stage::Pauses);
+        let turn = Turn { class: self.wanted.class, waited: Duration::ZERO, until: None };
+        waits.then_some(Effect::Turn(request, turn))
+    }
+}
+
+/// So many fetches one after the other a peer may leave without an answer while it is heard.
+pub(super) const LATE_FETCHES: u32 = 3;
+
+/// So many answers in a row may be late from a peer whose writer is followed.
+const LATE_ANSWERS: u32 = 3;
+
+/// Follows of one peer at a time; each has a stream. A connection carries 256.
+const FOLLOWS_PER_PEER: usize = 128;

@@ -1,0 +1,53 @@
+//! The gate before a peer: so many streams of blocks and so many bytes at a time.
+
+use super::{ExchangeLimits, RequestId};
+use crate::priority::Turns;
+
+/// What one peer may be asked for at a time, and what waits for it.
+#[derive(Debug)]
+pub(super) struct Gate {
+    pub(super) turns: Turns<RequestId>,
+    streams: usize,
+    /// In units of [`CREDIT_UNIT_BYTES`].
+    credits: u64,
+    all_credits: u64,
+}
+
+impl Gate {
+    pub(super) fn new(limits: &ExchangeLimits) -> Self {
+        let all_credits = limits.credit_bytes / CREDIT_UNIT_BYTES;
+        Self { turns: Turns::default(), streams: limits.streams_per_peer, credits: all_credits, all_credits }
+    }
+
+    /// Takes a stream and the credits for so many bytes, where they are there. One that needs much and is next in the line is
+    /// passed by none that needs little.
+    pub(super) fn admit(&mut self, next: RequestId, bytes: u64) -> bool {
+        let credits = self.credits_for(bytes);
+        let has_room = self.streams > 0 && self.credits >= credits;
+        if has_room {
+            self.turns.leave(next);
+            self.streams -= 1;
+            self.credits -= credits;
+        }
+        has_room
+    }
+
+    /// Takes back a stream and the credits for so many bytes.
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        self.streams += 1;
+        self.credits += self.credits_for(bytes);
+    }
+
+    /// Bytes that are asked for and have not come.
+    pub(super) fn bytes_under_way(&self) -> u64 {
+        (self.all_credits - self.credits) * CREDIT_UNIT_BYTES
+    }
+
+    /// More than there are count as all of them.
+    fn credits_for(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, self.all_credits.max(1))
+    }
+}
+
+/// Credits are counted in these.
+const CREDIT_UNIT_BYTES: u64 = 4 << 10;

@@ -1,0 +1,33 @@
+//! The pace: how fast a node sends blocks, to all peers together.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// Lets so many bytes pass a second. Pieces go in the order of asking, so that streams share what there is.
+#[derive(Debug)]
+pub struct Pace {
+    bytes_per_second: Option<NonZeroU64>,
+    /// When everything that was let pass so far is over.
+    over: Duration,
+}
+
+impl Pace {
+    /// As fast as the network is where there is no number.
+    pub(super) fn new(bytes_per_second: Option<NonZeroU64>) -> Self {
+        Self { bytes_per_second, over: Duration::ZERO }
+    }
+
+    /// How long a piece waits before it goes; if its sender stops waiting, its turn is used all the same. Of the time in which
+    /// nothing went a little is made up for, since timers are late.
+    pub fn pause(&mut self, now: Duration, bytes: u64) -> Duration {
+        let Some(bytes_per_second) = self.bytes_per_second else { return Duration::ZERO };
+        let turn = self.over.max(now.saturating_sub(MADE_UP));
+        let takes = u128::from(bytes) * NANOSECONDS / u128::from(bytes_per_second.get());
+        self.over = turn.saturating_add(Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX)));
+        turn.saturating_sub(now)
+    }
+}
+
+const MADE_UP: Duration = Duration::from_millis(5);
+
+const NANOSECONDS: u128 = 1_000_000_000;

@@ -1,0 +1,56 @@
+//! Who may have how much of what is being sent.
+//!
+//! Nobody has a fixed share: a peer may have as much under way as is left free for the others. The first gets half of all,
+//! whoever comes next half of the rest. So peers that stop reading never have everything.
+
+use std::collections::HashMap;
+
+use larder_protocol::peer::Class;
+
+/// Bytes that are being sent, by peer.
+#[derive(Debug)]
+pub struct Sending {
+    all_bytes: u64,
+    free_bytes: u64,
+    by_peer: HashMap<String, u64>,
+}
+
+impl Sending {
+    /// Nothing is being sent; so many bytes may be, to all together.
+    pub(super) fn new(all_bytes: u64) -> Self {
+        Self { all_bytes, free_bytes: all_bytes, by_peer: HashMap::new() }
+    }
+
+    /// Takes room for a chunk to a peer; the bytes to give back. A peer that has none under way gets it wherever there is room, however
+    /// large the chunk is. A prefetch leaves some room free.
+    pub fn take(&mut self, peer: &str, bytes: u64, class: Class) -> Option<u64> {
+        // A chunk larger than all that may be sent goes alone.
+        let bytes = bytes.min(self.all_bytes);
+        let kept_free = match class {
+            Class::Decode => 0,
+            Class::Prefetch => (self.all_bytes / KEPT_FOR_DECODE).min(self.all_bytes - bytes),
+        };
+        let free = self.free_bytes.checked_sub(bytes).filter(|&free| free >= kept_free)?;
+        match self.by_peer.get_mut(peer) {
+            Some(has) if *has > 0 && *has + bytes > free => return None,
+            Some(has) => *has += bytes,
+            None => _ = self.by_peer.insert(peer.to_owned(), bytes),
+        }
+        self.free_bytes = free;
+        Some(bytes)
+    }
+
+    /// So many bytes to a peer were sent, or will not be.
+    pub fn give_back(&mut self, peer: &str, bytes: u64) {
+        self.free_bytes += bytes;
+        if let Some(has) = self.by_peer.get_mut(peer) {
+            *has = has.saturating_sub(bytes);
+            if *has == 0 {
+                self.by_peer.remove(peer);
+            }
+        }
+    }
+}
+
+/// One part in so many of what may be sent at a time is not for prefetches.
+const KEPT_FOR_DECODE: u64 = 4;

@@ -1,0 +1,136 @@
+//! Which peers are silent, which are only slow, and when a silent one is asked for a sign of life.
+
+use std::time::Duration;
+
+use super::fetch::LATE_FETCHES;
+use super::gate::Gate;
+use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
+
+/// What is known of a peer in one of its lives.
+#[derive(Debug)]
+pub(super) struct Peer {
+    standing: Standing,
+    /// Fetches, one after the other, that it did not answer in time, though it was heard.
+    pub(super) late_fetches: u32,
+    /// When the last of them was late.
+    pub(super) late_at: Duration,
+    pub(super) gate: Gate,
+    pub(super) follows: usize,
+}
+
+#[derive(Debug)]
+enum Standing {
+    Well,
+    /// Nothing was heard of it for a moment.
+    Doubted {
+        probe: u64,
+    },
+    /// It is left out. The probe is the last.
+    Silent {
+        probe: u64,
+        pause: Duration,
+    },
+}
+
+impl Peer {
+    pub(super) fn new(limits: &ExchangeLimits) -> Self {
+        let (late_fetches, late_at) = (0, Duration::ZERO);
+        Self { standing: Standing::Well, late_fetches, late_at, gate: Gate::new(limits), follows: 0 }
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        matches!(self.standing, Standing::Silent { .. })
+    }
+}
+
+impl Exchange {
+    /// A chunk came from a peer, or the word that it has none.
+    pub fn heard(&mut self, peer: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.late_fetches = 0;
+        }
+    }
+
+    /// The answer to something that a peer was asked at `asked` did not come in time. A peer of which any packet was heard since
+    /// then is only slow. Nothing at all for [`SILENCE`] means that it is not there; for less, it is asked for a sign of life.
+    pub fn is_late(&mut self, now: Duration, peer: PeerId, asked: Duration, was_heard: bool) {
+        if was_heard {
+            return;
+        }
+        if now.saturating_sub(asked) >= SILENCE {
+            return self.falls_silent(now, peer);
+        }
+        let probe = self.next_number();
+        let state = self.peers.get_mut(&peer);
+        if let Some(state) = state.filter(|state| matches!(state.standing, Standing::Well)) {
+            state.standing = Standing::Doubted { probe };
+            self.effects.push_back(Effect::Probe { peer, probe, deadline: SILENCE });
+        }
+    }
+
+    /// A peer does not answer, or cannot be connected to: nobody waits for it until it answers, which is tried from now on.
+    pub fn falls_silent(&mut self, now: Duration, peer: PeerId) {
+        let Some(state) = self.peers.get_mut(&peer).filter(|state| !state.is_silent()) else { return };
+        state.standing = Standing::Silent { probe: 0, pause: FIRST_PROBE_PAUSE };
+        self.effects.push_back(Effect::Silent(peer));
+        // A peer that answers at once, and not when it is asked for blocks, is not asked for them at once again.
+        if state.late_fetches >= LATE_FETCHES {
+            self.alarms.insert((now + LATE_PAUSE, Alarm::Probe(peer)));
+        } else {
+            self.probe(peer);
+        }
+    }
+
+    /// What came of a probe: whether the peer answered, and whether any packet of it was heard meanwhile.
+    pub fn probed(&mut self, now: Duration, peer: PeerId, probe: u64, answers: bool, was_heard: bool) {
+        let chance = self.chance();
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        match &mut state.standing {
+            Standing::Doubted { probe: last } if *last == probe => {
+                state.standing = Standing::Well;
+                if !answers && !was_heard {
+                    self.falls_silent(now, peer);
+                }
+            }
+            Standing::Silent { probe: last, .. } if *last == probe && answers => {
+                state.standing = Standing::Well;
+                // It has one more try: each that is late leaves it out again.
+                state.late_fetches = state.late_fetches.min(LATE_FETCHES - 1);
+                self.effects.push_back(Effect::Answers(peer));
+            }
+            Standing::Silent { probe: last, pause } if *last == probe => {
+                self.alarms.insert((now + pause.mul_f64(1.0 + chance / 2.0), Alarm::Probe(peer)));
+                *pause = (*pause * 2).min(LAST_PROBE_PAUSE);
+            }
+            _ => {}
+        }
+    }
+
+    /// Asks a silent peer for a sign of life.
+    pub(super) fn probe(&mut self, peer: PeerId) {
+        let number = self.next_number();
+        if let Some(Peer { standing: Standing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
+            *probe = number;
+            self.effects.push_back(Effect::Probe { peer, probe: number, deadline: SIGN_DEADLINE });
+        }
+    }
+}
+
+/// A peer of which nothing at all is heard for so long, though it was asked something, is not there. A process that is scheduled
+/// late on a busy machine is heard sooner.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// How long a peer that lets fetches wait in vain is left out at least.
+const LATE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a silent peer may take to show that it lives.
+const SIGN_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Pauses between such attempts.
+const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a peer whose writer is followed is asked whether it is there, and how long it may take to answer.
+pub const PROBE_PAUSE: Duration = Duration::from_secs(1);
+/// See [`PROBE_PAUSE`].
+pub const PROBE_DEADLINE: Duration = Duration::from_secs(1);
