@@ -324,7 +324,7 @@ impl Sharing {
     ) -> Result<Self, ClusterError> {
         let send_bytes_per_second = limits.send_bytes_per_second;
         let exchange_limits = ExchangeLimits { send_bytes_per_second, ..ExchangeLimits::default() };
-        let (handle, orders) = ExchangeHandle::new(&exchange_limits);
+        let (handle, orders) = ExchangeHandle::new();
         let metrics = ExchangeMetrics::new(registry)?;
         let (endpoint, known_silent, watches) = (endpoint.clone(), silent.clone(), watch.clone());
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {

@@ -4,24 +4,21 @@
 //! the arena without a copy. What comes is written straight into the slots that the asking actor reserved, and handed
 //! over only when its length, key and checksum are right.
 
-mod busy;
 mod fetch;
 mod follow;
-mod gate;
 mod handoff;
 mod home;
 pub(crate) mod metrics;
-mod pace;
 mod peers;
-mod sending;
+mod place;
 mod serve;
 
-use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+pub use larder_core::exchange::ExchangeLimits;
 use larder_core::reports::Reporter;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::Endpoint;
@@ -42,36 +39,6 @@ use crate::arena::ExtentMemory;
 use crate::clock::Clock;
 use crate::copy::BlockChecksums;
 use crate::watched::{Watch, here};
-
-/// What bounds the exchange.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExchangeLimits {
-    /// Streams of blocks at a time from one peer: with more, the slowest wait much longer.
-    pub streams_per_peer: usize,
-    /// Bytes of blocks that are asked of one peer and have not come.
-    pub credit_bytes: u64,
-    /// Bytes of blocks that are being sent, to all peers; beyond them they are told to ask again.
-    pub sending_bytes: u64,
-    /// Bytes of blocks on one stream, where one chunk is not more.
-    pub batch_bytes: u64,
-    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is where there is no number.
-    pub send_bytes_per_second: Option<NonZeroU64>,
-    /// Orders that wait for the peer thread.
-    pub queue_orders: usize,
-}
-
-impl Default for ExchangeLimits {
-    fn default() -> Self {
-        Self {
-            streams_per_peer: 4,
-            credit_bytes: 64 << 20,
-            sending_bytes: 256 << 20,
-            batch_bytes: 4 << 20,
-            send_bytes_per_second: None,
-            queue_orders: 4_096,
-        }
-    }
-}
 
 /// The asking half: an actor on the peer thread, which is an arbiter with a current-thread runtime.
 pub struct PeerActor {
@@ -120,8 +87,8 @@ pub struct ExchangeOrders(mpsc::Receiver<Order>);
 impl ExchangeHandle {
     /// A handle, and where its orders come out.
     #[must_use]
-    pub fn new(limits: &ExchangeLimits) -> (Self, ExchangeOrders) {
-        let (sender, receiver) = mpsc::channel(limits.queue_orders);
+    pub fn new() -> (Self, ExchangeOrders) {
+        let (sender, receiver) = mpsc::channel(QUEUE_ORDERS);
         (Self(sender), ExchangeOrders(receiver))
     }
 
@@ -150,20 +117,13 @@ impl Actor for PeerActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-        ctx.run_interval(METRICS_TICK, |actor, _| actor.guarded(Peers::show));
+        ctx.run_interval(METRICS_TICK, |actor, _| actor.peers.guarded(Peers::show));
         let Some(orders) = self.orders.take() else { return };
         let (peers, orders) = (self.peers.clone(), Rc::new(tokio::sync::Mutex::new(orders)));
         let carry_out = move || carry_out_orders(peers.clone(), Rc::clone(&orders));
         actix_rt::spawn(self.watch.clone().keep("orders", carry_out));
-    }
-}
-
-impl PeerActor {
-    /// Does something with the peers; where that panics, nothing is known of them any more.
-    fn guarded(&self, work: impl FnOnce(&Peers)) {
-        if self.watch.catch("peers", || work(&self.peers)).is_none() {
-            self.peers.begin_again();
-        }
+        let peers = self.peers.clone();
+        actix_rt::spawn(self.watch.clone().keep("peers", move || peers.clone().keep_time()));
     }
 }
 
@@ -206,7 +166,7 @@ impl Handler<NewTable> for PeerActor {
     type Result = ();
 
     fn handle(&mut self, new: NewTable, _: &mut Self::Context) {
-        self.guarded(|peers| peers.set_table(new.table, new.own));
+        self.peers.guarded(|peers| peers.set_table(new.table, new.own));
     }
 }
 
@@ -220,11 +180,11 @@ impl Handler<Serve> for PeerActor {
     }
 }
 
-/// Credits are counted in these.
-const CREDIT_UNIT_BYTES: u64 = 4 << 10;
-
 /// How often the metrics of peers are brought up to date.
 const METRICS_TICK: Duration = Duration::from_secs(1);
+
+/// Orders that wait for the peer thread.
+const QUEUE_ORDERS: usize = 4_096;
 
 /// Messages that wait for the peer thread; senders wait for a place.
 const MAILBOX_MESSAGES: usize = 4_096;

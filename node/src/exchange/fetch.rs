@@ -5,20 +5,20 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use larder_core::exchange::{Turn, Wanted};
 use larder_net::quic::{Connection, read_message, write_message};
 use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::checksum::{RangeChecksum, block_checksum};
-use larder_protocol::limits::MAX_FETCH_CHUNKS;
 use larder_protocol::peer::{
     Chunks, Class, Fetch, FetchedChunk, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
 use quinn::RecvStream;
 use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::busy::BusyPause;
 use super::metrics::Counted;
-use super::peers::{Link, NoLink, Peers, write_trace};
+use super::peers::{Link, Peers, write_trace};
+use super::place::Place;
 use super::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
 use crate::copy::BlockChecksums;
 use crate::watched::here;
@@ -91,8 +91,13 @@ async fn fetch_batches(
     order: &FetchOrder,
     came: &RefCell<Vec<Option<Fetched>>>,
 ) {
-    let batches = batches(&order.chunks, peers.limits().batch_bytes);
-    join_all(batches.into_iter().map(|batch| fetch_batch(peers, link, order, batch, came))).await;
+    let firsts = peers.decide(|exchange, _| exchange.batches(order.chunks.iter().map(bytes_of)));
+    let ends = firsts.iter().copied().skip(1).chain([order.chunks.len()]);
+    let batches = firsts.iter().zip(ends).map(|(&first, end)| {
+        let batch = Batch::new((first..end).map(|at| (at, &order.chunks[at])).collect());
+        fetch_batch(peers, link, order, batch, came)
+    });
+    join_all(batches).await;
 }
 
 /// Has a batch come within the deadline. What the holder is too busy to send it is asked for again, unless others have it.
@@ -103,39 +108,36 @@ async fn fetch_batch(
     mut batch: Batch<'_>,
     came: &RefCell<Vec<Option<Fetched>>>,
 ) {
-    let mut pause = BusyPause::default();
-    let mut over = None;
+    let &FetchOrder { deadline, has_others, ref class, .. } = order;
+    let wanted = Wanted { bytes: batch.bytes, class: *class.borrow(), deadline, has_others };
+    let place = Place::of_fetch(peers, link, wanted);
+    let mut changes = class.clone();
     loop {
-        let waits_since = peers.clock().elapsed();
-        let pass = link.gate.enter(batch.bytes, order.class.clone()).await;
-        let now = peers.clock().elapsed();
-        let class = *order.class.borrow();
-        peers.metrics().waited(&link.name, class, now - waits_since);
-        // The deadline counts from when the holder is asked for the first time.
-        let over = *over.get_or_insert(now + order.deadline);
-        if link.is_silent() {
-            let unreachable = |&(at, _): &(usize, _)| {
-                came.borrow_mut()[at] = Some(Fetched::Failed(FetchFailure::Unreachable));
-            };
-            return batch.chunks.iter().for_each(unreachable);
-        }
-        let asked = peers.asks(link);
+        let Turn { class, waited, until } = place.turn(&mut changes).await;
+        peers.metrics().waited(&link.name, class, waited);
+        let Some(until) = until else {
+            let unreachable = || Some(Fetched::Failed(FetchFailure::Unreachable));
+            return batch.chunks.iter().for_each(|&(at, _)| came.borrow_mut()[at] = unreachable());
+        };
+        let before = peers.came(link);
         let coming = receive_batch(peers, link, order, class, &batch, came);
-        if timeout(over.saturating_sub(now), coming).await.is_err() {
-            return peers.fetch_is_late(link, &asked, order.deadline);
+        if timeout(until.saturating_sub(peers.clock().elapsed()), coming).await.is_err() {
+            return place.is_late(peers.missed(link, before));
         }
-        drop(pass);
         let Some((busy, retry)) = batch.busy(&came.borrow()) else { return };
-        let pause = pause.next(retry);
-        if order.has_others || peers.clock().elapsed() + pause >= over {
+        if !place.is_busy(busy.bytes, retry) {
             return;
         }
-        sleep(pause).await;
         batch = busy;
     }
 }
 
 impl<'a> Batch<'a> {
+    fn new(chunks: Vec<(usize, &'a FetchChunk)>) -> Self {
+        let bytes = chunks.iter().map(|(_, chunk)| bytes_of(chunk)).sum();
+        Self { chunks, bytes }
+    }
+
     /// The chunks that their holder is too busy for, and when to ask again.
     fn busy(&self, came: &[Option<Fetched>]) -> Option<(Self, RetryAfter)> {
         let (mut chunks, mut longest_ms) = (Vec::new(), 0);
@@ -145,8 +147,7 @@ impl<'a> Batch<'a> {
                 longest_ms = retry_after_ms.max(longest_ms);
             }
         }
-        let bytes = chunks.iter().map(|(_, chunk)| bytes_of(chunk)).sum();
-        (!chunks.is_empty()).then_some((Batch { chunks, bytes }, RetryAfter { retry_after_ms: longest_ms }))
+        (!chunks.is_empty()).then(|| (Self::new(chunks), RetryAfter { retry_after_ms: longest_ms }))
     }
 }
 
@@ -163,12 +164,8 @@ async fn receive_batch(
     let fill = |from: usize, with: &dyn Fn() -> Fetched| {
         (from..batch.chunks.len()).for_each(|at| note(at, with()));
     };
-    let connection = match peers.connection(link).await {
-        Ok(connection) => connection,
-        Err(NoLink::NotAMember | NoLink::Silent | NoLink::NoConnection) => {
-            peers.falls_silent(link);
-            return fill(0, &|| Fetched::Failed(FetchFailure::Unreachable));
-        }
+    let Some(connection) = peers.connection(link).await else {
+        return fill(0, &|| Fetched::Failed(FetchFailure::Unreachable));
     };
     let trace = order.trace.child(SpanKind::Client, "fetch_batch");
     trace.count("larder.chunks", batch.chunks.len() as u64);
@@ -340,22 +337,6 @@ impl Coming {
         sums.whole = block_checksum(&to.key, &sums.ranges);
         Ok(sums)
     }
-}
-
-/// Splits an order into pieces of at most `most` bytes, at least a chunk each.
-fn batches(chunks: &[FetchChunk], most: u64) -> Vec<Batch<'_>> {
-    let mut batches: Vec<Batch<'_>> = Vec::new();
-    for (at, chunk) in chunks.iter().enumerate() {
-        let bytes = bytes_of(chunk);
-        match batches.last_mut() {
-            Some(batch) if batch.chunks.len() < MAX_FETCH_CHUNKS && batch.bytes + bytes <= most => {
-                batch.chunks.push((at, chunk));
-                batch.bytes += bytes;
-            }
-            _ => batches.push(Batch { chunks: vec![(at, chunk)], bytes }),
-        }
-    }
-    batches
 }
 
 fn bytes_of(chunk: &FetchChunk) -> u64 {

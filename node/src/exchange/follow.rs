@@ -6,10 +6,10 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use larder_core::exchange::{BusyPause, NoPeer, PROBE_DEADLINE, PROBE_PAUSE};
 use larder_net::quic::{Connection, read_message, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::PoolSet;
@@ -23,8 +23,8 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{sleep, timeout};
 
-use super::busy::BusyPause;
-use super::peers::{Link, NoLink, Peers};
+use super::peers::{Link, Peers};
+use super::place::Place;
 use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
 use super::{
     AskFollow, ChunkStep, Destination, FetchChunk, FetchFailure, Fetched, FollowCame, FollowOrder, PeerNews,
@@ -96,10 +96,10 @@ fn tell(order: &FollowOrder, chunk: usize, step: ChunkStep) {
 /// Asks and receives until every chunk has ended; says why the others did not come.
 async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>>) -> FetchFailure {
     let Some(link) = link_to(peers, order).await else { return FetchFailure::Unreachable };
-    let Ok(_place) = Arc::clone(&link.follows).try_acquire_owned() else { return FetchFailure::Full };
+    let Some(place) = Place::of_follow(peers, &link) else { return FetchFailure::Full };
     tokio::select! {
         received = receive_all(peers, order, &link, coming) => received.err().unwrap_or(FetchFailure::Broken),
-        () = until_silent(peers, &link) => FetchFailure::Unreachable,
+        () = until_silent(peers, &link, &place) => FetchFailure::Unreachable,
     }
 }
 
@@ -107,9 +107,10 @@ async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>
 async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
     let mut waited = Duration::ZERO;
     loop {
-        match peers.link_to(&order.node) {
+        let node = peers.number_of(&order.node).ok_or(NoPeer::NotAMember);
+        match node.and_then(|node| peers.link(node)) {
             Ok(link) => return Some(link),
-            Err(NoLink::NotAMember) if waited < MEMBER_DEADLINE => {
+            Err(NoPeer::NotAMember) if waited < MEMBER_DEADLINE => {
                 sleep(MEMBER_PAUSE).await;
                 waited += MEMBER_PAUSE;
             }
@@ -121,14 +122,13 @@ async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
     }
 }
 
-/// Asks the node whether it is there, again and again, as long as it is: a writer may be silent for long, its node not. One
-/// answer that is late is no reason to give up.
-async fn until_silent(peers: &Peers, link: &Rc<Link>) {
-    let mut late = 0;
-    while late < LATE_PROBES && !link.is_silent() && peers.knows(link) {
+/// Asks the node whether it is there, again and again, as long as the follow goes on.
+async fn until_silent(peers: &Peers, link: &Link, place: &Place) {
+    let mut answers = true;
+    while place.follows_on(answers) {
         sleep(PROBE_PAUSE).await;
-        let answer = peers.ask(link.node, &PeerRequest::Ping, PROBE_DEADLINE, &Trace::default()).await;
-        late = if answer.is_ok() { 0 } else { late + 1 };
+        let answer = peers.ask(link.peer.node, &PeerRequest::Ping, PROBE_DEADLINE, &Trace::default()).await;
+        answers = answer.is_ok();
     }
 }
 
@@ -138,10 +138,7 @@ async fn receive_all(
     link: &Rc<Link>,
     coming: &RefCell<Vec<Coming>>,
 ) -> Result<(), FetchFailure> {
-    let connection = peers.connection(link).await.map_err(|_| {
-        peers.falls_silent(link);
-        FetchFailure::Unreachable
-    })?;
+    let connection = peers.connection(link).await.ok_or(FetchFailure::Unreachable)?;
     let (mut receive, mut first) = ask_to_follow(peers, order, &connection).await?;
     let mut last_message = 0;
     while coming.borrow().iter().any(|coming| !coming.has_ended) {
@@ -194,11 +191,7 @@ async fn ask_to_follow(
         send.finish().map_err(|_| FetchFailure::Broken)?;
         let first = read_message(&mut receive).await.map_err(|_| FetchFailure::Broken)?;
         let Some(PeerResponse::Busy(retry)) = first else { return Ok((receive, first)) };
-        let pause = pause.next(retry);
-        if peers.clock().elapsed() + pause >= over {
-            return Err(FetchFailure::Full);
-        }
-        sleep(pause).await;
+        sleep(peers.pause(&mut pause, retry, over).ok_or(FetchFailure::Full)?).await;
     }
 }
 
@@ -395,13 +388,6 @@ fn said(step: &PeerStep) -> FollowStep {
         PeerStep::Lost => FollowStep::Lost,
     }
 }
-
-/// How often a node is asked whether it is there, and how long it may take to answer.
-const PROBE_PAUSE: Duration = Duration::from_secs(1);
-const PROBE_DEADLINE: Duration = Duration::from_secs(1);
-
-/// So many answers in a row may be late from a node that is heard.
-const LATE_PROBES: u32 = 3;
 
 /// How long a node may take to be known here.
 const MEMBER_DEADLINE: Duration = Duration::from_secs(5);

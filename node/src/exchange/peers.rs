@@ -1,23 +1,24 @@
-//! Connections to other nodes: dialled on need, kept, and left alone while nobody answers.
+//! Connections to other nodes, dialled on need and kept, and what the exchange decides of them.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::{Cell, RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use larder_core::exchange::{BusyPause, Effect, Exchange, NoPeer, PeerId, RequestId};
 use larder_net::quic::{Connection, Endpoint, MessageError, read_message, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::identity::Role;
-use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse};
+use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter};
 use larder_protocol::table::{Member, NodeNumber, Table};
 use quinn::{SendStream, VarInt};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use super::busy::{BusyPause, chance};
-use super::gate::Gate;
 use super::metrics::{OTHER, Watched};
+use super::place::Told;
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::clock::Clock;
 use crate::watched::Watch;
@@ -28,12 +29,14 @@ pub(crate) struct Peers(Rc<Shared>);
 
 struct Shared {
     endpoint: Endpoint,
-    limits: ExchangeLimits,
+    exchange: RefCell<Exchange>,
+    /// Its next deadline is another one.
+    deadline: Notify,
+    /// Fetches, which hear here that it is their turn.
+    turns: RefCell<HashMap<RequestId, Rc<Told>>>,
     metrics: ExchangeMetrics,
     clock: Clock,
-    table: RefCell<Arc<Table>>,
-    own: Cell<NodeNumber>,
-    links: RefCell<BTreeMap<NodeNumber, Rc<Link>>>,
+    links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
     silent: SilentPeers,
     watched: RefCell<Watched>,
     watch: Watch,
@@ -45,42 +48,13 @@ struct Shared {
 #[derive(Debug, Clone, Default)]
 pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
 
-/// One other node, in one of its lives.
+/// The connection to one other node, in one of its lives.
 pub(super) struct Link {
-    pub(super) node: NodeNumber,
+    pub(super) peer: PeerId,
     pub(super) name: String,
-    incarnation: u64,
     connection: RefCell<Option<Connection>>,
     /// One dials at a time.
     dialling: tokio::sync::Mutex<()>,
-    is_silent: Cell<bool>,
-    /// Whether it is asked for a sign of life.
-    is_doubted: Cell<bool>,
-    /// Fetches, one after the other, that it did not answer in time, though it was heard.
-    late_fetches: Cell<u32>,
-    /// When the last of them was late.
-    late_at: Cell<Duration>,
-    /// Bounds what it is asked for at a time.
-    pub(super) gate: Rc<Gate>,
-    /// Bounds what is followed there. A follow takes as long as a prefill: it would keep fetches from passing the gate.
-    pub(super) follows: Arc<Semaphore>,
-}
-
-/// When a peer was asked something, and what had come from it by then.
-pub(super) struct Asked {
-    at: Duration,
-    packets: u64,
-}
-
-/// Why a peer cannot be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoLink {
-    #[error("it is not a member")]
-    NotAMember,
-    #[error("it has not answered lately")]
-    Silent,
-    #[error("no connection can be made")]
-    NoConnection,
 }
 
 impl SilentPeers {
@@ -112,11 +86,11 @@ impl Peers {
     ) -> Self {
         Self(Rc::new(Shared {
             endpoint,
-            limits,
+            exchange: RefCell::new(Exchange::new(limits, RandomState::new().hash_one(()))),
+            deadline: Notify::new(),
+            turns: RefCell::default(),
             metrics,
             clock,
-            table: RefCell::default(),
-            own: Cell::default(),
             links: RefCell::default(),
             silent,
             watched: RefCell::default(),
@@ -125,8 +99,75 @@ impl Peers {
         }))
     }
 
-    pub(super) fn limits(&self) -> &ExchangeLimits {
-        &self.0.limits
+    /// Has the exchange decide something, and does what it wants.
+    pub(super) fn decide<T>(&self, decision: impl FnOnce(&mut Exchange, Duration) -> T) -> T {
+        let mut exchange = self.0.exchange.borrow_mut();
+        let before = exchange.next_deadline();
+        let decided = decision(&mut exchange, self.0.clock.elapsed());
+        if exchange.next_deadline() != before {
+            self.0.deadline.notify_one();
+        }
+        while let Some(effect) = exchange.poll_effect() {
+            self.perform(effect);
+        }
+        decided
+    }
+
+    /// Does what the exchange wants. It must decide nothing itself: a decision is not over yet.
+    fn perform(&self, effect: Effect) {
+        match effect {
+            Effect::Turn(request, turn) => {
+                self.turns().get(&request).into_iter().for_each(|told| told.tell(turn));
+            }
+            Effect::Probe { peer, probe, deadline } => {
+                let (peers, link) = (self.clone(), self.0.links.borrow().get(&peer).cloned());
+                actix_rt::spawn(async move {
+                    let Some(link) = link else { return };
+                    let before = peers.came(&link);
+                    let answers = timeout(deadline, peers.answers(&link)).await == Ok(true);
+                    let was_heard = peers.came(&link) > before;
+                    peers.decide(|exchange, now| exchange.probed(now, peer, probe, answers, was_heard));
+                });
+            }
+            Effect::Silent(PeerId { node, .. }) => {
+                self.note_silent(|silent| silent.insert(node));
+                tracing::warn!(%node, "a node does not answer: it is left out until it does");
+            }
+            Effect::Answers(PeerId { node, .. }) => {
+                self.note_silent(|silent| silent.remove(&node));
+                tracing::info!(%node, "a node answers again");
+            }
+            Effect::Gone(peer) => {
+                self.note_silent(|silent| silent.remove(&peer.node));
+                let connection =
+                    self.0.links.borrow_mut().remove(&peer).and_then(|link| link.connection.take());
+                if let Some(connection) = connection {
+                    connection.quic().close(VarInt::from_u32(0), b"not a member any more");
+                }
+            }
+        }
+    }
+
+    /// Tells the exchange of the time whenever it waits for that.
+    pub(super) async fn keep_time(self) {
+        loop {
+            let due = self.0.exchange.borrow().next_deadline();
+            let pause = due.map_or(FAR, |due| due.saturating_sub(self.0.clock.elapsed()));
+            if timeout(pause, self.0.deadline.notified()).await.is_err() {
+                self.guarded(|peers| peers.decide(Exchange::tick));
+            }
+        }
+    }
+
+    /// Does something; where that panics, nothing is known of any node any more but the table.
+    pub(super) fn guarded(&self, work: impl FnOnce(&Self)) {
+        if self.0.watch.catch("peers", || work(self)).is_none() {
+            self.decide(|exchange, _| exchange.begin_anew());
+        }
+    }
+
+    pub(super) fn turns(&self) -> RefMut<'_, HashMap<RequestId, Rc<Told>>> {
+        self.0.turns.borrow_mut()
     }
 
     pub(super) fn metrics(&self) -> &ExchangeMetrics {
@@ -141,7 +182,7 @@ impl Peers {
     /// it is not told: whoever reads the chunk next finds it too.
     pub(super) fn tell_damaged(&self, link: &Link, chunks: Chunks) {
         let Ok(place) = Arc::clone(&self.0.reports).try_acquire_owned() else { return };
-        let (peers, node) = (self.clone(), link.node);
+        let (peers, node) = (self.clone(), link.peer.node);
         actix_rt::spawn(async move {
             let report = PeerRequest::Damaged(chunks);
             if let Err(error) = peers.ask(node, &report, REPORT_DEADLINE, &Trace::default()).await {
@@ -153,27 +194,17 @@ impl Peers {
 
     /// The table that counts.
     pub(super) fn table(&self) -> Arc<Table> {
-        Arc::clone(&self.0.table.borrow())
+        Arc::clone(self.0.exchange.borrow().table())
     }
 
     /// Follows a new table: who is gone, or came back as somebody else, is let go.
     pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
-        self.0.links.borrow_mut().retain(|&node, link| {
-            let stays = table
-                .member(node)
-                .is_some_and(|member| (member.incarnation, &member.name) == (link.incarnation, &link.name));
-            if !stays {
-                self.lets_go(link);
-            }
-            stays
-        });
         let gone = |was: &&Member| table.members.iter().all(|member| member.name != was.name);
         let by_peer = &self.0.metrics.by_peer;
         self.table().members.iter().filter(gone).for_each(|member| by_peer.forget(&member.name));
         let others = table.members.iter().filter(|member| member.number != own);
         others.for_each(|member| by_peer.know(&member.name));
-        self.0.own.set(own);
-        self.0.table.replace(table);
+        self.decide(|exchange, _| exchange.set_table(table, own));
     }
 
     /// What comes of something; `None` where it panicked. Then the connection to the node that it was about goes, and with it
@@ -185,23 +216,11 @@ impl Peers {
         work: impl Future<Output = T>,
     ) -> Option<T> {
         let came = self.0.watch.catch_in(task, work).await;
-        if came.is_none()
-            && let Some(link) = node.and_then(|node| self.0.links.borrow_mut().remove(&node))
-        {
-            self.lets_go(&link);
+        if came.is_none() {
+            let peer = self.0.links.borrow().keys().copied().find(|peer| Some(peer.node) == node);
+            peer.into_iter().for_each(|peer| self.decide(|exchange, _| exchange.forget(peer)));
         }
         came
-    }
-
-    /// Knows nothing of any node any more but the table.
-    pub(super) fn begin_again(&self) {
-        let links = self.0.links.take();
-        links.values().for_each(|link| self.lets_go(link));
-    }
-
-    fn lets_go(&self, link: &Link) {
-        link.close();
-        self.hears(link);
     }
 
     /// The number of the member of this name.
@@ -211,7 +230,8 @@ impl Peers {
 
     /// How a node is called in metrics.
     pub(super) fn metrics_name<'a>(&self, name: &'a str) -> &'a str {
-        if self.0.table.borrow().members.iter().any(|member| member.name == name) { name } else { OTHER }
+        let exchange = self.0.exchange.borrow();
+        if exchange.table().members.iter().any(|member| member.name == name) { name } else { OTHER }
     }
 
     /// Counts the packets of a connection with another node.
@@ -228,7 +248,7 @@ impl Peers {
         self.0.watched.borrow_mut().show(by_peer, is_member);
         for link in self.0.links.borrow().values() {
             let gauge = by_peer.in_flight_bytes.with_label_values(&[&link.name]);
-            gauge.set(link.gate.bytes_under_way() as i64);
+            gauge.set(self.0.exchange.borrow().bytes_under_way(link.peer) as i64);
         }
     }
 
@@ -246,18 +266,18 @@ impl Peers {
         let unavailable =
             |reason: &dyn std::fmt::Display| PeerUnavailable { node, reason: reason.to_string() };
         let link = self.link(node).map_err(|error| unavailable(&error))?;
-        let asked = self.asks(&link);
+        let (asked_at, before) = (self.0.clock.elapsed(), self.came(&link));
         let busy = Cell::new(None);
         let answered = timeout(deadline, async {
             let mut pause = BusyPause::default();
             loop {
-                let connection = self.connection(&link).await.inspect_err(|_| self.falls_silent(&link));
-                let connection = connection.map_err(|error| unavailable(&error))?;
+                let connection = self.connection(&link).await;
+                let connection = connection.ok_or_else(|| unavailable(&"no connection can be made"))?;
                 let answer = converse(&connection, request, trace).await;
                 match answer.map_err(|error| unavailable(&error))? {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));
-                        sleep(pause.next(retry)).await;
+                        sleep(self.pause(&mut pause, retry, Duration::MAX).unwrap_or_default()).await;
                     }
                     answer => return Ok(answer),
                 }
@@ -265,7 +285,7 @@ impl Peers {
         });
         match (answered.await, busy.get()) {
             (Ok(Ok(response)), _) => {
-                let took = self.0.clock.elapsed() - asked.at;
+                let took = self.0.clock.elapsed() - asked_at;
                 self.0.metrics.round_trip_seconds.observe(took.as_secs_f64());
                 Ok(response)
             }
@@ -273,196 +293,99 @@ impl Peers {
             (Ok(Err(error)), _) => Err(error),
             (Err(_), Some(retry)) => Ok(PeerResponse::Busy(retry)),
             (Err(_), None) => {
-                self.is_late(&link, &asked);
+                let was_heard = self.missed(&link, before);
+                self.decide(|exchange, now| exchange.is_late(now, link.peer, asked_at, was_heard));
                 Err(unavailable(&"no answer in time"))
             }
         }
     }
 
+    /// How long somebody pauses who was told to ask again; `None` where it is over by then.
+    pub(super) fn pause(&self, pause: &mut BusyPause, retry: RetryAfter, over: Duration) -> Option<Duration> {
+        self.decide(|exchange, now| exchange.pause(now, pause, retry, over))
+    }
+
     /// The link to a member that is not known to be silent.
-    pub(super) fn link(&self, node: NodeNumber) -> Result<Rc<Link>, NoLink> {
-        let table = self.0.table.borrow();
-        let member = table.member(node).filter(|_| node != self.0.own.get()).ok_or(NoLink::NotAMember)?;
+    pub(super) fn link(&self, node: NodeNumber) -> Result<Rc<Link>, NoPeer> {
+        let peer = self.decide(|exchange, _| exchange.peer(node))?;
+        let name = || self.table().member(node).map(|member| member.name.clone()).unwrap_or_default();
         let mut links = self.0.links.borrow_mut();
-        let link =
-            links.entry(node).or_insert_with(|| Rc::new(Link::new(member, &self.0.limits, self.0.clock)));
-        if link.is_silent.get() { Err(NoLink::Silent) } else { Ok(Rc::clone(link)) }
+        Ok(Rc::clone(links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, name())))))
     }
 
-    /// The link to the member of this name.
-    pub(super) fn link_to(&self, name: &str) -> Result<Rc<Link>, NoLink> {
-        self.link(self.number_of(name).ok_or(NoLink::NotAMember)?)
+    /// The connection to a node, dialled where there is none. A node to which there can be none is silent.
+    pub(super) async fn connection(&self, link: &Rc<Link>) -> Option<Connection> {
+        let connection = self.dial(link).await;
+        if connection.is_none() {
+            self.decide(|exchange, now| exchange.falls_silent(now, link.peer));
+        }
+        connection
     }
 
-    /// The connection to a node, dialled where there is none.
-    pub(super) async fn connection(&self, link: &Rc<Link>) -> Result<Connection, NoLink> {
+    async fn dial(&self, link: &Rc<Link>) -> Option<Connection> {
         if let Some(connection) = link.open_connection() {
-            return Ok(connection);
+            return Some(connection);
         }
         let _dialling = link.dialling.lock().await;
         if let Some(connection) = link.open_connection() {
-            return Ok(connection);
+            return Some(connection);
         }
-        let (address, name) = {
-            let table = self.0.table.borrow();
-            let member = table.member(link.node).filter(|member| member.incarnation == link.incarnation);
-            let member = member.ok_or(NoLink::NotAMember)?;
-            (member.peer, member.name.clone())
-        };
-        let dial = self.0.endpoint.connect(address, Role::Node, Some(&name));
+        let (table, PeerId { node, incarnation }) = (self.table(), link.peer);
+        let &Member { peer: address, ref name, .. } =
+            table.member(node).filter(|member| member.incarnation == incarnation)?;
+        let dial = self.0.endpoint.connect(address, Role::Node, Some(name));
         match timeout(DIAL_DEADLINE, dial).await {
             Ok(Ok(connection)) => {
-                tracing::debug!(node = %link.node, name, %address, "connected");
+                tracing::debug!(%node, name, %address, "connected");
                 self.watch(&connection);
                 link.connection.replace(Some(connection.clone()));
-                Ok(connection)
+                Some(connection)
             }
             Ok(Err(error)) => {
-                tracing::warn!(node = %link.node, name, %address, %error, "cannot connect to a node");
-                Err(NoLink::NoConnection)
+                tracing::warn!(%node, name, %address, %error, "cannot connect to a node");
+                None
             }
-            Err(_) => Err(NoLink::NoConnection),
+            Err(_) => None,
         }
     }
 
-    /// Something is asked of a node now.
-    pub(super) fn asks(&self, link: &Link) -> Asked {
-        Asked { at: self.0.clock.elapsed(), packets: self.0.watched.borrow().came(&link.name) }
+    /// Packets that came from a node so far.
+    pub(super) fn came(&self, link: &Link) -> u64 {
+        self.0.watched.borrow().came(&link.name)
+    }
+
+    /// Counts an answer that did not come in time; whether the node was heard since so many packets had come.
+    pub(super) fn missed(&self, link: &Link, before: u64) -> bool {
+        let was_heard = self.came(link) > before;
+        self.0.metrics.missed(if was_heard { "slow" } else { "silent" });
+        was_heard
     }
 
     /// A chunk came from a node, or the word that it has none.
     pub(super) fn heard(&self, link: &Link) {
-        link.late_fetches.set(0);
+        self.decide(|exchange, _| exchange.heard(link.peer));
     }
 
-    /// An answer did not come in time. A node that was heard since it was asked is only slow. Nothing at all for
-    /// [`SILENCE`] means that it is not there; for less, it is asked for a sign of life.
-    fn is_late(&self, link: &Rc<Link>, asked: &Asked) -> bool {
-        let was_heard = self.asks(link).packets > asked.packets;
-        self.0.metrics.missed(if was_heard { "slow" } else { "silent" });
-        if was_heard {
-            return true;
-        }
-        match self.0.clock.elapsed().saturating_sub(asked.at) < SILENCE {
-            true => self.doubts(link),
-            false => self.falls_silent(link),
-        }
-        false
-    }
-
-    /// The same for blocks, that may take so long. A node that is heard, but lets [`LATE_FETCHES`] one after the other wait
-    /// in vain, is left out too.
-    pub(super) fn fetch_is_late(&self, link: &Rc<Link>, asked: &Asked, deadline: Duration) {
-        let now = self.0.clock.elapsed();
-        let waited = now.saturating_sub(asked.at);
-        // Those that wait at the same time count as one, and what was asked shortly before the end says nothing.
-        let counts = asked.at >= link.late_at.get() && waited >= deadline / 2;
-        if self.is_late(link, asked) && counts {
-            link.late_at.set(now);
-            link.late_fetches.set(link.late_fetches.get() + 1);
-            if link.late_fetches.get() >= LATE_FETCHES {
-                self.falls_silent(link);
-            }
-        }
-    }
-
-    /// Asks a node for a sign of life: without one it is silent.
-    fn doubts(&self, link: &Rc<Link>) {
-        if link.is_silent() || link.is_doubted.replace(true) {
-            return;
-        }
-        let (peers, link) = (self.clone(), Rc::clone(link));
-        actix_rt::spawn(async move {
-            let asked = peers.asks(&link);
-            let answers = timeout(SILENCE, peers.probe(&link)).await == Ok(true);
-            link.is_doubted.set(false);
-            if !answers && peers.asks(&link).packets == asked.packets {
-                peers.falls_silent(&link);
-            }
-        });
-    }
-
-    /// A node does not answer: nobody waits for it until it does again, which is tried from now on.
-    pub(super) fn falls_silent(&self, link: &Rc<Link>) {
-        if link.is_silent.replace(true) || !self.knows(link) {
-            return;
-        }
-        self.note_silent(|silent| _ = silent.insert(link.node));
-        tracing::warn!(node = %link.node, "a node does not answer: it is left out until it does");
-        let (peers, link) = (self.clone(), Rc::clone(link));
-        actix_rt::spawn(async move {
-            let mut pause = FIRST_PROBE_PAUSE;
-            // A node that answers at once, and not when it is asked for blocks, is not asked for them at once again.
-            if link.late_fetches.get() >= LATE_FETCHES {
-                sleep(LATE_PAUSE).await;
-            }
-            while peers.knows(&link) {
-                if timeout(PROBE_DEADLINE, peers.probe(&link)).await == Ok(true) {
-                    tracing::info!(node = %link.node, "a node answers again");
-                    peers.hears(&link);
-                    return;
-                }
-                sleep(pause + pause.mul_f64(chance() / 2.0)).await;
-                pause = (pause * 2).min(LAST_PROBE_PAUSE);
-            }
-        });
-    }
-
-    async fn probe(&self, link: &Rc<Link>) -> bool {
-        let Ok(connection) = self.connection(link).await else { return false };
+    /// Whether a node gives a sign of life.
+    async fn answers(&self, link: &Rc<Link>) -> bool {
+        let Some(connection) = self.dial(link).await else { return false };
         matches!(converse(&connection, &PeerRequest::Ping, &Trace::default()).await, Ok(PeerResponse::Done))
     }
 
-    fn hears(&self, link: &Link) {
-        // It has one more try: each that is late leaves it out again.
-        link.late_fetches.set(link.late_fetches.get().min(LATE_FETCHES - 1));
-        if link.is_silent.replace(false) {
-            self.note_silent(|silent| _ = silent.remove(&link.node));
-        }
-    }
-
-    fn note_silent(&self, change: impl FnOnce(&mut BTreeSet<NodeNumber>)) {
+    fn note_silent(&self, change: impl FnOnce(&mut BTreeSet<NodeNumber>) -> bool) {
         let mut silent = self.0.silent.lock();
         change(&mut silent);
         self.0.metrics.silent.set(silent.len() as i64);
     }
-
-    /// Whether this life of the node still counts.
-    pub(super) fn knows(&self, link: &Rc<Link>) -> bool {
-        self.0.links.borrow().get(&link.node).is_some_and(|known| Rc::ptr_eq(known, link))
-    }
 }
 
 impl Link {
-    fn new(member: &Member, limits: &ExchangeLimits, clock: Clock) -> Self {
-        Self {
-            node: member.number,
-            name: member.name.clone(),
-            incarnation: member.incarnation,
-            connection: RefCell::default(),
-            dialling: tokio::sync::Mutex::default(),
-            is_silent: Cell::new(false),
-            is_doubted: Cell::new(false),
-            late_fetches: Cell::new(0),
-            late_at: Cell::default(),
-            gate: Gate::new(limits, clock),
-            follows: Arc::new(Semaphore::new(FOLLOWS_PER_PEER)),
-        }
-    }
-
-    /// Whether it does not answer now.
-    pub(super) fn is_silent(&self) -> bool {
-        self.is_silent.get()
+    fn new(peer: PeerId, name: String) -> Self {
+        Self { peer, name, connection: RefCell::default(), dialling: tokio::sync::Mutex::default() }
     }
 
     fn open_connection(&self) -> Option<Connection> {
         self.connection.borrow().clone().filter(|connection| connection.quic().close_reason().is_none())
-    }
-
-    fn close(&self) {
-        if let Some(connection) = self.connection.take() {
-            connection.quic().close(VarInt::from_u32(0), b"not a member any more");
-        }
     }
 }
 
@@ -492,9 +415,6 @@ pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<
 /// let nothing of a lower priority pass while there is anything of a higher one, and the asker's gate bounds what it shares.
 pub(super) const SMALL_FIRST: i32 = 1;
 
-/// Follows of one node at a time; each has a stream. A connection carries 256.
-const FOLLOWS_PER_PEER: usize = 128;
-
 /// Reports of damage that are under way at a time, to all peers, and how long one may take.
 const MOST_REPORTS: usize = 16;
 const REPORT_DEADLINE: Duration = Duration::from_secs(2);
@@ -502,19 +422,5 @@ const REPORT_DEADLINE: Duration = Duration::from_secs(2);
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A node of which nothing at all is heard for so long, though it was asked something, is not there. A process that is
-/// scheduled late on a busy machine is heard sooner.
-const SILENCE: Duration = Duration::from_millis(500);
-
-/// So many fetches one after the other a node may leave without an answer while it is heard.
-const LATE_FETCHES: u32 = 3;
-
-/// How long such a node is left out at least.
-const LATE_PAUSE: Duration = Duration::from_secs(1);
-
-/// How long a silent node may take to show that it lives.
-const PROBE_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Pauses between such attempts.
-const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
-const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
+/// Longer than any deadline of the exchange.
+const FAR: Duration = Duration::from_secs(3_600);

@@ -22,12 +22,10 @@ use larder_protocol::peer::{
 };
 use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::metrics::Counted;
-use super::pace::{PIECE_BYTES, Pace};
 use super::peers::{Peers, SMALL_FIRST};
-use super::sending::{Place, Sending};
 use super::{
     AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, ServeAnnounce, ServeFind, ServeRepair, SetPolicy,
     VerifyChunks,
@@ -56,11 +54,16 @@ pub struct Services {
     pub sampler: Sampler,
 }
 
+/// Bytes that are being sent to a peer, until it is dropped.
+struct Sending<'a> {
+    peers: &'a Peers,
+    peer: &'a str,
+    bytes: u64,
+}
+
 pub(super) struct Server {
     pub(super) peers: Peers,
     pub(super) services: Services,
-    sending: Sending,
-    pub(super) pace: Pace,
     guests: Guests,
 }
 
@@ -78,9 +81,7 @@ pub(super) async fn accept(server: Rc<Server>, endpoint: Endpoint) {
 
 impl Server {
     pub(super) fn new(peers: Peers, services: Services) -> Rc<Self> {
-        let sending = Sending::new(peers.limits().sending_bytes);
-        let pace = Pace::new(peers.limits().send_bytes_per_second, peers.clock());
-        Rc::new(Self { peers, services, sending, pace, guests: Guests::new(limits_of) })
+        Rc::new(Self { peers, services, guests: Guests::new(limits_of) })
     }
 
     async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
@@ -286,23 +287,22 @@ impl Server {
         };
         // An error of the mailbox: the actor is stopping.
         let granted = granted.unwrap_or_default();
-        let (mut said, mut blocks, mut places) = (Vec::with_capacity(granted.len()), Vec::new(), Vec::new());
+        let (mut said, mut blocks, mut held) = (Vec::with_capacity(granted.len()), Vec::new(), 0_u64);
+        let mut sending = Sending { peers: &self.peers, peer: &peer.name, bytes: 0 };
         for grant in granted {
             said.push(match grant {
                 Grant::NotHeld => FetchedChunk::NotHeld,
                 Grant::Busy { retry_after_ms } => FetchedChunk::Busy(RetryAfter { retry_after_ms }),
-                Grant::Held(chunk) => match self.place(peer, &chunk, class) {
-                    None => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
-                    Some(place) => {
-                        places.push(place);
-                        FetchedChunk::Held(describe(chunk, &mut blocks))
-                    }
-                },
+                Grant::Held(chunk) if sending.take(&chunk, class) => {
+                    held += 1;
+                    FetchedChunk::Held(describe(chunk, &mut blocks))
+                }
+                Grant::Held(_) => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
             });
         }
         let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
         trace.count("larder.bytes", bytes);
-        trace.count("larder.chunks_here", places.len() as u64);
+        trace.count("larder.chunks_here", held);
         trace.set("larder.peer", &*peer.name);
         let sent = async {
             timeout(STALL_DEADLINE, write_message(&mut send, &PeerResponse::Fetched(said)))
@@ -330,7 +330,10 @@ impl Server {
     pub(super) async fn write_while_read(&self, send: &mut SendStream, mut bytes: Bytes) -> Option<()> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
-            self.pace.wait(piece.len() as u64).await;
+            let pause = self.peers.decide(|exchange, now| exchange.pace.pause(now, piece.len() as u64));
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
             match timeout(STALL_DEADLINE, send.write_chunk(piece)).await {
                 Ok(written) => written.ok()?,
                 Err(_) => {
@@ -362,15 +365,21 @@ impl Server {
             before = now;
         }
     }
+}
 
-    /// A place among the bytes that are being sent. What is only prefetched leaves some of them free.
-    fn place(&self, peer: &Identity, chunk: &GrantedChunk, class: Class) -> Option<Place> {
-        let bytes: u64 = chunk.blocks.iter().map(|block| block.bytes).sum();
-        let kept_free = match class {
-            Class::Decode => 0,
-            Class::Prefetch => self.peers.limits().sending_bytes / KEPT_FOR_DECODE,
-        };
-        self.sending.place(&peer.name, bytes, kept_free)
+impl Sending<'_> {
+    /// Whether there is room for a chunk.
+    fn take(&mut self, chunk: &GrantedChunk, class: Class) -> bool {
+        let bytes = chunk.blocks.iter().map(|block| block.bytes).sum();
+        let taken = self.peers.decide(|exchange, _| exchange.sending.take(self.peer, bytes, class));
+        self.bytes += taken.unwrap_or(0);
+        taken.is_some()
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.peers.decide(|exchange, _| exchange.sending.give_back(self.peer, self.bytes));
     }
 }
 
@@ -444,8 +453,8 @@ const SEND_DEADLINE: Duration = Duration::from_secs(30);
 /// Who reads nothing for so long while there is something to read gets no more of it.
 pub(super) const STALL_DEADLINE: Duration = Duration::from_secs(2);
 
-/// One part in so many of what may be sent at a time is not for prefetches.
-const KEPT_FOR_DECODE: u64 = 4;
+/// Bytes of a piece: a few of them are under way in the least time that timers know.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// When a peer may ask again that was told that there is too much to do.
 pub(super) const BUSY_RETRY_MS: u64 = 5;

@@ -188,7 +188,7 @@ impl Asker {
     fn new(endpoint: Endpoint, limits: &ExchangeLimits, table: Table) -> Self {
         let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
         let other = table.members[1].name.clone();
-        let (handle, orders) = ExchangeHandle::new(limits);
+        let (handle, orders) = ExchangeHandle::new();
         let silent = SilentPeers::default();
         let known = silent.clone();
         let (clock, watch) = (Clock::start(), Watch::in_test());

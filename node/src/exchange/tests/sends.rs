@@ -67,7 +67,7 @@ impl Serving {
     pub(super) async fn start(holder: Endpoint, limits: ExchangeLimits) -> Self {
         let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
         let watch = Watch::in_test();
-        let (_handle, orders) = ExchangeHandle::new(&limits);
+        let (_handle, orders) = ExchangeHandle::new();
         let (counts, silent, watches) = (metrics.clone(), SilentPeers::default(), watch.clone());
         let actor = PeerActor::new(holder, limits, counts, Clock::start(), silent, watches, orders).start();
         let (ended, ends) = unbounded_channel();

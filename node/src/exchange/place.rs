@@ -1,0 +1,82 @@
+//! A place of a fetch or follow with the exchange, from when it begins until it is dropped: then it leaves.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use larder_core::exchange::{RequestId, Turn, Wanted};
+use larder_protocol::peer::{Class, RetryAfter};
+use tokio::sync::{Notify, watch};
+
+use super::peers::{Link, Peers};
+
+pub(super) struct Place {
+    peers: Peers,
+    request: RequestId,
+    told: Rc<Told>,
+}
+
+/// Where a fetch hears that it is its turn.
+#[derive(Default)]
+pub(super) struct Told {
+    turn: Cell<Option<Turn>>,
+    news: Notify,
+}
+
+impl Place {
+    pub(super) fn of_fetch(peers: &Peers, link: &Link, wanted: Wanted) -> Self {
+        let (peers, told) = (peers.clone(), Rc::new(Told::default()));
+        let request = peers.decide(|exchange, now| {
+            let request = exchange.fetch(now, link.peer, wanted);
+            peers.turns().insert(request, Rc::clone(&told));
+            request
+        });
+        Self { peers, request, told }
+    }
+
+    /// `None` where too much is followed there.
+    pub(super) fn of_follow(peers: &Peers, link: &Link) -> Option<Self> {
+        let request = peers.decide(|exchange, _| exchange.follow(link.peer))?;
+        Some(Self { peers: peers.clone(), request, told: Rc::default() })
+    }
+
+    /// Waits for the fetch's turn. Its class may change meanwhile.
+    pub(super) async fn turn(&self, class: &mut watch::Receiver<Class>) -> Turn {
+        loop {
+            tokio::select! {
+                () = self.told.news.notified() => if let Some(turn) = self.told.turn.take() { return turn },
+                Ok(()) = class.changed() => {
+                    let class = *class.borrow_and_update();
+                    self.peers.decide(|exchange, now| exchange.change_class(now, self.request, class));
+                }
+            }
+        }
+    }
+
+    /// The peer is too busy for so many bytes; whether they have another turn.
+    pub(super) fn is_busy(&self, bytes: u64, retry: RetryAfter) -> bool {
+        self.peers.decide(|exchange, now| exchange.is_busy(now, self.request, bytes, retry))
+    }
+
+    pub(super) fn is_late(&self, was_heard: bool) {
+        self.peers.decide(|exchange, now| exchange.fetch_is_late(now, self.request, was_heard));
+    }
+
+    /// Whether a follow goes on after its peer answered, or not.
+    pub(super) fn follows_on(&self, answers: bool) -> bool {
+        self.peers.decide(|exchange, _| exchange.follows_on(self.request, answers))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.peers.turns().remove(&self.request);
+        self.peers.decide(|exchange, now| exchange.leave(now, self.request));
+    }
+}
+
+impl Told {
+    pub(super) fn tell(&self, turn: Turn) {
+        self.turn.set(Some(turn));
+        self.news.notify_one();
+    }
+}
