@@ -38,7 +38,7 @@ mod pace;
 mod sending;
 mod silence;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,7 +78,7 @@ pub struct Exchange {
     table: Arc<Table>,
     own: NodeNumber,
     peers: BTreeMap<PeerId, Peer>,
-    requests: HashMap<RequestId, Request>,
+    requests: BTreeMap<RequestId, Request>,
     alarms: BTreeSet<(Duration, Alarm)>,
     /// How much this node sends to whom.
     pub sending: Sending,
@@ -150,7 +150,7 @@ impl Exchange {
             table: Arc::default(),
             own: NodeNumber::default(),
             peers: BTreeMap::new(),
-            requests: HashMap::new(),
+            requests: BTreeMap::new(),
             alarms: BTreeSet::new(),
             sending: Sending::new(limits.sending_bytes),
             pace: Pace::new(limits.send_bytes_per_second),
@@ -172,8 +172,11 @@ impl Exchange {
         let before = std::mem::replace(&mut self.table, table);
         self.own = own;
         for peer in self.peers.keys().copied().collect::<Vec<_>>() {
-            let life = |table: &Table| table.member(peer.node).map(|is| (is.incarnation, is.name.clone()));
-            if life(&before) != life(&self.table) {
+            let (was, is) = (before.member(peer.node), self.table.member(peer.node));
+            let is_same = was
+                .zip(is)
+                .is_some_and(|(was, is)| (was.incarnation, &was.name) == (is.incarnation, &is.name));
+            if !is_same {
                 self.forget(peer);
             }
         }
@@ -195,7 +198,7 @@ impl Exchange {
         if self.peers.remove(&peer).is_none() {
             return;
         }
-        let ended = self.requests.extract_if(|_, request| request.peer == peer);
+        let ended = self.requests.extract_if(.., |_, request| request.peer == peer);
         self.effects.extend(ended.filter_map(|(request, state)| state.is_over(request)));
         self.effects.push_back(Effect::Gone(peer));
     }

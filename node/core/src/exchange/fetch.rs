@@ -190,7 +190,7 @@ impl Exchange {
             };
             let until = *state.until.get_or_insert(now + state.wanted.deadline);
             let until = (!peer.is_silent()).then_some(until);
-            let turn = Turn { class: state.wanted.class, waited: now - since, until };
+            let turn = Turn { class: state.wanted.class, waited: now.saturating_sub(since), until };
             self.effects.push_back(Effect::Turn(request, turn));
         }
     }

@@ -113,6 +113,7 @@ impl Node {
         while let Some(due) = self.exchange.next_deadline().filter(|&due| due <= end) {
             self.now = self.now.max(due);
             self.exchange.tick(self.now);
+            assert!(self.exchange.next_deadline().is_none_or(|next| next > self.now), "what was due is done");
         }
         self.now = end;
         self.exchange.tick(end);

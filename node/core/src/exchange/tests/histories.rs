@@ -131,9 +131,10 @@ impl World {
                 }
             }
             72..80 => {
-                // An answer that is late now: on a busy machine nothing may be heard of a peer that works for a moment.
-                let asked = self.node.now.saturating_sub(ms(self.random.u64(0..499)));
+                // On a busy machine nothing may be heard of a peer that works for a moment.
                 let was_heard = does != Does::Stops && self.random.bool();
+                let waited_ms = self.random.u64(0..if was_heard { 5_000 } else { 499 });
+                let asked = self.node.now.saturating_sub(ms(waited_ms));
                 self.node.exchange.is_late(self.node.now, id, asked, was_heard);
             }
             80..84 if does == Does::Stops => self.node.exchange.falls_silent(self.node.now, id),
@@ -260,9 +261,11 @@ impl World {
                 Effect::Answers(peer) => assert!(self.silent.remove(&peer), "it was not silent"),
                 Effect::Gone(peer) => {
                     self.silent.remove(&peer);
-                    // Its connection is closed: nothing else comes.
-                    let ended = self.requests.extract_if(.., |_, model| model.peer == peer);
-                    ended.for_each(|(request, _)| self.node.exchange.leave(self.node.now, request));
+                    // Its connection is closed: nothing else comes. What waited was told before.
+                    for (request, model) in self.requests.extract_if(.., |_, model| model.peer == peer) {
+                        assert_ne!(model.stage, Stage::Waits, "it would wait for ever");
+                        self.node.exchange.leave(self.node.now, request);
+                    }
                 }
             }
         }
