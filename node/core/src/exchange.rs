@@ -48,10 +48,9 @@ use larder_protocol::table::{NodeNumber, Table};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use busy::BusyPause;
-pub use fetch::{Turn, Wanted};
+pub use fetch::{FOLLOW_PROBE, Turn, Wanted};
 pub use pace::Pace;
 pub use sending::Sending;
-pub use silence::{PROBE_DEADLINE, PROBE_PAUSE};
 
 use fetch::Request;
 use silence::Peer;
@@ -198,8 +197,9 @@ impl Exchange {
         if self.peers.remove(&peer).is_none() {
             return;
         }
-        let ended = self.requests.extract_if(.., |_, request| request.peer == peer);
-        self.effects.extend(ended.filter_map(|(request, state)| state.is_over(request)));
+        let ended = self.requests.iter().filter(|(_, state)| state.peer == peer);
+        self.effects.extend(ended.filter_map(|(&request, state)| state.is_over(request)));
+        self.requests.retain(|_, state| state.peer != peer);
         self.effects.push_back(Effect::Gone(peer));
     }
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use larder_core::exchange::{BusyPause, NoPeer, PROBE_DEADLINE, PROBE_PAUSE};
+use larder_core::exchange::{BusyPause, FOLLOW_PROBE, NoPeer};
 use larder_net::quic::{Connection, read_message, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::PoolSet;
@@ -126,8 +126,8 @@ async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
 async fn until_silent(peers: &Peers, link: &Link, place: &Place) {
     let mut answers = true;
     while place.follows_on(answers) {
-        sleep(PROBE_PAUSE).await;
-        let answer = peers.ask(link.peer.node, &PeerRequest::Ping, PROBE_DEADLINE, &Trace::default()).await;
+        sleep(FOLLOW_PROBE).await;
+        let answer = peers.ask(link.peer.node, &PeerRequest::Ping, FOLLOW_PROBE, &Trace::default()).await;
         answers = answer.is_ok();
     }
 }

@@ -81,8 +81,8 @@ impl Exchange {
         true
     }
 
-    /// A fetch did not come in time. A peer that was heard since it was asked, but lets [`LATE_FETCHES`] one after the other wait
-    /// in vain, is left out too.
+    /// A fetch did not come in time. A peer that was heard since it was asked, but lets some fetches one after the other wait in
+    /// vain, is left out too.
     pub fn fetch_is_late(&mut self, now: Duration, request: RequestId, was_heard: bool) {
         let Some(&Request { peer, wanted, stage: Stage::Asked { at }, .. }) = self.requests.get(&request)
         else {
@@ -100,7 +100,7 @@ impl Exchange {
         }
     }
 
-    /// A follow begins, which takes as long as a prefill: it would keep fetches from passing the gate, and has a bound of its own.
+    /// A follow begins. It takes as long as a prefill and would keep fetches from passing the gate: it has a bound of its own.
     pub fn follow(&mut self, peer: PeerId) -> Option<RequestId> {
         let state = self.peers.get_mut(&peer).filter(|state| state.follows < FOLLOWS_PER_PEER)?;
         state.follows += 1;
@@ -207,6 +207,9 @@ impl Request {
 
 /// So many fetches one after the other a peer may leave without an answer while it is heard.
 pub(super) const LATE_FETCHES: u32 = 3;
+
+/// How often a peer whose writer is followed is asked whether it is there; it may take as long to answer.
+pub const FOLLOW_PROBE: Duration = Duration::from_secs(1);
 
 /// So many answers in a row may be late from a peer whose writer is followed.
 const LATE_ANSWERS: u32 = 3;

@@ -21,8 +21,8 @@ impl Sending {
         Self { all_bytes, free_bytes: all_bytes, by_peer: HashMap::new() }
     }
 
-    /// Takes room for a chunk to a peer; the bytes to give back. A peer that has none under way gets it wherever there is room, however
-    /// large the chunk is. A prefetch leaves some room free.
+    /// Takes room for a chunk to a peer; the bytes to give back. A peer that has none under way gets it wherever there is room,
+    /// however large the chunk is. A prefetch leaves some room free.
     pub fn take(&mut self, peer: &str, bytes: u64, class: Class) -> Option<u64> {
         // A chunk larger than all that may be sent goes alone.
         let bytes = bytes.min(self.all_bytes);

@@ -52,7 +52,7 @@ impl Exchange {
     }
 
     /// The answer to something that a peer was asked at `asked` did not come in time. A peer of which any packet was heard since
-    /// then is only slow. Nothing at all for [`SILENCE`] means that it is not there; for less, it is asked for a sign of life.
+    /// then is only slow. Nothing at all for half a second means that it is not there; for less, it is asked for a sign of life.
     pub fn is_late(&mut self, now: Duration, peer: PeerId, asked: Duration, was_heard: bool) {
         if was_heard {
             return;
@@ -111,7 +111,7 @@ impl Exchange {
         let number = self.next_number();
         if let Some(Peer { standing: Standing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
             *probe = number;
-            self.effects.push_back(Effect::Probe { peer, probe: number, deadline: SIGN_DEADLINE });
+            self.effects.push_back(Effect::Probe { peer, probe: number, deadline: PROBE_DEADLINE });
         }
     }
 }
@@ -124,13 +124,8 @@ const SILENCE: Duration = Duration::from_millis(500);
 const LATE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a silent peer may take to show that it lives.
-const SIGN_DEADLINE: Duration = Duration::from_secs(2);
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Pauses between such attempts.
 const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
-
-/// How often a peer whose writer is followed is asked whether it is there, and how long it may take to answer.
-pub const PROBE_PAUSE: Duration = Duration::from_secs(1);
-/// See [`PROBE_PAUSE`].
-pub const PROBE_DEADLINE: Duration = Duration::from_secs(1);

@@ -262,10 +262,14 @@ impl World {
                 Effect::Gone(peer) => {
                     self.silent.remove(&peer);
                     // Its connection is closed: nothing else comes. What waited was told before.
-                    for (request, model) in self.requests.extract_if(.., |_, model| model.peer == peer) {
-                        assert_ne!(model.stage, Stage::Waits, "it would wait for ever");
-                        self.node.exchange.leave(self.node.now, request);
-                    }
+                    self.requests.retain(|&request, model| {
+                        let stays = model.peer != peer;
+                        assert!(stays || model.stage != Stage::Waits, "it would wait for ever");
+                        if !stays {
+                            self.node.exchange.leave(self.node.now, request);
+                        }
+                        stays
+                    });
                 }
             }
         }
