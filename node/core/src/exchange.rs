@@ -166,7 +166,7 @@ impl Exchange {
         &self.table
     }
 
-    /// Follows a new table: a peer that is gone, or came back in another life, is let go.
+    /// Takes a new table. Peers that left it, or came back in another life, are forgotten.
     pub fn set_table(&mut self, table: Arc<Table>, own: NodeNumber) {
         let before = std::mem::replace(&mut self.table, table);
         self.own = own;
@@ -208,7 +208,7 @@ impl Exchange {
         self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|peer| self.forget(peer));
     }
 
-    /// How long somebody pauses who was told to ask again; `None` where that is over by then.
+    /// How long somebody pauses before asking again what a peer was too busy for; `None` where the pause would end after `over`.
     pub fn pause(
         &mut self,
         now: Duration,

@@ -197,7 +197,7 @@ impl Peers {
         Arc::clone(self.0.exchange.borrow().table())
     }
 
-    /// Follows a new table: who is gone, or came back as somebody else, is let go.
+    /// Takes a new table. Nodes that left it have no metrics any more.
     pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
         let gone = |was: &&Member| table.members.iter().all(|member| member.name != was.name);
         let by_peer = &self.0.metrics.by_peer;
@@ -300,7 +300,7 @@ impl Peers {
         }
     }
 
-    /// How long somebody pauses who was told to ask again; `None` where it is over by then.
+    /// The pause before somebody asks again; `None` where it would end after `over`.
     pub(super) fn pause(&self, pause: &mut BusyPause, retry: RetryAfter, over: Duration) -> Option<Duration> {
         self.decide(|exchange, now| exchange.pause(now, pause, retry, over))
     }

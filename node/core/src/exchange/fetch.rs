@@ -35,7 +35,7 @@ pub struct Turn {
 pub(super) struct Request {
     pub(super) peer: PeerId,
     wanted: Wanted,
-    /// By when it is over, from the first time that the peer is asked.
+    /// When it is over; known once the peer is asked for the first time.
     until: Option<Duration>,
     pause: BusyPause,
     pub(super) stage: Stage,
@@ -81,8 +81,8 @@ impl Exchange {
         true
     }
 
-    /// A fetch did not come in time. A peer that was heard since it was asked, but lets some fetches one after the other wait in
-    /// vain, is left out too.
+    /// A fetch did not come in time. A peer that was heard since it was asked, but lets some fetches in a row wait in vain, is
+    /// left out too.
     pub fn fetch_is_late(&mut self, now: Duration, request: RequestId, was_heard: bool) {
         let Some(&Request { peer, wanted, stage: Stage::Asked { at }, .. }) = self.requests.get(&request)
         else {
@@ -108,8 +108,8 @@ impl Exchange {
         Some(self.begin(peer, wanted, Stage::Follows { late: 0 }))
     }
 
-    /// Whether a follow goes on after its peer answered, or not, when it was asked whether it is there: its writer may be silent
-    /// for long, the peer not. One late answer is no reason to give up.
+    /// Whether a follow goes on after its peer was asked for a sign of life, and answered or not. One late answer is no reason to
+    /// give up.
     pub fn follows_on(&mut self, request: RequestId, answers: bool) -> bool {
         let Some(Request { peer, stage: Stage::Follows { late }, .. }) = self.requests.get_mut(&request)
         else {

@@ -19,8 +19,8 @@ impl Gate {
         Self { turns: Turns::default(), streams: limits.streams_per_peer, credits: all_credits, all_credits }
     }
 
-    /// Takes a stream and the credits for so many bytes, where they are there. One that needs much and is next in the line is
-    /// passed by none that needs little.
+    /// Takes a stream and the credits for so many bytes, where they are there. Smaller requests never pass the one that is next
+    /// in the line.
     pub(super) fn admit(&mut self, next: RequestId, bytes: u64) -> bool {
         let credits = self.credits_for(bytes);
         let has_room = self.streams > 0 && self.credits >= credits;

@@ -18,18 +18,12 @@ pub(super) struct Peer {
     pub(super) follows: usize,
 }
 
+/// Doubted: nothing was heard of it for a moment. Silent: it is left out. The probe is the last one.
 #[derive(Debug)]
 enum Standing {
     Well,
-    /// Nothing was heard of it for a moment.
-    Doubted {
-        probe: u64,
-    },
-    /// It is left out. The probe is the last.
-    Silent {
-        probe: u64,
-        pause: Duration,
-    },
+    Doubted { probe: u64 },
+    Silent { probe: u64, pause: Duration },
 }
 
 impl Peer {
