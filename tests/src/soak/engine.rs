@@ -49,6 +49,8 @@ impl Engine {
             if !is_excused || start.elapsed() > PATIENCE {
                 let node = &self.node.name;
                 let (took, words) = (began.elapsed(), with_causes(&error));
+                let at = self.tally.elapsed().as_secs_f64();
+                eprintln!("after {at:.1} s a request failed; the threads at {}", self.node.threads());
                 self.tally.failed(1, || format!("{node}, in {took:.1?}: {words}: {request}"));
                 sleep(PAUSE).await;
                 return;

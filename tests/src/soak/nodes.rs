@@ -84,6 +84,28 @@ impl Node {
         self.state().disturbances.iter().any(|one| one.until.is_none_or(|until| until >= then))
     }
 
+    /// What the threads of its process and of this one are doing: each with its state, what it waits for in the kernel, and the
+    /// ticks of CPU time that it had so far.
+    pub(super) fn threads(&self) -> String {
+        let own = std::process::id();
+        let of = |pid: u32| {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let text = |task: &std::fs::DirEntry, file| {
+                std::fs::read_to_string(task.path().join(file)).unwrap_or_default().trim().to_owned()
+            };
+            let one = |task: std::fs::DirEntry| {
+                let stat = text(&task, "stat");
+                let fields: Vec<&str> =
+                    stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+                let field = |at: usize| fields.get(at).copied().unwrap_or("?");
+                let (name, waits) = (text(&task, "comm"), text(&task, "wchan"));
+                format!("{name} {} in {waits}, {}+{}", field(0), field(11), field(12))
+            };
+            tasks.map(one).collect::<Vec<_>>().join("; ")
+        };
+        format!("{}: {}\nsoak: {}", self.name, of(self.life().pid), of(own))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

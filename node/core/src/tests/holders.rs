@@ -278,3 +278,45 @@ fn a_directory_that_never_answers_keeps_nobody_waiting_and_one_that_is_late_mean
     }
     assert!(w.is_at_rest());
 }
+
+#[test]
+fn others_are_asked_for_as_long_as_they_may_take_though_the_lease_waits_for_its_disk() {
+    let disk = Some(5 * DEADLINE);
+    let mut w = World::new(Sources { disk, ..PEERS });
+    let deadline_of = |w: &mut World| match w.next() {
+        Effect::Fetch(FetchOrder { order, deadline, .. }) => (order, deadline),
+        other => panic!("{other:?}"),
+    };
+    let request = w.lease("a");
+    w.directory_says(&[&[2, 3, 4]]);
+    let (order, deadline) = deadline_of(&mut w);
+    assert_eq!(deadline, DEADLINE);
+    w.pass(DEADLINE / 4);
+    w.ended(order, vec![Arrival::Failed]);
+    let (order, deadline) = deadline_of(&mut w);
+    assert_eq!(deadline, DEADLINE * 3 / 4, "the next one has what is left");
+    w.pass(DEADLINE);
+    w.ended(order, vec![Arrival::Failed]);
+    assert_eq!(w.leased(request).chunks, 0, "the third is not asked any more");
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn an_order_is_as_urgent_as_the_most_urgent_of_its_chunks() {
+    let mut w = World::new(Sources { siblings: Some(DEADLINE), peers: None, ..PEERS });
+    let siblings_say = |w: &mut World, holders| {
+        let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+        w.tell(Event::SiblingsFound { question, holders });
+    };
+    let (ask, session) = (w.ask("ab"), w.session);
+    w.asks(session, Request::Prefetch(ask));
+    siblings_say(&mut w, vec![of_sibling(1), of_sibling(1)]);
+    let asked = w.fetch();
+    assert!(matches!(w.next(), Effect::Prefetching { .. }));
+    w.ended(asked.order, vec![Arrival::Busy { retry_after_ms: 5 }, Arrival::Busy { retry_after_ms: 5 }]);
+    w.lease("a");
+    siblings_say(&mut w, vec![of_sibling(1)]);
+    w.pass(Duration::from_millis(5));
+    let again = w.fetch();
+    assert_eq!((again.chunks.len(), again.class), (2, larder_protocol::peer::Class::Decode));
+}
