@@ -137,12 +137,9 @@ impl Core {
         }
         let order = self.store.begin_verify(&fingerprint, &hash);
         self.copies.reports.begin(&by, order.as_ref().map_or(0, |order| order.bytes), now);
-        let (verify, blocks, bytes) = match order {
-            Some(VerifyOrder { verify, blocks, bytes }) => (verify, blocks, bytes),
-            None => {
-                self.examined(Verification { request, by, verify: 0, bytes: 0, keys: Vec::new() }, None);
-                return Ok(());
-            }
+        let Some(VerifyOrder { verify, blocks, bytes }) = order else {
+            self.examined(Verification { request, by, verify: 0, bytes: 0, keys: Vec::new() }, None);
+            return Ok(());
         };
         let keys = blocks.iter().map(|block| block.key).collect();
         self.copy(Purpose::Verify(Verification { request, by, verify, bytes, keys }), None, blocks);

@@ -232,3 +232,25 @@ fn what_is_in_line_for_the_disk_leaves_it_with_the_session_that_wanted_it() {
     w.pass(Duration::from_millis(50));
     assert!(w.is_at_rest());
 }
+
+#[test]
+fn what_is_behind_a_hole_in_the_object_store_is_of_use_in_a_flat_namespace_alone() {
+    let positions = |flat: bool| {
+        let mut w = World::new(Sources { disk: None, ..BELOW });
+        let spec = NamespaceSpec { flat, layout: "flat".into(), ..spec(1) };
+        let known = w.core.register(w.session, &spec, &[0], &[BLOCK]).unwrap();
+        let hashes = ["a", "b", "c"].map(name).to_vec();
+        let chain = match flat {
+            true => Chain::flat(known.root, hashes),
+            false => Chain::from_root(known.root, hashes),
+        };
+        let ask = Lookup { namespace: known.namespace, chain, ..w.ask("") };
+        w.asks(w.session, Request::Lookup(ask));
+        let question = w.stored();
+        w.tell(Event::StoredFound { question, found: vec![true, false, true] });
+        let Effect::Found { found, .. } = w.next() else { panic!("it is known") };
+        found.spans.iter().flat_map(|span| span.from..span.to).collect::<Vec<u32>>()
+    };
+    assert_eq!(positions(true), [0, 2]);
+    assert_eq!(positions(false), [0]);
+}

@@ -651,8 +651,7 @@ impl History {
     fn followed(&mut self, order: OrderNumber, mut places: Vec<Vec<(Range, Name)>>, ends: bool) {
         let chunk = self.random.usize(..places.len());
         match self.random.u8(..4) {
-            _ if ends => return self.tell(Event::FollowEnded(order)),
-            0 => return self.tell(Event::FollowEnded(order)),
+            end if ends || end == 0 => self.tell(Event::FollowEnded(order)),
             1 => {
                 let is_here = self.random.u8(..4) > 0;
                 let came = if is_here { here(1) } else { Arrival::Failed };

@@ -320,3 +320,50 @@ fn an_order_is_as_urgent_as_the_most_urgent_of_its_chunks() {
     let again = w.fetch();
     assert_eq!((again.chunks.len(), again.class), (2, larder_protocol::peer::Class::Decode));
 }
+
+#[test]
+fn a_lookup_asks_only_where_its_tiers_are() {
+    use larder_protocol::session::Tier;
+    let every = Some(DEADLINE);
+    let sources = Sources { siblings: every, peers: every, disk: None, object: every, known_chunks: 0 };
+    let cases = [(Tier::Host, "siblings"), (Tier::Peer, "directory"), (Tier::Object, "object store")];
+    for (tier, whom) in cases {
+        let mut w = World::new(sources);
+        let ask = Lookup { tiers: vec![tier], ..w.ask("ab") };
+        let request = w.asks(w.session, Request::Lookup(ask));
+        let asked = match w.next() {
+            Effect::FindSiblings { question, .. } => {
+                w.tell(Event::SiblingsFound { question, holders: Vec::new() });
+                "siblings"
+            }
+            Effect::FindHolders { question, .. } => {
+                w.tell(Event::HoldersFound { question, holders: Vec::new() });
+                "directory"
+            }
+            Effect::FindStored { question, .. } => {
+                w.tell(Event::StoredFound { question, found: Vec::new() });
+                "object store"
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(asked, whom);
+        assert!(
+            matches!(w.next(), Effect::Found { request: of, .. } if of == request),
+            "nobody else is asked"
+        );
+    }
+}
+
+#[test]
+fn what_the_directory_says_the_second_time_decides_whether_a_chunk_stays() {
+    let mut w = World::new(PEERS);
+    w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::NotHeld]);
+    assert!(matches!(w.next(), Effect::Stale { .. }));
+    w.directory_says(&[&[3, 4]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![here(1)]);
+    assert!(matches!(w.core.poll_effect(), Some(Effect::Count(Counted::Placed(Some(Placement::Pass))))));
+}
