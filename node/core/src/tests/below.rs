@@ -254,3 +254,26 @@ fn what_is_behind_a_hole_in_the_object_store_is_of_use_in_a_flat_namespace_alone
     assert_eq!(positions(true), [0, 2]);
     assert_eq!(positions(false), [0]);
 }
+
+#[test]
+fn a_chunk_that_another_nodes_engine_waits_for_is_read_before_what_is_prefetched() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("abc");
+    let sizes: Arc<[u64]> = [BLOCK].into();
+    let offer = |w: &mut World, word, class| {
+        let offer = w.core.offer(w.now, (w.fingerprint, name(word)), &sizes, class, &Cause::default());
+        assert!(matches!(offer, Offer::Later(_)));
+    };
+    offer(&mut w, "a", Class::Prefetch);
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
+    for (word, class) in [("ab", Class::Prefetch), ("abc", Class::Prefetch), ("abc", Class::Decode)] {
+        offer(&mut w, word, class);
+    }
+    w.pass(Duration::from_millis(50));
+    let mut read = || match w.next() {
+        Effect::Read { chunk, .. } => w.core.wanted(chunk).unwrap().1.chunk.hash,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!([read(), read(), read()], [name("a"), name("abc"), name("ab")]);
+}
