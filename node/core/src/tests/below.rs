@@ -193,7 +193,8 @@ fn two_peers_that_want_a_chunk_from_disk_have_it_read_once() {
         assert_eq!(recall, of);
         w.core.store.end_grant(grant);
     }
-    assert!(w.is_at_rest(), "it does not stay for them");
+    assert!(w.is_at_rest());
+    assert_eq!(w.core.store.usage().cached_chunks, 0, "it does not stay for them");
 }
 
 #[test]
