@@ -1,8 +1,8 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
 //! The core decides; the actor tells it what happened and performs its effects (`perform`): it copies (`copies`), reads and writes
-//! tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`) and follows at theirs
-//! (`handoff`). What a GPU copies is still decided here (`device_lane`). `answer` says what a session reads, `lives` what a panic
+//! tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows at theirs
+//! (`handoff`) and has its GPU copy (`device_lane`). `answer` says what a session reads, `lives` what a panic
 //! ends.
 
 mod answer;
@@ -25,15 +25,15 @@ use std::time::Duration;
 use actix::prelude::*;
 use futures_util::stream;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, NamespaceFacts, StoreLimits, Usage};
-use larder_core::{Core, Event, Sources};
+use larder_core::store::{self, NamespaceFacts, StoreLimits};
+use larder_core::{Core, DeviceLimits, Event, Sources};
+use larder_device::thread::Report as DeviceReport;
 use larder_protocol::session::{Found, Leased, Lookup, Request, Response, Tier};
 use tokio::sync::{mpsc, watch};
 
 use self::answer::Asked;
 pub use self::below::ObjectParts;
 use self::below::Objects;
-use self::device_lane::Lane;
 use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
@@ -47,7 +47,7 @@ use self::traces::cause_of;
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyLane;
-use crate::device_lane::{DeviceLimits, DevicePlace};
+use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::events::Feed;
 use crate::exchange::SetPolicy;
 use crate::metrics::{ActorMetrics, Hit, Movement};
@@ -62,7 +62,9 @@ pub struct GpuActor {
     arena: Arena,
     lane: CopyLane,
     /// Its device, where engines let it copy.
-    device_lane: Lane,
+    device_lane: DeviceLane,
+    /// What it says; taken when the actor starts.
+    device_reports: Option<mpsc::UnboundedReceiver<DeviceReport>>,
     metrics: ActorMetrics,
     clock: Clock,
     tenants: Arc<[String]>,
@@ -141,11 +143,13 @@ impl GpuActor {
             known_chunks: object.as_ref().map_or(0, |object| object.known_chunks),
         };
         let (sender, receiver) = mpsc::unbounded_channel();
+        let (device_lane, device_reports) = DeviceLane::new(place, device_limits.orders);
         Self {
-            core: Core::new(store, sources, Arc::clone(&tenants)),
+            core: Core::new(store, sources, device_limits, Arc::clone(&tenants)),
             arena,
             lane,
-            device_lane: Lane::new(place, &device_limits),
+            device_lane,
+            device_reports: Some(device_reports),
             metrics,
             clock,
             tenants,
@@ -200,8 +204,8 @@ impl GpuActor {
     /// Does what is due.
     fn tick(&mut self, ctx: &mut Context<Self>) {
         self.return_extents(ctx);
-        self.look_after_copies(ctx);
         self.decide(Event::Tick, ctx);
+        self.device_lane.sweep();
     }
 
     /// Takes a request. Its answer is among what follows, now or later.
@@ -219,19 +223,6 @@ impl GpuActor {
                 if let Err(answer) = self.register_tensors(session, ask, descriptors, asked.clone(), ctx) {
                     self.reply(asked, answer);
                 }
-            }
-            Request::LoadPages(ask) => {
-                let answer = self.load_pages(session, ask).unwrap_or_else(Answer::from);
-                self.reply(asked, answer);
-            }
-            Request::SavePages(ask) => {
-                let answer = self.save_pages(session, ask).unwrap_or_else(Answer::from);
-                self.reply(asked, answer);
-            }
-            Request::AskCopy(ask) => self.ask_copy(session, ask, asked),
-            Request::ForgetCopy(copy) => {
-                self.forget_copy(session, copy);
-                self.reply(asked, NO_ANSWER);
             }
             _ => {
                 if let Request::Follow(follow) = &mut request {
@@ -276,7 +267,7 @@ impl Actor for GpuActor {
         if let Some(mut ended) = self.ended_grants.receiver.take() {
             ctx.add_stream(stream::poll_fn(move |cx| ended.poll_recv(cx)));
         }
-        if let Some(mut reports) = self.device_lane.reports.take() {
+        if let Some(mut reports) = self.device_reports.take() {
             ctx.add_stream(stream::poll_fn(move |cx| reports.poll_recv(cx)));
         }
         ctx.run_interval(TICK, |actor, ctx| _ = actor.guard(ctx, Self::tick));
@@ -315,8 +306,8 @@ impl Handler<Close> for GpuActor {
                 actix_rt::task::spawn_blocking(move || drop(window));
             }
             actor.pending.forget(session);
-            actor.end_copies_of(session);
             actor.decide(Event::Closed(session), ctx);
+            actor.device_lane.close_session(session);
         });
     }
 }
@@ -341,8 +332,7 @@ impl Handler<AskReport> for GpuActor {
     type Result = Report;
 
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
-        let (device_copies, device_tier) = (self.device_lane.under_way(), self.device_lane.tier());
-        let usage = Usage { device_copies, device_tier, ..self.core.store().usage() };
+        let usage = self.core.usage();
         let tenants = self.metrics.observe(&usage, self.clock.now());
         for (tenant, (held, limit)) in self.tenants.iter().zip(self.core.store().tenant_bytes()) {
             self.metrics.tenant_holds(tenant, held, limit);

@@ -1,31 +1,25 @@
 //! The device lane of an actor: copies between engines' GPU memory and the arena, on the device's own thread.
 //!
-//! What may be reused, and who hears what, is in [`Account`], which is pure. The thread, which alone calls the device, starts when
+//! The core decides what is copied, what may be reused, and who hears what. The thread, which alone calls the device, starts when
 //! an engine first makes GPU memory known: a node whose engines never do needs no driver and takes nothing of a GPU.
 
-mod account;
 mod devices;
 mod refused;
 mod regions;
-mod tier;
 mod words;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_core::store::BlockFacts;
 use larder_core::store::ids::SessionId;
-use larder_core::store::policy::PolicyName;
 use larder_device::thread::{Busy, Report};
-use larder_device::{Device, DeviceError, DeviceThread, Order, PagedLayout, TensorsId, Ticket};
+use larder_device::{Device, DeviceError, DeviceThread, Order, Ticket};
 use tokio::sync::{mpsc, oneshot};
 
-pub use account::{Account, Ended};
 pub use devices::Devices;
 pub(crate) use refused::LaneRefused;
 pub(crate) use regions::Regions;
-pub use tier::DeviceTier;
 pub(crate) use words::{WORD_BYTES, Words};
 
 use crate::host::{CpuSet, PciAddress};
@@ -38,8 +32,6 @@ pub struct DeviceLane {
     thread: Option<DeviceThread>,
     /// What the device has; used on its thread alone.
     regions: Arc<Mutex<Regions>>,
-    tensors: HashMap<(SessionId, u32), Tensors>,
-    last_tensors: u32,
     words: HashMap<SessionId, Arc<Words>>,
     /// Sessions that ended, of which the thread has not heard.
     closing: Vec<SessionId>,
@@ -49,19 +41,6 @@ pub struct DeviceLane {
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
     reports: mpsc::UnboundedSender<Report>,
-}
-
-/// The numbers of one device lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeviceLimits {
-    /// Copies under way at a time.
-    pub orders: usize,
-    /// How long whoever asked for a copy waits for it.
-    pub copy_deadline_ms: u64,
-    /// Bytes of the device tier; none where it is 0.
-    pub tier_bytes: u64,
-    /// Which of its blocks goes first.
-    pub tier_policy: PolicyName,
 }
 
 /// Whether the device has something to give up that nobody uses any more.
@@ -86,29 +65,17 @@ pub struct DevicePlace {
     pub cpus: CpuSet,
 }
 
-/// An engine's tensors.
-#[derive(Debug, Clone)]
-pub(crate) struct Tensors {
-    pub(crate) id: TensorsId,
-    pub(crate) layout: PagedLayout,
-    pub(crate) namespace: u32,
-    pub(crate) block: usize,
-    pub(crate) facts: BlockFacts,
-}
-
 impl DeviceLane {
-    /// A lane whose thread is not started yet, and what its device reports: at a time at most a word for each layer of each order
-    /// that it may have.
+    /// A lane whose thread is not started yet and takes so many orders, and what its device reports: at a time at most a word for
+    /// each layer of each order that it may have.
     #[must_use]
-    pub fn new(place: DevicePlace, limits: &DeviceLimits) -> (Self, mpsc::UnboundedReceiver<Report>) {
+    pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let (reports, receiver) = mpsc::unbounded_channel();
         let lane = Self {
             place,
-            orders: limits.orders,
+            orders,
             thread: None,
             regions: Arc::default(),
-            tensors: HashMap::new(),
-            last_tensors: 0,
             words: HashMap::new(),
             closing: Vec::new(),
             cancelling: Vec::new(),
@@ -204,26 +171,8 @@ impl DeviceLane {
         Ok(words)
     }
 
-    /// How many tensors a session has.
-    pub(crate) fn tensors_of(&self, session: SessionId) -> usize {
-        self.tensors.keys().filter(|(of, _)| *of == session).count()
-    }
-
-    /// Notes tensors that the device knows; their number in the session.
-    pub(crate) fn add(&mut self, session: SessionId, tensors: Tensors) -> u32 {
-        self.last_tensors = self.last_tensors.wrapping_add(1);
-        self.tensors.insert((session, self.last_tensors), tensors);
-        self.last_tensors
-    }
-
-    /// The tensors of this number.
-    pub(crate) fn find(&self, session: SessionId, number: u32) -> Result<Tensors, LaneRefused> {
-        self.tensors.get(&(session, number)).cloned().ok_or(LaneRefused::NoTensors { number })
-    }
-
     /// A session ended: the device gives its memory up as soon as nothing copies there.
     pub(crate) fn close_session(&mut self, session: SessionId) {
-        self.tensors.retain(|(of, _), _| *of != session);
         if self.words.remove(&session).is_some() {
             self.closing.push(session);
             self.want_sweep();
@@ -231,20 +180,17 @@ impl DeviceLane {
         }
     }
 
-    /// The device failed, or there is none, which the next registration tries again.
-    pub(crate) fn lose(&mut self, error: &DeviceError) {
-        self.tensors.clear();
-        if matches!(error, DeviceError::Absent(_)) {
-            self.gone();
-        }
+    /// All sessions ended.
+    pub(crate) fn close_all(&mut self) {
+        let all: Vec<SessionId> = self.words.keys().copied().collect();
+        all.into_iter().for_each(|session| self.close_session(session));
     }
 
-    /// Nothing of the device is left: the next registration opens it anew.
+    /// Nothing of the device is left, or there is none: the next registration opens it anew.
     pub(crate) fn gone(&mut self) {
         self.thread = None;
         self.regions = Arc::default();
         self.sweeps = Arc::default();
-        self.tensors.clear();
     }
 
     fn thread(&mut self) -> Result<&DeviceThread, Busy> {

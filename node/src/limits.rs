@@ -12,6 +12,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use larder_core::DeviceLimits;
 use larder_core::store::StoreLimits;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
@@ -22,7 +23,6 @@ pub use near::{Mismatch, PeerPlace};
 use crate::arena::ArenaLimits;
 use crate::config::KvEventsConfig;
 use crate::copy::CopyLimits;
-use crate::device_lane::DeviceLimits;
 use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
 use crate::record::RecordLimits;

@@ -21,7 +21,7 @@ use crate::disk::{DiskFamilies, DiskMetrics};
 use crate::object::ObjectMetrics;
 use rates::RateGauges;
 
-pub use actor::{ActorMetrics, HandedOver, Hit, LaneCopy, Movement, Outcome, Placed};
+pub use actor::{ActorMetrics, HandedOver, Hit, Movement, Outcome, Placed};
 pub use rates::TenantRates;
 
 /// Every metric of a node.

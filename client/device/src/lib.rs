@@ -1,28 +1,23 @@
 //! Copies between an engine's paged KV memory on a GPU and contiguous blocks.
 //!
 //! [`PagedLayout`] says where an engine's bytes stand, [`Order`] what is to be copied, [`Device`] is who does it: CUDA
-//! ([`cuda`]), or for tests host memory ([`host`]). One [`DeviceThread`] a GPU alone calls its device; [`Ledger`] is the other
-//! side's account of what that thread was asked for, by which no slot is reused before the device let go of it.
+//! ([`cuda`]), or for tests host memory ([`host`]). One [`DeviceThread`] a GPU alone calls its device.
 
 pub mod cuda;
 pub mod device;
 pub mod host;
 pub mod layout;
-pub mod ledger;
 pub mod memory;
 pub mod order;
 mod registry;
-pub mod slots;
 #[cfg(test)]
 mod testing;
 pub mod thread;
 
 pub use device::{CopyError, Device, DeviceError, EngineMemory, Event};
 pub use layout::{LayoutError, LayoutSpec, PagedLayout};
-pub use ledger::Ledger;
 pub use memory::HostMemory;
 pub use order::{
     BlockMove, Direction, Flag, Order, OrderError, PageCopy, Place, RegionId, TensorsId, Ticket, Work,
 };
-pub use slots::Slots;
 pub use thread::DeviceThread;

@@ -1,4 +1,5 @@
-//! Bytes that are copied and summed before they count: commits, layers that are handed over, chunks that are said to be damaged.
+//! Bytes that are copied and summed before they count: commits, layers that are handed over, chunks that are said to be damaged,
+//! and blocks that a device copied or is to copy.
 //!
 //! **A put** in order: a session reserves chunks, and the store takes slots for all that is missing ([`Store::reserve`]). The engine
 //! writes into its window and commits: the store says which bytes go where ([`Store::begin_commit`]), [`Effect::Copy`] has them
@@ -20,11 +21,12 @@ use larder_protocol::session::{Checked, Commit, ReportDamage, Response, Scarce};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Core;
+use crate::device::Ticket;
 use crate::effect::{Counted, Effect};
 use crate::event::{CopyAnswer, CopyNumber, RequestId};
 use crate::reports::{Reporter, Reports};
 use crate::store::ids::{OrderId, SessionId};
-use crate::store::{BlockMove, CommitOrder, Refused, VerifyOrder};
+use crate::store::{BlockMove, CommitOrder, LoadBlock, Refused, VerifyOrder};
 
 /// Copies under way.
 #[derive(Debug, Default)]
@@ -40,9 +42,33 @@ pub(crate) struct Copies {
 /// What is copied for.
 #[derive(Debug)]
 enum Purpose {
-    Commit { request: RequestId, order: OrderId, bytes: u64 },
-    Layers { request: RequestId, order: OrderId, bytes: u64 },
+    Commit {
+        request: RequestId,
+        order: OrderId,
+        bytes: u64,
+    },
+    Layers {
+        request: RequestId,
+        order: OrderId,
+        bytes: u64,
+    },
     Verify(Verification),
+    /// A device wrote these blocks.
+    Save(Save),
+    /// The device tier wants these blocks of a load.
+    Promotion {
+        load: u64,
+        wanted: Vec<LoadBlock>,
+    },
+}
+
+/// A save by a device whose bytes are in place.
+#[derive(Debug)]
+pub(crate) struct Save {
+    pub(crate) ticket: Ticket,
+    pub(crate) order: OrderId,
+    pub(crate) bytes: u64,
+    pub(crate) moves: Vec<BlockMove>,
 }
 
 #[derive(Debug)]
@@ -146,6 +172,26 @@ impl Core {
         Ok(())
     }
 
+    /// Has what a device saved summed as it stands in place.
+    pub(crate) fn sum(&mut self, save: Save) {
+        let moves = save.moves.clone();
+        self.copy(Purpose::Save(save), None, moves);
+    }
+
+    /// Has blocks of a load summed that the device tier wants.
+    pub(crate) fn sum_wanted(&mut self, load: u64, wanted: Vec<LoadBlock>) {
+        let in_place = |&LoadBlock { place, bytes, range_bytes, key, .. }: &LoadBlock| BlockMove {
+            source: None,
+            is_in_place: true,
+            place,
+            bytes,
+            range_bytes,
+            key,
+        };
+        let moves = wanted.iter().map(in_place).collect();
+        self.copy(Purpose::Promotion { load, wanted }, None, moves);
+    }
+
     fn copy(&mut self, purpose: Purpose, session: Option<SessionId>, moves: Vec<BlockMove>) {
         self.copies.last_number += 1;
         let copy = CopyNumber(self.copies.last_number);
@@ -157,6 +203,8 @@ impl Core {
     pub(crate) fn copied(&mut self, copy: CopyNumber, answer: CopyAnswer) {
         let Some(purpose) = self.copies.open.remove(&copy) else { return };
         match (purpose, answer) {
+            (Purpose::Save(save), answer) => self.saved(save, answer),
+            (Purpose::Promotion { load, wanted }, answer) => self.summed_wanted(load, wanted, answer),
             (Purpose::Verify(verification), CopyAnswer::Busy) if verification.request.is_some() => {
                 self.give_up_examining(verification);
             }
@@ -212,6 +260,7 @@ impl Core {
             self.answer(request, Response::Checked(found));
         }
         if found == Checked::Damaged {
+            self.device.drop_blocks(&keys);
             self.effects.push_back(Effect::Condemned { by, keys });
         }
     }

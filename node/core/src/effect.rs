@@ -11,6 +11,7 @@ use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
 use crate::cause::Cause;
+use crate::device::{DeviceOrder, Ticket};
 use crate::directory::Page;
 use crate::event::{Below, CopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, WriteNumber};
 use crate::placement::Placement;
@@ -39,9 +40,7 @@ pub enum Effect {
     Found {
         /// The request.
         request: RequestId,
-        /// Who asked.
-        session: SessionId,
-        /// What.
+        /// What was asked.
         ask: Lookup,
         /// What was found.
         found: Found,
@@ -50,9 +49,7 @@ pub enum Effect {
     Prefetching {
         /// The request.
         request: RequestId,
-        /// Who asked.
-        session: SessionId,
-        /// What.
+        /// What was asked.
         ask: Lookup,
         /// What was found.
         found: Found,
@@ -82,6 +79,11 @@ pub enum Effect {
         /// What and where.
         moves: Vec<BlockMove>,
     },
+    /// Has the device copy: [`DeviceEvent::Took`](crate::DeviceEvent::Took) answers at once, before the next effect is taken, and
+    /// [`DeviceEvent::Ended`](crate::DeviceEvent::Ended) is the last answer.
+    DeviceCopy(DeviceOrder),
+    /// Nobody waits for a copy of the device any more: it is not begun where it can be helped. It must be answered all the same.
+    CancelDeviceCopy(Ticket),
     /// Gives an extent new memory: [`Event::ExtentRenewed`](crate::Event::ExtentRenewed) answers.
     Renew(u32),
     /// Asks the node of an engine for chunks while that engine writes them: [`Event::FollowEnded`](crate::Event::FollowEnded) is
@@ -231,7 +233,7 @@ pub enum Effect {
         /// What it gets.
         granted: Granted,
     },
-    /// A chunk in memory has other bytes than were committed under its name: it is dropped, and nobody is to read these blocks.
+    /// A chunk in memory has other bytes than were committed under its name: it is dropped.
     Condemned {
         /// Who said so.
         by: Reporter,
@@ -257,8 +259,27 @@ pub enum Counted {
     Given(u64, u64),
     /// Layers came from another node: so many pieces, and the bytes of whole chunks.
     Came(u64, u64),
+    /// A copy by a device came to this end, and brought so many bytes.
+    ByDevice(LaneCopy, u64),
+    /// A load reads so many bytes from the device tier.
+    ReadFromTier(u64),
     /// A chunk was said to be damaged; `None`: it was not verified, since too much is.
     Reported(Reporter, Option<Checked>),
+}
+
+/// How a copy by a device ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneCopy {
+    /// Pages were loaded.
+    Loaded,
+    /// Pages were saved.
+    Saved,
+    /// Blocks were copied into the device tier.
+    Promoted,
+    /// It failed, or was given up.
+    Failed,
+    /// It did not end in time.
+    Stalled,
 }
 
 /// Chunks to follow at the node whose engine writes them. Where their blocks go, says [`Core::wanted`](crate::Core::wanted).

@@ -4,6 +4,7 @@ use larder_protocol::session::Request;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::cause::Cause;
+use crate::device::{DeviceFailure, Ticket};
 use crate::directory::{Changes, Holders};
 use crate::reports::Reporter;
 use crate::store::Checksums;
@@ -69,6 +70,8 @@ pub enum Event {
         /// What came of it.
         answer: CopyAnswer,
     },
+    /// The device says something.
+    Device(DeviceEvent),
     /// An extent has new memory.
     ExtentRenewed(u32),
     /// Nobody on this node's side touches what an earlier life put into this extent.
@@ -252,6 +255,36 @@ impl CopyAnswer {
             Self::Busy | Self::Impossible | Self::Failed => None,
         }
     }
+}
+
+/// What a device says of its copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceEvent {
+    /// Its thread took a copy, or has too much to do. Told at once, before the next effect is taken.
+    Took {
+        /// The copy.
+        ticket: Ticket,
+        /// Whether it did.
+        is_taken: bool,
+    },
+    /// Layers of a copy are done, from its first on.
+    Layers {
+        /// The copy.
+        ticket: Ticket,
+        /// How many are.
+        done: u32,
+    },
+    /// A copy has ended: unless the device was lost under it, nothing of it touches any memory.
+    Ended {
+        /// The copy.
+        ticket: Ticket,
+        /// Whether all its bytes are where they should be.
+        result: Result<(), DeviceFailure>,
+    },
+    /// There is no device, or it failed. All copies are refused from now on.
+    Lost,
+    /// Nothing of the device is left: it touches no memory.
+    Gone,
 }
 
 /// What came of a read. But for the last, nothing is written to its slots any more.

@@ -18,13 +18,14 @@
 //!
 //! Answers may come in any order, late, twice or never. A slot into which something is being written is given to nobody until
 //! its effect is answered. What sessions ask begins in `requests`; what is decided stands in [`store`] (what is kept), `copies` (what
-//! is copied before it counts), `bring` (where chunks come from) and [`tiers`] (disk and object store), and what others hear in
-//! `announce`. The [`directory`] and the [`exchange`] of a node are cores of their own.
+//! is copied before it counts), `device` (what a GPU copies and keeps), `bring` (where chunks come from) and [`tiers`]
+//! (disk and object store), and what others hear in `announce`. The [`directory`] and the [`exchange`] of a node are cores of their own.
 
 mod announce;
 mod bring;
 pub mod cause;
 mod copies;
+mod device;
 pub mod directory;
 mod effect;
 mod event;
@@ -46,16 +47,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bring::{Offer, Sources};
-pub use effect::{Counted, Effect, FetchOrder, FollowOrder, Started};
+pub use device::{
+    BlockAt, DeviceFailure, DeviceLimits, DeviceOrder, DeviceWork, PagesCopy, Promoted, SESSION_WORDS,
+    Tensors, Ticket, Way,
+};
+pub use effect::{Counted, Effect, FetchOrder, FollowOrder, LaneCopy, Started};
 pub use event::{
-    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, Event, LayersArrived, OrderNumber,
-    QuestionId, ReadAnswer, ReadId, RecallId, RequestId, WriteNumber, Written,
+    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, Event, LayersArrived,
+    OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, WriteNumber, Written,
 };
 pub use time::Millis;
 
 use announce::Untold;
 use bring::Bring;
 use copies::Copies;
+use device::Device;
 use moved::Moved;
 use store::ids::{ProcessId, SessionId, TenantId};
 use store::{Refused, Store, StoreLimits};
@@ -65,13 +71,13 @@ use tiers::writes::Writes;
 /// What one actor decides.
 #[derive(Debug)]
 pub struct Core {
-    /// What it keeps.
-    pub store: Store,
+    store: Store,
     tenants: Arc<[String]>,
     bring: Bring,
     writes: Writes,
     described: Described,
     copies: Copies,
+    device: Device,
     untold: Untold,
     moved: Moved,
     effects: VecDeque<Effect>,
@@ -80,9 +86,9 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core that has nothing, may get chunks from these places, and works for tenants of these names.
+    /// A core that has nothing, may get chunks from these places, has a device of these limits, and works for tenants of these names.
     #[must_use]
-    pub fn new(limits: StoreLimits, sources: Sources, tenants: Arc<[String]>) -> Self {
+    pub fn new(limits: StoreLimits, sources: Sources, device: DeviceLimits, tenants: Arc<[String]>) -> Self {
         let mut store = Store::new(limits);
         store.keep_journal();
         Self {
@@ -92,6 +98,7 @@ impl Core {
             writes: Writes::default(),
             described: Described::default(),
             copies: Copies::default(),
+            device: Device::new(device),
             untold: Untold::default(),
             moved: Moved::default(),
             effects: VecDeque::new(),
@@ -110,11 +117,13 @@ impl Core {
             Event::Closed(session) => {
                 self.forget_waiting_of(session);
                 self.copies.reports.forget(session);
+                self.end_copies_of(session);
                 self.store.close_session(session);
             }
             Event::ProcessGone(process) => self.store.process_gone(process),
             Event::PolicyIs(policy) => self.store.set_policy(policy),
             Event::Copied { copy, answer } => self.copied(copy, answer),
+            Event::Device(event) => self.device_says(event),
             Event::ExtentRenewed(extent) => self.store.extent_renewed(extent),
             Event::ExtentLeft { extent, may_renew } => self.extent_left(extent, may_renew),
             Event::Damaged { by, fingerprint, hashes } => self.doubt(&by, fingerprint, hashes),
@@ -137,6 +146,7 @@ impl Core {
             Event::Announced(announced) => self.announced(announced),
             Event::PageAnnounced { next } => self.page_announced(next),
             Event::Tick => {
+                self.look_after_copies();
                 self.store.tick(self.millis());
                 self.answer_late_questions();
                 self.finish_late_gathers();
@@ -152,6 +162,7 @@ impl Core {
         self.tell_changes();
         self.stop_abandoned();
         self.tell_followers();
+        self.tell_of_copies();
         let renewals = self.store.take_renewals();
         self.effects.extend(renewals.into_iter().map(Effect::Renew));
     }
@@ -202,7 +213,7 @@ impl Core {
         self.copies.begin_anew();
         self.untold.begin_anew();
         self.moved = Moved::default();
-        self.effects.clear();
+        self.begin_device_anew();
         self.know_again();
     }
 

@@ -29,6 +29,13 @@ impl Core {
             Request::Follow(ask) => return self.follow(request, session, ask),
             Request::AskInPlace(ask) => return self.ask_in_place(request, session, ask),
             Request::ReportDamage(ask) => return self.report_damage(request, session, &ask),
+            Request::LoadPages(ask) => return self.load_pages(request, session, ask),
+            Request::SavePages(ask) => return self.save_pages(request, session, ask),
+            Request::AskCopy(ask) => return self.ask_copy(request, session, ask),
+            Request::ForgetCopy(copy) => {
+                self.forget_copy(session, copy);
+                return self.done(request);
+            }
             Request::Cancel(ticket) => {
                 self.cancel(session, ticket);
                 return self.done(request);
@@ -54,13 +61,9 @@ impl Core {
                 Response::Unpinned
             }
             Request::Progress(ticket) => Response::Progress(self.store.progress(session, ticket)?),
-            Request::Hello(_)
-            | Request::Trace(_)
-            | Request::RegisterTensors(_)
-            | Request::LoadPages(_)
-            | Request::SavePages(_)
-            | Request::AskCopy(_)
-            | Request::ForgetCopy(_) => return Err(Refused::OutOfOrder),
+            Request::Hello(_) | Request::Trace(_) | Request::RegisterTensors(_) => {
+                return Err(Refused::OutOfOrder);
+            }
         };
         self.answer(request, response);
         Ok(())

@@ -3,6 +3,7 @@
 mod announced;
 mod below;
 mod copies;
+mod device;
 mod handoffs;
 mod histories;
 mod holders;
@@ -27,8 +28,8 @@ use crate::store::{
     WritePolicy,
 };
 use crate::{
-    Arrival, Core, Counted, Effect, Event, FetchOrder, OrderNumber, QuestionId, ReadAnswer, ReadId,
-    RequestId, Sources,
+    Arrival, Core, Counted, DeviceLimits, Effect, Event, FetchOrder, OrderNumber, QuestionId, ReadAnswer,
+    ReadId, RequestId, Sources,
 };
 
 /// Bytes of a block, and of its slot.
@@ -41,6 +42,10 @@ const DEADLINE: Duration = Duration::from_secs(2);
 
 const PEERS: Sources =
     Sources { siblings: None, peers: Some(DEADLINE), disk: None, object: None, known_chunks: 100 };
+
+/// Four copies at a time, of 100 ms each, and room for three blocks.
+const DEVICE: DeviceLimits =
+    DeviceLimits { orders: 4, copy_deadline_ms: 100, tier_bytes: 3 * BLOCK, tier_policy: PolicyName::Lru };
 
 fn limits() -> StoreLimits {
     StoreLimits {
@@ -127,7 +132,7 @@ impl World {
     }
 
     fn with(limits: StoreLimits, sources: Sources) -> Self {
-        let mut core = Core::new(limits, sources, TENANTS.map(str::to_owned).into());
+        let mut core = Core::new(limits, sources, DEVICE, TENANTS.map(str::to_owned).into());
         let session = core.store.open_session(TenantId(0), ProcessId(0), 1 << 20);
         let registered = core.register(session, &spec(1), &[0], &[BLOCK]).unwrap();
         let (namespace, fingerprint, root) = (registered.namespace, registered.fingerprint, registered.root);

@@ -92,16 +92,20 @@ impl From<Refused> for Answer {
             | Refused::Pools { .. }
             | Refused::NotFollowed
             | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
-            Refused::BlockTooLarge { .. } | Refused::WindowTooSmall { .. } | Refused::TooLarge { .. } => {
-                RefusalCode::TooLarge
+            Refused::BlockTooLarge { .. }
+            | Refused::WindowTooSmall { .. }
+            | Refused::TooLarge { .. }
+            | Refused::TooManyTensors { .. } => RefusalCode::TooLarge,
+            Refused::Unknown { .. } | Refused::NoTensors { .. } | Refused::NoCopy { .. } => {
+                RefusalCode::Unknown
             }
-            Refused::Unknown { .. } => RefusalCode::Unknown,
             Refused::OutsideWindow { .. }
             | Refused::Sources { .. }
             | Refused::NotLeased { .. }
             | Refused::SeveralSlices { .. }
             | Refused::NotOpen { .. }
             | Refused::Layers { .. }
+            | Refused::Beyond { .. }
             | Refused::LayersMissing { .. } => RefusalCode::Place,
             Refused::OutOfOrder => RefusalCode::Protocol,
             Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,

@@ -68,7 +68,7 @@ impl GpuActor {
         match renewed {
             Ok(Ok(memory)) => {
                 self.arena.occupy(extent, memory);
-                self.extent_changed();
+                self.device_lane.want_sweep();
                 self.tell(Event::ExtentRenewed(extent));
             }
             Ok(Err(error)) => {

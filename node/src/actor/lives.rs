@@ -94,20 +94,19 @@ impl GpuActor {
         self.lives.number += 1;
         self.lives.since = self.clock.elapsed();
         let (life, reason) = (self.lives.number, reason(panic));
-        let sessions = self.core.store().open_sessions();
+        let sessions = self.core.store().open_sessions().len();
         tracing::error!(
             life,
-            sessions = sessions.len(),
+            sessions,
             reason,
             "a fault of Larder ended this actor's life: its sessions end, its memory is emptied, and it begins anew; please report this line"
         );
         self.metrics.life_ended();
         self.windows.clear();
-        sessions.into_iter().for_each(|session| self.end_copies_of(session));
+        self.device_lane.close_all();
         self.core.begin_anew();
         self.pending.begin_anew();
-        self.device_lane.forget_saves();
-        self.extent_changed();
+        self.device_lane.want_sweep();
         // What waits for an answer hears that nobody is there any more.
         self.followers = PeerFollowers::default();
         self.feed.restart();

@@ -128,13 +128,9 @@ impl GpuActor {
                 self.answer_request(request, answer);
             }
             Effect::Done { request } => self.answer_request(request, NO_ANSWER),
-            Effect::Found { request, session, ask, mut found } => {
-                self.count_found(session, &ask, &mut found);
-                self.avoided(&ask, found.tokens);
-                self.answer_request(request, Answer::from(Response::Found(found)));
-            }
-            Effect::Prefetching { request, session, ask, found, started } => {
-                let answer = self.show_prefetch(session, &ask, found, started);
+            Effect::Found { request, ask, found } => self.answer_lookup(request, &ask, found),
+            Effect::Prefetching { request, ask, found, started } => {
+                let answer = self.show_prefetch(&ask, found, started);
                 self.answer_request(request, answer);
             }
             Effect::Leased { request, leased } => {
@@ -185,16 +181,14 @@ impl GpuActor {
             Effect::TellMoved { device, fingerprint, hash } => {
                 self.moved_from_sibling(device, fingerprint, hash);
             }
-            Effect::Granted { recall, granted } => {
-                let grant = self.show_grant(granted);
-                // Whoever asked went away where there is nobody to tell: the grant ends when it is dropped.
-                let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
-            }
+            Effect::Granted { recall, granted } => self.answer_recall(recall, granted),
             Effect::Copy { copy, session, moves } => self.copy(copy, session, &moves, ctx),
+            Effect::DeviceCopy(order) => self.copy_by_device(order),
+            Effect::CancelDeviceCopy(ticket) => self.device_lane.cancel(larder_device::Ticket(ticket.0)),
             Effect::Renew(extent) => self.renewals.push(self.arena.vacate(extent)),
             Effect::Follow(order) => self.order_follow(order, ctx),
             Effect::TellFollower(told) => self.tell_follower(told),
-            Effect::Condemned { by, keys } => self.condemned(&by, &keys),
+            Effect::Condemned { by, keys } => condemned(&by, &keys),
             Effect::Count(counted) => self.count(counted),
         }
     }
@@ -207,24 +201,10 @@ impl GpuActor {
             Counted::Leased(bytes) => self.metrics.moved(Movement::Leased, bytes),
             Counted::Given(pieces, bytes) => self.metrics.handed_over(HandedOver::Given, pieces, bytes),
             Counted::Came(pieces, bytes) => self.metrics.handed_over(HandedOver::Came, pieces, bytes),
+            Counted::ByDevice(how, bytes) => self.metrics.lane_copied(how, bytes),
+            Counted::ReadFromTier(bytes) => self.metrics.read_from_tier(bytes),
             Counted::Reported(by, found) => self.metrics.reported(&by, found),
         }
-    }
-
-    /// A chunk in memory is wrong: what is read from the device tier nobody verifies.
-    fn condemned(&mut self, by: &Reporter, keys: &[BlockKey]) {
-        tracing::error!(
-            chunk = %keys.first().map_or(ChunkHash([0; 32]), |key| key.hash),
-            by = by.name(),
-            "a chunk in memory has other bytes than were committed under its name: it is dropped"
-        );
-        self.drop_from_device(keys);
-    }
-
-    /// Adds what the device has to what a lookup found, and counts it.
-    fn count_found(&mut self, session: SessionId, ask: &Lookup, found: &mut Found) {
-        self.find_on_device(session, ask, found);
-        self.looked_up(ask, found);
     }
 
     /// Asks another actor for chunks.
@@ -271,14 +251,25 @@ impl GpuActor {
         }
     }
 
+    fn answer_lookup(&mut self, request: RequestId, ask: &Lookup, found: Found) {
+        self.looked_up(ask, &found);
+        self.avoided(ask, found.tokens);
+        self.answer_request(request, Answer::from(Response::Found(found)));
+    }
+
+    fn answer_recall(&mut self, recall: RecallId, granted: Granted) {
+        let grant = self.show_grant(granted);
+        // Whoever asked went away where there is nobody to tell: the grant ends when it is dropped.
+        let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
+    }
+
     fn show_prefetch(
         &mut self,
-        session: SessionId,
         ask: &Lookup,
-        mut found: Found,
+        found: Found,
         started: Result<Started, store::Refused>,
     ) -> Answer {
-        self.count_found(session, ask, &mut found);
+        self.looked_up(ask, &found);
         let answer = started.map(|Started { ticket, tokens, tokens_to_recompute }| {
             self.avoided(ask, tokens);
             Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
@@ -354,6 +345,15 @@ impl GpuActor {
     pub(super) fn show_grant(&self, granted: Granted) -> Grant {
         super::peers::show_grant(granted, &self.arena, &self.ended_grants.sender)
     }
+}
+
+/// A chunk in memory is wrong.
+fn condemned(by: &Reporter, keys: &[BlockKey]) {
+    tracing::error!(
+        chunk = %keys.first().map_or(ChunkHash([0; 32]), |key| key.hash),
+        by = by.name(),
+        "a chunk in memory has other bytes than were committed under its name: it is dropped"
+    );
 }
 
 /// What became of a chunk that was wanted from elsewhere, as it is counted.

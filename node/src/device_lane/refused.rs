@@ -28,11 +28,9 @@ pub(crate) enum LaneRefused {
         /// Layers of the pool.
         block_layers: u32,
     },
-    /// More than a session may have.
-    #[error("too many {what}: at most {most} a session")]
-    TooMany {
-        /// Of what.
-        what: &'static str,
+    /// More regions than a session may share.
+    #[error("too many regions of tensors: at most {most} a session")]
+    TooManyRegions {
         /// How many there may be.
         most: usize,
     },
@@ -44,28 +42,6 @@ pub(crate) enum LaneRefused {
         /// How many should have.
         regions: usize,
     },
-    /// A number that names no tensors of the session, or no longer.
-    #[error("there are no tensors {number} in this session, or the GPU was lost: register them again")]
-    NoTensors {
-        /// The number.
-        number: u32,
-    },
-    /// A number that names no copy of the session, or one whose end was told.
-    #[error("there is no copy {number} in this session, or its end was told")]
-    NoCopy {
-        /// The number.
-        number: u64,
-    },
-    /// Pages, layers or words that there are not.
-    #[error("{what} {found} of a copy are not among the {of} that there are")]
-    Beyond {
-        /// Of what.
-        what: &'static str,
-        /// What was asked for.
-        found: u64,
-        /// What there is.
-        of: u64,
-    },
 }
 
 impl From<LaneRefused> for Response {
@@ -74,9 +50,8 @@ impl From<LaneRefused> for Response {
             LaneRefused::Device(_) => RefusalCode::Device,
             LaneRefused::Words(_) => RefusalCode::Internal,
             LaneRefused::Block { .. } => RefusalCode::Namespace,
-            LaneRefused::TooMany { .. } => RefusalCode::TooLarge,
-            LaneRefused::NoTensors { .. } | LaneRefused::NoCopy { .. } => RefusalCode::Unknown,
-            LaneRefused::Descriptors { .. } | LaneRefused::Beyond { .. } => RefusalCode::Place,
+            LaneRefused::TooManyRegions { .. } => RefusalCode::TooLarge,
+            LaneRefused::Descriptors { .. } => RefusalCode::Place,
         };
         Self::Refused(Refusal { code, message: refused.to_string() })
     }

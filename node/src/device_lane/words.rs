@@ -43,5 +43,4 @@ impl Words {
     }
 }
 
-/// 1,024 words.
-pub(crate) const WORD_BYTES: u64 = 4_096;
+pub(crate) const WORD_BYTES: u64 = 4 * larder_core::SESSION_WORDS;

@@ -6,6 +6,7 @@ use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use larder_core::DeviceLimits;
 use larder_core::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
@@ -26,7 +27,6 @@ use crate::config::{
     ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
 };
 use crate::copy::CopyLimits;
-use crate::device_lane::DeviceLimits;
 use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use larder_core::Millis;
 use larder_core::reports::Reporter;
 use larder_core::store::{Evictions, Usage};
+use larder_core::{LaneCopy, Millis};
 use larder_protocol::session::{Checked, Tier};
 use prometheus::{Histogram, IntCounter, IntGaugeVec};
 
@@ -87,21 +87,6 @@ pub enum HandedOver {
     Sent,
     /// They came from the node whose engine gave them.
     Came,
-}
-
-/// How a copy by a device ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LaneCopy {
-    /// Pages were loaded.
-    Loaded,
-    /// Pages were saved.
-    Saved,
-    /// Blocks were copied into the device tier.
-    Promoted,
-    /// It failed, or was given up.
-    Failed,
-    /// It did not end in time.
-    Stalled,
 }
 
 /// How a request ended.

@@ -338,7 +338,7 @@ const HELD: &[&str] = &[
 /// Where layers are handed over: see [`super::HandedOver`].
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
 
-/// How copies by a device end: see [`super::LaneCopy`].
+/// How copies by a device end: see [`larder_core::LaneCopy`].
 pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "failed", "stalled"];
 
 /// Which way they go.

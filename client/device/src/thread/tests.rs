@@ -5,22 +5,18 @@ use std::sync::mpsc::{Receiver, channel};
 use super::*;
 use crate::device::EngineMemory;
 use crate::host::{Fault, HostControl, HostDevice};
-use crate::ledger::{CopyFailure, Ledger, LedgerLimits};
 use crate::order::Direction;
-use crate::slots::{Context, Life, SlotId, Slots};
 use crate::testing::{CHUNKS, Image, Paged, layouts};
 
-/// A device's thread with paged memory, and the account of its arena's slots.
+/// A device's thread with paged memory.
 struct Lane {
     thread: DeviceThread,
     reports: Receiver<Report>,
     control: HostControl,
     paged: Paged,
-    ledger: Ledger,
+    last_ticket: u64,
     random: fastrand::Rng,
 }
-
-const NODE: Context = Context(0);
 
 impl Lane {
     fn start(seed: u64) -> Self {
@@ -45,54 +41,39 @@ impl Lane {
             })
             .unwrap();
         let paged = paged.recv().unwrap();
-        let limits = LedgerLimits { orders: ORDERS, timeout_ms: 1_000 };
-        let ledger = Ledger::new(Slots::new(CHUNKS as u32), limits);
-        Self { thread, reports, control, paged, ledger, random }
+        Self { thread, reports, control, paged, last_ticket: 0, random }
     }
 
-    /// Begins an order over one chunk: a save fills the slot, a load reads it.
-    fn begin(&mut self, direction: Direction, slot: SlotId) -> (Ticket, Order) {
+    /// Begins an order over the block of one chunk.
+    fn begin(&mut self, direction: Direction, chunk: u64) -> (Ticket, Order) {
         let all = self.paged.pages(&mut self.random);
         let per_chunk = self.paged.layout.spec().pages_per_chunk as usize;
         let mut order = self.paged.order(direction, self.random.bool(), &all[..per_chunk]);
         if let crate::Work::Pages { pages, .. } = &mut order.work {
-            pages.iter_mut().for_each(|copy| copy.block = self.paged.block(slot.0.into()));
+            pages.iter_mut().for_each(|copy| copy.block = self.paged.block(chunk));
         }
-        let (fills, reads) = match direction {
-            Direction::Save => (vec![slot], vec![]),
-            Direction::Load => (vec![], vec![slot]),
-        };
-        let ticket = self.ledger.begin(0, NODE, fills, reads).unwrap();
+        self.last_ticket += 1;
+        let ticket = Ticket(self.last_ticket);
         self.thread.submit(ticket, order.clone()).unwrap();
         (ticket, order)
     }
 
-    fn until_done(&mut self, ticket: Ticket) -> Result<(), CopyFailure> {
-        loop {
-            match self.reports.recv().unwrap() {
-                Report::Done { ticket: of, result, .. } => {
-                    let outcome = self.ledger.ended(of, result);
-                    if of == ticket {
-                        return outcome.unwrap().result;
-                    }
-                }
-                Report::Gone => drop(self.ledger.context_gone(NODE)),
-                Report::Layers { .. } | Report::Lost(_) => {}
-            }
-        }
+    fn until_done(&mut self, ticket: Ticket) -> Result<(), CopyError> {
+        let done = |report| match report {
+            Report::Done { ticket: of, result, .. } if of == ticket => Some(result),
+            _ => None,
+        };
+        self.reports.iter().find_map(done).unwrap()
     }
 
     fn until_gone(&mut self) {
         while !matches!(self.reports.recv().unwrap(), Report::Gone) {}
-        assert_eq!(self.ledger.context_gone(NODE), []);
     }
 
-    /// A chunk saved into a slot of its own.
-    fn saved(&mut self) -> SlotId {
-        let slot = self.ledger.reserve().unwrap();
-        let (ticket, _) = self.begin(Direction::Save, slot);
+    /// Saves a chunk.
+    fn save(&mut self, chunk: u64) {
+        let (ticket, _) = self.begin(Direction::Save, chunk);
         assert_eq!(self.until_done(ticket), Ok(()));
-        slot
     }
 
     fn pieces(&self) -> u32 {
@@ -116,13 +97,12 @@ fn seeds() -> impl Iterator<Item = u64> {
 fn what_was_saved_is_loaded_into_other_pages() {
     for seed in seeds() {
         let mut lane = Lane::start(seed);
-        let slot = lane.ledger.reserve().unwrap();
         let start = lane.paged.image();
-        let (ticket, order) = lane.begin(Direction::Save, slot);
+        let (ticket, order) = lane.begin(Direction::Save, 0);
         assert_eq!(lane.until_done(ticket), Ok(()));
         let saved = lane.expected(start, &order);
         assert!(lane.paged.image() == saved);
-        let (ticket, order) = lane.begin(Direction::Load, slot);
+        let (ticket, order) = lane.begin(Direction::Load, 0);
         assert_eq!(lane.until_done(ticket), Ok(()));
         assert!(lane.paged.image() == lane.expected(saved, &order));
         lane.thread.join();
@@ -130,75 +110,60 @@ fn what_was_saved_is_loaded_into_other_pages() {
 }
 
 #[test]
-fn a_copy_that_fails_at_any_point_is_never_a_hit() {
+fn a_copy_that_fails_at_any_point_is_told_so_and_the_next_goes_well() {
     for seed in seeds() {
         let mut lane = Lane::start(seed);
         for after in 0..=lane.pieces() {
-            let slot = lane.ledger.reserve().unwrap();
             lane.control.fail_next(Fault::Fail { after });
-            let (ticket, _) = lane.begin(Direction::Save, slot);
-            assert_eq!(lane.until_done(ticket), Err(CopyFailure::Copy(CopyError::Failed)));
-            assert_eq!(lane.ledger.slots().life(slot), Life::Free);
+            let (ticket, _) = lane.begin(Direction::Save, 0);
+            assert_eq!(lane.until_done(ticket), Err(CopyError::Failed));
         }
         lane.control.fail_next(Fault::Refuse);
-        let slot = lane.ledger.reserve().unwrap();
-        let (ticket, _) = lane.begin(Direction::Save, slot);
-        assert_eq!(lane.until_done(ticket), Err(CopyFailure::Copy(CopyError::Refused)));
-        lane.saved();
+        let (ticket, _) = lane.begin(Direction::Save, 0);
+        assert_eq!(lane.until_done(ticket), Err(CopyError::Refused));
+        lane.save(0);
         lane.thread.join();
     }
 }
 
 #[test]
-fn a_copy_that_stalls_at_any_point_keeps_its_slot_and_nobody_else() {
+fn a_copy_that_stalls_at_any_point_keeps_its_place_and_nobody_else() {
     let mut lane = Lane::start(seeds().next().unwrap());
-    for after in [0, 1, lane.pieces() / 2, lane.pieces()] {
-        let slot = lane.ledger.reserve().unwrap();
+    for (chunk, after) in [0, 1, lane.pieces() / 2, lane.pieces()].into_iter().enumerate() {
         lane.control.fail_next(Fault::Stall { after });
-        let (ticket, _) = lane.begin(Direction::Save, slot);
-        let other = lane.saved();
-        let told = lane.ledger.overdue(1_000);
-        assert_eq!((told[0].ticket, told[0].result), (ticket, Err(CopyFailure::Stalled)));
-        assert_eq!(lane.ledger.slots().life(slot), Life::Quarantined);
-        lane.ledger.give_up(other);
+        lane.begin(Direction::Save, chunk as u64);
+        lane.save(CHUNKS - 1);
     }
-    assert_eq!(lane.ledger.slots().counts().quarantined, 4);
     assert_eq!(lane.thread.outstanding(), 4);
 }
 
 #[test]
-fn a_device_lost_at_any_point_leaves_slots_quarantined_until_it_is_gone() {
+fn a_device_lost_at_any_point_says_so_of_each_copy_and_when_it_is_gone() {
     for (number, seed) in seeds().enumerate() {
         let mut lane = Lane::start(seed);
-        let read = lane.saved();
-        let slot = lane.ledger.reserve().unwrap();
+        lane.save(0);
         lane.control.fail_next(Fault::Stall { after: 1 });
         lane.control.fail_next(Fault::Lose { after: number as u32 });
-        let (reading, _) = lane.begin(Direction::Load, read);
-        let (ticket, _) = lane.begin(Direction::Save, slot);
-        let lost = Err(CopyFailure::Copy(CopyError::Lost));
-        assert_eq!(lane.until_done(reading), lost);
-        assert_eq!(lane.until_done(ticket), lost);
-        assert_eq!(lane.ledger.slots().life(slot), Life::Quarantined);
+        let (reading, _) = lane.begin(Direction::Load, 0);
+        let (ticket, _) = lane.begin(Direction::Save, 1);
+        assert_eq!(lane.until_done(reading), Err(CopyError::Lost));
+        assert_eq!(lane.until_done(ticket), Err(CopyError::Lost));
         lane.until_gone();
-        assert_eq!((lane.control.gone(), lane.ledger.slots().life(slot)), (1, Life::Free));
-        assert_eq!(lane.ledger.slots().life(read), Life::Filled, "what was only read is whole");
-        let (ticket, _) = lane.begin(Direction::Load, read);
-        assert_eq!(lane.until_done(ticket), Err(CopyFailure::Copy(CopyError::Refused)));
+        assert_eq!(lane.control.gone(), 1);
+        let (ticket, _) = lane.begin(Direction::Load, 0);
+        assert_eq!(lane.until_done(ticket), Err(CopyError::Refused));
     }
 }
 
 #[test]
-fn what_a_device_touches_that_cannot_be_given_up_stays_quarantined() {
+fn a_device_that_cannot_be_given_up_is_never_said_to_be_gone() {
     let mut lane = Lane::start(6);
-    let slot = lane.ledger.reserve().unwrap();
     lane.control.fail_next(Fault::Lose { after: 1 });
     lane.control.cling();
-    let (ticket, _) = lane.begin(Direction::Save, slot);
-    assert_eq!(lane.until_done(ticket), Err(CopyFailure::Copy(CopyError::Lost)));
+    let (ticket, _) = lane.begin(Direction::Save, 0);
+    assert_eq!(lane.until_done(ticket), Err(CopyError::Lost));
     lane.thread.join();
     assert!(lane.reports.iter().all(|report| !matches!(report, Report::Gone)));
-    assert_eq!(lane.ledger.slots().life(slot), Life::Quarantined);
 }
 
 #[test]
@@ -206,23 +171,15 @@ fn a_driver_that_hangs_keeps_neither_its_callers_nor_other_devices() {
     let mut hung = Lane::start(1);
     let mut other = Lane::start(2);
     hung.control.hold_calls();
-    let slots: Vec<_> = (0..CHUNKS).map(|_| hung.ledger.reserve().unwrap()).collect();
-    let tickets: Vec<_> = slots.iter().map(|&slot| hung.begin(Direction::Save, slot).0).collect();
+    let tickets: Vec<_> = (0..CHUNKS).map(|chunk| hung.begin(Direction::Save, chunk).0).collect();
     hung.control.wait_until_held();
-    other.saved();
-    let told: Vec<_> = hung.ledger.overdue(1_000).iter().map(|outcome| outcome.ticket).collect();
-    assert_eq!(told, tickets);
-    assert_eq!(hung.ledger.reserve(), None);
+    other.save(0);
+    assert_eq!(hung.thread.outstanding(), CHUNKS as usize);
     hung.control.release_calls();
     for _ in &tickets {
-        let Report::Done { ticket, result, .. } =
-            hung.reports.iter().find(|report| matches!(report, Report::Done { .. })).unwrap()
-        else {
-            unreachable!()
-        };
-        assert_eq!(hung.ledger.ended(ticket, result), None);
+        let done = hung.reports.iter().find(|report| matches!(report, Report::Done { .. }));
+        assert!(matches!(done, Some(Report::Done { result: Ok(()), .. })));
     }
-    assert_eq!(hung.ledger.slots().counts().free, CHUNKS as u32);
 }
 
 #[test]

@@ -80,8 +80,9 @@ impl Core {
         walk: &Walk,
         elsewhere: &[Option<Source>],
     ) -> Result<(), Refused> {
-        let found = self.found_on(session, &ask, walk, elsewhere)?;
-        self.effects.push_back(Effect::Found { request, session, ask, found });
+        let mut found = self.found_on(session, &ask, walk, elsewhere)?;
+        self.find_on_device(session, &ask, &mut found);
+        self.effects.push_back(Effect::Found { request, ask, found });
         Ok(())
     }
 

@@ -49,9 +49,10 @@ impl Core {
     ) -> Result<(), Refused> {
         let elsewhere = located.sources(ask.chain.len());
         let walk = self.store.find(session, ask.namespace, &ask.chain)?;
-        let found = self.found_on(session, &ask, &walk, &elsewhere)?;
+        let mut found = self.found_on(session, &ask, &walk, &elsewhere)?;
         let started = self.start(session, &ask, (&found, &elsewhere), located, cause);
-        self.effects.push_back(Effect::Prefetching { request, session, ask, found, started });
+        self.find_on_device(session, &ask, &mut found);
+        self.effects.push_back(Effect::Prefetching { request, ask, found, started });
         Ok(())
     }
 

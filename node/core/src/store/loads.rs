@@ -45,6 +45,8 @@ pub struct LoadBlock {
     pub place: Place,
     /// What it is called.
     pub key: BlockKey,
+    /// Its bytes.
+    pub bytes: u64,
     /// Its checksum.
     pub checksum: u64,
     /// Bytes that share one checksum: whole layers.
@@ -64,6 +66,14 @@ pub struct BlockFacts {
     pub bytes: u64,
     /// Its layers.
     pub layers: u32,
+}
+
+impl BlockFacts {
+    /// Bytes of one of its layers.
+    #[must_use]
+    pub fn layer_bytes(&self) -> u64 {
+        self.bytes / u64::from(self.layers.max(1))
+    }
 }
 
 impl Store {
@@ -131,7 +141,8 @@ impl Store {
         let slice = *slices.get(block / known.pools.len()).ok_or(refused.clone())?;
         let (fingerprint, pool) = (known.fingerprint, block % known.pools.len());
         let block = known.block(slice, pool);
-        let range_bytes = range_bytes(&known.pools[pool].spec);
+        let spec = &known.pools[pool].spec;
+        let (bytes, range_bytes) = (spec.block_bytes(), range_bytes(spec));
         if self.named_prefix(number, &hashes, &chunks) < chunks.len() {
             return Err(refused);
         }
@@ -142,7 +153,7 @@ impl Store {
                     let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
                     let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool: pool as u8 };
                     let (checksum, reads, facts) = (checksums.whole, chunk.reads, facts(chunk));
-                    Ok(LoadBlock { place, key, checksum, range_bytes, reads, facts })
+                    Ok(LoadBlock { place, key, bytes, checksum, range_bytes, reads, facts })
                 }
                 _ => Err(refused.clone()),
             }

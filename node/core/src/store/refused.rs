@@ -159,6 +159,34 @@ pub enum Refused {
         /// The window's size.
         window_bytes: u64,
     },
+    /// More tensors than a session may have.
+    #[error("too many tensors: at most {most} a session")]
+    TooManyTensors {
+        /// How many there may be.
+        most: usize,
+    },
+    /// A number that names no tensors of the session, or no longer.
+    #[error("there are no tensors {number} in this session, or the GPU was lost: register them again")]
+    NoTensors {
+        /// The number.
+        number: u32,
+    },
+    /// A number that names no copy of the session, or one whose end was told.
+    #[error("there is no copy {number} in this session, or its end was told")]
+    NoCopy {
+        /// The number.
+        number: u64,
+    },
+    /// Pages, layers or words that there are not.
+    #[error("{what} {found} of a copy are not among the {of} that there are")]
+    Beyond {
+        /// Of what.
+        what: &'static str,
+        /// What was asked for.
+        found: u64,
+        /// What there is.
+        of: u64,
+    },
     /// A fault of the node's own; its log says more.
     #[error("the node failed; its log says more")]
     Internal,

@@ -9,7 +9,7 @@ use crate::reports::Reporter;
 use crate::{CopyAnswer, CopyNumber};
 
 impl World {
-    fn reserve(&mut self, word: &str) -> Reserved {
+    pub(super) fn reserve(&mut self, word: &str) -> Reserved {
         let ask = Reserve {
             namespace: self.namespace,
             chain: self.chain(word),
@@ -24,26 +24,26 @@ impl World {
         }
     }
 
-    fn commit(&mut self, Reserved { reservation, chunks, .. }: &Reserved) -> RequestId {
+    pub(super) fn commit(&mut self, Reserved { reservation, chunks, .. }: &Reserved) -> RequestId {
         let (chunks, sources) = (chunks.clone(), vec![0; chunks.len()]);
         self.asks(self.session, Request::Commit(Commit { reservation: *reservation, chunks, sources }))
     }
 
     /// The next effect copies so many blocks.
-    fn copy(&mut self, blocks: usize) -> CopyNumber {
+    pub(super) fn copy(&mut self, blocks: usize) -> CopyNumber {
         match self.next() {
             Effect::Copy { copy, moves, .. } if moves.len() == blocks => copy,
             other => panic!("{other:?}"),
         }
     }
 
-    fn copied(&mut self, copy: CopyNumber, blocks: usize) {
+    pub(super) fn copied(&mut self, copy: CopyNumber, blocks: usize) {
         let sums = vec![Checksums::default(); blocks];
         self.tell(Event::Copied { copy, answer: CopyAnswer::Done(sums) });
     }
 
     /// How many chunks of a word are here.
-    fn held(&mut self, word: &str) -> u32 {
+    pub(super) fn held(&mut self, word: &str) -> u32 {
         let request = self.lease(word);
         let leased = self.leased(request);
         if leased.lease != 0 {
@@ -52,12 +52,12 @@ impl World {
         leased.chunks
     }
 
-    fn report(&mut self, word: &str) -> RequestId {
+    pub(super) fn report(&mut self, word: &str) -> RequestId {
         let (namespace, hash) = (self.namespace, name(word));
         self.asks(self.session, Request::ReportDamage(ReportDamage { namespace, hash }))
     }
 
-    fn checked(&mut self, of: RequestId) -> Checked {
+    pub(super) fn checked(&mut self, of: RequestId) -> Checked {
         match self.answered(of) {
             Response::Checked(found) => found,
             other => panic!("{other:?}"),
@@ -65,7 +65,8 @@ impl World {
     }
 }
 
-const ALONE: Sources = Sources { siblings: None, peers: None, disk: None, object: None, known_chunks: 0 };
+pub(super) const ALONE: Sources =
+    Sources { siblings: None, peers: None, disk: None, object: None, known_chunks: 0 };
 
 #[test]
 fn a_commit_is_answered_when_its_bytes_are_copied_and_nobody_sees_them_before() {

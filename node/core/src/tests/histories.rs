@@ -136,7 +136,7 @@ impl History {
         let mut history = Self {
             seed,
             random: fastrand::Rng::with_seed(seed),
-            core: Core::new(limits, sources, TENANTS.map(str::to_owned).into()),
+            core: Core::new(limits, sources, DEVICE, TENANTS.map(str::to_owned).into()),
             now: Duration::ZERO,
             spaces: Vec::new(),
             sessions: Vec::new(),

@@ -1,20 +1,21 @@
 //! The device tier: which blocks have a copy in the GPU memory that the node owns.
 //!
-//! Pure. It is a cache above host memory: a block comes here when its chunk is read from GPU memory's side for the second time, and
+//! It is a cache above host memory: a block comes here when its chunk is read from GPU memory's side for the second time, and
 //! the host keeps its own. So what leaves is dropped, and nothing has to be brought back. A block's name stands for its bytes, so that a
 //! copy is right for as long as it is here, whatever becomes of the chunk on the host.
 
 use std::collections::HashMap;
 
-use larder_core::store::TierUsage;
-use larder_core::store::ids::ChunkNumber;
-use larder_core::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
-use larder_device::slots::SlotId;
 use larder_protocol::checksum::BlockKey;
+
+use super::slots::SlotId;
+use crate::store::TierUsage;
+use crate::store::ids::ChunkNumber;
+use crate::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 
 /// The blocks that are there. All slots have one size, that of the first engine's blocks.
 #[derive(Debug)]
-pub struct DeviceTier {
+pub(super) struct DeviceTier {
     bytes: u64,
     slot_bytes: u64,
     found: HashMap<BlockKey, SlotId>,
@@ -34,8 +35,7 @@ struct Entry {
 
 impl DeviceTier {
     /// An empty tier of so many bytes; of none where that is 0.
-    #[must_use]
-    pub fn new(bytes: u64, policy: PolicyName) -> Self {
+    pub(super) fn new(bytes: u64, policy: PolicyName) -> Self {
         Self {
             bytes,
             slot_bytes: 0,
@@ -49,7 +49,7 @@ impl DeviceTier {
     }
 
     /// An engine has blocks of this size: the first decides how large slots are. How many there are from now on more.
-    pub fn size_slots(&mut self, block_bytes: u64) -> u32 {
+    pub(super) fn size_slots(&mut self, block_bytes: u64) -> u32 {
         if self.slot_bytes > 0 || block_bytes == 0 {
             return 0;
         }
@@ -58,26 +58,22 @@ impl DeviceTier {
     }
 
     /// Bytes of the GPU that it needs: whole slots.
-    #[must_use]
-    pub fn pool_bytes(&self) -> u64 {
+    pub(super) fn pool_bytes(&self) -> u64 {
         self.bytes - self.bytes.checked_rem(self.slot_bytes).unwrap_or(self.bytes)
     }
 
     /// Where in the pool a slot begins.
-    #[must_use]
-    pub fn offset(&self, slot: SlotId) -> u64 {
+    pub(super) fn offset(&self, slot: SlotId) -> u64 {
         u64::from(slot.0) * self.slot_bytes
     }
 
     /// The slot of a block that can be read.
-    #[must_use]
-    pub fn find(&self, key: &BlockKey) -> Option<SlotId> {
+    pub(super) fn find(&self, key: &BlockKey) -> Option<SlotId> {
         self.found.get(key).copied().filter(|slot| self.slots.get(slot).is_some_and(|entry| entry.is_filled))
     }
 
     /// Whether a block of a chunk that was read so often should be here and is not, nor on its way.
-    #[must_use]
-    pub fn wants(&self, key: &BlockKey, block_bytes: u64, reads: u8) -> bool {
+    pub(super) fn wants(&self, key: &BlockKey, block_bytes: u64, reads: u8) -> bool {
         reads >= READS_TO_ADMIT
             && block_bytes <= self.slot_bytes
             && self.pool_bytes() > 0
@@ -86,18 +82,18 @@ impl DeviceTier {
     }
 
     /// A block is read.
-    pub fn touch(&mut self, slot: SlotId) {
+    pub(super) fn touch(&mut self, slot: SlotId) {
         self.policy.touch(chunk_of(slot));
     }
 
     /// A block is being copied into a slot.
-    pub fn fill(&mut self, slot: SlotId, key: BlockKey) {
+    pub(super) fn fill(&mut self, slot: SlotId, key: BlockKey) {
         self.found.insert(key, slot);
         self.slots.insert(slot, Entry { key, is_filled: false });
     }
 
     /// A block is here.
-    pub fn filled(&mut self, slot: SlotId, facts: Facts) {
+    pub(super) fn filled(&mut self, slot: SlotId, facts: Facts) {
         let Some(entry) = self.slots.get_mut(&slot) else { return };
         entry.is_filled = true;
         self.filled += 1;
@@ -105,24 +101,24 @@ impl DeviceTier {
     }
 
     /// A block did not come, or its slot is lost.
-    pub fn dropped(&mut self, slot: SlotId) {
+    pub(super) fn dropped(&mut self, slot: SlotId) {
         self.take_out(slot, Removal::Dropped);
     }
 
     /// The slot of a block that is wrong, or may be; it is here no more. One that is on its way was verified just now.
-    pub fn drop_block(&mut self, key: &BlockKey) -> Option<SlotId> {
+    pub(super) fn drop_block(&mut self, key: &BlockKey) -> Option<SlotId> {
         let slot = self.find(key)?;
         self.take_out(slot, Removal::Dropped);
         Some(slot)
     }
 
     /// The GPU refuses to fill it: it has not so much memory, say.
-    pub fn refused(&mut self) {
+    pub(super) fn refused(&mut self) {
         self.is_refused = true;
     }
 
     /// The slot of the block that should go next, which is here no more.
-    pub fn evict(&mut self) -> Option<SlotId> {
+    pub(super) fn evict(&mut self) -> Option<SlotId> {
         let victim = self.policy.victim(&mut |_| Verdict::Take)?;
         let slot = SlotId(victim.position() as u32);
         self.take_out(slot, Removal::Evicted);
@@ -131,7 +127,7 @@ impl DeviceTier {
     }
 
     /// The GPU is lost: the slots of all blocks that were here.
-    pub fn clear(&mut self) -> Vec<SlotId> {
+    pub(super) fn clear(&mut self) -> Vec<SlotId> {
         self.is_refused = false;
         let mut slots: Vec<SlotId> =
             self.slots.iter().filter(|(_, entry)| entry.is_filled).map(|(&slot, _)| slot).collect();
@@ -141,8 +137,7 @@ impl DeviceTier {
     }
 
     /// What it holds.
-    #[must_use]
-    pub fn usage(&self) -> TierUsage {
+    pub(super) fn usage(&self) -> TierUsage {
         let (blocks, evicted) = (self.filled, self.evicted);
         TierUsage { bytes: self.bytes, blocks, used_bytes: blocks * self.slot_bytes, evicted }
     }

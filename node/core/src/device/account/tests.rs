@@ -1,18 +1,18 @@
 //! The account of copies: each caller hears once, in time, and what is held comes back when the device let go of it.
 
+mod slots;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
 use super::*;
 
-type Lane = Account<u32, u32>;
-
 const ENGINE: SessionId = SessionId(1);
 const OTHER: SessionId = SessionId(2);
 
-fn account() -> Lane {
-    Account::new(4, 3, 100)
+fn account() -> Account<u32> {
+    Account::new(AccountLimits { copies: 4, of_session: 3, deadline_ms: 100 })
 }
 
 fn ask(copy: Ticket, layers: u32, wait_ms: u64) -> AskCopy {
@@ -27,32 +27,32 @@ fn told(layers: u32, end: Option<CopyEnd>) -> CopyProgress {
 fn an_asker_hears_when_as_many_layers_are_done_as_it_wants_and_once_of_the_end() {
     let mut account = account();
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
-    account.ask(0, ENGINE, ask(copy, 2, 50), 100).unwrap();
+    assert!(account.ask(0, ENGINE, ask(copy, 2, 50), RequestId(100)));
     account.layers(copy, 1);
     assert_eq!(account.take_news(), []);
     account.layers(copy, 2);
-    assert_eq!(account.take_news(), [(100, told(2, None))]);
-    account.ask(0, ENGINE, ask(copy, u32::MAX, 50), 101).unwrap();
+    assert_eq!(account.take_news(), [(RequestId(100), told(2, None))]);
+    assert!(account.ask(0, ENGINE, ask(copy, u32::MAX, 50), RequestId(101)));
     assert_eq!(account.ended(copy, Ok(())), Some(Ended { held: 7, is_whole: true }));
     assert_eq!(account.take_news(), [], "what it brought is yet to be looked at");
     account.finish(copy, CopyEnd::Done);
-    assert_eq!(account.take_news(), [(101, told(4, Some(CopyEnd::Done)))]);
-    assert_eq!(account.ask(0, ENGINE, ask(copy, 1, 0), 102), Err(102));
+    assert_eq!(account.take_news(), [(RequestId(101), told(4, Some(CopyEnd::Done)))]);
+    assert!(!account.ask(0, ENGINE, ask(copy, 1, 0), RequestId(102)));
 }
 
 #[test]
 fn an_asker_waits_no_longer_than_it_wants_and_gives_way_to_the_next() {
     let mut account = account();
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
-    account.ask(5, ENGINE, ask(copy, 2, 10), 100).unwrap();
+    assert!(account.ask(5, ENGINE, ask(copy, 2, 10), RequestId(100)));
     account.answer_late(14);
     assert_eq!(account.take_news(), []);
     account.answer_late(15);
-    assert_eq!(account.take_news(), [(100, told(0, None))]);
-    account.ask(15, ENGINE, ask(copy, 2, 10), 101).unwrap();
-    account.ask(15, ENGINE, ask(copy, 2, 10), 102).unwrap();
-    assert_eq!(account.take_news(), [(101, told(0, None))]);
-    assert_eq!(account.ask(15, OTHER, ask(copy, 2, 0), 103), Err(103), "it is another session's");
+    assert_eq!(account.take_news(), [(RequestId(100), told(0, None))]);
+    assert!(account.ask(15, ENGINE, ask(copy, 2, 10), RequestId(101)));
+    assert!(account.ask(15, ENGINE, ask(copy, 2, 10), RequestId(102)));
+    assert_eq!(account.take_news(), [(RequestId(101), told(0, None))]);
+    assert!(!account.ask(15, OTHER, ask(copy, 2, 0), RequestId(103)), "it is another session's");
 }
 
 #[test]
@@ -61,8 +61,8 @@ fn what_comes_after_the_deadline_is_no_hit_and_is_held_until_then() {
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
     assert_eq!(account.overdue(99), []);
     assert_eq!(account.overdue(100), [copy]);
-    account.ask(100, ENGINE, ask(copy, u32::MAX, 50), 100).unwrap();
-    assert_eq!(account.take_news(), [(100, told(0, Some(CopyEnd::Stalled)))]);
+    assert!(account.ask(100, ENGINE, ask(copy, u32::MAX, 50), RequestId(100)));
+    assert_eq!(account.take_news(), [(RequestId(100), told(0, Some(CopyEnd::Stalled)))]);
     assert_eq!(account.held(copy), Some(&7));
     assert_eq!(account.ended(copy, Ok(())), Some(Ended { held: 7, is_whole: false }));
     assert_eq!(account.under_way(), 0);
@@ -72,9 +72,9 @@ fn what_comes_after_the_deadline_is_no_hit_and_is_held_until_then() {
 fn what_a_lost_device_may_touch_comes_back_when_it_is_gone() {
     let mut account = account();
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
-    account.ask(0, ENGINE, ask(copy, 1, 50), 100).unwrap();
-    assert_eq!(account.ended(copy, Err(CopyError::Lost)), None);
-    assert_eq!(account.take_news(), [(100, told(0, Some(CopyEnd::Lost)))]);
+    assert!(account.ask(0, ENGINE, ask(copy, 1, 50), RequestId(100)));
+    assert_eq!(account.ended(copy, Err(DeviceFailure::Lost)), None);
+    assert_eq!(account.take_news(), [(RequestId(100), told(0, Some(CopyEnd::Lost)))]);
     assert_eq!((account.under_way(), account.gone(), account.under_way()), (1, vec![7], 0));
 }
 
@@ -94,7 +94,7 @@ fn a_session_has_no_more_copies_than_it_may_though_it_forgets_them() {
 #[derive(Debug, Clone)]
 enum Step {
     Begin(u32),
-    End(usize, Result<(), CopyError>),
+    End(usize, Result<(), DeviceFailure>),
     Ask(usize, u32, u64),
     Layers(usize, u32),
     Forget(usize),
@@ -106,8 +106,8 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let result = prop_oneof![
         3 => Just(Ok(())),
-        1 => Just(Err(CopyError::Failed)),
-        1 => Just(Err(CopyError::Lost)),
+        1 => Just(Err(DeviceFailure::Failed)),
+        1 => Just(Err(DeviceFailure::Lost)),
     ];
     let step = prop_oneof![
         4 => (1u32..3).prop_map(Step::Begin),
@@ -126,7 +126,7 @@ proptest! {
     #[test]
     fn all_that_is_held_comes_back_once_and_all_who_ask_are_answered_once(steps in steps()) {
         let mut account = account();
-        let (mut now, mut next, mut asked) = (0, 0u32, 0u32);
+        let (mut now, mut next, mut asked) = (0, 0u32, 0u64);
         // Copies that the device is at, and lost ones.
         let mut at: BTreeMap<Ticket, u32> = BTreeMap::new();
         let mut all: Vec<(Ticket, SessionId)> = Vec::new();
@@ -151,13 +151,13 @@ proptest! {
                                 account.finish(ticket, CopyEnd::Done);
                             }
                         }
-                        None => prop_assert_eq!(result, Err(CopyError::Lost)),
+                        None => prop_assert_eq!(result, Err(DeviceFailure::Lost)),
                     }
                 }
                 Step::Ask(n, layers, wait) => if let Some((ticket, session)) = pick(&all, n) {
                     asked += 1;
-                    if account.ask(now, session, ask(ticket, layers, wait), asked).is_ok() {
-                        open.insert(asked);
+                    if account.ask(now, session, ask(ticket, layers, wait), RequestId(asked)) {
+                        open.insert(RequestId(asked));
                     }
                 }
                 Step::Layers(n, layers) => if let Some((ticket, _)) = pick(&all, n) {
@@ -181,7 +181,7 @@ proptest! {
                 }
             }
             for (asker, _) in account.take_news() {
-                prop_assert!(open.contains(&asker) && ended.insert(asker), "{} is answered twice", asker);
+                prop_assert!(open.contains(&asker) && ended.insert(asker), "{:?} is answered twice", asker);
             }
             prop_assert_eq!(account.under_way(), at.len());
         }

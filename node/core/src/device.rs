@@ -1,0 +1,203 @@
+//! Copies between engines' GPU memory and blocks, which a device makes.
+//!
+//! An engine's request begins a copy (`asks`), and the device says how it ends (`ends`). The store keeps what is touched in place,
+//! the [`Account`] says who hears of it, and a few blocks stay in the GPU's own memory ([`DeviceTier`], `promote`).
+
+mod account;
+mod asks;
+mod ends;
+mod order;
+mod promote;
+mod slots;
+mod tier;
+
+use std::collections::HashMap;
+
+use larder_protocol::limits::{MAX_SESSION_COPIES, MAX_SESSION_TENSORS};
+use larder_protocol::session::Scarce;
+
+pub use self::order::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
+
+use self::account::{Account, AccountLimits};
+use self::slots::SlotId;
+use self::tier::DeviceTier;
+use crate::Core;
+use crate::copies::Save;
+use crate::effect::Effect;
+use crate::event::RequestId;
+use crate::store::ids::{OrderId, SessionId};
+use crate::store::policy::{Facts, PolicyName};
+use crate::store::{BlockFacts, BlockMove, LoadBlock, Refused, Usage};
+
+/// A copy by a device. The core chooses the number, and uses none twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Why a device did not make a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceFailure {
+    /// It was refused before anything was begun.
+    Refused,
+    /// It failed, and has ended: what is in its targets is unknown.
+    Failed,
+    /// The device failed under it, and may touch its memory until it is gone.
+    Lost,
+}
+
+/// The numbers of one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Copies under way at a time.
+    pub orders: usize,
+    /// How long whoever asked for a copy waits for it.
+    pub copy_deadline_ms: u64,
+    /// Bytes of the device tier; none where it is 0.
+    pub tier_bytes: u64,
+    /// Which of its blocks goes first.
+    pub tier_policy: PolicyName,
+}
+
+/// An engine's tensors, which the device knows.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensors {
+    /// The device's own number of them.
+    pub id: u32,
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// The block of a chunk that they hold, by slice, then pool.
+    pub block: usize,
+    /// What such a block is like.
+    pub facts: BlockFacts,
+    /// Pages of each layer.
+    pub pages: u32,
+    /// Pages of a chunk.
+    pub pages_per_chunk: u32,
+}
+
+/// What a device is asked for.
+#[derive(Debug)]
+pub(crate) struct Device {
+    account: Account<Held>,
+    tier: DeviceTier,
+    tensors: HashMap<(SessionId, u32), Tensors>,
+    last_tensors: u32,
+    /// Requests for copies of which the device's thread has not said yet whether it takes them.
+    untaken: HashMap<Ticket, RequestId>,
+    /// Saves whose bytes are in place, and for whose sums there was no room.
+    unsummed: Vec<Save>,
+}
+
+/// What a copy keeps from reuse.
+#[derive(Debug)]
+struct Held {
+    what: HeldBy,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+enum HeldBy {
+    /// The load of this number in the store, and blocks of it that the tier wants when it went well.
+    Load(u64, Vec<LoadBlock>),
+    /// The same load, whose blocks are being copied into the tier.
+    Promotion(u64, Vec<(SlotId, Facts)>),
+    /// The save of this number in the store, and what is to be summed when it went well.
+    Save(OrderId, Vec<BlockMove>),
+    /// Nothing of the store: a fault ended that.
+    Forgotten,
+}
+
+impl Device {
+    pub(crate) fn new(limits: DeviceLimits) -> Self {
+        let account = AccountLimits {
+            copies: limits.orders,
+            of_session: MAX_SESSION_COPIES,
+            deadline_ms: limits.copy_deadline_ms,
+        };
+        Self {
+            account: Account::new(account),
+            tier: DeviceTier::new(limits.tier_bytes, limits.tier_policy),
+            tensors: HashMap::new(),
+            last_tensors: 0,
+            untaken: HashMap::new(),
+            unsummed: Vec::new(),
+        }
+    }
+}
+
+impl Core {
+    /// Whether a session may make tensors known, and what the block is like that they are to hold.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`] for a namespace or block that the session does not have, [`Refused::TooManyTensors`].
+    pub fn may_know_tensors(
+        &self,
+        session: SessionId,
+        namespace: u32,
+        block: usize,
+    ) -> Result<BlockFacts, Refused> {
+        let facts = self.store.block_facts(session, namespace, block)?;
+        let known = self.device.tensors.keys().filter(|(of, _)| *of == session).count();
+        if known >= MAX_SESSION_TENSORS {
+            return Err(Refused::TooManyTensors { most: MAX_SESSION_TENSORS });
+        }
+        Ok(facts)
+    }
+
+    /// The device knows a session's tensors: their number in the session.
+    ///
+    /// # Errors
+    /// [`Refused::Internal`] where the session has ended meanwhile.
+    pub fn know_tensors(&mut self, session: SessionId, tensors: Tensors) -> Result<u32, Refused> {
+        self.store.tenant(session).map_err(|_| Refused::Internal)?;
+        let device = &mut self.device;
+        device.account.slots.add(device.tier.size_slots(tensors.facts.bytes));
+        device.last_tensors = device.last_tensors.wrapping_add(1);
+        device.tensors.insert((session, device.last_tensors), tensors);
+        Ok(device.last_tensors)
+    }
+
+    /// How much of what is in use, by the store and by the device.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let (device_copies, device_tier) = (self.device.account.under_way() as u64, self.device.tier.usage());
+        Usage { device_copies, device_tier, ..self.store.usage() }
+    }
+
+    /// A session ended. What the device does for it goes on; what has not begun is given up.
+    pub(crate) fn end_copies_of(&mut self, session: SessionId) {
+        self.device.tensors.retain(|(of, _), _| *of != session);
+        let tickets = self.device.account.close(session);
+        self.effects.extend(tickets.into_iter().map(Effect::CancelDeviceCopy));
+    }
+
+    /// All sessions ended, and the store knows nothing of what is under way. The device goes on, and so do the account of what it
+    /// touches and its tier, whose blocks stay right.
+    pub(crate) fn begin_device_anew(&mut self) {
+        let unperformed = std::mem::take(&mut self.effects);
+        for effect in unperformed {
+            if let Effect::DeviceCopy(order) = effect {
+                self.withdraw(order.ticket);
+            }
+        }
+        let device = &mut self.device;
+        device.tensors.clear();
+        device.untaken.clear();
+        device.unsummed.clear();
+        for held in device.account.all_held() {
+            if !matches!(held.what, HeldBy::Promotion(..)) {
+                held.what = HeldBy::Forgotten;
+            }
+        }
+        let tickets = device.account.close_all();
+        self.effects.extend(tickets.into_iter().map(Effect::CancelDeviceCopy));
+    }
+}
+
+/// Asking again helps as soon as a copy has ended.
+const TOO_MANY_COPIES: Refused = Refused::Busy { what: Scarce::Copies, retry_after_ms: COPIES_RETRY_MS };
+
+/// About as long as one of many copies takes.
+const COPIES_RETRY_MS: u64 = 5;
+
+/// Words of a session's page.
+pub const SESSION_WORDS: u64 = 1_024;

@@ -1,0 +1,311 @@
+//! The account of copies by a device: who asked for them, what they keep from reuse, who hears how they ended.
+//!
+//! Three things of a copy end apart from each other: its caller hears of it at the deadline at the latest, what it touches is
+//! free only when the device let go of it, and its number means something until its caller was told.
+
+use std::collections::BTreeMap;
+
+use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress};
+
+use super::slots::{SlotId, Slots};
+use super::{DeviceFailure, Ticket};
+use crate::event::RequestId;
+use crate::store::ids::SessionId;
+
+/// Copies under way, and the slots that they touch. `H` is what else a copy keeps from reuse.
+#[derive(Debug)]
+pub(super) struct Account<H> {
+    pub(super) slots: Slots,
+    /// Copies that the device has not let go of.
+    copies: BTreeMap<Ticket, Copy<H>>,
+    /// Who has not been told yet how a copy ended.
+    callers: BTreeMap<Ticket, Caller>,
+    /// Answers that are due.
+    news: Vec<(RequestId, CopyProgress)>,
+    limits: AccountLimits,
+    last_ticket: u64,
+}
+
+/// Bounds of an account.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AccountLimits {
+    /// Copies under way at a time.
+    pub(super) copies: usize,
+    /// Those of one session.
+    pub(super) of_session: usize,
+    /// How long a caller waits for a copy.
+    pub(super) deadline_ms: u64,
+}
+
+/// What the device let go of.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Ended<H> {
+    /// It touches this no more.
+    pub(super) held: H,
+    /// All bytes are where they should be, and somebody counts on it: it is for [`Account::finish`] to say so.
+    pub(super) is_whole: bool,
+}
+
+#[derive(Debug)]
+struct Copy<H> {
+    /// Whose it is; `None` for one that nobody asked for.
+    session: Option<SessionId>,
+    fills: Vec<SlotId>,
+    reads: Vec<SlotId>,
+    deadline_ms: u64,
+    /// Whether it failed for its caller while the device may still be at it.
+    is_told: bool,
+    held: H,
+}
+
+#[derive(Debug)]
+struct Caller {
+    session: SessionId,
+    /// Layers that it asked for.
+    of: u32,
+    layers: u32,
+    end: Option<CopyEnd>,
+    asks: Option<Asks>,
+}
+
+#[derive(Debug)]
+struct Asks {
+    request: RequestId,
+    layers: u32,
+    until_ms: u64,
+}
+
+impl<H> Account<H> {
+    /// An account without copies and slots.
+    pub(super) fn new(limits: AccountLimits) -> Self {
+        Self {
+            slots: Slots::default(),
+            copies: BTreeMap::new(),
+            callers: BTreeMap::new(),
+            news: Vec::new(),
+            limits,
+            last_ticket: 0,
+        }
+    }
+
+    /// Begins a copy of so many layers, which reads these slots of the device's own. An error is
+    /// what it would have held, where the device or the session has as many copies as it may.
+    pub(super) fn begin(
+        &mut self,
+        now_ms: u64,
+        session: SessionId,
+        layers: u32,
+        reads: Vec<SlotId>,
+        held: H,
+    ) -> Result<Ticket, H> {
+        // A session that gives a copy up has it until the device let go of it.
+        let under_way = self.copies.values().filter(|copy| copy.session == Some(session)).count();
+        let is_untold = |(ticket, caller): &(&Ticket, &Caller)| {
+            caller.session == session && !self.copies.contains_key(ticket)
+        };
+        if under_way + self.callers.iter().filter(is_untold).count() >= self.limits.of_session {
+            return Err(held);
+        }
+        let ticket = self.start(now_ms, Some(session), (Vec::new(), reads), held)?;
+        self.callers.insert(ticket, Caller { session, of: layers, layers: 0, end: None, asks: None });
+        Ok(ticket)
+    }
+
+    /// Begins a copy that nobody asked for and nobody hears of, which fills reserved slots. An error as above.
+    pub(super) fn begin_own(&mut self, now_ms: u64, fills: Vec<SlotId>, held: H) -> Result<Ticket, H> {
+        self.start(now_ms, None, (fills, Vec::new()), held)
+    }
+
+    fn start(
+        &mut self,
+        now_ms: u64,
+        session: Option<SessionId>,
+        (fills, reads): (Vec<SlotId>, Vec<SlotId>),
+        held: H,
+    ) -> Result<Ticket, H> {
+        if self.copies.len() >= self.limits.copies {
+            return Err(held);
+        }
+        self.last_ticket += 1;
+        let ticket = Ticket(self.last_ticket);
+        fills.iter().for_each(|&slot| self.slots.begin_fill(slot, ticket));
+        reads.iter().for_each(|&slot| self.slots.begin_read(slot, ticket));
+        let deadline_ms = now_ms.saturating_add(self.limits.deadline_ms);
+        self.copies.insert(ticket, Copy { session, fills, reads, deadline_ms, is_told: false, held });
+        Ok(ticket)
+    }
+
+    /// A copy was not begun after all; what it would have held.
+    pub(super) fn withdraw(&mut self, ticket: Ticket) -> Option<H> {
+        self.callers.remove(&ticket);
+        self.let_go(ticket, false).map(|ended| ended.held)
+    }
+
+    /// The device has done so many layers of a copy.
+    pub(super) fn layers(&mut self, ticket: Ticket, done: u32) {
+        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else {
+            return;
+        };
+        caller.layers = done;
+        if caller.asks.as_ref().is_some_and(|asks| done >= asks.layers) {
+            self.answer(ticket);
+        }
+    }
+
+    /// The device says how a copy ended. One that went well is to be finished by [`Account::finish`]; the caller of any other was
+    /// told. `None` where the device may still be at it.
+    pub(super) fn ended(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) -> Option<Ended<H>> {
+        if let Err(failure) = result {
+            self.fail(ticket, end_of(failure));
+        }
+        if result == Err(DeviceFailure::Lost) {
+            return None;
+        }
+        self.let_go(ticket, result.is_ok())
+    }
+
+    /// Tells the callers of copies that took too long, and says which these are. What they touch stays held.
+    pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
+        let is_due = |copy: &Copy<H>| !copy.is_told && copy.deadline_ms <= now_ms;
+        let due = self.copies.iter().filter(|(_, copy)| is_due(copy)).map(|(&ticket, _)| ticket);
+        let overdue: Vec<Ticket> = due.collect();
+        overdue.iter().for_each(|&ticket| self.fail(ticket, CopyEnd::Stalled));
+        overdue
+    }
+
+    /// Nothing of the device is left: it touches nothing any more.
+    pub(super) fn gone(&mut self) -> Vec<H> {
+        let all: Vec<Ticket> = self.copies.keys().copied().collect();
+        all.iter().for_each(|&ticket| self.fail(ticket, CopyEnd::Lost));
+        all.iter().filter_map(|&ticket| self.let_go(ticket, false)).map(|ended| ended.held).collect()
+    }
+
+    /// What a copy holds that the device may still touch.
+    pub(super) fn held(&self, ticket: Ticket) -> Option<&H> {
+        self.copies.get(&ticket).map(|copy| &copy.held)
+    }
+
+    /// What all copies hold.
+    pub(super) fn all_held(&mut self) -> impl Iterator<Item = &mut H> {
+        self.copies.values_mut().map(|copy| &mut copy.held)
+    }
+
+    /// A session asks how far a copy is: its answer is in [`Account::take_news`]. Of two requests the first is answered at once.
+    /// `false` where the session has no such copy, or was told its end.
+    pub(super) fn ask(
+        &mut self,
+        now_ms: u64,
+        session: SessionId,
+        AskCopy { copy, layers, wait_ms }: AskCopy,
+        request: RequestId,
+    ) -> bool {
+        let ticket = Ticket(copy);
+        if self.callers.get(&ticket).is_none_or(|caller| caller.session != session) {
+            return false;
+        }
+        self.answer(ticket);
+        let Some(caller) = self.callers.get_mut(&ticket) else { return false };
+        caller.asks = Some(Asks { request, layers, until_ms: now_ms.saturating_add(wait_ms) });
+        if caller.end.is_some() || caller.layers >= layers || wait_ms == 0 {
+            self.answer(ticket);
+        }
+        true
+    }
+
+    /// Answers those who have waited as long as they wanted to.
+    pub(super) fn answer_late(&mut self, now_ms: u64) {
+        let is_late = |caller: &Caller| caller.asks.as_ref().is_some_and(|asks| asks.until_ms <= now_ms);
+        let late = self.callers.iter().filter(|(_, caller)| is_late(caller)).map(|(&ticket, _)| ticket);
+        let late: Vec<Ticket> = late.collect();
+        late.into_iter().for_each(|ticket| self.answer(ticket));
+    }
+
+    /// Answers that are due since the last call.
+    pub(super) fn take_news(&mut self) -> Vec<(RequestId, CopyProgress)> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// A session asks for a copy no more, and its request is answered; whether it had such a copy.
+    pub(super) fn forget(&mut self, session: SessionId, ticket: Ticket) -> bool {
+        let is_its = self.callers.get(&ticket).is_some_and(|caller| caller.session == session);
+        if is_its {
+            self.answer(ticket);
+            self.callers.remove(&ticket);
+        }
+        is_its
+    }
+
+    /// A session ended: its copies under way.
+    pub(super) fn close(&mut self, session: SessionId) -> Vec<Ticket> {
+        self.callers.retain(|_, caller| caller.session != session);
+        self.tickets(|of| of == session)
+    }
+
+    /// All sessions ended: their copies under way.
+    pub(super) fn close_all(&mut self) -> Vec<Ticket> {
+        self.callers.clear();
+        self.news.clear();
+        self.tickets(|_| true)
+    }
+
+    fn tickets(&self, is_meant: impl Fn(SessionId) -> bool) -> Vec<Ticket> {
+        let of_sessions = self.copies.iter().filter(|(_, copy)| copy.session.is_some_and(&is_meant));
+        of_sessions.map(|(&ticket, _)| ticket).collect()
+    }
+
+    /// Copies that the device has not let go of.
+    pub(super) fn under_way(&self) -> usize {
+        self.copies.len()
+    }
+
+    /// A copy failed for its caller while the device may still be at it. What it fills belongs to nobody any more.
+    fn fail(&mut self, ticket: Ticket, end: CopyEnd) {
+        let Some(copy) = self.copies.get_mut(&ticket).filter(|copy| !copy.is_told) else { return };
+        copy.is_told = true;
+        copy.fills.iter().for_each(|&slot| self.slots.give_up(slot));
+        self.finish(ticket, end);
+    }
+
+    /// The device touches nothing of a copy any more. What it brought is no hit where its caller was told of a failure.
+    fn let_go(&mut self, ticket: Ticket, is_well: bool) -> Option<Ended<H>> {
+        let Copy { fills, reads, is_told, held, .. } = self.copies.remove(&ticket)?;
+        let is_whole = is_well && !is_told;
+        fills.into_iter().for_each(|slot| self.slots.end(slot, ticket, is_whole));
+        reads.into_iter().for_each(|slot| self.slots.end(slot, ticket, true));
+        Some(Ended { held, is_whole })
+    }
+
+    /// A copy has come to this end for its caller, unless it had come to one before.
+    pub(super) fn finish(&mut self, ticket: Ticket, end: CopyEnd) {
+        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else {
+            return;
+        };
+        caller.end = Some(end);
+        if end == CopyEnd::Done {
+            caller.layers = caller.of;
+        }
+        self.answer(ticket);
+    }
+
+    /// Answers whoever waits for news of a copy.
+    fn answer(&mut self, ticket: Ticket) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        let Some(Asks { request, .. }) = caller.asks.take() else { return };
+        let Caller { layers, end, .. } = *caller;
+        self.news.push((request, CopyProgress { layers, end }));
+        if end.is_some() {
+            self.callers.remove(&ticket);
+        }
+    }
+}
+
+fn end_of(failure: DeviceFailure) -> CopyEnd {
+    match failure {
+        DeviceFailure::Refused => CopyEnd::Refused,
+        DeviceFailure::Failed => CopyEnd::Failed,
+        DeviceFailure::Lost => CopyEnd::Lost,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! How copies by a device end: what the device says of them, and the sums of what was saved.
+
+use larder_protocol::lane::CopyEnd;
+use larder_protocol::session::Response;
+
+use super::account::Ended;
+use super::{DeviceFailure, Held, HeldBy, TOO_MANY_COPIES, Ticket};
+use crate::Core;
+use crate::copies::Save;
+use crate::effect::{Counted, Effect, LaneCopy};
+use crate::event::{CopyAnswer, DeviceEvent};
+
+impl Core {
+    /// Takes what the device says.
+    pub(crate) fn device_says(&mut self, event: DeviceEvent) {
+        match event {
+            DeviceEvent::Took { ticket, is_taken } => self.device_took(ticket, is_taken),
+            DeviceEvent::Layers { ticket, done } => self.device.account.layers(ticket, done),
+            DeviceEvent::Ended { ticket, result } => self.device_copied(ticket, result),
+            DeviceEvent::Lost => {
+                let device = &mut self.device;
+                device.tensors.clear();
+                device.tier.clear().into_iter().for_each(|slot| device.account.slots.give_up(slot));
+            }
+            DeviceEvent::Gone => {
+                self.device.tensors.clear();
+                for held in self.device.account.gone() {
+                    self.failed(held);
+                }
+            }
+        }
+    }
+
+    fn device_took(&mut self, ticket: Ticket, is_taken: bool) {
+        let request = self.device.untaken.remove(&ticket);
+        if !is_taken {
+            self.withdraw(ticket);
+        }
+        if let Some(request) = request {
+            match is_taken {
+                true => self.answer(request, Response::Copying(ticket.0)),
+                false => self.refuse(request, Err(TOO_MANY_COPIES)),
+            }
+        }
+    }
+
+    fn device_copied(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) {
+        let Some(Ended { held, is_whole }) = self.device.account.ended(ticket, result) else { return };
+        if !is_whole {
+            if result == Err(DeviceFailure::Refused) && matches!(held.what, HeldBy::Promotion(..)) {
+                self.device.tier.refused();
+            }
+            self.count(Counted::ByDevice(LaneCopy::Failed, 0));
+            return self.failed(held);
+        }
+        let Held { what, bytes } = held;
+        match what {
+            HeldBy::Load(load, wanted) => {
+                self.count(Counted::ByDevice(LaneCopy::Loaded, bytes));
+                self.device.account.finish(ticket, CopyEnd::Done);
+                // The load keeps what the tier wants in place until it is there.
+                match wanted.is_empty() {
+                    true => self.store.end_load(load),
+                    false => self.sum_wanted(load, wanted),
+                }
+            }
+            HeldBy::Promotion(load, slots) => {
+                slots.into_iter().for_each(|(slot, facts)| self.device.tier.filled(slot, facts));
+                self.store.end_load(load);
+                self.count(Counted::ByDevice(LaneCopy::Promoted, bytes));
+            }
+            HeldBy::Save(order, moves) => self.sum(Save { ticket, order, bytes, moves }),
+            HeldBy::Forgotten => {}
+        }
+    }
+
+    /// The device let go of what it was to copy, and it did not come about.
+    fn failed(&mut self, held: Held) {
+        match held.what {
+            HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
+            HeldBy::Load(..) | HeldBy::Promotion(..) | HeldBy::Forgotten => self.not_begun(held),
+        }
+    }
+
+    /// A copy was not begun: whoever asked for it may ask again.
+    pub(super) fn not_begun(&mut self, held: Held) {
+        match held.what {
+            HeldBy::Load(load, _) => self.store.end_load(load),
+            HeldBy::Promotion(load, slots) => {
+                slots.iter().for_each(|&(slot, _)| self.device.tier.dropped(slot));
+                self.store.end_load(load);
+            }
+            HeldBy::Save(order, _) => self.store.postpone_commit(order),
+            HeldBy::Forgotten => {}
+        }
+    }
+
+    /// The device's thread never heard of a copy.
+    pub(super) fn withdraw(&mut self, ticket: Ticket) {
+        if let Some(held) = self.device.account.withdraw(ticket) {
+            self.not_begun(held);
+        }
+    }
+
+    /// A save is summed: it can be committed, if the right to do that has not ended. One for whose sums there was no room waits.
+    pub(crate) fn saved(&mut self, save: Save, answer: CopyAnswer) {
+        if answer == CopyAnswer::Busy {
+            return self.device.unsummed.push(save);
+        }
+        let Save { ticket, order, bytes, .. } = save;
+        let sums = answer.sums();
+        let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
+        let end = if self.store.finish_layers(order, sums) {
+            self.count(Counted::ByDevice(LaneCopy::Saved, bytes));
+            self.count(Counted::Given(pieces, bytes));
+            CopyEnd::Done
+        } else {
+            self.count(Counted::ByDevice(LaneCopy::Failed, 0));
+            CopyEnd::Failed
+        };
+        self.device.account.finish(ticket, end);
+    }
+
+    /// What is to be done from time to time.
+    pub(crate) fn look_after_copies(&mut self) {
+        let now = self.millis().0;
+        for ticket in self.device.account.overdue(now) {
+            self.quarantine(ticket);
+        }
+        self.device.account.answer_late(now);
+        for save in std::mem::take(&mut self.device.unsummed) {
+            self.sum(save);
+        }
+    }
+
+    /// A copy did not end in time: what it touches is nobody's until the device lets go of it.
+    fn quarantine(&mut self, ticket: Ticket) {
+        let device = &mut self.device;
+        match device.account.held(ticket).map(|held| &held.what) {
+            Some(&HeldBy::Load(load, _)) => self.store.quarantine_load(load),
+            Some(HeldBy::Promotion(load, slots)) => {
+                slots.iter().for_each(|&(slot, _)| device.tier.dropped(slot));
+                self.store.quarantine_load(*load);
+            }
+            Some(&HeldBy::Save(order, _)) => self.store.quarantine_save(order),
+            Some(HeldBy::Forgotten) | None => {}
+        }
+        self.count(Counted::ByDevice(LaneCopy::Stalled, 0));
+        self.effects.push_back(Effect::CancelDeviceCopy(ticket));
+    }
+}

@@ -1,0 +1,83 @@
+//! What a device is to copy, in plain numbers: the shell, which knows the memory, makes the device's order of it.
+
+use std::ops::Range;
+
+use larder_protocol::lane::CopyWords;
+
+use super::Ticket;
+use crate::store::Place;
+use crate::store::ids::SessionId;
+
+/// A copy for a device to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceOrder {
+    /// Its number.
+    pub ticket: Ticket,
+    /// Bytes of the tier's pool, in which places of the tier are.
+    pub pool_bytes: u64,
+    /// What is copied.
+    pub work: DeviceWork,
+}
+
+/// What a device copies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceWork {
+    /// Between pages and blocks.
+    Pages(PagesCopy),
+    /// Blocks into the device tier.
+    Promote(Vec<Promoted>),
+}
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// From blocks into pages.
+    Load,
+    /// From pages into blocks.
+    Save,
+}
+
+/// What is copied between pages and the blocks of chunks in a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PagesCopy {
+    /// Which way.
+    pub way: Way,
+    /// Whose pages and words.
+    pub session: SessionId,
+    /// The device's own number of the tensors.
+    pub tensors: u32,
+    /// The block of each chunk.
+    pub blocks: Vec<BlockAt>,
+    /// Pages of a chunk.
+    pub pages_per_chunk: u32,
+    /// The first page's number, counted from the first of these chunks.
+    pub first_page: u64,
+    /// The pages.
+    pub pages: Vec<u32>,
+    /// The layers.
+    pub layers: Range<u32>,
+    /// Whether layers are told one by one.
+    pub by_layer: bool,
+    /// What it waits for and raises.
+    pub words: CopyWords,
+}
+
+/// Where a block stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockAt {
+    /// In an extent.
+    Host(Place),
+    /// So far into the tier's pool.
+    Pool(u64),
+}
+
+/// A block that is copied into the device tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promoted {
+    /// Where it stands.
+    pub from: Place,
+    /// Where in the tier's pool it goes.
+    pub to: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}

@@ -1,0 +1,100 @@
+//! The device tier as a core uses it: what comes there, and what lookups say of it.
+
+use larder_protocol::checksum::BlockKey;
+use larder_protocol::session::{Found, Lookup, Span, Tier};
+
+use super::{Device, DeviceWork, Held, HeldBy, Promoted, SlotId};
+use crate::Core;
+use crate::event::CopyAnswer;
+use crate::reports::Reporter;
+use crate::store::LoadBlock;
+use crate::store::ids::SessionId;
+
+impl Device {
+    /// Forgets these blocks of a chunk, which is wrong on the host: what is read from the tier nobody verifies.
+    pub(crate) fn drop_blocks(&mut self, keys: &[BlockKey]) {
+        let Self { account, tier, .. } = self;
+        keys.iter().filter_map(|key| tier.drop_block(key)).for_each(|slot| account.slots.give_up(slot));
+    }
+
+    /// A slot of the tier, where need be that of the block that should go next.
+    fn reserve_slot(&mut self) -> Option<SlotId> {
+        self.account.slots.reserve().or_else(|| {
+            self.account.slots.give_up(self.tier.evict()?);
+            self.account.slots.reserve()
+        })
+    }
+}
+
+impl Core {
+    /// Tells of what was found on the host which chunks the device tier has too, in all their blocks.
+    pub(crate) fn find_on_device(&self, session: SessionId, ask: &Lookup, found: &mut Found) {
+        let tier = &self.device.tier;
+        let is_asked = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Device);
+        if !is_asked || tier.usage().blocks == 0 {
+            return;
+        }
+        let is_there = |position: u32| {
+            let hash = ask.chain.hashes[position as usize];
+            let mut keys = self.store.block_keys(session, ask.namespace, hash).peekable();
+            keys.peek().is_some() && keys.all(|key| tier.find(&key).is_some())
+        };
+        let mut spans: Vec<Span> = Vec::with_capacity(found.spans.len());
+        for span in found.spans.drain(..) {
+            if span.tier != Tier::Host {
+                spans.push(span);
+                continue;
+            }
+            let first = spans.len();
+            for from in span.from..span.to {
+                let tier = if is_there(from) { Tier::Device } else { Tier::Host };
+                match spans[first..].last_mut() {
+                    Some(last) if last.tier == tier => last.to = from + 1,
+                    _ => spans.push(Span { from, to: from + 1, tier }),
+                }
+            }
+        }
+        found.spans = spans;
+    }
+
+    /// Blocks that the tier wants are summed: those that are right go there. Where the sums did not come about, the next load
+    /// tries again.
+    pub(crate) fn summed_wanted(&mut self, load: u64, wanted: Vec<LoadBlock>, answer: CopyAnswer) {
+        let sums = answer.sums().unwrap_or_default();
+        let summed = wanted.into_iter().zip(sums);
+        let (right, wrong): (Vec<_>, Vec<_>) = summed.partition(|(block, sums)| block.checksum == sums.whole);
+        self.promote(load, right.into_iter().map(|(block, _)| block).collect());
+        for (LoadBlock { key, .. }, _) in wrong {
+            self.doubt(&Reporter::DeviceLane, key.fingerprint, vec![key.hash]);
+        }
+    }
+
+    /// Copies blocks that were loaded into the tier, as one order.
+    fn promote(&mut self, load: u64, wanted: Vec<LoadBlock>) {
+        let device = &mut self.device;
+        let (mut slots, mut moves, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for block in wanted {
+            // Another copy may have brought it meanwhile.
+            if !device.tier.wants(&block.key, block.bytes, u8::MAX) {
+                continue;
+            }
+            let Some(slot) = device.reserve_slot() else { break };
+            device.tier.fill(slot, block.key);
+            bytes += block.bytes;
+            slots.push((slot, block.facts));
+            moves.push(Promoted { from: block.place, to: device.tier.offset(slot), bytes: block.bytes });
+        }
+        if slots.is_empty() {
+            return self.store.end_load(load);
+        }
+        let fills: Vec<SlotId> = slots.iter().map(|&(slot, _)| slot).collect();
+        let held = Held { what: HeldBy::Promotion(load, slots), bytes };
+        match self.device.account.begin_own(self.millis().0, fills.clone(), held) {
+            Ok(ticket) => self.order_device_copy(ticket, DeviceWork::Promote(moves)),
+            Err(held) => {
+                fills.into_iter().for_each(|slot| self.device.account.slots.give_up(slot));
+                self.not_begun(held);
+            }
+        }
+    }
+}

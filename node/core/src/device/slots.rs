@@ -1,0 +1,121 @@
+//! The life of slots that a device copies into and out of: what may be reused.
+
+use super::Ticket;
+
+/// The number of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SlotId(pub(crate) u32);
+
+/// All slots of a tier.
+///
+/// ```text
+/// free ──reserve──► reserved ──fill──► filling ──done──► filled
+///  ▲                   │                  │ failed          │ ▲ reads begin and end
+///  ├───── give up ─────┘                  ▼                 │ │
+///  ├────────────────────────────────────(free)              │ │
+///  │                                   give up ◄────────────┘
+///  └────────── last copy ended ─────────── quarantined
+/// ```
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<SlotId>,
+}
+
+/// Where a slot is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Life {
+    /// Anybody may have it, and nothing touches it.
+    Free,
+    /// Promised to somebody.
+    Reserved,
+    /// Being copied into.
+    Filling,
+    /// Its bytes are whole.
+    Filled,
+    /// Given up while copies may still touch it: nobody may have it.
+    Quarantined,
+}
+
+#[derive(Debug)]
+struct Slot {
+    life: Life,
+    /// Copies that touch it: few at a time.
+    copies: Vec<Ticket>,
+}
+
+impl Slots {
+    /// So many free slots more, numbered behind those that there are.
+    pub(super) fn add(&mut self, slots: u32) {
+        let first = self.slots.len() as u32;
+        self.slots.extend((0..slots).map(|_| Slot { life: Life::Free, copies: Vec::new() }));
+        self.free.splice(0..0, (first..first + slots).rev().map(SlotId));
+    }
+
+    /// A free slot, which is then reserved; `None` where there is none.
+    pub(super) fn reserve(&mut self) -> Option<SlotId> {
+        let id = self.free.pop()?;
+        let slot = self.slot(id);
+        assert!(slot.life == Life::Free && slot.copies.is_empty(), "a free slot is touched by nothing");
+        slot.life = Life::Reserved;
+        Some(id)
+    }
+
+    /// A copy into a reserved slot begins.
+    pub(super) fn begin_fill(&mut self, id: SlotId, ticket: Ticket) {
+        let slot = self.slot(id);
+        assert_eq!(slot.life, Life::Reserved, "only a reserved slot is filled");
+        slot.life = Life::Filling;
+        slot.copies.push(ticket);
+    }
+
+    /// A copy out of a filled slot begins.
+    pub(super) fn begin_read(&mut self, id: SlotId, ticket: Ticket) {
+        let slot = self.slot(id);
+        assert_eq!(slot.life, Life::Filled, "only a filled slot is read");
+        slot.copies.push(ticket);
+    }
+
+    /// A copy has ended, and touches the slot no more. One that failed to fill it leaves it free.
+    pub(super) fn end(&mut self, id: SlotId, ticket: Ticket, is_whole: bool) {
+        let slot = self.slot(id);
+        let Some(position) = slot.copies.iter().position(|&copy| copy == ticket) else { return };
+        slot.copies.swap_remove(position);
+        if slot.life == Life::Filling {
+            slot.life = if is_whole { Life::Filled } else { Life::Quarantined };
+        }
+        self.free_if_untouched(id);
+    }
+
+    /// Whoever had the slot needs it no more. What still touches it keeps it from others.
+    pub(super) fn give_up(&mut self, id: SlotId) {
+        let slot = self.slot(id);
+        assert!(!matches!(slot.life, Life::Free | Life::Quarantined), "nobody has the slot");
+        slot.life = Life::Quarantined;
+        self.free_if_untouched(id);
+    }
+
+    /// Where a slot is in its life.
+    #[cfg(test)]
+    pub(super) fn life(&self, id: SlotId) -> Life {
+        self.slots[id.0 as usize].life
+    }
+
+    /// Where each slot is in its life.
+    #[cfg(test)]
+    pub(super) fn lives(&self) -> impl Iterator<Item = Life> {
+        self.slots.iter().map(|slot| slot.life)
+    }
+
+    fn free_if_untouched(&mut self, id: SlotId) {
+        let slot = self.slot(id);
+        if slot.life == Life::Quarantined && slot.copies.is_empty() {
+            slot.life = Life::Free;
+            self.free.push(id);
+        }
+    }
+
+    fn slot(&mut self, id: SlotId) -> &mut Slot {
+        &mut self.slots[id.0 as usize]
+    }
+}

@@ -1,0 +1,708 @@
+//! Copies by a device: whatever it says, early, late, twice or never, each request is answered once, what it may touch is given to
+//! nobody, and only what is right is handed out.
+
+use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress, CopyWords, LoadPages, SavePages, Word};
+use larder_protocol::limits::MAX_COPY_PAGES;
+use larder_protocol::session::{Commit, Place, ReportDamage, Reserved, Scarce, Span, Tier};
+
+use super::copies::ALONE;
+use super::*;
+use crate::{
+    BlockAt, CopyAnswer, CopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, PagesCopy,
+    Promoted, Tensors, Ticket, Way,
+};
+
+/// Blocks of four layers, each in two pages.
+const LAYERS: u32 = 4;
+
+/// The device's own number of the tensors.
+const TENSORS: u32 = 70;
+
+const ALL: u32 = u32::MAX;
+
+impl World {
+    /// A world whose engine's tensors the device knows: the number of these is 1.
+    fn with_device() -> Self {
+        let mut w = Self::new(ALONE);
+        w.layered();
+        w.know_tensors();
+        w
+    }
+
+    /// The session registers the namespace of blocks with layers.
+    fn layered(&mut self) {
+        let mut spec = spec(1);
+        (spec.pools[0].layers, spec.pools[0].layer_bytes) = (LAYERS, BLOCK / u64::from(LAYERS));
+        let registered = self.core.register(self.session, &spec, &[0], &[BLOCK]).unwrap();
+        (self.namespace, self.fingerprint) = (registered.namespace, registered.fingerprint);
+        self.root = registered.root;
+    }
+
+    fn know_tensors(&mut self) -> u32 {
+        let facts = self.core.may_know_tensors(self.session, self.namespace, 0).unwrap();
+        let (id, namespace) = (TENSORS, self.namespace);
+        let tensors = Tensors { id, namespace, block: 0, facts, pages: 16, pages_per_chunk: 2 };
+        self.core.know_tensors(self.session, tensors).unwrap()
+    }
+
+    fn lease_of(&mut self, word: &str) -> Leased {
+        let request = self.lease(word);
+        self.leased(request)
+    }
+
+    fn load_of(&self, lease: u64, chunks: usize) -> LoadPages {
+        LoadPages {
+            lease,
+            tensors: 1,
+            pages: (0..2 * chunks as u32).collect(),
+            first_page: 0,
+            from_layer: 0,
+            to_layer: LAYERS,
+            by_layer: true,
+            words: CopyWords::default(),
+        }
+    }
+
+    /// The device begins to load all chunks of a word, which are leased anew.
+    fn load(&mut self, word: &str) -> (Ticket, PagesCopy) {
+        let leased = self.lease_of(word);
+        let load = self.load_of(leased.lease, word.len());
+        let request = self.asks(self.session, Request::LoadPages(load));
+        self.begun(request)
+    }
+
+    /// Loads all chunks of a word, without a word of what follows.
+    fn loaded(&mut self, word: &str) -> Vec<BlockAt> {
+        let (ticket, copy) = self.load(word);
+        self.device_ended(ticket, Ok(()));
+        copy.blocks
+    }
+
+    fn save_of(&self, reserved: &Reserved, layers: std::ops::Range<u32>) -> SavePages {
+        SavePages {
+            reservation: reserved.reservation,
+            chunks: reserved.chunks.clone(),
+            tensors: 1,
+            pages: (0..2 * reserved.chunks.len() as u32).collect(),
+            from_layer: layers.start,
+            to_layer: layers.end,
+            words: CopyWords::default(),
+        }
+    }
+
+    /// The device begins to save layers of reserved chunks.
+    fn save(&mut self, reserved: &Reserved, layers: std::ops::Range<u32>) -> (Ticket, PagesCopy) {
+        let request = self.asks(self.session, Request::SavePages(self.save_of(reserved, layers)));
+        self.begun(request)
+    }
+
+    fn commit_saved(&mut self, Reserved { reservation, chunks, .. }: &Reserved) -> RequestId {
+        let (reservation, chunks) = (*reservation, chunks.clone());
+        self.asks(self.session, Request::Commit(Commit { reservation, chunks, sources: Vec::new() }))
+    }
+
+    fn device_order(&mut self) -> DeviceOrder {
+        match self.next() {
+            Effect::DeviceCopy(order) => order,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn took(&mut self, ticket: Ticket, is_taken: bool) {
+        self.tell(Event::Device(DeviceEvent::Took { ticket, is_taken }));
+    }
+
+    /// The device takes the copy of a request, which is answered then and not before.
+    fn begun(&mut self, request: RequestId) -> (Ticket, PagesCopy) {
+        let DeviceOrder { ticket, work, .. } = self.device_order();
+        self.is_idle();
+        self.took(ticket, true);
+        assert_eq!(self.answered(request), Response::Copying(ticket.0));
+        let DeviceWork::Pages(copy) = work else { panic!("{work:?}") };
+        (ticket, copy)
+    }
+
+    /// The device takes a copy into the tier.
+    fn promoting(&mut self) -> (Ticket, Vec<Promoted>) {
+        let DeviceOrder { ticket, work, .. } = self.device_order();
+        self.took(ticket, true);
+        let DeviceWork::Promote(blocks) = work else { panic!("{work:?}") };
+        (ticket, blocks)
+    }
+
+    /// Loads chunks that were read before, and brings them into the tier.
+    fn promote(&mut self, word: &str) -> Vec<Promoted> {
+        self.loaded(word);
+        let copy = self.copy(word.len());
+        self.copied(copy, word.len());
+        let (ticket, blocks) = self.promoting();
+        self.device_ended(ticket, Ok(()));
+        blocks
+    }
+
+    fn layers(&mut self, ticket: Ticket, done: u32) {
+        self.tell(Event::Device(DeviceEvent::Layers { ticket, done }));
+    }
+
+    fn device_ended(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) {
+        self.tell(Event::Device(DeviceEvent::Ended { ticket, result }));
+    }
+
+    fn ask_copy(&mut self, ticket: Ticket, layers: u32, wait_ms: u64) -> RequestId {
+        self.asks(self.session, Request::AskCopy(AskCopy { copy: ticket.0, layers, wait_ms }))
+    }
+
+    fn is_told(&mut self, of: RequestId, layers: u32, end: Option<CopyEnd>) {
+        assert_eq!(self.answered(of), Response::CopyProgress(CopyProgress { layers, end }));
+    }
+
+    fn is_unknown(&mut self, ticket: Ticket) {
+        let request = self.ask_copy(ticket, ALL, 10);
+        assert_eq!(self.refused(request), Refused::NoCopy { number: ticket.0 });
+    }
+
+    fn is_cancelled(&mut self, ticket: Ticket) {
+        assert!(matches!(self.next(), Effect::CancelDeviceCopy(cancelled) if cancelled == ticket));
+    }
+
+    fn busy(&mut self, request: RequestId) {
+        assert!(matches!(self.refused(request), Refused::Busy { what: Scarce::Copies, .. }));
+    }
+
+    fn quarantined(&self) -> u64 {
+        self.core.store.usage().bytes.quarantined
+    }
+
+    fn by_device(&self) -> u64 {
+        self.core.usage().device_copies
+    }
+
+    /// What a lookup of a word finds in which tier.
+    fn spans(&mut self, word: &str, tiers: &[Tier]) -> Vec<Span> {
+        let (request, session) = (self.request(), self.session);
+        let ask = Lookup { tiers: tiers.to_vec(), ..self.ask(word) };
+        self.tell(Event::Asked { request, session, ask: Request::Lookup(ask), cause: Cause::default() });
+        let Effect::Found { found, .. } = self.next() else { panic!("it is here") };
+        found.spans
+    }
+}
+
+fn on_host(places: &[Place]) -> Vec<BlockAt> {
+    places.iter().map(|&place| BlockAt::Host(place)).collect()
+}
+
+fn span(from: u32, to: u32, tier: Tier) -> Span {
+    Span { from, to, tier }
+}
+
+#[test]
+fn a_load_is_told_layer_by_layer_to_who_waits_and_once_that_it_is_done() {
+    let mut w = World::with_device();
+    w.put("ab");
+    let leased = w.lease_of("ab");
+    let request = w.asks(w.session, Request::LoadPages(w.load_of(leased.lease, 2)));
+    let (ticket, copy) = w.begun(request);
+    let expected = PagesCopy {
+        way: Way::Load,
+        session: w.session,
+        tensors: TENSORS,
+        blocks: on_host(&leased.places),
+        pages_per_chunk: 2,
+        first_page: 0,
+        pages: vec![0, 1, 2, 3],
+        layers: 0..LAYERS,
+        by_layer: true,
+        words: CopyWords::default(),
+    };
+    assert_eq!(copy, expected);
+    let asked = w.ask_copy(ticket, 2, 50);
+    w.layers(ticket, 1);
+    assert!(w.is_idle());
+    w.layers(ticket, 2);
+    w.is_told(asked, 2, None);
+    let asked = w.ask_copy(ticket, 2, 50);
+    w.is_told(asked, 2, None);
+    let late = w.ask_copy(ticket, ALL, 20);
+    w.pass(Duration::from_millis(19));
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(1));
+    w.is_told(late, 2, None);
+    let first = w.ask_copy(ticket, ALL, 50);
+    let second = w.ask_copy(ticket, ALL, 50);
+    w.is_told(first, 2, None);
+    w.device_ended(ticket, Ok(()));
+    w.is_told(second, LAYERS, Some(CopyEnd::Done));
+    w.is_unknown(ticket);
+    assert_eq!(w.by_device(), 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_load_of_pages_in_the_middle_of_a_lease_is_of_their_chunks_alone() {
+    let mut w = World::with_device();
+    w.put("abcd");
+    let leased = w.lease_of("abcd");
+    let load = LoadPages { first_page: 3, pages: vec![9, 8, 7], ..w.load_of(leased.lease, 1) };
+    let request = w.asks(w.session, Request::LoadPages(load));
+    let (_, copy) = w.begun(request);
+    assert_eq!((copy.blocks, copy.first_page), (on_host(&leased.places[1..3]), 1));
+}
+
+#[test]
+fn what_asks_for_what_there_is_not_is_refused_and_begins_nothing() {
+    let mut w = World::with_device();
+    w.put("a");
+    let lease = w.lease_of("a").lease;
+    let good = w.load_of(lease, 1);
+    let after = CopyWords { after: Some(Word { word: 1_024, value: 1 }), then: None };
+    let beyond = |what, found, of| Refused::Beyond { what, found, of };
+    for (load, refused) in [
+        (LoadPages { pages: vec![], ..good.clone() }, beyond("pages", 0, MAX_COPY_PAGES as u64)),
+        (LoadPages { pages: vec![16], ..good.clone() }, beyond("page", 16, 16)),
+        (LoadPages { to_layer: 5, ..good.clone() }, beyond("layers", 5, 4)),
+        (LoadPages { from_layer: 4, ..good.clone() }, beyond("layers", 4, 4)),
+        (LoadPages { words: after, ..good.clone() }, beyond("word", 1_024, 1_024)),
+        (LoadPages { tensors: 2, ..good.clone() }, Refused::NoTensors { number: 2 }),
+        (LoadPages { pages: vec![0; 3], ..good.clone() }, Refused::NotLeased { from: 0, to: 2 }),
+    ] {
+        let request = w.asks(w.session, Request::LoadPages(load));
+        assert_eq!(w.refused(request), refused);
+    }
+    let reserved = w.reserve("xy");
+    let save = SavePages { pages: vec![0, 1, 2], ..w.save_of(&reserved, 0..LAYERS) };
+    let request = w.asks(w.session, Request::SavePages(save));
+    assert_eq!(w.refused(request), beyond("pages", 3, 4));
+    let other = w.other_session();
+    let request = w.asks(other, Request::LoadPages(good));
+    assert_eq!(w.refused(request), Refused::NoTensors { number: 1 });
+    assert_eq!(w.by_device(), 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_copy_too_many_is_refused_and_nothing_of_it_is_kept() {
+    let mut w = World::with_device();
+    w.put("a");
+    let lease = w.lease_of("a").lease;
+    let reserved = w.reserve("x");
+    let load = Request::LoadPages(w.load_of(lease, 1));
+    let save = Request::SavePages(w.save_of(&reserved, 0..LAYERS));
+    for ask in [&load, &save] {
+        let request = w.asks(w.session, ask.clone());
+        let ticket = w.device_order().ticket;
+        w.took(ticket, false);
+        w.busy(request);
+        assert_eq!(w.by_device(), 0);
+    }
+    let mut tickets = Vec::new();
+    for _ in 0..DEVICE.orders {
+        let request = w.asks(w.session, load.clone());
+        tickets.push(w.begun(request).0);
+    }
+    for ask in [&load, &save] {
+        let request = w.asks(w.session, ask.clone());
+        w.busy(request);
+    }
+    w.device_ended(tickets[0], Ok(()));
+    let request = w.asks(w.session, save);
+    w.begun(request);
+}
+
+#[test]
+fn a_copy_that_takes_too_long_is_told_so_and_what_it_touches_is_nobodys_until_it_ends() {
+    let mut w = World::with_device();
+    w.put("ab");
+    let (load, _) = w.load("ab");
+    let reserved = w.reserve("xy");
+    let (save, _) = w.save(&reserved, 0..LAYERS);
+    let (of_load, of_save) = (w.ask_copy(load, ALL, 1_000), w.ask_copy(save, ALL, 1_000));
+    w.pass(Duration::from_millis(99));
+    assert!(w.is_idle());
+    assert_eq!(w.quarantined(), 0);
+    w.pass(Duration::from_millis(1));
+    w.is_cancelled(load);
+    w.is_cancelled(save);
+    w.is_told(of_load, 0, Some(CopyEnd::Stalled));
+    w.is_told(of_save, 0, Some(CopyEnd::Stalled));
+    assert_eq!((w.quarantined(), w.by_device()), (4 * BLOCK, 2));
+    w.pass(Duration::from_millis(500));
+    assert!(w.is_idle(), "each is told once");
+    w.device_ended(load, Ok(()));
+    assert_eq!(w.quarantined(), 2 * BLOCK);
+    w.device_ended(save, Ok(()));
+    assert!(w.is_idle(), "what comes late is not summed");
+    assert_eq!((w.quarantined(), w.by_device()), (0, 0));
+    let request = w.commit_saved(&reserved);
+    assert!(matches!(w.refused(request), Refused::Unknown { .. }));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn what_a_device_does_for_a_session_that_ended_goes_on_and_is_given_to_nobody() {
+    let mut w = World::with_device();
+    w.put("ab");
+    let (load, _) = w.load("ab");
+    let reserved = w.reserve("xy");
+    let (save, _) = w.save(&reserved, 0..LAYERS);
+    w.ask_copy(load, ALL, 1_000);
+    w.tell(Event::Closed(w.session));
+    w.is_cancelled(load);
+    w.is_cancelled(save);
+    w.tell(Event::ProcessGone(ProcessId(0)));
+    assert!(w.is_idle(), "nobody is answered");
+    assert_eq!((w.quarantined(), w.by_device()), (4 * BLOCK, 2));
+    let request = w.asks(w.session, Request::LoadPages(w.load_of(1, 1)));
+    assert_eq!(w.refused(request), Refused::NoTensors { number: 1 }, "its tensors went with it");
+    w.session = w.core.open_session(TenantId(0), ProcessId(9), 1 << 20);
+    w.layered();
+    w.device_ended(load, Ok(()));
+    w.device_ended(save, Ok(()));
+    let copy = w.copy(2);
+    w.copied(copy, 2);
+    assert!(w.is_idle());
+    assert_eq!((w.quarantined(), w.by_device()), (0, 0));
+    assert_eq!(w.held("ab"), 2);
+    assert_eq!(w.held("xy"), 0);
+}
+
+#[test]
+fn what_was_saved_is_done_when_it_is_summed_however_long_the_sums_wait() {
+    let mut w = World::with_device();
+    let reserved = w.reserve("ab");
+    let (ticket, order) = w.save(&reserved, 0..LAYERS);
+    let asked = w.ask_copy(ticket, ALL, 1_000);
+    w.device_ended(ticket, Ok(()));
+    let Effect::Copy { copy, session: None, moves } = w.next() else { panic!("it is summed") };
+    assert!(moves.iter().all(|block| block.is_in_place && block.source.is_none()));
+    assert_eq!(on_host(&moves.iter().map(|block| block.place).collect::<Vec<_>>()), order.blocks);
+    assert_eq!(order.way, Way::Save);
+    w.tell(Event::Copied { copy, answer: CopyAnswer::Busy });
+    assert!(w.is_idle(), "it waits for the next tick");
+    w.pass(Duration::from_millis(200));
+    let copy = w.copy(2);
+    assert!(w.is_idle(), "the device has done its part in time");
+    w.copied(copy, 2);
+    w.is_told(asked, LAYERS, Some(CopyEnd::Done));
+    assert_eq!(w.held("ab"), 0, "it is not committed");
+    let request = w.commit_saved(&reserved);
+    let copy = w.copy(2);
+    w.copied(copy, 2);
+    assert_eq!(w.answered(request), Response::Committed(2));
+    assert_eq!(w.held("ab"), 2);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn layers_are_saved_into_their_place_in_whole_blocks() {
+    let mut w = World::with_device();
+    let reserved = w.reserve("ab");
+    let (first, whole) = w.save(&reserved, 0..1);
+    w.device_ended(first, Ok(()));
+    let copy = w.copy(2);
+    w.copied(copy, 2);
+    let (second, order) = w.save(&reserved, 1..LAYERS);
+    let whole_block = whole.blocks[0];
+    assert_eq!((order.blocks, order.layers), (whole.blocks, 1..LAYERS));
+    w.device_ended(second, Ok(()));
+    let Effect::Copy { moves, .. } = w.next() else { panic!("it is summed") };
+    let part = moves[0].place;
+    let start = Place { offset: part.offset - BLOCK / 4, ..part };
+    assert_eq!((whole_block, moves[0].bytes), (BlockAt::Host(start), 3 * BLOCK / 4));
+}
+
+#[test]
+fn a_save_that_failed_or_cannot_be_summed_cannot_be_committed() {
+    for failure in [DeviceFailure::Failed, DeviceFailure::Refused] {
+        let mut w = World::with_device();
+        let reserved = w.reserve("ab");
+        let (ticket, _) = w.save(&reserved, 0..LAYERS);
+        let asked = w.ask_copy(ticket, ALL, 1_000);
+        w.layers(ticket, 1);
+        w.device_ended(ticket, Err(failure));
+        let end = if failure == DeviceFailure::Failed { CopyEnd::Failed } else { CopyEnd::Refused };
+        w.is_told(asked, 1, Some(end));
+        let request = w.commit_saved(&reserved);
+        assert!(matches!(w.refused(request), Refused::Unknown { .. }));
+        assert_eq!(w.core.store.usage().bytes.used, 0);
+    }
+    for answer in [CopyAnswer::Failed, CopyAnswer::Impossible] {
+        let mut w = World::with_device();
+        let reserved = w.reserve("ab");
+        let (ticket, _) = w.save(&reserved, 0..LAYERS);
+        w.device_ended(ticket, Ok(()));
+        let copy = w.copy(2);
+        w.tell(Event::Copied { copy, answer });
+        let asked = w.ask_copy(ticket, ALL, 1_000);
+        w.is_told(asked, 0, Some(CopyEnd::Failed));
+        let request = w.commit_saved(&reserved);
+        assert!(matches!(w.refused(request), Refused::Unknown { .. }));
+        assert!(w.is_at_rest());
+    }
+}
+
+#[test]
+fn a_session_that_ends_while_its_save_waits_for_sums_leaves_nothing() {
+    let mut w = World::with_device();
+    let reserved = w.reserve("ab");
+    let (ticket, _) = w.save(&reserved, 0..LAYERS);
+    w.device_ended(ticket, Ok(()));
+    let copy = w.copy(2);
+    w.tell(Event::Copied { copy, answer: CopyAnswer::Busy });
+    w.tell(Event::Closed(w.session));
+    assert_eq!(w.quarantined(), 2 * BLOCK, "what reads it is not told of");
+    w.pass(Duration::from_millis(50));
+    let copy = w.copy(2);
+    w.copied(copy, 2);
+    assert!(w.is_at_rest());
+    assert_eq!((w.core.store.usage().bytes.used, w.by_device()), (0, 0));
+}
+
+#[test]
+fn a_copy_that_is_forgotten_is_given_up_and_its_number_means_nothing() {
+    let mut w = World::with_device();
+    w.put("a");
+    let (ticket, _) = w.load("a");
+    let asked = w.ask_copy(ticket, ALL, 1_000);
+    let other = w.other_session();
+    w.asks(other, Request::ForgetCopy(ticket.0));
+    assert!(w.is_idle(), "it is not the other session's");
+    w.asks(w.session, Request::ForgetCopy(ticket.0));
+    w.is_cancelled(ticket);
+    w.is_told(asked, 0, None);
+    w.is_unknown(ticket);
+    assert_eq!(w.by_device(), 1, "the device has it still");
+    w.device_ended(ticket, Err(DeviceFailure::Refused));
+    assert!(w.is_at_rest());
+    assert_eq!(w.by_device(), 0);
+}
+
+#[test]
+fn what_is_loaded_again_goes_into_the_tier_where_it_is_right_and_is_verified_where_it_is_wrong() {
+    let mut w = World::with_device();
+    w.put("ab");
+    let blocks = w.loaded("ab");
+    assert!(w.is_idle(), "once read is not worth it");
+    assert_eq!(w.loaded("ab"), blocks);
+    let copy = w.copy(2);
+    let wrong = Checksums { whole: 7, ..Checksums::default() };
+    w.tell(Event::Copied { copy, answer: CopyAnswer::Done(vec![Checksums::default(), wrong.clone()]) });
+    let (ticket, promoted) = w.promoting();
+    let [Promoted { from, to: 0, bytes: BLOCK }] = promoted[..] else { panic!("{promoted:?}") };
+    assert_eq!(BlockAt::Host(from), blocks[0]);
+    let doubted = w.copy(1);
+    assert_eq!(w.spans("ab", &[]), [span(0, 2, Tier::Host)], "it is on its way");
+    w.device_ended(ticket, Ok(()));
+    assert_eq!(w.spans("ab", &[]), [span(0, 1, Tier::Device), span(1, 2, Tier::Host)]);
+    assert_eq!(w.spans("ab", &[Tier::Host]), [span(0, 2, Tier::Host)], "who asks for the host alone");
+    w.tell(Event::Copied { copy: doubted, answer: CopyAnswer::Done(vec![wrong]) });
+    assert!(matches!(w.next(), Effect::Condemned { keys, .. } if keys[0].hash == name("ab")));
+    assert_eq!(w.spans("ab", &[]), [span(0, 1, Tier::Device)]);
+    assert_eq!(w.loaded("a"), [BlockAt::Pool(0)]);
+    assert!(w.is_idle());
+}
+
+#[test]
+fn a_chunk_that_is_wrong_on_the_host_leaves_the_tier_too() {
+    let mut w = World::with_device();
+    w.put("ab");
+    w.loaded("ab");
+    assert_eq!(w.promote("ab").len(), 2);
+    assert_eq!(w.spans("ab", &[]), [span(0, 2, Tier::Device)]);
+    let (namespace, hash) = (w.namespace, name("ab"));
+    let request = w.asks(w.session, Request::ReportDamage(ReportDamage { namespace, hash }));
+    let copy = w.copy(1);
+    let wrong = Checksums { whole: 7, ..Checksums::default() };
+    w.tell(Event::Copied { copy, answer: CopyAnswer::Done(vec![wrong]) });
+    w.answered(request);
+    assert!(matches!(w.next(), Effect::Condemned { .. }));
+    assert_eq!(w.core.usage().device_tier.blocks, 1);
+    assert_eq!(w.spans("ab", &[]), [span(0, 1, Tier::Device)]);
+}
+
+#[test]
+fn the_tier_makes_room_by_what_was_not_used_and_never_by_what_is_being_read() {
+    let mut w = World::with_device();
+    w.put("abc");
+    w.put("xyz");
+    for word in ["abc", "xyz"] {
+        w.loaded(word);
+    }
+    assert_eq!(w.promote("abc").len(), 3);
+    let (reading, copy) = w.load("abc");
+    assert_eq!(copy.blocks, [BlockAt::Pool(0), BlockAt::Pool(BLOCK), BlockAt::Pool(2 * BLOCK)]);
+    w.loaded("x");
+    let sums = w.copy(1);
+    w.copied(sums, 1);
+    assert!(w.is_idle(), "no slot is free before the copy has ended");
+    assert_eq!(w.core.usage().device_tier.blocks, 2);
+    w.device_ended(reading, Ok(()));
+    w.is_idle();
+    let [Promoted { to: 0, .. }] = w.promote("x")[..] else { panic!("the slot that was given up") };
+    assert_eq!(w.spans("abc", &[])[0], span(0, 1, Tier::Host));
+    assert_eq!(w.core.usage().device_tier.evicted, 1);
+}
+
+#[test]
+fn a_promotion_that_does_not_come_about_leaves_nothing_and_the_next_load_tries_again() {
+    let mut w = World::with_device();
+    w.put("a");
+    w.loaded("a");
+    for answer in [CopyAnswer::Busy, CopyAnswer::Failed, CopyAnswer::Impossible] {
+        w.loaded("a");
+        let copy = w.copy(1);
+        w.tell(Event::Copied { copy, answer });
+        assert!(w.is_idle());
+    }
+    w.loaded("a");
+    let copy = w.copy(1);
+    w.copied(copy, 1);
+    let ticket = w.device_order().ticket;
+    w.took(ticket, false);
+    assert_eq!((w.spans("a", &[]), w.by_device()), (vec![span(0, 1, Tier::Host)], 0));
+    for late in [false, true] {
+        w.loaded("a");
+        let copy = w.copy(1);
+        w.copied(copy, 1);
+        let (ticket, _) = w.promoting();
+        if late {
+            w.pass(Duration::from_millis(100));
+            w.is_cancelled(ticket);
+            assert_eq!(w.quarantined(), BLOCK);
+        }
+        w.device_ended(ticket, if late { Ok(()) } else { Err(DeviceFailure::Failed) });
+        assert_eq!(w.spans("a", &[]), [span(0, 1, Tier::Host)]);
+        assert_eq!((w.quarantined(), w.by_device()), (0, 0));
+    }
+    assert_eq!(w.promote("a").len(), 1);
+    assert_eq!(w.spans("a", &[]), [span(0, 1, Tier::Device)]);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_gpu_that_refuses_the_tier_is_not_asked_again_before_it_is_lost() {
+    let mut w = World::with_device();
+    w.put("a");
+    w.loaded("a");
+    w.loaded("a");
+    let copy = w.copy(1);
+    w.copied(copy, 1);
+    let (ticket, _) = w.promoting();
+    w.device_ended(ticket, Err(DeviceFailure::Refused));
+    w.loaded("a");
+    assert!(w.is_idle(), "nothing is wanted");
+    w.tell(Event::Device(DeviceEvent::Lost));
+    w.tell(Event::Device(DeviceEvent::Gone));
+    let tensors = w.know_tensors();
+    let lease = w.lease_of("a").lease;
+    let load = LoadPages { tensors, ..w.load_of(lease, 1) };
+    let request = w.asks(w.session, Request::LoadPages(load));
+    let (ticket, _) = w.begun(request);
+    w.device_ended(ticket, Ok(()));
+    w.copy(1);
+}
+
+#[test]
+fn what_a_lost_device_may_touch_stays_until_it_is_gone() {
+    let mut w = World::with_device();
+    w.put("ab");
+    w.loaded("ab");
+    w.promote("ab");
+    let (load, _) = w.load("ab");
+    let reserved = w.reserve("x");
+    let (save, _) = w.save(&reserved, 0..LAYERS);
+    let asked = w.ask_copy(load, ALL, 1_000);
+    w.tell(Event::Device(DeviceEvent::Lost));
+    assert_eq!(w.spans("ab", &[]), [span(0, 2, Tier::Host)], "its memory went with it");
+    w.device_ended(load, Err(DeviceFailure::Lost));
+    w.is_told(asked, 0, Some(CopyEnd::Lost));
+    w.device_ended(save, Err(DeviceFailure::Lost));
+    let asked = w.ask_copy(save, ALL, 0);
+    w.is_told(asked, 0, Some(CopyEnd::Lost));
+    assert_eq!(w.by_device(), 2);
+    let lease = w.lease_of("ab").lease;
+    let request = w.asks(w.session, Request::LoadPages(w.load_of(lease, 2)));
+    assert_eq!(w.refused(request), Refused::NoTensors { number: 1 });
+    w.pass(Duration::from_millis(200));
+    assert!(w.is_idle(), "they were told how they ended");
+    w.tell(Event::Device(DeviceEvent::Gone));
+    assert!(w.is_idle());
+    assert_eq!(w.by_device(), 0);
+    let request = w.commit_saved(&reserved);
+    assert!(matches!(w.refused(request), Refused::Unknown { .. }));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_device_that_is_gone_without_a_word_has_told_all() {
+    let mut w = World::with_device();
+    w.put("a");
+    let (load, _) = w.load("a");
+    let reserved = w.reserve("x");
+    let (save, _) = w.save(&reserved, 0..LAYERS);
+    let (of_load, of_save) = (w.ask_copy(load, ALL, 1_000), w.ask_copy(save, ALL, 1_000));
+    w.tell(Event::Device(DeviceEvent::Gone));
+    w.is_told(of_load, 0, Some(CopyEnd::Lost));
+    w.is_told(of_save, 0, Some(CopyEnd::Lost));
+    w.tell(Event::Device(DeviceEvent::Gone));
+    assert!(w.is_at_rest());
+    assert_eq!(w.by_device(), 0);
+}
+
+#[test]
+fn what_the_device_says_twice_late_or_of_nothing_changes_nothing() {
+    let mut w = World::with_device();
+    w.put("a");
+    let (load, _) = w.load("a");
+    w.took(load, true);
+    w.layers(load, 1);
+    w.device_ended(load, Ok(()));
+    w.device_ended(load, Err(DeviceFailure::Failed));
+    w.device_ended(load, Err(DeviceFailure::Lost));
+    w.layers(load, 2);
+    let asked = w.ask_copy(load, ALL, 0);
+    w.is_told(asked, LAYERS, Some(CopyEnd::Done));
+    w.took(load, false);
+    let reserved = w.reserve("x");
+    let (save, _) = w.save(&reserved, 0..LAYERS);
+    w.device_ended(save, Ok(()));
+    let copy = w.copy(1);
+    w.device_ended(save, Err(DeviceFailure::Failed));
+    w.copied(CopyNumber(copy.0 + 1), 1);
+    assert!(w.is_idle());
+    w.copied(copy, 1);
+    w.copied(copy, 1);
+    let asked = w.ask_copy(save, ALL, 0);
+    w.is_told(asked, LAYERS, Some(CopyEnd::Done));
+    for ticket in [Ticket(99), Ticket(0)] {
+        w.took(ticket, true);
+        w.layers(ticket, 1);
+        w.device_ended(ticket, Ok(()));
+        w.is_unknown(ticket);
+    }
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn after_a_fault_the_device_goes_on_and_what_it_did_means_nothing() {
+    let mut w = World::with_device();
+    w.put("ab");
+    w.loaded("ab");
+    w.promote("a");
+    let (load, _) = w.load("ab");
+    let reserved = w.reserve("x");
+    let (save, _) = w.save(&reserved, 0..LAYERS);
+    let lease = w.lease_of("ab").lease;
+    w.asks(w.session, Request::LoadPages(w.load_of(lease, 2)));
+    w.core.begin_anew();
+    w.is_cancelled(load);
+    w.is_cancelled(save);
+    assert!(w.is_idle(), "what was not begun is not begun any more");
+    assert_eq!(w.by_device(), 2);
+    w.session = w.core.open_session(TenantId(0), ProcessId(9), 1 << 20);
+    w.layered();
+    w.device_ended(load, Ok(()));
+    w.device_ended(save, Ok(()));
+    assert!(w.is_idle(), "nothing is summed");
+    assert_eq!((w.by_device(), w.core.usage().device_tier.blocks), (0, 1));
+    w.core.store.assert_tree_is_whole();
+}
