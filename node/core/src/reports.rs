@@ -82,6 +82,11 @@ impl Reports {
     }
 
     /// What `by` has left; `None` where too many report that are not known.
+    #[cfg(test)]
+    pub(crate) fn reporters(&self) -> usize {
+        self.left.len()
+    }
+
     fn budget(&mut self, by: &Reporter, now: Millis) -> Option<&mut Budget> {
         if !self.left.contains_key(by) {
             if self.left.len() >= MOST_REPORTERS {

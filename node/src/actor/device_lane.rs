@@ -36,7 +36,8 @@ struct Memory {
 }
 
 impl GpuActor {
-    /// Makes an engine's tensors known to the device.
+    /// Makes an engine's tensors known to the device. An error is the answer where it is refused at once.
+    #[expect(clippy::result_large_err, reason = "it is an answer, made once for each of an engine's tensors")]
     pub(super) fn register_tensors(
         &mut self,
         session: SessionId,

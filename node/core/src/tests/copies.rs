@@ -72,6 +72,7 @@ pub(super) const ALONE: Sources =
 fn a_commit_is_answered_when_its_bytes_are_copied_and_nobody_sees_them_before() {
     let mut w = World::new(ALONE);
     let reserved = w.reserve("ab");
+    assert!(reserved.places.is_empty(), "the engine is not trusted to write there");
     let request = w.commit(&reserved);
     let copy = w.copy(2);
     assert_eq!(w.held("ab"), 0);
@@ -215,4 +216,20 @@ fn after_a_fault_copies_of_the_life_before_mean_nothing() {
     assert!(w.is_idle());
     let request = w.report("a");
     assert_eq!(w.checked(request), Checked::Nothing, "numbers of reports begin anew");
+}
+
+#[test]
+fn what_a_session_reported_falsely_is_forgotten_with_it() {
+    let mut w = World::new(ALONE);
+    w.put("a");
+    let session = w.session;
+    for _ in 0..3 {
+        let request = w.report("a");
+        let copy = w.copy(1);
+        w.copied(copy, 1);
+        assert_eq!(w.checked(request), Checked::Right);
+    }
+    assert_eq!(w.core.copies.reports.reporters(), 1);
+    w.tell(Event::Closed(session));
+    assert_eq!(w.core.copies.reports.reporters(), 0);
 }
