@@ -21,9 +21,8 @@ use larder_protocol::session::{Checked, Commit, ReportDamage, Response, Scarce};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Core;
-use crate::device::Ticket;
 use crate::effect::{Counted, Effect};
-use crate::event::{CopyAnswer, CopyNumber, RequestId};
+use crate::event::{CopyAnswer, CopyNumber, RequestId, Ticket};
 use crate::reports::{Reporter, Reports};
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::{BlockMove, CommitOrder, LoadBlock, Refused, VerifyOrder};

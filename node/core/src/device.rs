@@ -6,7 +6,6 @@
 mod account;
 mod asks;
 mod ends;
-mod order;
 mod promote;
 mod slots;
 mod tier;
@@ -16,33 +15,16 @@ use std::collections::HashMap;
 use larder_protocol::limits::{MAX_SESSION_COPIES, MAX_SESSION_TENSORS};
 use larder_protocol::session::Scarce;
 
-pub use self::order::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
-
 use self::account::{Account, AccountLimits};
 use self::slots::SlotId;
 use self::tier::DeviceTier;
 use crate::Core;
 use crate::copies::Save;
 use crate::effect::Effect;
-use crate::event::RequestId;
+use crate::event::{RequestId, Ticket};
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::policy::{Facts, PolicyName};
 use crate::store::{BlockFacts, BlockMove, LoadBlock, Refused, Usage};
-
-/// A copy by a device. The core chooses the number, and uses none twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
-
-/// Why a device did not make a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceFailure {
-    /// It was refused before anything was begun.
-    Refused,
-    /// It failed, and has ended: what is in its targets is unknown.
-    Failed,
-    /// The device failed under it, and may touch its memory until it is gone.
-    Lost,
-}
 
 /// The numbers of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! What a core wants done.
 
+mod device;
+
 use std::time::Duration;
 
 use larder_protocol::checksum::BlockKey;
@@ -11,13 +13,16 @@ use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
 use crate::cause::Cause;
-use crate::device::{DeviceOrder, Ticket};
 use crate::directory::Page;
-use crate::event::{Below, CopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, WriteNumber};
+use crate::event::{
+    Below, CopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, Ticket, WriteNumber,
+};
 use crate::placement::Placement;
 use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, SessionId};
 use crate::store::{BlockMove, Change, ChunkWrite, FetchId, Granted, Leased, Refused, Told};
+
+pub use device::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
 
 /// Something to do. Each is handed out once, in order.
 #[derive(Debug)]

@@ -4,7 +4,6 @@ use larder_protocol::session::Request;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::cause::Cause;
-use crate::device::{DeviceFailure, Ticket};
 use crate::directory::{Changes, Holders};
 use crate::reports::Reporter;
 use crate::store::Checksums;
@@ -41,6 +40,21 @@ pub struct CopyNumber(pub(crate) u64);
 /// A chunk that is read from disk for a peer. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecallId(pub(crate) u64);
+
+/// A copy by a device. The core chooses the number, and uses none twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Why a device did not make a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceFailure {
+    /// It was refused before anything was begun.
+    Refused,
+    /// It failed, and has ended: what is in its targets is unknown.
+    Failed,
+    /// The device failed under it, and may touch its memory until it is gone.
+    Lost,
+}
 
 /// Something that happened. Answers may come in any order, late, or not at all; one that comes twice, or that nobody waits
 /// for, changes nothing.

@@ -47,14 +47,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bring::{Offer, Sources};
-pub use device::{
-    BlockAt, DeviceFailure, DeviceLimits, DeviceOrder, DeviceWork, PagesCopy, Promoted, SESSION_WORDS,
-    Tensors, Ticket, Way,
+pub use device::{DeviceLimits, SESSION_WORDS, Tensors};
+pub use effect::{
+    BlockAt, Counted, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder, LaneCopy, PagesCopy,
+    Promoted, Started, Way,
 };
-pub use effect::{Counted, Effect, FetchOrder, FollowOrder, LaneCopy, Started};
 pub use event::{
-    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, Event, LayersArrived,
-    OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, WriteNumber, Written,
+    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, DeviceFailure, Event,
+    LayersArrived, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Ticket, WriteNumber,
+    Written,
 };
 pub use time::Millis;
 

@@ -116,6 +116,7 @@ const CORE_MODULES: &[&str] = &[
     "moved",
     "tiers",
     "copies",
+    "device",
     "bring",
     "requests",
 ];

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress};
 
 use super::slots::{SlotId, Slots};
-use super::{DeviceFailure, Ticket};
-use crate::event::RequestId;
+use crate::event::{DeviceFailure, RequestId, Ticket};
 use crate::store::ids::SessionId;
 
 /// Copies under way, and the slots that they touch. `H` is what else a copy keeps from reuse.

@@ -7,13 +7,10 @@ use larder_protocol::lane::{AskCopy, CopyWords, LoadPages, SavePages};
 use larder_protocol::limits::MAX_COPY_PAGES;
 use larder_protocol::session::Response;
 
-use super::{
-    BlockAt, DeviceOrder, DeviceWork, Held, HeldBy, PagesCopy, SESSION_WORDS, SlotId, TOO_MANY_COPIES,
-    Tensors, Ticket, Way,
-};
+use super::{Held, HeldBy, SESSION_WORDS, SlotId, TOO_MANY_COPIES, Tensors};
 use crate::Core;
-use crate::effect::{Counted, Effect};
-use crate::event::RequestId;
+use crate::effect::{BlockAt, Counted, DeviceOrder, DeviceWork, Effect, PagesCopy, Way};
+use crate::event::{RequestId, Ticket};
 use crate::store::ids::SessionId;
 use crate::store::{BlockMove, CommitOrder, Place, Refused};
 

@@ -4,11 +4,11 @@ use larder_protocol::lane::CopyEnd;
 use larder_protocol::session::Response;
 
 use super::account::Ended;
-use super::{DeviceFailure, Held, HeldBy, TOO_MANY_COPIES, Ticket};
+use super::{Held, HeldBy, TOO_MANY_COPIES};
 use crate::Core;
 use crate::copies::Save;
 use crate::effect::{Counted, Effect, LaneCopy};
-use crate::event::{CopyAnswer, DeviceEvent};
+use crate::event::{CopyAnswer, DeviceEvent, DeviceFailure, Ticket};
 
 impl Core {
     /// Takes what the device says.

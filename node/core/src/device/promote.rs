@@ -3,8 +3,9 @@
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Found, Lookup, Span, Tier};
 
-use super::{Device, DeviceWork, Held, HeldBy, Promoted, SlotId};
+use super::{Device, Held, HeldBy, SlotId};
 use crate::Core;
+use crate::effect::{DeviceWork, Promoted};
 use crate::event::CopyAnswer;
 use crate::reports::Reporter;
 use crate::store::LoadBlock;

@@ -1,6 +1,6 @@
 //! The life of slots that a device copies into and out of: what may be reused.
 
-use super::Ticket;
+use crate::event::Ticket;
 
 /// The number of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use larder_protocol::lane::CopyWords;
 
-use super::Ticket;
+use crate::event::Ticket;
 use crate::store::Place;
 use crate::store::ids::SessionId;
 
