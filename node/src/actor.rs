@@ -2,8 +2,7 @@
 //!
 //! The core decides; the actor tells it what happened and performs its effects (`perform`): it copies (`copies`), reads and writes
 //! tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows at theirs
-//! (`handoff`) and has its GPU copy (`device_lane`). `answer` says what a session reads, `lives` what a panic
-//! ends.
+//! (`handoff`) and has its GPU copy (`device_lane`). `answer` says what a session reads, `lives` what a panic ends.
 
 mod answer;
 mod below;

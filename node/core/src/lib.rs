@@ -18,8 +18,8 @@
 //!
 //! Answers may come in any order, late, twice or never. A slot into which something is being written is given to nobody until
 //! its effect is answered. What sessions ask begins in `requests`; what is decided stands in [`store`] (what is kept), `copies` (what
-//! is copied before it counts), `device` (what a GPU copies and keeps), `bring` (where chunks come from) and [`tiers`]
-//! (disk and object store), and what others hear in `announce`. The [`directory`] and the [`exchange`] of a node are cores of their own.
+//! is copied before it counts), `device` (what a GPU copies and keeps), `bring` (where chunks come from) and [`tiers`] (disk and
+//! object store), and what others hear in `announce`. The [`directory`] and the [`exchange`] of a node are cores of their own.
 
 mod announce;
 mod bring;
