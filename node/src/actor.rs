@@ -304,7 +304,7 @@ impl Handler<Close> for GpuActor {
                 // Giving its memory back takes the kernel milliseconds, in which other sessions go on.
                 actix_rt::task::spawn_blocking(move || drop(window));
             }
-            actor.pending.forget(session);
+            actor.pending.forget(session, actor.clock.elapsed());
             actor.decide(Event::Closed(session), ctx);
             actor.device_lane.close_session(session);
         });

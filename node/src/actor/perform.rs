@@ -86,9 +86,15 @@ impl Pending {
         let _ = order.and_then(|order| order.cancel.take()).map(|cancel| cancel.send(()));
     }
 
-    /// Nobody waits for a session's answers any more.
-    pub(super) fn forget(&mut self, session: SessionId) {
-        self.requests.retain(|_, (of, _)| *of != session);
+    /// Nobody waits for a session's answers any more. One that was due long ago is a fault of ours.
+    pub(super) fn forget(&mut self, session: SessionId, now: Duration) {
+        for (_, (_, asked)) in self.requests.extract_if(|_, (of, _)| *of == session) {
+            let waited = now.saturating_sub(asked.started);
+            if waited > LONGEST_REQUEST {
+                let request = asked.request;
+                tracing::error!(request, ?waited, "a request has no answer; please report this line");
+            }
+        }
     }
 
     /// Nothing is under way any more; numbers go on.
@@ -355,6 +361,9 @@ fn condemned(by: &Reporter, keys: &[BlockKey]) {
         "a chunk in memory has other bytes than were committed under its name: it is dropped"
     );
 }
+
+/// No request waits so long: whatever it waits for has a deadline, far shorter unless it was configured.
+const LONGEST_REQUEST: Duration = Duration::from_secs(20);
 
 /// What became of a chunk that was wanted from elsewhere, as it is counted.
 fn placed(placement: Option<Placement>) -> Placed {

@@ -119,11 +119,16 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a prefetch that nobody wants any more.
+    /// Ends a prefetch that nobody wants any more. Whoever was collecting it has an answer all the same: requests are counted
+    /// until they are answered.
     pub(crate) fn cancel(&mut self, session: SessionId, ticket: u64) {
-        if self.bring.waiting.get(&ticket).is_some_and(|waiting| waiting.session == session) {
-            self.bring.waiting.remove(&ticket);
+        if self.bring.waiting.get(&ticket).is_some_and(|waiting| waiting.session == session)
+            && let Some(Waiting { request, .. }) = self.bring.waiting.remove(&ticket)
+        {
             self.store.cancel_gather(session, ticket);
+            if let Some(request) = request {
+                self.refuse(request, Err(Refused::Unknown { what: "ticket", number: ticket }));
+            }
         }
     }
 

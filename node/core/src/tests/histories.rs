@@ -508,7 +508,12 @@ impl History {
         if tickets.is_empty() {
             return;
         }
-        let (ticket, hashes, fingerprint) = tickets.swap_remove(self.random.usize(..tickets.len()));
+        let which = self.random.usize(..tickets.len());
+        let (ticket, hashes, fingerprint) = tickets[which].clone();
+        // Some are collected, or cancelled, again, or cancelled while they are collected.
+        if self.random.u8(..3) > 0 {
+            tickets.swap_remove(which);
+        }
         if self.random.u8(..3) == 0 {
             return self.asks_only(at, Request::Cancel(ticket));
         }

@@ -165,3 +165,16 @@ fn what_was_ordered_and_refused_counts_for_nothing_when_loading_is_weighed() {
     let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
     assert_eq!((started.tokens, started.tokens_to_recompute), (32, 0));
 }
+
+#[test]
+fn a_collection_that_is_given_up_is_answered() {
+    let mut w = World::new(PEERS);
+    let (ticket, asked) = w.prefetch("a", &[&[2]]);
+    let request = w.collect(ticket, Wait::Complete);
+    assert!(matches!(w.next(), Effect::Hurry(_)));
+    w.cancel(w.session, ticket);
+    assert!(matches!(w.refused(request), Refused::Unknown { what: "ticket", .. }));
+    assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order));
+    w.ended(asked.order, vec![Arrival::Failed]);
+    assert!(w.is_at_rest());
+}
