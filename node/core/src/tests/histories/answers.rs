@@ -1,0 +1,155 @@
+//! How the effects of a history are answered: well, badly, in part, and some of them again.
+
+use super::*;
+
+impl History {
+    /// Answers an effect, whichever; always well where that is wanted.
+    pub(super) fn answer_effect(&mut self, at: usize, always_well: bool) {
+        let open = self.open.swap_remove(at);
+        let fails = !always_well && self.random.u8(..4) == 0;
+        match open {
+            Open::Siblings(question, chunks) => {
+                let holders =
+                    (0..chunks).map(|_| if self.random.u8(..4) == 0 { of_sibling(1) } else { of(&[]) });
+                let event = Event::SiblingsFound { question, holders: holders.collect() };
+                self.tell(event);
+            }
+            Open::Directory(question, chunks) => {
+                let some: [&[u16]; 4] = [&[], &[2], &[3, 2], &[4]];
+                let chunks = if fails { 0 } else { chunks };
+                let holders = (0..chunks).map(|_| of(some[self.random.usize(..4)])).collect();
+                self.answered.push(Event::HoldersFound { question, holders: Vec::new() });
+                self.tell(Event::HoldersFound { question, holders });
+            }
+            Open::Objects(question, chunks) => {
+                let found = (0..chunks).map(|_| self.random.bool()).collect();
+                self.answered.push(Event::StoredFound { question, found: vec![true] });
+                self.tell(Event::StoredFound { question, found });
+            }
+            Open::Order(order, places) => self.order_ended(order, places, fails),
+            Open::Follow(order, places) => self.followed(order, places, always_well),
+            Open::Read(read, places) => {
+                if fails && self.random.u8(..20) == 0 {
+                    self.open.push(Open::Lost(places));
+                    return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Lost });
+                }
+                let failures = [ReadAnswer::Missing, ReadAnswer::Busy, ReadAnswer::Impossible];
+                let answer = if fails { failures[self.random.usize(..3)].clone() } else { read_here() };
+                places.into_iter().for_each(|(to, name)| self.put_in(to, name, !fails));
+                self.answered.push(Event::ReadEnded { read, answer: answer.clone() });
+                self.tell(Event::ReadEnded { read, answer });
+            }
+            Open::Copy(copy, moves) => self.copied(copy, &moves, fails),
+            Open::Write(number, _) => {
+                let answer = match self.random.u8(..8) {
+                    _ if !fails => Written::There,
+                    0..4 => Written::Busy,
+                    4..7 => Written::Failed,
+                    _ => Written::Closed,
+                };
+                self.answered.push(Event::WriteEnded { number, answer: Written::There });
+                self.tell(Event::WriteEnded { number, answer });
+            }
+            Open::Describe(fingerprint) => {
+                let description = if fails { Description::Failed } else { Description::There };
+                self.tell(Event::Described { fingerprint, description });
+            }
+            Open::Forget(unused) => {
+                for fingerprint in unused {
+                    self.tell(Event::Described { fingerprint, description: Description::Gone });
+                }
+            }
+            Open::Lost(_) => self.open.push(open),
+        }
+    }
+
+    pub(super) fn order_ended(&mut self, order: OrderNumber, places: Vec<Vec<(Range, Name)>>, fails: bool) {
+        if fails && self.random.u8(..4) == 0 {
+            return self.tell(Event::OrderRefused(order));
+        }
+        let (mut came, chunks) = (Vec::new(), places.len());
+        let answered = if fails { self.random.usize(..=chunks) } else { chunks };
+        for places in places.into_iter().take(answered) {
+            let failures =
+                [Arrival::NotHeld, Arrival::Busy { retry_after_ms: 5 }, Arrival::Damaged, Arrival::Failed];
+            let is_here = !fails || self.random.bool();
+            places.into_iter().for_each(|(to, name)| self.put_in(to, name, is_here));
+            came.push(match is_here {
+                true => here(self.random.u32(1..10)),
+                false => failures[self.random.usize(..4)].clone(),
+            });
+        }
+        self.answered.push(Event::OrderEnded { order, came: vec![here(1); chunks] });
+        self.tell(Event::OrderEnded { order, came });
+    }
+
+    /// A writer's node sends a layer, or a chunk to its end, or ends the order.
+    pub(super) fn followed(&mut self, order: OrderNumber, mut places: Vec<Vec<(Range, Name)>>, ends: bool) {
+        let chunk = self.random.usize(..places.len());
+        match self.random.u8(..4) {
+            end if ends || end == 0 => self.tell(Event::FollowEnded(order)),
+            1 => {
+                let is_here = self.random.u8(..4) > 0;
+                let came = if is_here { here(1) } else { Arrival::Failed };
+                let coming = std::mem::take(&mut places[chunk]);
+                // Layers that were told are right already: what comes after them does not touch them.
+                if is_here {
+                    coming.into_iter().for_each(|(to, name)| self.put_in(to, name, true));
+                }
+                self.open.push(Open::Follow(order, places));
+                self.answered.push(Event::FollowedCame { order, chunk, came: Arrival::Failed });
+                self.tell(Event::FollowedCame { order, chunk, came });
+            }
+            _ => {
+                let layer = self.random.u64(..2);
+                if let Some(&((extent, from, to), name)) = places[chunk].first() {
+                    let bytes = (to - from) / 2;
+                    let offset = layer * bytes;
+                    self.put_in((extent, from + offset, from + offset + bytes), name, true);
+                    self.open.push(Open::Follow(order, places));
+                    let layers = LayersArrived { block: 0, offset, bytes, checksum: 0 };
+                    self.answered.push(Event::LayersCame { order, chunk, layers });
+                    self.tell(Event::LayersCame { order, chunk, layers });
+                } else {
+                    self.open.push(Open::Follow(order, places));
+                }
+            }
+        }
+    }
+
+    /// Bytes were copied and summed. Who verifies finds now and then that they are wrong.
+    pub(super) fn copied(&mut self, copy: CopyNumber, moves: &[BlockMove], fails: bool) {
+        let mut sums = vec![Checksums::default(); moves.len()];
+        let answer = match self.random.u8(..3) {
+            0 if fails => CopyAnswer::Busy,
+            1 if fails => CopyAnswer::Failed,
+            _ if fails => CopyAnswer::Impossible,
+            _ => {
+                for block in moves.iter().filter(|block| !block.is_in_place) {
+                    self.put_in(range(block), (block.key.fingerprint, block.key.hash), true);
+                }
+                CopyAnswer::Done(sums.clone())
+            }
+        };
+        let verifies = moves.iter().all(|block| block.is_in_place) && !fails;
+        self.answered.push(Event::Copied { copy, answer: CopyAnswer::Failed });
+        if verifies && self.random.u8(..4) == 0 {
+            sums.iter_mut().for_each(|sums| sums.whole = 7);
+            let damaged = self.core.store.usage().damaged;
+            self.core.handle(self.now, Event::Copied { copy, answer: CopyAnswer::Done(sums) });
+            if self.core.store.usage().damaged > damaged {
+                moves.iter().for_each(|block| self.memory.condemn(range(block)));
+            }
+            return self.perform();
+        }
+        self.tell(Event::Copied { copy, answer });
+    }
+
+    /// Something that was answered is answered once more.
+    pub(super) fn answer_again(&mut self) {
+        if !self.answered.is_empty() {
+            let event = self.answered.swap_remove(self.random.usize(..self.answered.len()));
+            self.tell(event);
+        }
+    }
+}
