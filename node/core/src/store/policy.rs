@@ -6,15 +6,12 @@
 
 mod adaptive;
 mod arc;
-mod fifo;
-mod filo;
 mod ghosts;
 mod heap;
-mod lfu;
-mod lru;
-mod mru;
-mod priority;
+mod plain;
+mod queued;
 mod queues;
+mod ranked;
 mod s3fifo;
 mod sieve;
 mod sketch;
@@ -23,9 +20,12 @@ mod wtinylfu;
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::str::FromStr;
+
+use strum::{Display, EnumMessage, EnumString, IntoStaticStr, VariantArray};
 
 use super::ids::ChunkNumber;
+use queued::Queued;
+use ranked::Ranked;
 
 /// Decides the order of eviction. One implementation per file; the eviction loop knows none of them.
 pub trait Policy: fmt::Debug + Send {
@@ -49,7 +49,7 @@ pub trait Policy: fmt::Debug + Send {
     /// The chunk that should go next, among those that may go and that `judge` takes; `None` where there is none.
     ///
     /// The chunk stays in the policy until [`Policy::remove`].
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber>;
+    fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber>;
 
     /// Every cached chunk, blocked ones too, the first to go first: what another policy takes over.
     fn order(&self) -> Vec<ChunkNumber>;
@@ -75,6 +75,9 @@ pub enum Removal {
     Dropped,
 }
 
+/// Says whether a victim that a policy proposes is taken.
+pub(crate) type Judge<'a> = &'a mut dyn FnMut(ChunkNumber) -> Verdict;
+
 /// What the store says to a victim that a policy proposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -86,89 +89,64 @@ pub enum Verdict {
     Stop,
 }
 
-/// A policy by name.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+/// A policy by name, as configuration, commands and metrics write it, and the chunk that goes first by it.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Display,
+    EnumMessage,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+)]
+#[strum(serialize_all = "lowercase", parse_err_fn = unknown, parse_err_ty = UnknownPolicy)]
 pub enum PolicyName {
-    /// The chunk least likely to be used again goes first, as learned.
+    /// Least likely to be used again, as learned
     #[default]
     Adaptive,
-    /// Oldest insertion goes first.
+    /// Oldest insertion
     Fifo,
-    /// Newest insertion goes first.
+    /// Newest insertion
     Filo,
-    /// Least recently used goes first.
+    /// Least recently used
     Lru,
-    /// Most recently used goes first.
+    /// Most recently used
     Mru,
-    /// Fewest hits goes first; ties by least recently used.
+    /// Fewest hits
     Lfu,
-    /// Not yet used twice goes first, by recency; then the others, by recency.
+    /// Used once, by recency; then the others
     Slru,
-    /// Lowest priority of the caller goes first; ties by least recently used.
+    /// Lowest priority of the caller
     Priority,
-    /// Used once or used again, whichever has more than its ghosts say it should.
+    /// Adaptive replacement cache
     Arc,
-    /// Three queues, in and out by age, of which one is of ghosts.
+    /// Small queue, main queue and ghosts
     S3Fifo,
-    /// Oldest that was not used since a hand last passed it goes first.
+    /// Oldest that was not used since the last round
     Sieve,
-    /// Seldom used goes first, but for a small window of new ones.
+    /// Seldom used, but for a small window of new ones
     WTinyLfu,
 }
 
 impl PolicyName {
     /// Every policy there is.
-    pub const ALL: [Self; 12] = [
-        Self::Adaptive,
-        Self::Fifo,
-        Self::Filo,
-        Self::Lru,
-        Self::Mru,
-        Self::Lfu,
-        Self::Slru,
-        Self::Priority,
-        Self::Arc,
-        Self::S3Fifo,
-        Self::Sieve,
-        Self::WTinyLfu,
-    ];
+    pub const ALL: [Self; 12] = *Self::VARIANTS.first_chunk().expect("there are twelve");
 
     /// Its name in configuration, commands and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Adaptive => "adaptive",
-            Self::Fifo => "fifo",
-            Self::Filo => "filo",
-            Self::Lru => "lru",
-            Self::Mru => "mru",
-            Self::Lfu => "lfu",
-            Self::Slru => "slru",
-            Self::Priority => "priority",
-            Self::Arc => "arc",
-            Self::S3Fifo => "s3fifo",
-            Self::Sieve => "sieve",
-            Self::WTinyLfu => "wtinylfu",
-        }
+        self.into()
     }
 
-    /// What it does, for who chooses: which chunk goes first.
+    /// The chunk that goes first by it, for who chooses.
     #[must_use]
     pub fn about(self) -> &'static str {
-        match self {
-            Self::Adaptive => "Least likely to be used again, as learned",
-            Self::Fifo => "Oldest insertion",
-            Self::Filo => "Newest insertion",
-            Self::Lru => "Least recently used",
-            Self::Mru => "Most recently used",
-            Self::Lfu => "Fewest hits",
-            Self::Slru => "Used once, by recency; then the others",
-            Self::Priority => "Lowest priority of the caller",
-            Self::Arc => "Adaptive replacement cache",
-            Self::S3Fifo => "Small queue, main queue and ghosts",
-            Self::Sieve => "Oldest that was not used since the last round",
-            Self::WTinyLfu => "Seldom used, but for a small window of new ones",
-        }
+        self.get_documentation().unwrap_or_default()
     }
 
     /// A policy of this name with no chunk in it. `recompute_doubles_at` is for `adaptive`: where given, it prefers chunks
@@ -176,36 +154,19 @@ impl PolicyName {
     #[must_use]
     pub fn build(self, recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         match self {
-            Self::Adaptive => Box::new(adaptive::Adaptive::new(recompute_doubles_at)),
-            Self::Fifo => Box::new(fifo::Fifo::default()),
-            Self::Filo => Box::new(filo::Filo::default()),
-            Self::Lru => Box::new(lru::Lru::default()),
-            Self::Mru => Box::new(mru::Mru::default()),
-            Self::Lfu => Box::new(lfu::Lfu::default()),
-            Self::Slru => Box::new(slru::Slru::default()),
-            Self::Priority => Box::new(priority::Priority::default()),
-            Self::Arc => Box::new(arc::Arc::default()),
-            Self::S3Fifo => Box::new(s3fifo::S3Fifo::default()),
-            Self::Sieve => Box::new(sieve::Sieve::default()),
-            Self::WTinyLfu => Box::new(wtinylfu::WTinyLfu::default()),
+            Self::Adaptive => adaptive::Adaptive::policy(recompute_doubles_at),
+            Self::Fifo => Box::new(Queued::new(1, plain::Fifo)),
+            Self::Lru => Box::new(Queued::new(1, plain::Lru)),
+            Self::Filo => Box::new(Ranked::filo()),
+            Self::Mru => Box::new(Ranked::mru()),
+            Self::Lfu => Box::new(Ranked::lfu()),
+            Self::Priority => Box::new(Ranked::priority()),
+            Self::Slru => Box::new(Queued::new(2, slru::Slru)),
+            Self::Arc => Box::new(Queued::new(2, arc::Arc::default())),
+            Self::S3Fifo => Box::new(Queued::new(2, s3fifo::S3Fifo::default())),
+            Self::Sieve => Box::new(Queued::new(2, sieve::Sieve::default())),
+            Self::WTinyLfu => Box::new(Queued::new(4, wtinylfu::WTinyLfu::default())),
         }
-    }
-}
-
-impl fmt::Display for PolicyName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for PolicyName {
-    type Err = UnknownPolicy;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        Self::ALL
-            .into_iter()
-            .find(|policy| policy.as_str() == name)
-            .ok_or_else(|| UnknownPolicy { name: name.into() })
     }
 }
 
@@ -214,6 +175,10 @@ impl FromStr for PolicyName {
 #[error("there is no eviction policy `{name}`; there are: {}", PolicyName::ALL.map(PolicyName::as_str).join(", "))]
 pub struct UnknownPolicy {
     name: String,
+}
+
+fn unknown(name: &str) -> UnknownPolicy {
+    UnknownPolicy { name: name.into() }
 }
 
 #[cfg(test)]

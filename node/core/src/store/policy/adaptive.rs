@@ -26,19 +26,19 @@ mod past;
 use std::num::NonZeroU32;
 
 use super::ghosts::ShortHashes;
+use super::queued::{Queued, Rule};
 use super::queues::{MOST_MARK, Queues};
-use super::{Facts, Policy, Removal, Verdict};
+use super::{Facts, Judge, Policy, Removal, Verdict};
 use crate::store::ids::ChunkNumber;
 use costs::Costs;
 use curves::{Ages, CLASSES, Curves};
 use duel::Duel;
 use past::{Past, Seen};
 
-/// Learns which chunk is worth the least.
+/// Learns which chunk is worth the least. It has one list a cell; a chunk's stamp is the time of its last use, its mark the number
+/// of uses.
 #[derive(Debug)]
 pub(super) struct Adaptive {
-    /// One list a cell. A chunk's stamp is the time of its last use, its mark the number of uses.
-    queues: Queues,
     costs: Costs,
     hashes: ShortHashes,
     past: Past,
@@ -56,11 +56,10 @@ pub(super) struct Adaptive {
 impl Adaptive {
     /// Nothing yet; recomputing a chunk costs twice as much as the first of a prompt where so many stand before it, or
     /// always the same.
-    pub(super) fn new(recompute_doubles_at: Option<NonZeroU32>) -> Self {
+    pub(super) fn policy(recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         let costs = Costs::new(recompute_doubles_at);
         let cells = CELLS * costs.bands();
-        Self {
-            queues: Queues::new(cells),
+        let rule = Self {
             costs,
             hashes: ShortHashes::default(),
             past: Past::default(),
@@ -70,79 +69,70 @@ impl Adaptive {
             ranking: (0..cells).collect(),
             until_ranked: 0,
             learned_at: 0,
-        }
+        };
+        Box::new(Queued::new(cells, rule))
     }
 }
 
-impl Policy for Adaptive {
-    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
+impl Rule for Adaptive {
+    fn insert(&mut self, queues: &mut Queues, chunk: ChunkNumber, facts: Facts) {
         let hash = self.hashes.note(chunk, facts);
-        let seen = self.past.take(hash, self.queues.now() + 1);
+        let seen = self.past.take(hash, queues.now() + 1);
         let uses = seen.map_or(0, |Seen { uses, age }| {
             self.curves.used(uses, age);
             self.duel.used(age, false);
             uses
         });
-        self.queues.push(chunk, self.costs.band(facts.index) * CELLS + first_cell(uses + 1));
-        self.queues.set_mark(chunk, uses + 1);
-        self.learn();
+        queues.push(chunk, self.costs.band(facts.index) * CELLS + first_cell(uses + 1));
+        queues.set_mark(chunk, uses + 1);
+        self.learn(queues);
     }
 
-    fn touch(&mut self, chunk: ChunkNumber) {
-        let uses = self.queues.mark(chunk);
-        let age = self.queues.now() + 1 - self.queues.stamp(chunk);
+    fn touch(&mut self, queues: &mut Queues, chunk: ChunkNumber) {
+        let uses = queues.mark(chunk);
+        let age = queues.now() + 1 - queues.stamp(chunk);
         self.curves.used(uses, age);
         self.duel.used(age, true);
         let uses = (uses + 1).min(MOST_MARK);
-        self.queues.set_mark(chunk, uses);
-        let cost_band = self.queues.list(chunk) / CELLS;
-        self.queues.move_to_end(chunk, cost_band * CELLS + first_cell(uses));
+        queues.set_mark(chunk, uses);
+        let cost_band = queues.list(chunk) / CELLS;
+        queues.move_to_end(chunk, cost_band * CELLS + first_cell(uses));
     }
 
-    fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
+    fn leaves(&mut self, queues: &Queues, chunk: ChunkNumber, why: Removal) {
         if why == Removal::Evicted {
-            self.past.add(self.hashes.get(chunk), self.queues.mark(chunk), self.queues.stamp(chunk));
+            self.past.add(self.hashes.get(chunk), queues.mark(chunk), queues.stamp(chunk));
         }
-        self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkNumber) {
-        self.queues.block(chunk);
-    }
-
-    fn unblock(&mut self, chunk: ChunkNumber) {
-        self.queues.unblock(chunk);
-    }
-
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
+    fn victim(&mut self, queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> {
         match self.until_ranked.checked_sub(1) {
             Some(left) => self.until_ranked = left,
-            None => self.rank(),
+            None => self.rank(queues),
         }
-        self.ranking.iter().find_map(|&cell| self.queues.first(cell, judge))
+        self.ranking.iter().find_map(|&cell| queues.first(cell, judge))
     }
 
-    fn order(&self) -> Vec<ChunkNumber> {
-        let mut order = self.queues.order();
-        order.sort_unstable_by_key(|&chunk| self.queues.stamp(chunk));
+    fn order(&self, queues: &Queues) -> Vec<ChunkNumber> {
+        let mut order = queues.order();
+        order.sort_unstable_by_key(|&chunk| queues.stamp(chunk));
         order
     }
 }
 
 impl Adaptive {
     /// Puts chunks that have become too old for their cells into the next ones, and ranks the cells.
-    fn rank(&mut self) {
-        let now = self.queues.now();
-        self.until_ranked = self.queues.len() / RANKINGS_A_LIFETIME;
+    fn rank(&mut self, queues: &mut Queues) {
+        let now = queues.now();
+        self.until_ranked = queues.len() / RANKINGS_A_LIFETIME;
         for cell in (0..self.worth.len()).filter(|cell| cell % BANDS < BANDS - 1) {
             let oldest = now.saturating_sub(FIRST_BAND << (cell % BANDS));
-            self.queues.shift_older(oldest, cell, cell + 1);
+            queues.shift_older(oldest, cell, cell + 1);
         }
         let follows_lru = self.duel.follows_lru(now);
         for (cell, worth) in self.worth.iter_mut().enumerate() {
-            let oldest = self.queues.first(cell, &mut |_| Verdict::Take);
-            let age =
-                oldest.map_or(FIRST_BAND << (cell % BANDS) >> 1, |oldest| now - self.queues.stamp(oldest));
+            let oldest = queues.first(cell, &mut |_| Verdict::Take);
+            let age = oldest.map_or(FIRST_BAND << (cell % BANDS) >> 1, |oldest| now - queues.stamp(oldest));
             let cost = Costs::of_band(cell / CELLS);
             *worth = if follows_lru {
                 -(age as f32) / cost
@@ -154,15 +144,15 @@ impl Adaptive {
     }
 
     /// Counts the ages of all that is cached or remembered, and learns from it, from time to time.
-    fn learn(&mut self) {
-        let (now, cached) = (self.queues.now(), self.queues.len());
+    fn learn(&mut self, queues: &Queues) {
+        let (now, cached) = (queues.now(), queues.len());
         let since = now - self.learned_at;
         if since < ((cached + self.past.len()) as u64 / LOOKS_A_LIFETIME).max(LEAST_INTERVAL) {
             return;
         }
         self.learned_at = now;
         let mut ages = Ages::default();
-        self.queues.for_each(|stamp, uses| ages.add(uses, now - stamp));
+        queues.for_each(|stamp, uses| ages.add(uses, now - stamp));
         self.past.look(now, cached, &mut ages);
         self.curves.learn(&ages, since);
         self.duel.learn(now, since, ages.newest(cached), cached);
@@ -195,7 +185,7 @@ mod tests {
 
     /// The first to go of two chunks that were used once each, one after the other, the first of which is dear.
     fn first_to_go(recompute_doubles_at: Option<NonZeroU32>, uses: usize) -> usize {
-        let mut policy = Adaptive::new(recompute_doubles_at);
+        let mut policy = Adaptive::policy(recompute_doubles_at);
         for (chunk, index) in [(ChunkNumber::at(DEAR), 1_000), (ChunkNumber::at(CHEAP), 0)] {
             policy.insert(chunk, Facts { short_hash: chunk.position() as u64, index, priority: 0 });
         }

@@ -4,14 +4,14 @@
 //! several new chunks at once, the ghosts among them are seen only after that, which changes next to nothing.
 
 use super::ghosts::{Ghosts, ShortHashes};
+use super::queued::Rule;
 use super::queues::Queues;
-use super::{Facts, Policy, Removal, Verdict};
+use super::{Facts, Judge, Removal};
 use crate::store::ids::ChunkNumber;
 
 /// Adaptive replacement cache.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Arc {
-    queues: Queues,
     hashes: ShortHashes,
     ghosts: Ghosts,
     /// How many chunks used once should stay.
@@ -20,20 +20,8 @@ pub(super) struct Arc {
     capacity: usize,
 }
 
-impl Default for Arc {
-    fn default() -> Self {
-        Self {
-            queues: Queues::new(2),
-            hashes: ShortHashes::default(),
-            ghosts: Ghosts::default(),
-            target: 0.0,
-            capacity: 0,
-        }
-    }
-}
-
-impl Policy for Arc {
-    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
+impl Rule for Arc {
+    fn insert(&mut self, queues: &mut Queues, chunk: ChunkNumber, facts: Facts) {
         let hash = self.hashes.note(chunk, facts);
         let ghosts = [self.ghosts.len(ONCE), self.ghosts.len(AGAIN)].map(|len| len.max(1) as f64);
         let came_back = self.ghosts.take(hash);
@@ -43,44 +31,31 @@ impl Policy for Arc {
             None => {}
         }
         self.target = self.target.clamp(0.0, self.capacity as f64);
-        self.queues.push(chunk, if came_back.is_some() { AGAIN } else { ONCE });
-        self.ghosts.limit(ONCE, self.capacity.saturating_sub(self.queues.list_len(ONCE)));
+        queues.push(chunk, if came_back.is_some() { AGAIN } else { ONCE });
+        self.ghosts.limit(ONCE, self.capacity.saturating_sub(queues.list_len(ONCE)));
         self.ghosts.limit(AGAIN, self.capacity.saturating_sub(self.ghosts.len(ONCE)));
     }
 
-    fn touch(&mut self, chunk: ChunkNumber) {
-        self.queues.move_to_end(chunk, AGAIN);
+    fn touch(&mut self, queues: &mut Queues, chunk: ChunkNumber) {
+        queues.move_to_end(chunk, AGAIN);
     }
 
-    fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
-        let list = self.queues.list(chunk);
+    fn leaves(&mut self, queues: &Queues, chunk: ChunkNumber, why: Removal) {
+        let list = queues.list(chunk);
         if why == Removal::Evicted {
             let most = self.capacity.saturating_sub(if list == ONCE {
-                self.queues.list_len(ONCE)
+                queues.list_len(ONCE)
             } else {
                 self.ghosts.len(ONCE)
             });
             self.ghosts.insert(list, self.hashes.get(chunk), most);
         }
-        self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkNumber) {
-        self.queues.block(chunk);
-    }
-
-    fn unblock(&mut self, chunk: ChunkNumber) {
-        self.queues.unblock(chunk);
-    }
-
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
-        self.capacity = self.queues.len();
-        let first = if self.queues.list_len(ONCE) as f64 > self.target { ONCE } else { AGAIN };
-        self.queues.first(first, judge).or_else(|| self.queues.first(ONCE + AGAIN - first, judge))
-    }
-
-    fn order(&self) -> Vec<ChunkNumber> {
-        self.queues.order()
+    fn victim(&mut self, queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> {
+        self.capacity = queues.len();
+        let first = if queues.list_len(ONCE) as f64 > self.target { ONCE } else { AGAIN };
+        queues.first(first, judge).or_else(|| queues.first(ONCE + AGAIN - first, judge))
     }
 }
 

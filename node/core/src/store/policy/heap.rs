@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Verdict;
+use super::{Judge, Verdict};
 use crate::store::ids::ChunkNumber;
 
 /// A set of chunks with keys, of which some are blocked.
@@ -68,7 +68,7 @@ impl Heap {
     }
 
     /// The chunk with the smallest key among those that may go and that `judge` takes.
-    pub(super) fn first(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
+    pub(super) fn first(&mut self, judge: Judge<'_>) -> Option<ChunkNumber> {
         let mut skipped = Vec::new();
         let mut first = None;
         while let Some(&Reverse((key, chunk))) = self.entries.peek() {

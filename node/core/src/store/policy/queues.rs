@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Verdict;
+use super::{Judge, Verdict};
 use crate::store::ids::ChunkNumber;
 
 /// An ordered set of chunks of which some are blocked, in one list or several.
@@ -121,11 +121,7 @@ impl Queues {
     }
 
     /// The first chunk of a list that may go and that `judge` takes.
-    pub(super) fn first(
-        &mut self,
-        list: usize,
-        judge: &mut dyn FnMut(ChunkNumber) -> Verdict,
-    ) -> Option<ChunkNumber> {
+    pub(super) fn first(&mut self, list: usize, judge: Judge<'_>) -> Option<ChunkNumber> {
         // Returned chunks are older than everything listed: they were parked from the head of the list.
         for &chunk in self.lists[list].returned.values() {
             match judge(chunk) {

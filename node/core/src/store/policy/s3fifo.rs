@@ -6,83 +6,62 @@
 //! the small queue later than there.
 
 use super::ghosts::{Ghosts, ShortHashes};
+use super::queued::Rule;
 use super::queues::Queues;
-use super::{Facts, Policy, Removal, Verdict};
+use super::{Facts, Judge, Removal};
 use crate::store::ids::ChunkNumber;
 
 /// S3-FIFO.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct S3Fifo {
-    queues: Queues,
     hashes: ShortHashes,
     ghosts: Ghosts,
 }
 
-impl Default for S3Fifo {
-    fn default() -> Self {
-        Self { queues: Queues::new(2), hashes: ShortHashes::default(), ghosts: Ghosts::default() }
-    }
-}
-
-impl Policy for S3Fifo {
-    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
+impl Rule for S3Fifo {
+    fn insert(&mut self, queues: &mut Queues, chunk: ChunkNumber, facts: Facts) {
         let hash = self.hashes.note(chunk, facts);
         let came_back = self.ghosts.take(hash).is_some();
-        self.queues.push(chunk, if came_back { MAIN } else { SMALL });
+        queues.push(chunk, if came_back { MAIN } else { SMALL });
     }
 
-    fn touch(&mut self, chunk: ChunkNumber) {
-        self.queues.set_mark(chunk, (self.queues.mark(chunk) + 1).min(MOST_HITS));
+    fn touch(&mut self, queues: &mut Queues, chunk: ChunkNumber) {
+        queues.set_mark(chunk, (queues.mark(chunk) + 1).min(MOST_HITS));
     }
 
-    fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
-        if why == Removal::Evicted && self.queues.list(chunk) == SMALL {
-            self.ghosts.insert(0, self.hashes.get(chunk), self.queues.len());
+    fn leaves(&mut self, queues: &Queues, chunk: ChunkNumber, why: Removal) {
+        if why == Removal::Evicted && queues.list(chunk) == SMALL {
+            self.ghosts.insert(0, self.hashes.get(chunk), queues.len());
         }
-        self.queues.remove(chunk);
     }
 
-    fn block(&mut self, chunk: ChunkNumber) {
-        self.queues.block(chunk);
-    }
-
-    fn unblock(&mut self, chunk: ChunkNumber) {
-        self.queues.unblock(chunk);
-    }
-
-    fn victim(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
-        let small_is_full = self.queues.list_len(SMALL) * SMALL_PART >= self.queues.len();
+    fn victim(&mut self, queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> {
+        let small_is_full = queues.list_len(SMALL) * SMALL_PART >= queues.len();
         if small_is_full {
-            self.victim_of_small(judge).or_else(|| self.victim_of_main(judge))
+            victim_of_small(queues, judge).or_else(|| victim_of_main(queues, judge))
         } else {
-            self.victim_of_main(judge).or_else(|| self.victim_of_small(judge))
+            victim_of_main(queues, judge).or_else(|| victim_of_small(queues, judge))
         }
-    }
-
-    fn order(&self) -> Vec<ChunkNumber> {
-        self.queues.order()
     }
 }
 
-impl S3Fifo {
-    fn victim_of_small(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
-        loop {
-            let chunk = self.queues.first(SMALL, judge)?;
-            if self.queues.mark(chunk) <= 1 {
-                return Some(chunk);
-            }
-            self.queues.set_mark(chunk, 0);
-            self.queues.move_to_end(chunk, MAIN);
+fn victim_of_small(queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> {
+    loop {
+        let chunk = queues.first(SMALL, judge)?;
+        if queues.mark(chunk) <= 1 {
+            return Some(chunk);
         }
+        queues.set_mark(chunk, 0);
+        queues.move_to_end(chunk, MAIN);
     }
+}
 
-    fn victim_of_main(&mut self, judge: &mut dyn FnMut(ChunkNumber) -> Verdict) -> Option<ChunkNumber> {
-        loop {
-            let chunk = self.queues.first(MAIN, judge)?;
-            let Some(hits) = self.queues.mark(chunk).checked_sub(1) else { return Some(chunk) };
-            self.queues.set_mark(chunk, hits);
-            self.queues.move_to_end(chunk, MAIN);
-        }
+fn victim_of_main(queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> {
+    loop {
+        let chunk = queues.first(MAIN, judge)?;
+        let Some(hits) = queues.mark(chunk).checked_sub(1) else { return Some(chunk) };
+        queues.set_mark(chunk, hits);
+        queues.move_to_end(chunk, MAIN);
     }
 }
 
