@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use larder_core::store::Checksums;
 use larder_node::arena::Binding;
 use larder_node::arena::HugePages;
 use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
-use larder_node::copy::BlockChecksums;
 use larder_node::disk::io::{Buffer, DiskFile, Lane};
 use larder_node::disk::{
     BlockPlace, DEFAULT_SEGMENT_BYTES, DiskMetrics, DiskOptions, DiskTier, ReadAnswer, ReadOrder, Refused,
     Source, WriteAnswer, WriteOrder,
 };
 use larder_node::threads::pinned_to;
-use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
+use larder_protocol::checksum::{BlockKey, range_checksum};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
 fn main() -> Result<()> {
@@ -147,10 +147,8 @@ impl Bench {
                 expect_durable(waiting.pop_front())?;
             }
             let key = key(round, block);
-            let whole = block_checksum(&key, &self.checksums);
-            let ranges = self.checksums.iter().copied().collect();
-            let source =
-                Source { place: self.place(block % SLOTS), checksums: BlockChecksums { whole, ranges } };
+            let checksums = Checksums::of(&key, self.checksums.iter().copied());
+            let source = Source { place: self.place(block % SLOTS), checksums };
             let order = WriteOrder::new(FINGERPRINT, chunk(round, block), vec![source])?;
             match tier.write(order) {
                 Ok(answer) => waiting.push_back(answer),

@@ -14,17 +14,17 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use larder_core::store::Checksums;
 use larder_net::metrics::Families;
 use larder_node::arena::Binding;
 use larder_node::arena::HugePages;
 use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
-use larder_node::copy::BlockChecksums;
 use larder_node::disk::{BlockPlace, ReadAnswer, ReadOrder, Source, WriteAnswer, WriteOrder};
 use larder_node::metrics::table::NODE;
 use larder_node::object::{ObjectMetrics, ObjectOptions, ObjectTier};
 use larder_node::threads::pinned_to;
-use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
+use larder_protocol::checksum::{BlockKey, range_checksum};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::oneshot;
 
@@ -143,8 +143,7 @@ impl Bench {
         let write = self.rate(|| {
             self.pipeline(
                 |block| {
-                    let (key, ranges) = (key(round, block), self.checksums.iter().copied().collect());
-                    let checksums = BlockChecksums { whole: block_checksum(&key, &self.checksums), ranges };
+                    let checksums = Checksums::of(&key(round, block), self.checksums.iter().copied());
                     let source = Source { place: self.place(block), checksums };
                     tier.write(WriteOrder::new(FINGERPRINT, chunk(round, block), vec![source])?)
                         .ok()

@@ -229,7 +229,7 @@ impl GpuActor {
                     follow.writer.take_if(|writer| !self.is_elsewhere(writer));
                 }
                 let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
-                return self.decide(Event::Asked { request: number, session, ask: request, cause }, ctx);
+                return self.decide(Event::Asked { request: number, ask: request, cause }, ctx);
             }
         }
         self.settle(ctx);

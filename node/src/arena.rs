@@ -17,6 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use larder_protocol::checksum::BlockKey;
 use rustix::io::Errno;
 
 pub use extent::{ExtentMemory, ExtentSpec, Pages, Renewal};
@@ -31,6 +32,21 @@ pub struct Arena {
     spec: ExtentSpec,
     /// `None` while an extent has no memory: between [`Arena::vacate`] and [`Arena::occupy`].
     extents: Vec<Option<Arc<ExtentMemory>>>,
+}
+
+/// A slot that waits for a block. Nobody else reads or writes it until whoever fills it has ended.
+#[derive(Debug, Clone)]
+pub struct Destination {
+    /// Its memory.
+    pub memory: Arc<ExtentMemory>,
+    /// Where it stands there.
+    pub offset: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes that share one checksum: whole layers.
+    pub range_bytes: u64,
+    /// What the block is called.
+    pub key: BlockKey,
 }
 
 /// Why the system gives no memory.

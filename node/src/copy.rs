@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
-use larder_protocol::checksum::{BlockKey, RangeChecksum, block_checksum, block_ranges};
-use smallvec::SmallVec;
+use larder_core::store::Checksums;
+use larder_protocol::checksum::{RangeChecksum, block_ranges};
 use tokio::sync::oneshot;
 
-use crate::arena::{ExtentMemory, MemoryError, OutOfBounds, Renewal};
+use crate::arena::{Destination, ExtentMemory, MemoryError, OutOfBounds, Renewal};
 use crate::host::CpuSet;
 use crate::threads;
 use crate::window::Window;
@@ -53,41 +53,24 @@ pub struct Move {
     pub source: u64,
     /// Whether it was copied before, layer by layer: it is summed alone.
     pub is_in_place: bool,
-    /// The extent it goes to. The order holds it until it is done.
-    pub extent: Arc<ExtentMemory>,
-    /// The place in the extent, which this order has to itself.
-    pub offset: u64,
-    /// Bytes of the block.
-    pub bytes: u64,
-    /// Bytes of one layer range ([`larder_protocol::checksum::range_bytes`]).
-    pub range_bytes: u64,
-    /// What the block is called.
-    pub key: BlockKey,
+    /// Where it goes. The order holds its memory until it is done.
+    pub to: Destination,
 }
 
 /// Blocks to copy from memory that nobody writes meanwhile. All places that they go to are known to lie within their memory.
 #[derive(Debug)]
-pub struct ImportOrder(Vec<(Bytes, Move)>);
-
-/// The checksums of one block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockChecksums {
-    /// That of the block: key and ranges.
-    pub whole: u64,
-    /// Those of its layer ranges, first to last.
-    pub ranges: SmallVec<[u64; 1]>,
-}
+pub struct ImportOrder(Vec<(Bytes, Destination)>);
 
 /// Tells the checksums of an order's blocks, in the order of its moves. An error means that the thread panicked: what is
 /// in the places is unknown, and a bug is in the log.
-pub type CopyDone = oneshot::Receiver<Vec<BlockChecksums>>;
+pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 
 /// Tells the new memory of an extent. An error of the channel means that the thread panicked.
 pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>;
 
 enum Job {
-    Copy(CopyOrder, oneshot::Sender<Vec<BlockChecksums>>),
-    Import(ImportOrder, oneshot::Sender<Vec<BlockChecksums>>),
+    Copy(CopyOrder, oneshot::Sender<Vec<Checksums>>),
+    Import(ImportOrder, oneshot::Sender<Vec<Checksums>>),
     Renew(Renewal, oneshot::Sender<Result<Arc<ExtentMemory>, MemoryError>>),
 }
 
@@ -168,12 +151,13 @@ impl CopyOrder {
     /// Where a layer range has no bytes, or blocks without a window go to an extent that no engine can write.
     pub fn new(window: Option<Arc<Window>>, moves: Vec<Move>) -> Result<Self, OutOfBounds> {
         for block in &moves {
-            assert!(block.range_bytes > 0, "a layer range has at least one layer");
-            block.extent.check(block.offset, block.bytes)?;
+            let Destination { memory, offset, bytes, range_bytes, .. } = &block.to;
+            assert!(*range_bytes > 0, "a layer range has at least one layer");
+            memory.check(*offset, *bytes)?;
             match &window {
                 _ if block.is_in_place => {}
-                Some(window) => window.check(block.source, block.bytes)?,
-                None => assert!(block.extent.is_writable_by_engines(), "nobody can have written the block"),
+                Some(window) => window.check(block.source, *bytes)?,
+                None => assert!(memory.is_writable_by_engines(), "nobody can have written the block"),
             }
         }
         Ok(Self { window, moves })
@@ -188,7 +172,7 @@ impl CopyOrder {
     /// Bytes of all blocks.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.moves.iter().map(|block| block.bytes).sum()
+        self.moves.iter().map(|block| block.to.bytes).sum()
     }
 
     /// Whether handing the order to a thread would cost more than carrying it out here.
@@ -199,64 +183,60 @@ impl CopyOrder {
 
     /// Carries the order out on the calling thread.
     #[must_use]
-    pub fn perform(&self) -> Vec<BlockChecksums> {
+    pub fn perform(&self) -> Vec<Checksums> {
         self.moves.iter().map(|block| block.perform(self.window.as_deref())).collect()
     }
 }
 
 impl ImportOrder {
-    /// Blocks and where each goes; a move's `source` means nothing here.
+    /// Blocks and where each goes.
     ///
     /// # Errors
     /// Where a place is not within its extent, or the block has another size.
     ///
     /// # Panics
     /// Where a layer range has no bytes.
-    pub fn new(blocks: Vec<(Bytes, Move)>) -> Result<Self, OutOfBounds> {
+    pub fn new(blocks: Vec<(Bytes, Destination)>) -> Result<Self, OutOfBounds> {
         for (bytes, to) in &blocks {
             assert!(to.range_bytes > 0, "a layer range has at least one layer");
-            to.extent.check(to.offset, to.bytes.max(bytes.len() as u64))?;
+            to.memory.check(to.offset, to.bytes.max(bytes.len() as u64))?;
         }
         Ok(Self(blocks))
     }
 
     /// Copies and sums the blocks on the calling thread. One of another size than its place has the checksums of what came.
-    fn perform(&self) -> Vec<BlockChecksums> {
-        self.0.iter().map(|(bytes, to)| to.import(bytes)).collect()
+    fn perform(&self) -> Vec<Checksums> {
+        self.0.iter().map(|(bytes, to)| import(bytes, to)).collect()
     }
 }
 
+fn import(from: &Bytes, to: &Destination) -> Checksums {
+    let ranges = block_ranges(from.len() as u64, to.range_bytes).map(|range| {
+        let mut checksum = RangeChecksum::new();
+        for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
+            let start = range.start + piece.start;
+            let bytes = &from[start as usize..][..(piece.end - piece.start) as usize];
+            let copied = to.memory.copy_in(to.offset + start, bytes);
+            copied.expect("the order's places were checked when it was made");
+            checksum.update(bytes);
+        }
+        checksum.finish()
+    });
+    Checksums::of(&to.key, ranges)
+}
+
 impl Move {
-    fn import(&self, from: &Bytes) -> BlockChecksums {
-        let ranges = block_ranges(from.len() as u64, self.range_bytes).map(|range| {
+    fn perform(&self, window: Option<&Window>) -> Checksums {
+        let ranges = block_ranges(self.to.bytes, self.to.range_bytes).map(|range| {
             let mut checksum = RangeChecksum::new();
             for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
                 let start = range.start + piece.start;
-                let bytes = &from[start as usize..][..(piece.end - piece.start) as usize];
-                let copied = self.extent.copy_in(self.offset + start, bytes);
-                copied.expect("the order's places were checked when it was made");
-                checksum.update(bytes);
+                self.perform_piece(window, start, piece.end - piece.start, &mut checksum)
+                    .expect("the order's places were checked when it was made");
             }
             checksum.finish()
         });
-        let ranges: SmallVec<[u64; 1]> = ranges.collect();
-        BlockChecksums { whole: block_checksum(&self.key, &ranges), ranges }
-    }
-
-    fn perform(&self, window: Option<&Window>) -> BlockChecksums {
-        let ranges = block_ranges(self.bytes, self.range_bytes);
-        let ranges: SmallVec<[u64; 1]> = ranges
-            .map(|range| {
-                let mut checksum = RangeChecksum::new();
-                for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
-                    let start = range.start + piece.start;
-                    self.perform_piece(window, start, piece.end - piece.start, &mut checksum)
-                        .expect("the order's places were checked when it was made");
-                }
-                checksum.finish()
-            })
-            .collect();
-        BlockChecksums { whole: block_checksum(&self.key, &ranges), ranges }
+        Checksums::of(&self.to.key, ranges)
     }
 
     /// Copies a piece, then adds it to the checksum as it stands in the arena: what the window holds may have changed.
@@ -268,9 +248,10 @@ impl Move {
         checksum: &mut RangeChecksum,
     ) -> Result<(), OutOfBounds> {
         if let Some(window) = window.filter(|_| !self.is_in_place) {
-            self.extent.copy_in_from(window.mapping(), self.source + start, self.offset + start, bytes)?;
+            let at = self.to.offset + start;
+            self.to.memory.copy_in_from(window.mapping(), self.source + start, at, bytes)?;
         }
-        self.extent.add_to(checksum, self.offset + start, bytes)
+        self.to.memory.add_to(checksum, self.to.offset + start, bytes)
     }
 }
 

@@ -18,26 +18,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use larder_core::Arrival;
 pub use larder_core::exchange::ExchangeLimits;
 use larder_core::reports::Reporter;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::Endpoint;
 use larder_net::trace::Trace;
-use larder_protocol::checksum::BlockKey;
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use self::handoff::{AskFollow, ChunkStep, FollowCame, FollowOrder, PeerNews, PeerStep};
+pub use self::handoff::{AskFollow, FollowOrder, PeerNews, PeerStep};
 pub use self::home::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 pub use self::metrics::ExchangeMetrics;
 use self::peers::Peers;
 pub use self::peers::SilentPeers;
 pub use self::serve::Services;
-use crate::arena::ExtentMemory;
+use crate::arena::{Destination, ExtentMemory};
 use crate::clock::Clock;
-use crate::copy::BlockChecksums;
 use crate::watched::{Watch, here};
 
 /// The asking half: an actor on the peer thread, which is an arbiter with a current-thread runtime.
@@ -54,7 +53,7 @@ pub struct ExchangeHandle(mpsc::Sender<Order>);
 
 #[derive(Debug)]
 enum Order {
-    Fetch(FetchOrder, oneshot::Sender<Vec<Fetched>>),
+    Fetch(FetchOrder, oneshot::Sender<Vec<Arrival>>),
     Follow(FollowOrder),
 }
 
@@ -97,7 +96,7 @@ impl ExchangeHandle {
     ///
     /// # Errors
     /// The order, where too many wait.
-    pub fn fetch(&self, order: FetchOrder) -> Result<oneshot::Receiver<Vec<Fetched>>, FetchOrder> {
+    pub fn fetch(&self, order: FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> {
         let Ok(place) = self.0.try_reserve() else { return Err(order) };
         let (done, came) = oneshot::channel();
         place.send(Order::Fetch(order, done));
@@ -319,63 +318,6 @@ pub struct FetchChunk {
     pub hash: ChunkHash,
     /// Where its blocks go, by slice, then pool.
     pub blocks: Vec<Destination>,
-}
-
-/// A slot that waits for a block. Nobody else reads or writes it until the fetch has ended.
-#[derive(Debug)]
-pub struct Destination {
-    /// Its memory.
-    pub memory: Arc<ExtentMemory>,
-    /// Where it stands there.
-    pub offset: u64,
-    /// Its size.
-    pub bytes: u64,
-    /// Bytes that share one checksum: whole layers.
-    pub range_bytes: u64,
-    /// What the block is called.
-    pub key: BlockKey,
-}
-
-/// What came of one chunk of a [`FetchOrder`]. Nothing writes to its slots any more.
-#[derive(Debug)]
-pub enum Fetched {
-    /// Its blocks are in their slots, and right.
-    Here {
-        /// Of the blocks that came: by slice, then pool.
-        checksums: Vec<BlockChecksums>,
-        /// Their pools. The slots of the others hold anything.
-        pools: PoolSet,
-        /// How often it was read, this time included.
-        reads: u32,
-        /// Whether the holder has it on disk.
-        is_on_disk: bool,
-    },
-    /// The holder does not have it (any more).
-    NotHeld,
-    /// The holder has too much to do.
-    Busy {
-        /// When asking again may help.
-        retry_after_ms: u64,
-    },
-    /// It did not come.
-    Failed(FetchFailure),
-}
-
-/// Why a chunk did not come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FetchFailure {
-    /// The holder is not reached, or has not answered lately.
-    Unreachable,
-    /// The deadline passed.
-    Deadline,
-    /// The connection or stream broke.
-    Broken,
-    /// The holder answered something else than was asked.
-    Malformed,
-    /// The bytes have another checksum than they should.
-    Checksum,
-    /// This node has too many fetches under way.
-    Full,
 }
 
 /// Asks another node something. The answer is an error where it does not come in time.

@@ -89,29 +89,19 @@ impl Copies {
 
 impl Core {
     /// Takes over chunks that a session wrote.
-    pub(crate) fn commit(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: &Commit,
-    ) -> Result<(), Refused> {
+    pub(crate) fn commit(&mut self, request: RequestId, ask: &Commit) -> Result<(), Refused> {
         let CommitOrder { order, moves } =
-            self.store.begin_commit(session, ask.reservation, &ask.chunks, &ask.sources)?;
+            self.store.begin_commit(request.session, ask.reservation, &ask.chunks, &ask.sources)?;
         let bytes = bytes_of(&moves);
-        self.copy(Purpose::Commit { request, order, bytes }, Some(session), moves);
+        self.copy(Purpose::Commit { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
 
     /// Takes over some layers of chunks that are not committed yet, the same way.
-    pub(crate) fn hand_over(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: &HandOver,
-    ) -> Result<(), Refused> {
-        let CommitOrder { order, moves } = self.store.begin_layers(session, ask)?;
+    pub(crate) fn hand_over(&mut self, request: RequestId, ask: &HandOver) -> Result<(), Refused> {
+        let CommitOrder { order, moves } = self.store.begin_layers(request.session, ask)?;
         let bytes = bytes_of(&moves);
-        self.copy(Purpose::Layers { request, order, bytes }, Some(session), moves);
+        self.copy(Purpose::Layers { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
 
@@ -119,11 +109,10 @@ impl Core {
     pub(crate) fn report_damage(
         &mut self,
         request: RequestId,
-        session: SessionId,
         &ReportDamage { namespace, hash }: &ReportDamage,
     ) -> Result<(), Refused> {
-        let fingerprint = self.store.registered(session, namespace)?;
-        self.examine(Reporter::Session(session), fingerprint, hash, Some(request))
+        let fingerprint = self.store.registered(request.session, namespace)?;
+        self.examine(Reporter::Session(request.session), fingerprint, hash, Some(request))
     }
 
     /// Chunks are said to be damaged by somebody who wants no answer.

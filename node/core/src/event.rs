@@ -15,7 +15,12 @@ pub use crate::store::ids::Below;
 /// A request of a session. The shell chooses the number; the core answers each of them once, by an effect that repeats it,
 /// unless the session ends before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub u64);
+pub struct RequestId {
+    /// Who asks.
+    pub session: SessionId,
+    /// Its number, which no other request has.
+    pub number: u64,
+}
 
 /// A question for whoever may know where chunks are. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,10 +67,8 @@ pub enum DeviceFailure {
 pub enum Event {
     /// A session asks for something.
     Asked {
-        /// Its number.
+        /// Its number, and who asks.
         request: RequestId,
-        /// Who asks.
-        session: SessionId,
         /// What.
         ask: Request,
         /// What it belongs to.
@@ -232,7 +235,22 @@ pub enum Arrival {
     /// It came with other bytes than it has checksums for.
     Damaged,
     /// It did not come.
-    Failed,
+    Failed(FetchFailure),
+}
+
+/// Why a chunk did not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FetchFailure {
+    /// The holder is not reached, or has not answered lately.
+    Unreachable,
+    /// The deadline passed.
+    Deadline,
+    /// The connection or stream broke.
+    Broken,
+    /// The holder answered something else than was asked.
+    Malformed,
+    /// This node has too many fetches under way.
+    Full,
 }
 
 /// Layers of a block that came.

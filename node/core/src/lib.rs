@@ -54,8 +54,8 @@ pub use effect::{
 };
 pub use event::{
     Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, DeviceFailure, Event,
-    LayersArrived, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Ticket, WriteNumber,
-    Written,
+    FetchFailure, LayersArrived, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Ticket,
+    WriteNumber, Written,
 };
 pub use time::Millis;
 
@@ -111,8 +111,8 @@ impl Core {
     pub fn handle(&mut self, now: Duration, event: Event) {
         self.now = self.now.max(now);
         match event {
-            Event::Asked { request, session, ask, cause } => {
-                let done = self.asked(request, session, ask, cause);
+            Event::Asked { request, ask, cause } => {
+                let done = self.asked(request, ask, cause);
                 self.refuse(request, done);
             }
             Event::Closed(session) => {

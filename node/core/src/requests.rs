@@ -7,60 +7,53 @@ use crate::cause::Cause;
 use crate::effect::Effect;
 use crate::event::RequestId;
 use crate::store::Refused;
-use crate::store::ids::SessionId;
 
 impl Core {
     /// Answers a request, or begins what comes before its answer.
-    pub(crate) fn asked(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: Request,
-        cause: Cause,
-    ) -> Result<(), Refused> {
+    pub(crate) fn asked(&mut self, request: RequestId, ask: Request, cause: Cause) -> Result<(), Refused> {
         let response = match ask {
-            Request::Lookup(ask) => return self.lookup(request, session, ask, cause),
-            Request::Lease(ask) => return self.lease(request, session, ask, cause),
-            Request::Prefetch(ask) => return self.prefetch(request, session, ask, cause),
-            Request::Collect(ask) => return self.collect(request, session, ask),
-            Request::Reserve(ask) => return self.reserve(request, session, &ask),
-            Request::Commit(ask) => return self.commit(request, session, &ask),
-            Request::HandOver(ask) => return self.hand_over(request, session, &ask),
-            Request::Follow(ask) => return self.follow(request, session, ask),
-            Request::AskInPlace(ask) => return self.ask_in_place(request, session, ask),
-            Request::ReportDamage(ask) => return self.report_damage(request, session, &ask),
-            Request::LoadPages(ask) => return self.load_pages(request, session, ask),
-            Request::SavePages(ask) => return self.save_pages(request, session, ask),
-            Request::AskCopy(ask) => return self.ask_copy(request, session, ask),
+            Request::Lookup(ask) => return self.lookup(request, ask, cause),
+            Request::Lease(ask) => return self.lease(request, ask, cause),
+            Request::Prefetch(ask) => return self.prefetch(request, ask, cause),
+            Request::Collect(ask) => return self.collect(request, ask),
+            Request::Reserve(ask) => return self.reserve(request, &ask),
+            Request::Commit(ask) => return self.commit(request, &ask),
+            Request::HandOver(ask) => return self.hand_over(request, &ask),
+            Request::Follow(ask) => return self.follow(request, ask),
+            Request::AskInPlace(ask) => return self.ask_in_place(request, ask),
+            Request::ReportDamage(ask) => return self.report_damage(request, &ask),
+            Request::LoadPages(ask) => return self.load_pages(request, ask),
+            Request::SavePages(ask) => return self.save_pages(request, ask),
+            Request::AskCopy(ask) => return self.ask_copy(request, ask),
             Request::ForgetCopy(copy) => {
-                self.forget_copy(session, copy);
+                self.forget_copy(request.session, copy);
                 return self.done(request);
             }
             Request::Cancel(ticket) => {
-                self.cancel(session, ticket);
+                self.cancel(request.session, ticket);
                 return self.done(request);
             }
             Request::Release(lease) => {
-                self.store.release(session, lease)?;
+                self.store.release(request.session, lease)?;
                 return self.done(request);
             }
             Request::Register(ask) => {
-                let registered = self.register(session, &ask.spec, &ask.slices, &ask.block_bytes)?;
+                let registered = self.register(request.session, &ask.spec, &ask.slices, &ask.block_bytes)?;
                 Response::Registered(registered)
             }
             Request::Abort(reservation) => {
-                self.store.abort(session, reservation)?;
+                self.store.abort(request.session, reservation)?;
                 Response::Aborted
             }
             Request::Pin(Pin { namespace, ref chain, duration_ms }) => {
                 let now = self.millis();
-                Response::Pinned(self.store.pin(session, namespace, chain, duration_ms, now)?)
+                Response::Pinned(self.store.pin(request.session, namespace, chain, duration_ms, now)?)
             }
             Request::Unpin(pin) => {
-                self.store.unpin(session, pin)?;
+                self.store.unpin(request.session, pin)?;
                 Response::Unpinned
             }
-            Request::Progress(ticket) => Response::Progress(self.store.progress(session, ticket)?),
+            Request::Progress(ticket) => Response::Progress(self.store.progress(request.session, ticket)?),
             Request::Hello(_) | Request::Trace(_) | Request::RegisterTensors(_) => {
                 return Err(Refused::OutOfOrder);
             }
@@ -69,11 +62,11 @@ impl Core {
         Ok(())
     }
 
-    fn reserve(&mut self, request: RequestId, session: SessionId, ask: &Reserve) -> Result<(), Refused> {
+    fn reserve(&mut self, request: RequestId, ask: &Reserve) -> Result<(), Refused> {
         let now = self.millis();
         let Reserve { namespace, ref chain, ref pools, priority, attempt } = *ask;
         let reserved =
-            self.store.reserve_attempt(session, namespace, chain, pools, priority, attempt, now)?;
+            self.store.reserve_attempt(request.session, namespace, chain, pools, priority, attempt, now)?;
         let response = Response::Reserved(Reserved {
             reservation: reserved.reservation,
             chunks: reserved.chunks,

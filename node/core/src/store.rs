@@ -19,6 +19,7 @@
 //! `slab` are what all of them stand on, `verify` and `loads` keep chunks in place while they are summed or copied by a device.
 
 mod admission;
+mod checksums;
 mod commit;
 mod disk;
 mod follow;
@@ -63,12 +64,12 @@ use policy::{Policy, PolicyName};
 use sessions::{Lease, Session, Sessions};
 use slab::Slab;
 
+pub use checksums::{Checksums, Ranges};
 pub use commit::{BlockMove, CommitOrder};
 pub use disk::{DiskStoreLimits, DiskUsage};
 pub use follow::{FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News, Told};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
-pub use index::{Checksums, Ranges};
 pub use journal::{Change, ChangeKind};
 pub use limits::{PeerStoreLimits, StoreLimits};
 pub use loads::{BlockFacts, LoadBlock, LoadOrder};

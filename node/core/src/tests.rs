@@ -28,8 +28,8 @@ use crate::store::{
     WritePolicy,
 };
 use crate::{
-    Arrival, Core, Counted, DeviceLimits, Effect, Event, FetchOrder, OrderNumber, QuestionId, ReadAnswer,
-    ReadId, RequestId, Sources,
+    Arrival, Core, Counted, DeviceLimits, Effect, Event, FetchFailure, FetchOrder, OrderNumber, QuestionId,
+    ReadAnswer, ReadId, RequestId, Sources,
 };
 
 /// Bytes of a block, and of its slot.
@@ -154,8 +154,9 @@ impl World {
     }
 
     fn asks(&mut self, session: SessionId, ask: Request) -> RequestId {
-        let (request, cause) = (self.request(), Cause::default());
-        self.tell(Event::Asked { request, session, ask, cause });
+        self.requests += 1;
+        let request = RequestId { session, number: self.requests };
+        self.tell(Event::Asked { request, ask, cause: Cause::default() });
         request
     }
 
@@ -233,16 +234,9 @@ impl World {
         assert_eq!(store.finish_commit(order.order, Some(sums)) as usize, reserved.chunks.len());
     }
 
-    fn request(&mut self) -> RequestId {
-        self.requests += 1;
-        RequestId(self.requests)
-    }
-
     fn lease(&mut self, word: &str) -> RequestId {
-        let (request, session) = (self.request(), self.session);
         let ask = Lease { namespace: self.namespace, chain: self.chain(word) };
-        self.tell(Event::Asked { request, session, ask: Request::Lease(ask), cause: Cause::default() });
-        request
+        self.asks(self.session, Request::Lease(ask))
     }
 
     fn ask(&self, word: &str) -> Lookup {
@@ -259,9 +253,7 @@ impl World {
     }
 
     fn lookup(&mut self, word: &str) -> RequestId {
-        let (request, session, ask) = (self.request(), self.session, self.ask(word));
-        self.tell(Event::Asked { request, session, ask: Request::Lookup(ask), cause: Cause::default() });
-        request
+        self.asks(self.session, Request::Lookup(self.ask(word)))
     }
 
     /// The core asks the directory: answers for each chunk which nodes hold it, and says how many chunks were asked for.
@@ -336,6 +328,9 @@ fn sibling(device: u16) -> Holder {
 fn of(nodes: &[u16]) -> Holders {
     nodes.iter().map(|&number| node(number)).collect()
 }
+
+/// A chunk that did not come.
+const FAILED: Arrival = Arrival::Failed(FetchFailure::Broken);
 
 /// A chunk came, read so often by now.
 fn here(reads: u32) -> Arrival {

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_core::store::{BlockMove, ChunkWrite, FetchId};
+use larder_core::store::{BlockMove, Checksums, ChunkWrite, FetchId};
 use larder_core::{Below, Event, QuestionId, ReadAnswer, ReadId, WriteNumber, Written};
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::sync::oneshot;
 
 use super::GpuActor;
-use crate::copy::BlockChecksums;
 use crate::disk::order::OrderError;
 use crate::disk::{self, BlockPlace, ReadOrder, Refused, Source, WriteAnswer, WriteOrder};
 use crate::object::{BlockId, ObjectTier};
@@ -148,13 +147,11 @@ impl GpuActor {
     }
 
     pub(super) fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
-        let sources = write.blocks.iter().map(|(block, checksums)| Source {
+        let source = |(block, checksums): &(BlockMove, Checksums)| Source {
             place: self.block_place(block),
-            checksums: BlockChecksums {
-                whole: checksums.whole,
-                ranges: checksums.ranges.as_slice().iter().copied().collect(),
-            },
-        });
+            checksums: checksums.clone(),
+        };
+        let sources = write.blocks.iter().map(source);
         let order = WriteOrder::new(write.fingerprint, write.chunk, sources.collect())?;
         Ok(if write.replaces { order.replacing() } else { order })
     }
@@ -174,9 +171,7 @@ impl GpuActor {
 impl From<disk::ReadAnswer> for ReadAnswer {
     fn from(answer: disk::ReadAnswer) -> Self {
         match answer {
-            disk::ReadAnswer::Here { checksums, pools, .. } => {
-                Self::Here { checksums: checksums.into_iter().map(Into::into).collect(), pools }
-            }
+            disk::ReadAnswer::Here { checksums, pools, .. } => Self::Here { checksums, pools },
             disk::ReadAnswer::NotHeld
             | disk::ReadAnswer::OtherBlocks
             | disk::ReadAnswer::Damaged

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use actix::prelude::*;
+use larder_core::store::BlockMove;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{BlockMove, Checksums, Ranges};
 use larder_core::{CopyAnswer, CopyNumber, Event};
 use tokio::sync::oneshot::error::RecvError;
 
 use super::GpuActor;
-use crate::arena::{ExtentMemory, MemoryError};
-use crate::copy::{BlockChecksums, CopyOrder, Move};
+use crate::arena::{Destination, ExtentMemory, MemoryError};
+use crate::copy::{CopyOrder, Move};
 
 impl GpuActor {
     /// Copies and sums blocks. Few bytes are copied on the spot, since handing them over would take longer.
@@ -22,8 +22,13 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) {
         let window = session.and_then(|session| self.windows.get(&session)).map(Arc::clone);
-        let answer = match CopyOrder::new(window, moves.iter().map(|block| self.copy_move(block)).collect()) {
-            Ok(order) if order.is_small() => done(order.perform()),
+        let copied = moves.iter().map(|block| Move {
+            source: block.source.unwrap_or_default(),
+            is_in_place: block.is_in_place,
+            to: self.destination(block),
+        });
+        let answer = match CopyOrder::new(window, copied.collect()) {
+            Ok(order) if order.is_small() => CopyAnswer::Done(order.perform()),
             Ok(order) => match self.lane.submit(order) {
                 Ok(copied) => {
                     let finish = copied.into_actor(self).map(move |copied, actor: &mut Self, ctx| {
@@ -32,7 +37,7 @@ impl GpuActor {
                                 tracing::error!("the copy lane failed: the blocks are dropped");
                                 CopyAnswer::Failed
                             },
-                            done,
+                            CopyAnswer::Done,
                         );
                         actor.decide(Event::Copied { copy, answer }, ctx);
                     });
@@ -79,29 +84,14 @@ impl GpuActor {
         }
     }
 
-    pub(super) fn copy_move(&self, block: &BlockMove) -> Move {
-        Move {
-            source: block.source.unwrap_or_default(),
-            is_in_place: block.is_in_place,
-            extent: Arc::clone(self.arena.extent(block.place.extent)),
+    /// Where a block goes, in memory.
+    pub(super) fn destination(&self, block: &BlockMove) -> Destination {
+        Destination {
+            memory: Arc::clone(self.arena.extent(block.place.extent)),
             offset: block.place.offset,
             bytes: block.bytes,
             range_bytes: block.range_bytes,
             key: block.key,
         }
-    }
-}
-
-fn done(sums: Vec<BlockChecksums>) -> CopyAnswer {
-    CopyAnswer::Done(sums.into_iter().map(Checksums::from).collect())
-}
-
-impl From<BlockChecksums> for Checksums {
-    fn from(sums: BlockChecksums) -> Self {
-        let ranges = match sums.ranges.as_slice() {
-            &[range] => Ranges::One(range),
-            _ => Ranges::Many(Box::new(sums.ranges.into_vec().into())),
-        };
-        Self { whole: sums.whole, ranges }
     }
 }

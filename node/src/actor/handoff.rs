@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use actix::prelude::*;
 use futures_util::{StreamExt, stream};
+use larder_core::Event;
 use larder_core::store::{FetchId, News, Told};
-use larder_core::{Arrival, Event, LayersArrived, OrderNumber};
 use larder_protocol::handoff::Writer;
 use larder_protocol::peer::Class;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
 use super::perform::OrderHandles;
-use crate::exchange::{AskFollow, ChunkStep, FollowCame, FollowOrder, PeerLease, PeerNews, PeerStep};
+use crate::exchange::{AskFollow, FollowOrder, PeerLease, PeerNews, PeerStep};
 use crate::metrics::HandedOver;
 
 /// Peers that follow, by follow. As many as the store lets them follow.
@@ -42,35 +42,24 @@ impl GpuActor {
         };
         let ((news, mut came), (cancel, cancelled)) = (mpsc::unbounded_channel(), oneshot::channel());
         let Writer { node, device } = writer;
-        let order = number.0;
-        let order =
-            FollowOrder { node, device, fingerprint, chunks, order, attempt, patience_ms, news, cancelled };
+        let order = FollowOrder {
+            node,
+            device,
+            fingerprint,
+            chunks,
+            order: number,
+            attempt,
+            patience_ms,
+            news,
+            cancelled,
+        };
         if !(peers.follow)(order) {
             return self.tell(Event::FollowEnded(number));
         }
         let class = watch::Sender::new(Class::Decode);
         self.pending.orders.insert(number, OrderHandles { class, cancel: Some(cancel) });
-        // The end of the channel without a last word: the peer thread stopped.
-        let end =
-            stream::once(async move { FollowCame { order: number.0, chunk: 0, step: ChunkStep::Closed } });
+        let end = stream::once(async move { Event::FollowEnded(number) });
         ctx.add_stream(stream::poll_fn(move |cx| came.poll_recv(cx)).chain(end));
-    }
-
-    /// Takes what another node sends of a chunk that is written there.
-    fn follow_came(&mut self, FollowCame { order, chunk, step }: FollowCame, ctx: &mut Context<Self>) {
-        let order = OrderNumber(order);
-        let event = match step {
-            ChunkStep::Layers { block, offset, bytes, checksum } => {
-                let layers = LayersArrived { block, offset, bytes, checksum };
-                Event::LayersCame { order, chunk, layers }
-            }
-            ChunkStep::Ended(fetched) => Event::FollowedCame { order, chunk, came: Arrival::from(fetched) },
-            ChunkStep::Closed => {
-                self.pending.orders.remove(&order);
-                Event::FollowEnded(order)
-            }
-        };
-        self.decide(event, ctx);
     }
 
     /// Tells a peer of what it follows.
@@ -109,9 +98,15 @@ impl GpuActor {
     }
 }
 
-impl StreamHandler<FollowCame> for GpuActor {
-    fn handle(&mut self, came: FollowCame, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.follow_came(came, ctx));
+/// What another node sends of chunks that are written there.
+impl StreamHandler<Event> for GpuActor {
+    fn handle(&mut self, came: Event, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| {
+            if let Event::FollowEnded(order) = came {
+                actor.pending.orders.remove(&order);
+            }
+            actor.decide(came, ctx);
+        });
     }
 
     /// One follow has ended; the actor goes on.

@@ -8,7 +8,7 @@ use actix::prelude::*;
 use larder_core::directory::Changes;
 use larder_core::store::Change;
 use larder_core::store::Granted;
-use larder_core::{Announced, Event, Offer};
+use larder_core::{Announced, Arrival, Event, Offer};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
@@ -18,8 +18,7 @@ use crate::arena::Arena;
 use crate::directory::{AskHolders, Changed, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
-    AskBlocks, FetchOrder, Fetched, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease,
-    VerifyChunks,
+    AskBlocks, FetchOrder, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease, VerifyChunks,
 };
 
 /// How an actor reaches other nodes.
@@ -45,7 +44,7 @@ pub struct Peers {
 }
 
 /// Hands an order to the exchange; it comes back where the exchange has too many.
-pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Fetched>>, FetchOrder> + Send>;
+pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> + Send>;
 
 /// Hands a follow to the exchange; whether it was taken, which it is not where the exchange has too many.
 pub type Follower = Box<dyn Fn(FollowOrder) -> bool + Send>;

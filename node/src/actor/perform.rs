@@ -1,7 +1,6 @@
 //! What the core wants done: each effect is carried out, and what comes of it is told the core.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use actix::fut::LocalBoxActorFuture;
@@ -24,7 +23,7 @@ use super::traces::trace_of;
 use super::{Answer, GpuActor, NO_ANSWER};
 use crate::directory::{AskHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
-use crate::exchange::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched, Grant};
+use crate::exchange::{FetchChunk, FetchOrder, Grant};
 use crate::metrics::{HandedOver, Movement, Placed};
 use crate::object::metrics::Side;
 use crate::siblings::Siblings;
@@ -34,9 +33,9 @@ use crate::siblings::Siblings;
 pub(super) struct Pending {
     last_request: u64,
     /// The request that is being taken: most are answered before the next one comes.
-    current: Option<(RequestId, SessionId, Asked)>,
+    current: Option<(RequestId, Asked)>,
     /// Requests that are answered later. As many as sessions have under way, which each session bounds.
-    requests: HashMap<RequestId, (SessionId, Asked)>,
+    requests: HashMap<RequestId, Asked>,
     /// Orders that other actors carry out.
     pub(super) orders: HashMap<OrderNumber, OrderHandles>,
     /// Peers that wait for chunks from disk.
@@ -56,23 +55,19 @@ impl Pending {
     /// The number of a request that the core is about to be told.
     pub(super) fn expect(&mut self, session: SessionId, asked: Asked) -> RequestId {
         self.last_request += 1;
-        let request = RequestId(self.last_request);
-        self.current = Some((request, session, asked));
+        let request = RequestId { session, number: self.last_request };
+        self.current = Some((request, asked));
         request
     }
 
     /// The request being taken is answered later, if it was not by now.
     fn put_off(&mut self) {
-        if let Some((request, session, asked)) = self.current.take() {
-            self.requests.insert(request, (session, asked));
-        }
+        self.requests.extend(self.current.take());
     }
 
     fn answered(&mut self, request: RequestId) -> Option<Asked> {
-        match self.current.take_if(|(current, ..)| *current == request) {
-            Some((.., asked)) => Some(asked),
-            None => self.requests.remove(&request).map(|(_, asked)| asked),
-        }
+        let current = self.current.take_if(|(current, _)| *current == request);
+        current.map(|(_, asked)| asked).or_else(|| self.requests.remove(&request))
     }
 
     fn hurry(&self, order: OrderNumber) {
@@ -88,7 +83,7 @@ impl Pending {
 
     /// Nobody waits for a session's answers any more. One that was due long ago is a fault of ours.
     pub(super) fn forget(&mut self, session: SessionId, now: Duration) {
-        for (_, (_, asked)) in self.requests.extract_if(|_, (of, _)| *of == session) {
+        for (_, asked) in self.requests.extract_if(|of, _| of.session == session) {
             let waited = now.saturating_sub(asked.started);
             if waited > LONGEST_REQUEST {
                 let request = asked.request;
@@ -312,14 +307,13 @@ impl GpuActor {
         self.pending.orders.insert(order, handles);
         let finish = coming.map(move |came, actor, ctx| {
             actor.pending.orders.remove(&order);
-            let came = came.into_iter().map(Arrival::from).collect();
             actor.decide(Event::OrderEnded { order, came }, ctx);
         });
         self.spawn(ctx, finish);
     }
 
     /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` where there are too many.
-    fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Fetched>>> {
+    fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
         if order.holder.node == NodeNumber::THIS_NODE {
             return Some(self.fetch_from_sibling(order));
         }
@@ -328,13 +322,7 @@ impl GpuActor {
     }
 
     pub(super) fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
-        let blocks = wanted.blocks.iter().map(|block| Destination {
-            memory: Arc::clone(self.arena.extent(block.place.extent)),
-            offset: block.place.offset,
-            bytes: block.bytes,
-            range_bytes: block.range_bytes,
-            key: block.key,
-        });
+        let blocks = wanted.blocks.iter().map(|block| self.destination(block));
         FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() }
     }
 
@@ -372,20 +360,5 @@ fn placed(placement: Option<Placement>) -> Placed {
         Some(Placement::Replicate) => Placed::Replicated,
         Some(Placement::Pass) => Placed::Passed,
         None => Placed::Missed,
-    }
-}
-
-impl From<Fetched> for Arrival {
-    fn from(fetched: Fetched) -> Self {
-        match fetched {
-            Fetched::Here { checksums, pools, reads, is_on_disk } => {
-                let checksums = checksums.into_iter().map(Into::into).collect();
-                Self::Here { checksums, pools, reads, is_on_disk }
-            }
-            Fetched::NotHeld => Self::NotHeld,
-            Fetched::Busy { retry_after_ms } => Self::Busy { retry_after_ms },
-            Fetched::Failed(FetchFailure::Checksum) => Self::Damaged,
-            Fetched::Failed(_) => Self::Failed,
-        }
     }
 }

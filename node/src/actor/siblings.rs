@@ -3,17 +3,18 @@
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
 use larder_core::reports::Reporter;
+use larder_core::store::Checksums;
+use larder_core::{Arrival, FetchFailure};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::GpuActor;
-use crate::copy::{BlockChecksums, ImportOrder, Move};
-use crate::exchange::{
-    AskBlocks, FetchChunk, FetchFailure, FetchOrder, Fetched, GiveUp, Grant, GrantedChunk, VerifyChunks,
-};
+use crate::arena::Destination;
+use crate::copy::ImportOrder;
+use crate::exchange::{AskBlocks, FetchChunk, FetchOrder, GiveUp, Grant, GrantedChunk, VerifyChunks};
 
 impl GpuActor {
     /// Carries out an order whose holder is a sibling. What comes of each chunk is checked as if a peer had sent it.
-    pub(super) fn fetch_from_sibling(&self, order: FetchOrder) -> LocalBoxActorFuture<Self, Vec<Fetched>> {
+    pub(super) fn fetch_from_sibling(&self, order: FetchOrder) -> LocalBoxActorFuture<Self, Vec<Arrival>> {
         let FetchOrder { holder, fingerprint, chunks, deadline, class, trace, .. } = order;
         let sibling = self.siblings.as_ref().and_then(|siblings| siblings.actor(holder.device));
         let asking = sibling.map(|sibling| {
@@ -88,54 +89,49 @@ impl GpuActor {
 /// What is to come of a chunk.
 enum Coming {
     /// Nothing.
-    Is(Fetched),
+    Is(Arrival),
     /// Blocks with these checksums.
     Copied { sums: Vec<u64>, granted: GrantedChunk },
 }
 
 impl Coming {
-    fn new(chunk: &FetchChunk, grant: Option<Grant>, blocks: &mut Vec<(bytes::Bytes, Move)>) -> Self {
+    fn new(chunk: &FetchChunk, grant: Option<Grant>, blocks: &mut Vec<(bytes::Bytes, Destination)>) -> Self {
         let granted = match grant {
             Some(Grant::Held(granted)) => granted,
-            Some(Grant::NotHeld) => return Self::Is(Fetched::NotHeld),
-            Some(Grant::Busy { retry_after_ms }) => return Self::Is(Fetched::Busy { retry_after_ms }),
-            None => return Self::Is(Fetched::Failed(FetchFailure::Unreachable)),
+            Some(Grant::NotHeld) => return Self::Is(Arrival::NotHeld),
+            Some(Grant::Busy { retry_after_ms }) => return Self::Is(Arrival::Busy { retry_after_ms }),
+            None => return Self::Is(Arrival::Failed(FetchFailure::Unreachable)),
         };
         let coming = || chunk.blocks.iter().filter(|to| granted.pools.has(to.key.pool.into()));
         if granted.blocks.iter().map(|block| block.bytes).ne(coming().map(|to| to.bytes)) {
-            return Self::Is(Fetched::Failed(FetchFailure::Malformed));
+            return Self::Is(Arrival::Failed(FetchFailure::Malformed));
         }
         for (block, to) in granted.blocks.iter().zip(coming()) {
             let from = block.memory.share(block.offset, block.bytes, std::sync::Arc::clone(&granted.lease));
-            let extent = std::sync::Arc::clone(&to.memory);
-            let (bytes, range_bytes, key) = (to.bytes, to.range_bytes, to.key);
-            blocks.push((
-                from,
-                Move { source: 0, is_in_place: false, extent, offset: to.offset, bytes, range_bytes, key },
-            ));
+            blocks.push((from, to.clone()));
         }
         Self::Copied { sums: granted.blocks.iter().map(|block| block.checksum).collect(), granted }
     }
 
     fn is_put_off(&mut self) {
         if matches!(self, Self::Copied { .. }) {
-            *self = Self::Is(Fetched::Busy { retry_after_ms: COPY_RETRY_MS });
+            *self = Self::Is(Arrival::Busy { retry_after_ms: COPY_RETRY_MS });
         }
     }
 
     /// What came of it; takes its blocks' checksums off the front.
-    fn fetched(self, came: &mut impl Iterator<Item = BlockChecksums>) -> Fetched {
+    fn fetched(self, came: &mut impl Iterator<Item = Checksums>) -> Arrival {
         let (sums, granted) = match self {
             Self::Is(fetched) => return fetched,
             Self::Copied { sums, granted } => (sums, granted),
         };
-        let checksums: Vec<BlockChecksums> = came.take(sums.len()).collect();
+        let checksums: Vec<_> = came.take(sums.len()).collect();
         if checksums.iter().map(|came| came.whole).ne(sums) {
             tracing::error!("a sibling has other bytes than it has checksums for: they are dropped");
-            return Fetched::Failed(FetchFailure::Checksum);
+            return Arrival::Damaged;
         }
         let GrantedChunk { reads, is_on_disk, pools, .. } = granted;
-        Fetched::Here { checksums, pools, reads, is_on_disk }
+        Arrival::Here { checksums, pools, reads, is_on_disk }
     }
 }
 

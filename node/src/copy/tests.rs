@@ -1,6 +1,6 @@
 //! Tests of the copy lane.
 
-use larder_protocol::checksum::range_checksum;
+use larder_protocol::checksum::{BlockKey, range_checksum};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::*;
@@ -29,25 +29,17 @@ fn filled_window(bytes: usize) -> (Arc<Window>, Vec<u8>) {
 }
 
 fn block(arena: &Arena, source: u64, offset: u64, bytes: u64, range_bytes: u64) -> Move {
-    Move {
-        source,
-        is_in_place: false,
-        extent: Arc::clone(arena.extent(1)),
-        offset,
-        bytes,
-        range_bytes,
-        key: KEY,
-    }
+    let memory = Arc::clone(arena.extent(1));
+    Move { source, is_in_place: false, to: Destination { memory, offset, bytes, range_bytes, key: KEY } }
 }
 
-fn checksums_of(content: &[u8], range_bytes: usize) -> BlockChecksums {
-    let ranges: SmallVec<[u64; 1]> = content.chunks(range_bytes).map(range_checksum).collect();
-    BlockChecksums { whole: block_checksum(&KEY, &ranges), ranges }
+fn checksums_of(content: &[u8], range_bytes: usize) -> Checksums {
+    Checksums::of(&KEY, content.chunks(range_bytes).map(range_checksum))
 }
 
-fn in_arena(block: &Move) -> Vec<u8> {
+fn in_arena(block: &Destination) -> Vec<u8> {
     let mut bytes = vec![0; block.bytes as usize];
-    block.extent.copy_out(block.offset, &mut bytes).unwrap();
+    block.memory.copy_out(block.offset, &mut bytes).unwrap();
     bytes
 }
 
@@ -61,12 +53,12 @@ fn blocks_arrive_byte_for_byte_with_the_checksums_of_what_arrived() {
     let order = CopyOrder::new(Some(window), moves.clone()).unwrap();
     assert!(!order.is_small());
     let done = lane(4).submit(order).unwrap().blocking_recv().unwrap();
-    for (block, checksums) in moves.iter().zip(done) {
-        let expected = &content[block.source as usize..][..block.bytes as usize];
-        assert!(in_arena(block) == expected, "block at {}", block.source);
-        assert_eq!(checksums, checksums_of(expected, block.range_bytes as usize));
+    for (Move { source, to, .. }, checksums) in moves.iter().zip(done) {
+        let expected = &content[*source as usize..][..to.bytes as usize];
+        assert!(in_arena(to) == expected, "block at {source}");
+        assert_eq!(checksums, checksums_of(expected, to.range_bytes as usize));
     }
-    let untouched = Move { offset: 304_097, bytes: 95_903, ..moves[0].clone() };
+    let untouched = Destination { offset: 304_097, bytes: 95_903, ..moves[0].to.clone() };
     assert!(in_arena(&untouched).iter().all(|&byte| byte == 0), "nothing is written beside the blocks");
 }
 
@@ -78,7 +70,7 @@ fn a_small_order_does_the_same_on_the_callers_thread() {
     let order = CopyOrder::new(Some(window), moves).unwrap();
     assert!(order.is_small());
     assert_eq!(order.perform(), [checksums_of(&content[100..4100], 1000)]);
-    assert!(in_arena(&order.moves()[0]) == content[100..4100]);
+    assert!(in_arena(&order.moves()[0].to) == content[100..4100]);
 }
 
 #[test]
@@ -140,7 +132,7 @@ fn dropping_the_lane_finishes_what_was_ordered() {
         })
         .collect();
     drop(lane);
-    assert!(in_arena(&block(&arena, 0, 0, 1 << 20, 1)) == content);
+    assert!(in_arena(&block(&arena, 0, 0, 1 << 20, 1).to) == content);
     assert!(orders.into_iter().all(|mut done| done.try_recv().is_ok()));
 }
 

@@ -102,13 +102,11 @@
 //! | 48..56 | checksum of the entries |
 //! | 56..64 | checksum of the tail's bytes before |
 
+use larder_core::store::{Checksums, Ranges};
 use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_INDEX, MAX_POOLS, MAX_SLICES};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
-use smallvec::SmallVec;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
-
-use crate::copy::BlockChecksums;
 
 mod bytes;
 
@@ -179,7 +177,7 @@ pub struct BlockEntry {
     /// Bytes that share a checksum, the last ones excepted.
     pub range_bytes: u64,
     /// The checksums that its bytes must have.
-    pub checksums: BlockChecksums,
+    pub checksums: Checksums,
 }
 
 /// What a sealed segment holds.
@@ -362,7 +360,7 @@ impl RecordHeader {
         for block in &self.blocks {
             out.u16(block.slice).u8(block.pool).zeros(1).u32(block.checksums.ranges.len() as u32);
             out.u64(block.bytes).u64(block.range_bytes).u64(block.checksums.whole);
-            for &range in &block.checksums.ranges {
+            for &range in block.checksums.ranges.iter() {
                 out.u64(range);
             }
         }
@@ -443,8 +441,8 @@ impl BlockEntry {
         if !is_possible {
             return Err(FormatError::Field);
         }
-        let ranges = (0..ranges).map(|_| from.u64()).collect::<Result<SmallVec<_>, _>>()?;
-        Ok(Self { slice, pool, bytes, range_bytes, checksums: BlockChecksums { whole, ranges } })
+        let ranges = (0..ranges).map(|_| from.u64()).collect::<Result<Ranges, _>>()?;
+        Ok(Self { slice, pool, bytes, range_bytes, checksums: Checksums { whole, ranges } })
     }
 }
 

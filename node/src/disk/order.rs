@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use larder_core::store::Checksums;
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
 use crate::arena::{ExtentMemory, OutOfBounds, Pages};
-use crate::copy::BlockChecksums;
 
 /// A block's place in the arena.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub struct Source {
     /// Where it stands. Whoever orders keeps the place from being written until the answer.
     pub place: BlockPlace,
     /// What was summed when it was committed. They are not computed again here: whoever reads the block does.
-    pub checksums: BlockChecksums,
+    pub checksums: Checksums,
 }
 
 /// A chunk to be written, with all its blocks that are to be found again together.
@@ -106,7 +106,7 @@ pub enum ReadAnswer {
         /// store's chunk some pools may not be there.
         pools: PoolSet,
         /// Checksums of the blocks of these pools, in the order of the destinations.
-        checksums: Vec<BlockChecksums>,
+        checksums: Vec<Checksums>,
     },
     /// It is not there.
     NotHeld,

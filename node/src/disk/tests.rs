@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use larder_core::store::ids::ChunkKey;
-use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
+use larder_protocol::checksum::{BlockKey, range_checksum};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use prometheus::Registry;
 use tokio::sync::oneshot;
@@ -14,8 +14,8 @@ use super::format::PAGE_BYTES;
 use super::*;
 use crate::arena::tests::arena;
 use crate::arena::{Arena, ExtentMemory};
-use crate::copy::BlockChecksums;
 use crate::threads::pinned_to;
+use larder_core::store::Checksums;
 
 mod behaviour;
 mod faults;
@@ -90,7 +90,7 @@ struct TestBlock {
     pool: u8,
     range_bytes: u64,
     content: Vec<u8>,
-    checksums: BlockChecksums,
+    checksums: Checksums,
 }
 
 impl TestBlock {
@@ -130,9 +130,7 @@ impl TestChunk {
             random.fill(&mut content);
             let (pool, range_bytes) = ((slice % 2) as u8, random.u64(500..8_000));
             let key = BlockKey { fingerprint: self.key().fingerprint, hash: self.key().hash, slice, pool };
-            let ranges =
-                content.chunks(range_bytes as usize).map(range_checksum).collect::<smallvec::SmallVec<_>>();
-            let checksums = BlockChecksums { whole: block_checksum(&key, &ranges), ranges };
+            let checksums = Checksums::of(&key, content.chunks(range_bytes as usize).map(range_checksum));
             TestBlock { slice, pool, range_bytes, content, checksums }
         });
         blocks.collect()

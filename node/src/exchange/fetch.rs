@@ -6,25 +6,28 @@ use std::rc::Rc;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use larder_core::exchange::{Turn, Wanted};
+use larder_core::store::Checksums;
+use larder_core::{Arrival, FetchFailure};
 use larder_net::quic::{Connection, read_message, write_message};
 use larder_net::trace::{SpanKind, Trace};
-use larder_protocol::checksum::{RangeChecksum, block_checksum};
+use larder_protocol::checksum::RangeChecksum;
 use larder_protocol::peer::{
     Chunks, Class, Fetch, FetchedChunk, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
 use quinn::RecvStream;
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::metrics::Counted;
 use super::peers::{Link, Peers, write_trace};
 use super::place::Place;
-use super::{Destination, FetchChunk, FetchFailure, FetchOrder, Fetched};
-use crate::copy::BlockChecksums;
+use super::{FetchChunk, FetchOrder};
+use crate::arena::Destination;
 use crate::watched::here;
 
 /// Carries an order out, and tells what came of each chunk. Once it has told, nothing writes to the slots.
-pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot::Sender<Vec<Fetched>>) {
+pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot::Sender<Vec<Arrival>>) {
     let mut done = done;
     let cancelled = order.cancelled.take();
     let cancelled = async {
@@ -40,7 +43,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
     let metrics = peers.metrics().clone();
     let counted = Counted::new(&metrics.fetches_in_flight, chunks as i64);
     here("fetch");
-    let came: Rc<RefCell<Vec<Option<Fetched>>>> = Rc::new(RefCell::new((0..chunks).map(|_| None).collect()));
+    let came: Rc<RefCell<Vec<Option<Arrival>>>> = Rc::new(RefCell::new((0..chunks).map(|_| None).collect()));
     let link = peers.link(order.holder.node);
     let left = match &link {
         Err(_) => FetchFailure::Unreachable,
@@ -55,10 +58,10 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
         }
     };
     drop(counted);
-    let came = came.take().into_iter().map(|came| came.unwrap_or(Fetched::Failed(left)));
-    let came: Vec<Fetched> = came.inspect(|came| metrics.fetched(came)).collect();
+    let came = came.take().into_iter().map(|came| came.unwrap_or(Arrival::Failed(left)));
+    let came: Vec<Arrival> = came.inspect(|came| metrics.fetched(came)).collect();
     if order.trace.is_recorded() {
-        let here = came.iter().filter(|came| matches!(came, Fetched::Here { .. })).count();
+        let here = came.iter().filter(|came| matches!(came, Arrival::Here { .. })).count();
         order.trace.count("larder.chunks", chunks as u64);
         order.trace.count("larder.chunks_here", here as u64);
         order.trace.set("larder.outcome", outcome(&came));
@@ -68,13 +71,13 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
 }
 
 /// How an order ended, in a trace: what the first chunk that did not come says.
-fn outcome(came: &[Fetched]) -> &'static str {
-    let not_here = came.iter().find(|came| !matches!(came, Fetched::Here { .. }));
+fn outcome(came: &[Arrival]) -> &'static str {
+    let not_here = came.iter().find(|came| !matches!(came, Arrival::Here { .. }));
     match not_here {
-        None | Some(Fetched::Here { .. }) => "done",
-        Some(Fetched::NotHeld) => "not_held",
-        Some(Fetched::Busy { .. }) => "busy",
-        Some(Fetched::Failed(_)) => "failed",
+        None | Some(Arrival::Here { .. }) => "done",
+        Some(Arrival::NotHeld) => "not_held",
+        Some(Arrival::Busy { .. }) => "busy",
+        Some(Arrival::Damaged | Arrival::Failed(_)) => "failed",
     }
 }
 
@@ -89,7 +92,7 @@ async fn fetch_batches(
     peers: &Peers,
     link: &Rc<Link>,
     order: &FetchOrder,
-    came: &RefCell<Vec<Option<Fetched>>>,
+    came: &RefCell<Vec<Option<Arrival>>>,
 ) {
     let firsts = peers.decide(|exchange, _| exchange.batches(order.chunks.iter().map(bytes_of)));
     let ends = firsts.iter().copied().skip(1).chain([order.chunks.len()]);
@@ -106,7 +109,7 @@ async fn fetch_batch(
     link: &Rc<Link>,
     order: &FetchOrder,
     mut batch: Batch<'_>,
-    came: &RefCell<Vec<Option<Fetched>>>,
+    came: &RefCell<Vec<Option<Arrival>>>,
 ) {
     let &FetchOrder { deadline, has_others, ref class, .. } = order;
     let wanted = Wanted { bytes: batch.bytes, class: *class.borrow(), deadline, has_others };
@@ -116,7 +119,7 @@ async fn fetch_batch(
         let Turn { class, waited, until } = place.turn(&mut changes).await;
         peers.metrics().waited(&link.name, class, waited);
         let Some(until) = until else {
-            let unreachable = || Some(Fetched::Failed(FetchFailure::Unreachable));
+            let unreachable = || Some(Arrival::Failed(FetchFailure::Unreachable));
             return batch.chunks.iter().for_each(|&(at, _)| came.borrow_mut()[at] = unreachable());
         };
         let before = peers.came(link);
@@ -139,10 +142,10 @@ impl<'a> Batch<'a> {
     }
 
     /// The chunks that their holder is too busy for, and when to ask again.
-    fn busy(&self, came: &[Option<Fetched>]) -> Option<(Self, RetryAfter)> {
+    fn busy(&self, came: &[Option<Arrival>]) -> Option<(Self, RetryAfter)> {
         let (mut chunks, mut longest_ms) = (Vec::new(), 0);
         for &(at, chunk) in &self.chunks {
-            if let Some(Fetched::Busy { retry_after_ms }) = came[at] {
+            if let Some(Arrival::Busy { retry_after_ms }) = came[at] {
                 chunks.push((at, chunk));
                 longest_ms = retry_after_ms.max(longest_ms);
             }
@@ -157,15 +160,15 @@ async fn receive_batch(
     order: &FetchOrder,
     class: Class,
     batch: &Batch<'_>,
-    came: &RefCell<Vec<Option<Fetched>>>,
+    came: &RefCell<Vec<Option<Arrival>>>,
 ) {
     let by_peer = &peers.metrics().by_peer;
-    let note = |at: usize, fetched: Fetched| came.borrow_mut()[batch.chunks[at].0] = Some(fetched);
-    let fill = |from: usize, with: &dyn Fn() -> Fetched| {
+    let note = |at: usize, fetched: Arrival| came.borrow_mut()[batch.chunks[at].0] = Some(fetched);
+    let fill = |from: usize, with: &dyn Fn() -> Arrival| {
         (from..batch.chunks.len()).for_each(|at| note(at, with()));
     };
     let Some(connection) = peers.connection(link).await else {
-        return fill(0, &|| Fetched::Failed(FetchFailure::Unreachable));
+        return fill(0, &|| Arrival::Failed(FetchFailure::Unreachable));
     };
     let trace = order.trace.child(SpanKind::Client, "fetch_batch");
     trace.count("larder.chunks", batch.chunks.len() as u64);
@@ -178,20 +181,20 @@ async fn receive_batch(
     let mut stream = match asked {
         Ok(Asked::Coming(stream, held)) => Coming::new(stream, held),
         Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
-            return fill(0, &|| Fetched::Busy { retry_after_ms });
+            return fill(0, &|| Arrival::Busy { retry_after_ms });
         }
-        Err(failure) => return fill(0, &|| Fetched::Failed(failure)),
+        Err(failure) => return fill(0, &|| Arrival::Failed(failure)),
     };
     for (at, (_, chunk)) in batch.chunks.iter().enumerate() {
         match stream.receive(chunk).await {
             Ok(fetched) => {
                 peers.heard(link);
-                if matches!(fetched, Fetched::Failed(FetchFailure::Checksum)) {
+                if fetched == Arrival::Damaged {
                     let (device, fingerprint, hashes) =
                         (order.holder.device, order.fingerprint, vec![chunk.hash]);
                     peers.tell_damaged(link, Chunks { device, fingerprint, hashes });
                 }
-                if let Fetched::Here { pools, .. } = &fetched {
+                if let Arrival::Here { pools, .. } = &fetched {
                     let came = chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
                     let bytes: u64 = came.map(|to| to.bytes).sum();
                     by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
@@ -202,7 +205,7 @@ async fn receive_batch(
                 if failure == FetchFailure::Malformed {
                     tracing::warn!(holder = %order.holder, "a node answered a fetch with something else");
                 }
-                return fill(at, &|| Fetched::Failed(failure));
+                return fill(at, &|| Arrival::Failed(failure));
             }
         }
     }
@@ -283,12 +286,12 @@ impl Coming {
     }
 
     /// The next chunk. After an error nothing on the stream can be trusted.
-    async fn receive(&mut self, chunk: &FetchChunk) -> Result<Fetched, FetchFailure> {
+    async fn receive(&mut self, chunk: &FetchChunk) -> Result<Arrival, FetchFailure> {
         let HeldChunk { reads, is_on_disk, pools, blocks } = match self.held.next() {
             Some(FetchedChunk::Held(held)) => held,
-            Some(FetchedChunk::NotHeld) => return Ok(Fetched::NotHeld),
+            Some(FetchedChunk::NotHeld) => return Ok(Arrival::NotHeld),
             Some(FetchedChunk::Busy(RetryAfter { retry_after_ms })) => {
-                return Ok(Fetched::Busy { retry_after_ms });
+                return Ok(Arrival::Busy { retry_after_ms });
             }
             None => return Err(FetchFailure::Malformed),
         };
@@ -305,15 +308,15 @@ impl Coming {
             checksums.push(sums);
         }
         if is_right {
-            return Ok(Fetched::Here { checksums, pools, reads, is_on_disk });
+            return Ok(Arrival::Here { checksums, pools, reads, is_on_disk });
         }
         tracing::error!(chunk = %chunk.hash, "a node sent other bytes than it has checksums for: they are dropped");
-        Ok(Fetched::Failed(FetchFailure::Checksum))
+        Ok(Arrival::Damaged)
     }
 
     /// Writes the next block into its slot.
-    async fn receive_block(&mut self, to: &Destination) -> Result<BlockChecksums, FetchFailure> {
-        let mut sums = BlockChecksums { whole: 0, ranges: smallvec::SmallVec::new() };
+    async fn receive_block(&mut self, to: &Destination) -> Result<Checksums, FetchFailure> {
+        let mut ranges = SmallVec::<[u64; 1]>::new();
         let mut range = RangeChecksum::new();
         let mut at = 0;
         while at < to.bytes {
@@ -331,11 +334,10 @@ impl Coming {
             range.update(&piece);
             at += piece.len() as u64;
             if at == end_of_range {
-                sums.ranges.push(std::mem::take(&mut range).finish());
+                ranges.push(std::mem::take(&mut range).finish());
             }
         }
-        sums.whole = block_checksum(&to.key, &sums.ranges);
-        Ok(sums)
+        Ok(Checksums::of(&to.key, ranges))
     }
 }
 

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use larder_core::exchange::{BusyPause, FOLLOW_PROBE, NoPeer};
+use larder_core::store::{Checksums, Ranges};
+use larder_core::{Arrival, Event, FetchFailure, LayersArrived};
 use larder_net::quic::{Connection, read_message, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::PoolSet;
@@ -26,11 +28,8 @@ use tokio::time::{sleep, timeout};
 use super::peers::{Link, Peers};
 use super::place::Place;
 use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
-use super::{
-    AskFollow, ChunkStep, Destination, FetchChunk, FetchFailure, Fetched, FollowCame, FollowOrder, PeerNews,
-    PeerStep,
-};
-use crate::copy::BlockChecksums;
+use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
+use crate::arena::Destination;
 use crate::watched::here;
 
 /// Carries a follow out, and tells what comes of each chunk. Once it has told the end of one, nothing writes to its slots.
@@ -47,7 +46,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
     };
     for (chunk, coming) in coming.take().into_iter().enumerate() {
         if !coming.has_ended {
-            tell(&order, chunk, ChunkStep::Ended(Fetched::Failed(failure)));
+            tell(&order, chunk, Arrival::Failed(failure));
         }
     }
 }
@@ -88,9 +87,9 @@ impl Coming {
     }
 }
 
-fn tell(order: &FollowOrder, chunk: usize, step: ChunkStep) {
+fn tell(order: &FollowOrder, chunk: usize, came: Arrival) {
     // An error: the actor stopped, and its arena goes.
-    let _ = order.news.send(FollowCame { order: order.order, chunk, step });
+    let _ = order.news.send(Event::FollowedCame { order: order.order, chunk, came });
 }
 
 /// Asks and receives until every chunk has ended; says why the others did not come.
@@ -151,11 +150,11 @@ async fn receive_all(
             Ok(Some(_)) => return Err(FetchFailure::Malformed),
             Ok(None) | Err(_) => return Err(FetchFailure::Broken),
         };
-        let is_next = followed.order == order.order && followed.message == last_message + 1;
+        let is_next = followed.order == order.order.0 && followed.message == last_message + 1;
         if !is_next || followed.chunk as usize >= order.chunks.len() {
             tracing::warn!(
                 node = order.node,
-                order = order.order,
+                order = order.order.0,
                 ?followed,
                 "a node sent what was not asked for"
             );
@@ -183,7 +182,7 @@ async fn ask_to_follow(
         let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
         let request = PeerRequest::Follow(FollowChunks {
             chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
-            order: order.order,
+            order: order.order.0,
             attempt: order.attempt,
             patience_ms: order.patience_ms,
         });
@@ -219,35 +218,35 @@ async fn receive_one(
             let is_right =
                 place.is_none_or(|to| layers_checksum(&to.key, &(offset..offset + bytes), sum) == checksum);
             peers.metrics().by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
-            tracing::debug!(order = order.order, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
+            tracing::debug!(order = order.order.0, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
             match is_right {
                 _ if has_ended => None,
                 true => {
-                    let block = block as usize;
-                    tell(order, chunk, ChunkStep::Layers { block, offset, bytes, checksum: sum });
+                    let layers = LayersArrived { block: block as usize, offset, bytes, checksum: sum };
+                    let _ = order.news.send(Event::LayersCame { order: order.order, chunk, layers });
                     None
                 }
-                false => Some(Fetched::Failed(FetchFailure::Checksum)),
+                false => Some(Arrival::Damaged),
             }
         }
         FollowStep::Whole(checksums) => {
-            tracing::debug!(order = order.order, number = message, chunk = %to.hash, "a chunk is whole");
+            tracing::debug!(order = order.order.0, number = message, chunk = %to.hash, "a chunk is whole");
             let is_whole = coming.borrow()[chunk].is_whole(&to.blocks);
-            Some(if is_whole { verified(to, &checksums) } else { Fetched::Failed(FetchFailure::Malformed) })
+            Some(if is_whole { verified(to, &checksums) } else { Arrival::Failed(FetchFailure::Malformed) })
         }
         FollowStep::Lost => {
-            tracing::debug!(order = order.order, number = message, chunk = %to.hash, "a chunk is lost");
-            Some(Fetched::NotHeld)
+            tracing::debug!(order = order.order.0, number = message, chunk = %to.hash, "a chunk is lost");
+            Some(Arrival::NotHeld)
         }
     };
     if let Some(fetched) = ended.filter(|_| !has_ended) {
-        if matches!(fetched, Fetched::Failed(FetchFailure::Checksum)) {
+        if fetched == Arrival::Damaged {
             let (device, fingerprint, hashes) = (order.device, order.fingerprint, vec![to.hash]);
             peers.tell_damaged(link, Chunks { device, fingerprint, hashes });
         }
         peers.metrics().fetched(&fetched);
         coming.borrow_mut()[chunk].has_ended = true;
-        tell(order, chunk, ChunkStep::Ended(fetched));
+        tell(order, chunk, fetched);
     }
     Ok(())
 }
@@ -274,26 +273,26 @@ async fn receive_piece(
 }
 
 /// What a chunk is whose every byte has come: its own checksums must be those of the commit.
-fn verified(chunk: &FetchChunk, said: &[u64]) -> Fetched {
-    let sums: Option<Vec<BlockChecksums>> = chunk.blocks.iter().map(sums_of).collect();
+fn verified(chunk: &FetchChunk, said: &[u64]) -> Arrival {
+    let sums: Option<Vec<Checksums>> = chunk.blocks.iter().map(sums_of).collect();
     let Some(checksums) = sums.filter(|sums| sums.iter().map(|sums| sums.whole).eq(said.iter().copied()))
     else {
         tracing::error!(chunk = %chunk.hash, "a node handed over other bytes than it committed: they are dropped");
-        return Fetched::Failed(FetchFailure::Checksum);
+        return Arrival::Damaged;
     };
     let pools = chunk.blocks.iter().map(|to| usize::from(to.key.pool) + 1).max().unwrap_or(0);
-    Fetched::Here { checksums, pools: PoolSet::first(pools), reads: 1, is_on_disk: false }
+    Arrival::Here { checksums, pools: PoolSet::first(pools), reads: 1, is_on_disk: false }
 }
 
 /// The checksums of a block as it stands in its slot.
-fn sums_of(to: &Destination) -> Option<BlockChecksums> {
+fn sums_of(to: &Destination) -> Option<Checksums> {
     let ranges = block_ranges(to.bytes, to.range_bytes).map(|range| {
         let mut sum = RangeChecksum::new();
         to.memory.add_to(&mut sum, to.offset + range.start, range.end - range.start).ok()?;
         Some(sum.finish())
     });
-    let ranges: smallvec::SmallVec<[u64; 1]> = ranges.collect::<Option<_>>()?;
-    Some(BlockChecksums { whole: block_checksum(&to.key, &ranges), ranges })
+    let ranges: Ranges = ranges.collect::<Option<_>>()?;
+    Some(Checksums { whole: block_checksum(&to.key, &ranges), ranges })
 }
 
 impl Server {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 use bytes::Bytes;
+use larder_core::{Event, OrderNumber};
 use larder_protocol::{ChunkHash, Fingerprint};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{FetchChunk, Fetched, PeerLease};
+use super::{FetchChunk, PeerLease};
 
 /// Chunks to follow at the node whose engine writes them.
 #[derive(Debug)]
@@ -21,46 +22,16 @@ pub struct FollowOrder {
     /// What to follow, and where it goes.
     pub chunks: Vec<FetchChunk>,
     /// Number of this order: what comes for another one is refused.
-    pub order: u64,
+    pub order: OrderNumber,
     /// The earliest attempt that will do.
     pub attempt: u64,
     /// For how long the writer may be silent.
     pub patience_ms: u64,
-    /// Where what comes is told. There are no more news than chunks and their layers.
-    pub news: mpsc::UnboundedSender<FollowCame>,
+    /// Where what comes is told, as the core hears it: [`Event::LayersCame`] and [`Event::FollowedCame`], once nothing writes to
+    /// those layers or slots any more. There are no more news than chunks and their layers.
+    pub news: mpsc::UnboundedSender<Event>,
     /// A message here stops it: what has not come by then does not.
     pub cancelled: oneshot::Receiver<()>,
-}
-
-/// What came of a follow.
-#[derive(Debug)]
-pub struct FollowCame {
-    /// Number of the order.
-    pub order: u64,
-    /// Position of the chunk in it.
-    pub chunk: usize,
-    /// What came.
-    pub step: ChunkStep,
-}
-
-/// What comes of a chunk that is followed.
-#[derive(Debug)]
-pub enum ChunkStep {
-    /// Some layers of a block are in its slot, and right. Nothing writes to them any more.
-    Layers {
-        /// The block, by slice, then pool.
-        block: usize,
-        /// Where in it they begin.
-        offset: u64,
-        /// Their bytes.
-        bytes: u64,
-        /// Their checksum.
-        checksum: u64,
-    },
-    /// It is all here, or will not come. Nothing writes to its slots any more.
-    Ended(Fetched),
-    /// The order has ended.
-    Closed,
 }
 
 /// Asks an actor for chunks while they are being written. The lease, which there is where the peer may follow, ends it.

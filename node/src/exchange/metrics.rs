@@ -5,11 +5,10 @@ pub(crate) mod table;
 
 use std::time::Duration;
 
+use larder_core::{Arrival, FetchFailure};
 use larder_net::metrics::Families;
 use larder_protocol::peer::Class;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
-
-use super::{FetchFailure, Fetched};
 
 pub(super) use by_peer::{ByPeer, OTHER, Watched};
 
@@ -55,17 +54,17 @@ impl ExchangeMetrics {
     }
 
     /// Counts what came of a chunk.
-    pub fn fetched(&self, fetched: &Fetched) {
-        let outcome = match fetched {
-            Fetched::Here { .. } => "here",
-            Fetched::NotHeld => "not_held",
-            Fetched::Busy { .. } => "busy",
-            Fetched::Failed(FetchFailure::Unreachable) => "unreachable",
-            Fetched::Failed(FetchFailure::Deadline) => "deadline",
-            Fetched::Failed(FetchFailure::Broken) => "broken",
-            Fetched::Failed(FetchFailure::Malformed) => "malformed",
-            Fetched::Failed(FetchFailure::Checksum) => "checksum",
-            Fetched::Failed(FetchFailure::Full) => "full",
+    pub fn fetched(&self, came: &Arrival) {
+        let outcome = match came {
+            Arrival::Here { .. } => "here",
+            Arrival::NotHeld => "not_held",
+            Arrival::Busy { .. } => "busy",
+            Arrival::Failed(FetchFailure::Unreachable) => "unreachable",
+            Arrival::Failed(FetchFailure::Deadline) => "deadline",
+            Arrival::Failed(FetchFailure::Broken) => "broken",
+            Arrival::Failed(FetchFailure::Malformed) => "malformed",
+            Arrival::Damaged => "checksum",
+            Arrival::Failed(FetchFailure::Full) => "full",
         };
         self.fetched.with_label_values(&[outcome]).inc();
     }

@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use larder_core::FetchFailure;
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Connection, Credentials, TransportSettings, read_message, write_message};
 use larder_net::trace::Trace;
-use larder_protocol::checksum::{RangeChecksum, block_checksum};
+use larder_protocol::checksum::{BlockKey, RangeChecksum, block_checksum};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::peer::{FetchedChunk, HeldBlock, HeldChunk, RetryAfter};
 use larder_protocol::table::Table;
@@ -207,11 +208,11 @@ impl Asker {
     }
 
     /// Orders so many chunks, and waits for what comes of them.
-    async fn fetch(&self, chunks: u64, deadline: Duration) -> Vec<Fetched> {
+    async fn fetch(&self, chunks: u64, deadline: Duration) -> Vec<Arrival> {
         self.fetch_as(&watch::Sender::new(Class::Decode), chunks, deadline).await
     }
 
-    async fn fetch_as(&self, class: &watch::Sender<Class>, chunks: u64, deadline: Duration) -> Vec<Fetched> {
+    async fn fetch_as(&self, class: &watch::Sender<Class>, chunks: u64, deadline: Duration) -> Vec<Arrival> {
         let first = self.next.replace(self.next.get() + chunks);
         let chunk = |number: u64| {
             let mut hash = ChunkHash([0; 32]);
@@ -233,7 +234,7 @@ impl Asker {
         chunks: Vec<FetchChunk>,
         class: &watch::Sender<Class>,
         deadline: Duration,
-    ) -> Vec<Fetched> {
+    ) -> Vec<Arrival> {
         let holder = Holder { node: NodeNumber(2), device: 0 };
         let order = FetchOrder {
             holder,
@@ -272,8 +273,8 @@ fn between(limits: ExchangeLimits, test: impl AsyncFnOnce(Asker, Rc<Holder2>)) {
     });
 }
 
-fn is_here(fetched: &[Fetched]) -> bool {
-    fetched.iter().all(|fetched| matches!(fetched, Fetched::Here { reads: 1, .. }))
+fn is_here(fetched: &[Arrival]) -> bool {
+    fetched.iter().all(|fetched| matches!(fetched, Arrival::Here { reads: 1, .. }))
 }
 
 /// Far more than anything takes on a busy machine.
@@ -320,7 +321,7 @@ fn a_block_that_the_holder_lacks_is_said_to_be_missing_and_its_slot_is_left_alon
         };
         let (chunks, class) =
             (vec![FetchChunk { hash, blocks: vec![to(0), to(1)] }], watch::Sender::new(Class::Decode));
-        let [Fetched::Here { checksums, pools, .. }] = &asker.order(chunks, &class, LONG).await[..] else {
+        let [Arrival::Here { checksums, pools, .. }] = &asker.order(chunks, &class, LONG).await[..] else {
             panic!("the other block comes");
         };
         assert_eq!((checksums.len(), *pools), (1, PoolSet::first(1)));
@@ -451,7 +452,7 @@ fn a_busy_holder_is_asked_again_when_it_said_within_the_deadline() {
 
         holder.does.set(Does::IsBusy);
         let came = asker.fetch(2, Duration::from_millis(300)).await;
-        assert!(came.iter().all(|came| matches!(came, Fetched::Busy { retry_after_ms: 77 })), "{came:?}");
+        assert!(came.iter().all(|came| matches!(came, Arrival::Busy { retry_after_ms: 77 })), "{came:?}");
         assert!(asker.silent.get().is_empty(), "it is no reason to leave it alone");
     });
 }
@@ -473,7 +474,7 @@ fn nobody_waits_for_a_busy_holder_of_chunks_that_others_have() {
         holder.does.set(Does::IsBusy);
         asker.has_others.set(true);
         let came = asker.fetch(2, LONG).await;
-        assert!(came.iter().all(|came| matches!(came, Fetched::Busy { retry_after_ms: 77 })), "{came:?}");
+        assert!(came.iter().all(|came| matches!(came, Arrival::Busy { retry_after_ms: 77 })), "{came:?}");
         assert_eq!(holder.fetches.get(), 1);
     });
 }
@@ -483,7 +484,7 @@ fn a_connection_that_breaks_fails_its_fetches_and_the_next_makes_a_new_one() {
     between(ExchangeLimits::default(), async |asker, holder| {
         holder.does.set(Does::ClosesTheConnection);
         let came = asker.fetch(2, LONG).await;
-        assert!(came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Broken))), "{came:?}");
+        assert!(came.iter().all(|came| matches!(came, Arrival::Failed(FetchFailure::Broken))), "{came:?}");
         holder.does.set(Does::Sends);
         assert!(is_here(&asker.fetch(2, LONG).await));
         assert_eq!(holder.connections.borrow().len(), 2);

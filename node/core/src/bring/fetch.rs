@@ -13,8 +13,7 @@ use crate::Core;
 use crate::cause::Cause;
 use crate::directory::Holders;
 use crate::effect::{Counted, Effect, FetchOrder};
-use crate::event::Below;
-use crate::event::{Arrival, OrderNumber};
+use crate::event::{Arrival, Below, FetchFailure, OrderNumber};
 use crate::loading::Meter;
 use crate::placement::{Placement, place};
 use crate::store::ids::ChunkKey;
@@ -272,8 +271,10 @@ impl Core {
         let Some(Order { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number) else {
             return;
         };
-        let came: Vec<(FetchId, Arrival)> =
-            chunks.into_iter().zip(came.into_iter().chain(std::iter::repeat(Arrival::Failed))).collect();
+        let came: Vec<(FetchId, Arrival)> = chunks
+            .into_iter()
+            .zip(came.into_iter().chain(std::iter::repeat(Arrival::Failed(FetchFailure::Broken))))
+            .collect();
         self.measure(holder, &came);
         let is_near = holder.node == NodeNumber::THIS_NODE;
         let (mut again, mut stale, mut busy, mut damaged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -294,7 +295,7 @@ impl Core {
                 }
                 Arrival::NotHeld if !is_near => stale.push((fetch.fingerprint, fetch.wanted.chunk)),
                 Arrival::Damaged if is_near => damaged.push(fetch.key()),
-                Arrival::NotHeld | Arrival::Busy { .. } | Arrival::Damaged | Arrival::Failed => {}
+                Arrival::NotHeld | Arrival::Busy { .. } | Arrival::Damaged | Arrival::Failed(_) => {}
             }
             again.push(id);
         }

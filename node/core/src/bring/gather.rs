@@ -43,19 +43,13 @@ pub(super) struct Errand<'a> {
 
 impl Core {
     /// Answers a lookup, at once where other nodes need not be asked.
-    pub(crate) fn lookup(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: Lookup,
-        cause: Cause,
-    ) -> Result<(), Refused> {
-        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+    pub(crate) fn lookup(&mut self, request: RequestId, ask: Lookup, cause: Cause) -> Result<(), Refused> {
+        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let missing = self.missing_for_lookup(&ask, &walk);
         if missing.is_nothing() {
-            return self.look_up(request, session, ask, &walk, &[]);
+            return self.look_up(request, ask, &walk, &[]);
         }
-        self.locate(Purpose::Lookup(request, session, ask), missing, cause);
+        self.locate(Purpose::Lookup(request, ask), missing, cause);
         Ok(())
     }
 
@@ -63,25 +57,23 @@ impl Core {
     pub(super) fn look_up_located(
         &mut self,
         request: RequestId,
-        session: SessionId,
         ask: Lookup,
         located: &Located,
     ) -> Result<(), Refused> {
-        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let elsewhere = located.sources(ask.chain.len());
-        self.look_up(request, session, ask, &walk, &elsewhere)
+        self.look_up(request, ask, &walk, &elsewhere)
     }
 
     fn look_up(
         &mut self,
         request: RequestId,
-        session: SessionId,
         ask: Lookup,
         walk: &Walk,
         elsewhere: &[Option<Source>],
     ) -> Result<(), Refused> {
-        let mut found = self.found_on(session, &ask, walk, elsewhere)?;
-        self.find_on_device(session, &ask, &mut found);
+        let mut found = self.found_on(request.session, &ask, walk, elsewhere)?;
+        self.find_on_device(request.session, &ask, &mut found);
         self.effects.push_back(Effect::Found { request, ask, found });
         Ok(())
     }
@@ -100,49 +92,36 @@ impl Core {
     }
 
     /// Answers a lease, at once where all of it is in memory or nobody else has the rest.
-    pub(crate) fn lease(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: Lease,
-        cause: Cause,
-    ) -> Result<(), Refused> {
-        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+    pub(crate) fn lease(&mut self, request: RequestId, ask: Lease, cause: Cause) -> Result<(), Refused> {
+        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let missing = self.missing(&walk, ask.chain.len());
         if !missing.is_nothing() {
-            self.locate(Purpose::Lease(request, session, ask), missing, cause);
+            self.locate(Purpose::Lease(request, ask), missing, cause);
             return Ok(());
         }
         if walk.needs_disk() {
-            return self.gather(request, session, &ask, &Located::default(), &cause);
+            return self.gather(request, &ask, &Located::default(), &cause);
         }
-        self.lease_now(request, session, &ask, walk)
+        self.lease_now(request, &ask, walk)
     }
 
     /// Answers a lease, now that it is known where the chunks are.
     pub(super) fn lease_located(
         &mut self,
         request: RequestId,
-        session: SessionId,
         ask: &Lease,
         located: &Located,
         cause: &Cause,
     ) -> Result<(), Refused> {
-        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         if located.took_time || walk.needs_disk() || !located.stored.is_empty() {
-            return self.gather(request, session, ask, located, cause);
+            return self.gather(request, ask, located, cause);
         }
-        self.lease_now(request, session, ask, walk)
+        self.lease_now(request, ask, walk)
     }
 
-    fn lease_now(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: &Lease,
-        walk: Walk,
-    ) -> Result<(), Refused> {
-        let leased = self.store.lease_found(session, ask.namespace, &ask.chain, walk)?;
+    fn lease_now(&mut self, request: RequestId, ask: &Lease, walk: Walk) -> Result<(), Refused> {
+        let leased = self.store.lease_found(request.session, ask.namespace, &ask.chain, walk)?;
         self.effects.push_back(Effect::Leased { request, leased });
         Ok(())
     }
@@ -151,16 +130,16 @@ impl Core {
     fn gather(
         &mut self,
         request: RequestId,
-        session: SessionId,
         ask: &Lease,
         located: &Located,
         cause: &Cause,
     ) -> Result<(), Refused> {
         let elsewhere = located.sources(ask.chain.len());
         let Gathered { gather, is_ready, wanted } =
-            self.store.gather(session, ask.namespace, &ask.chain, &elsewhere)?;
+            self.store.gather(request.session, ask.namespace, &ask.chain, &elsewhere)?;
         let (until, cause) = (self.now + self.bring.load_deadline(), gather_cause(cause, &wanted));
-        let waiting = Waiting { session, request: Some(request), cause: cause.clone(), until };
+        let waiting =
+            Waiting { session: request.session, request: Some(request), cause: cause.clone(), until };
         self.bring.waiting.insert(gather, waiting);
         if is_ready {
             self.finish_gathers(&[gather]);

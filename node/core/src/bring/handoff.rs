@@ -18,7 +18,7 @@ use crate::Core;
 use crate::cause::Cause;
 use crate::directory::Holders;
 use crate::effect::{Counted, Effect, FollowOrder};
-use crate::event::{Arrival, Below, LayersArrived, OrderNumber, RequestId};
+use crate::event::{Arrival, Below, FetchFailure, LayersArrived, OrderNumber, RequestId};
 use crate::placement::Placement;
 use crate::store::ids::SessionId;
 use crate::store::{
@@ -32,7 +32,6 @@ pub(super) struct Followers(HashMap<u64, Vec<Follower>>);
 
 #[derive(Debug)]
 struct Follower {
-    session: SessionId,
     request: RequestId,
     ask: AskInPlace,
     until: Duration,
@@ -40,17 +39,12 @@ struct Follower {
 
 impl Core {
     /// Starts to follow chunks, and has those come that another node's engine writes.
-    pub(crate) fn follow(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: Follow,
-    ) -> Result<(), Refused> {
+    pub(crate) fn follow(&mut self, request: RequestId, ask: Follow) -> Result<(), Refused> {
         let Follow { namespace, chain, writer, attempt, patience_ms } = ask;
         let (patience_ms, now) = (patience_ms.min(MOST_PATIENCE_MS), self.millis());
         let asked =
             FollowRequest { namespace, chain: &chain, from_peer: writer.is_some(), attempt, patience_ms };
-        let FollowStarted { follow, wanted } = self.store.follow(session, asked, now)?;
+        let FollowStarted { follow, wanted } = self.store.follow(request.session, asked, now)?;
         self.answer(request, Response::Following(follow));
         let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
         let (coming, on_disk): (Vec<Wanted>, Vec<Wanted>) =
@@ -146,37 +140,27 @@ impl Core {
     pub(crate) fn follow_ended(&mut self, number: OrderNumber) {
         let Some(order) = self.bring.orders.get(&number).filter(|order| order.is_follow()) else { return };
         for chunk in 0..order.len() {
-            self.followed_came(number, chunk, Arrival::Failed);
+            self.followed_came(number, chunk, Arrival::Failed(FetchFailure::Broken));
         }
         self.bring.orders.remove(&number);
     }
 
     /// Answers how much of what a session follows is in place, once that is more than it knows of.
-    pub(crate) fn ask_in_place(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: AskInPlace,
-    ) -> Result<(), Refused> {
-        let progress = self.store.followed(session, ask.follow)?;
+    pub(crate) fn ask_in_place(&mut self, request: RequestId, ask: AskInPlace) -> Result<(), Refused> {
+        let progress = self.store.followed(request.session, ask.follow)?;
         if ask.wait_ms == 0 || is_news(&ask, &progress) {
-            return self.tell_in_place(request, session, &ask);
+            return self.tell_in_place(request, &ask);
         }
         let until = self.now + Duration::from_millis(ask.wait_ms).min(MOST_WAIT);
-        let follower = Follower { session, request, ask, until };
+        let follower = Follower { request, ask, until };
         self.bring.followers.0.entry(ask.follow).or_default().push(follower);
         Ok(())
     }
 
-    fn tell_in_place(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: &AskInPlace,
-    ) -> Result<(), Refused> {
+    fn tell_in_place(&mut self, request: RequestId, ask: &AskInPlace) -> Result<(), Refused> {
         let (mut leased, mut new_extents) = (None, Vec::new());
-        if self.store.followed(session, ask.follow)?.layers > 0
-            && let Some(shown) = self.store.show_followed(session, ask.follow)?
+        if self.store.followed(request.session, ask.follow)?.layers > 0
+            && let Some(shown) = self.store.show_followed(request.session, ask.follow)?
         {
             self.count(Counted::Leased(shown.bytes));
             new_extents = shown.new_extents;
@@ -184,7 +168,7 @@ impl Core {
             leased = Some(Leased { lease, chunks, places, checksums: Vec::new(), extents: Vec::new() });
         }
         let FollowProofs { progress, sums, checksums } =
-            self.store.prove_followed(session, ask.follow, ask.layers)?;
+            self.store.prove_followed(request.session, ask.follow, ask.layers)?;
         let FollowProgress { chunks, layers, is_whole } = progress;
         let response = Response::InPlace(InPlace { chunks, layers, is_whole, leased, sums, checksums });
         self.effects.push_back(Effect::Answer { request, response, new_extents });
@@ -195,7 +179,7 @@ impl Core {
     pub(crate) fn tell_followers(&mut self) {
         for follow in self.store.take_progressed() {
             self.answer_followers(follow, |core, waiting| {
-                let progress = core.store.followed(waiting.session, follow);
+                let progress = core.store.followed(waiting.request.session, follow);
                 progress.map_or(true, |progress| is_news(&waiting.ask, &progress))
             });
         }
@@ -218,8 +202,8 @@ impl Core {
         if !waiting.is_empty() {
             self.bring.followers.0.insert(follow, waiting);
         }
-        for Follower { session, request, ask, .. } in due {
-            let told = self.tell_in_place(request, session, &ask);
+        for Follower { request, ask, .. } in due {
+            let told = self.tell_in_place(request, &ask);
             self.refuse(request, told);
         }
     }
@@ -227,7 +211,7 @@ impl Core {
     /// A session has ended: nobody waits for its answers.
     pub(super) fn forget_followers_of(&mut self, session: SessionId) {
         self.bring.followers.0.retain(|_, waiting| {
-            waiting.retain(|waiting| waiting.session != session);
+            waiting.retain(|waiting| waiting.request.session != session);
             !waiting.is_empty()
         });
     }

@@ -52,9 +52,9 @@ pub(super) struct Question {
 /// What is to be done when it is known where chunks are.
 #[derive(Debug)]
 pub(super) enum Purpose {
-    Lookup(RequestId, SessionId, Lookup),
-    Lease(RequestId, SessionId, Lease),
-    Prefetch(RequestId, SessionId, Lookup),
+    Lookup(RequestId, Lookup),
+    Lease(RequestId, Lease),
+    Prefetch(RequestId, Lookup),
     /// Chunks whose holders did not have them.
     Again(Vec<FetchId>),
 }
@@ -113,9 +113,9 @@ impl Question {
     /// The session whose request it belongs to.
     pub(super) fn session(&self) -> Option<SessionId> {
         match self.purpose {
-            Purpose::Lookup(_, session, _)
-            | Purpose::Lease(_, session, _)
-            | Purpose::Prefetch(_, session, _) => Some(session),
+            Purpose::Lookup(request, _) | Purpose::Lease(request, _) | Purpose::Prefetch(request, _) => {
+                Some(request.session)
+            }
             Purpose::Again(_) => None,
         }
     }
@@ -124,8 +124,8 @@ impl Question {
 impl Purpose {
     fn chain(&self) -> Option<(u32, &Chain)> {
         match self {
-            Self::Lookup(_, _, ask) | Self::Prefetch(_, _, ask) => Some((ask.namespace, &ask.chain)),
-            Self::Lease(_, _, ask) => Some((ask.namespace, &ask.chain)),
+            Self::Lookup(_, ask) | Self::Prefetch(_, ask) => Some((ask.namespace, &ask.chain)),
+            Self::Lease(_, ask) => Some((ask.namespace, &ask.chain)),
             Self::Again(_) => None,
         }
     }
@@ -290,15 +290,9 @@ impl Core {
     /// All is known that will be.
     fn located(&mut self, Question { purpose, cause, located, .. }: Question) {
         let (request, done) = match purpose {
-            Purpose::Lookup(request, session, ask) => {
-                (request, self.look_up_located(request, session, ask, &located))
-            }
-            Purpose::Lease(request, session, ask) => {
-                (request, self.lease_located(request, session, &ask, &located, &cause))
-            }
-            Purpose::Prefetch(request, session, ask) => {
-                (request, self.start_prefetch(request, session, ask, &located, &cause))
-            }
+            Purpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
+            Purpose::Lease(request, ask) => (request, self.lease_located(request, &ask, &located, &cause)),
+            Purpose::Prefetch(request, ask) => (request, self.start_prefetch(request, ask, &located, &cause)),
             Purpose::Again(_) => return,
         };
         if let Err(refused) = done {

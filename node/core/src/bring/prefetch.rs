@@ -22,19 +22,13 @@ use crate::store::{Gathered, Refused, Source};
 
 impl Core {
     /// Begins to bring what is found of a prompt.
-    pub(crate) fn prefetch(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: Lookup,
-        cause: Cause,
-    ) -> Result<(), Refused> {
-        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
+    pub(crate) fn prefetch(&mut self, request: RequestId, ask: Lookup, cause: Cause) -> Result<(), Refused> {
+        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let missing = self.missing_for_lookup(&ask, &walk);
         if missing.is_nothing() {
-            return self.start_prefetch(request, session, ask, &Located::default(), &cause);
+            return self.start_prefetch(request, ask, &Located::default(), &cause);
         }
-        self.locate(Purpose::Prefetch(request, session, ask), missing, cause);
+        self.locate(Purpose::Prefetch(request, ask), missing, cause);
         Ok(())
     }
 
@@ -42,16 +36,15 @@ impl Core {
     pub(super) fn start_prefetch(
         &mut self,
         request: RequestId,
-        session: SessionId,
         ask: Lookup,
         located: &Located,
         cause: &Cause,
     ) -> Result<(), Refused> {
         let elsewhere = located.sources(ask.chain.len());
-        let walk = self.store.find(session, ask.namespace, &ask.chain)?;
-        let mut found = self.found_on(session, &ask, &walk, &elsewhere)?;
-        let started = self.start(session, &ask, (&found, &elsewhere), located, cause);
-        self.find_on_device(session, &ask, &mut found);
+        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
+        let mut found = self.found_on(request.session, &ask, &walk, &elsewhere)?;
+        let started = self.start(request.session, &ask, (&found, &elsewhere), located, cause);
+        self.find_on_device(request.session, &ask, &mut found);
         self.effects.push_back(Effect::Prefetching { request, ask, found, started });
         Ok(())
     }
@@ -98,10 +91,9 @@ impl Core {
     pub(crate) fn collect(
         &mut self,
         request: RequestId,
-        session: SessionId,
         Collect { ticket, wait }: Collect,
     ) -> Result<(), Refused> {
-        let progress = self.store.progress(session, ticket)?;
+        let progress = self.store.progress(request.session, ticket)?;
         let until = self.now
             + match wait {
                 Wait::BestEffort => Duration::ZERO,

@@ -194,12 +194,11 @@ impl<H> Account<H> {
     pub(super) fn ask(
         &mut self,
         now_ms: u64,
-        session: SessionId,
         AskCopy { copy, layers, wait_ms }: AskCopy,
         request: RequestId,
     ) -> bool {
         let ticket = Ticket(copy);
-        if self.callers.get(&ticket).is_none_or(|caller| caller.session != session) {
+        if self.callers.get(&ticket).is_none_or(|caller| caller.session != request.session) {
             return false;
         }
         self.answer(ticket);

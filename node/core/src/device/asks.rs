@@ -16,21 +16,16 @@ use crate::store::{BlockMove, CommitOrder, Place, Refused};
 
 impl Core {
     /// Begins to load leased chunks into pages.
-    pub(crate) fn load_pages(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: LoadPages,
-    ) -> Result<(), Refused> {
+    pub(crate) fn load_pages(&mut self, request: RequestId, ask: LoadPages) -> Result<(), Refused> {
         let LoadPages { lease, tensors, pages, first_page, from_layer, to_layer, by_layer, words } = ask;
         let layers = from_layer..to_layer;
         let Tensors { id: tensors, namespace, block, facts, pages_per_chunk, .. } =
-            self.checked(session, tensors, &pages, &layers, words)?;
+            self.checked(request.session, tensors, &pages, &layers, words)?;
         let per_chunk = u64::from(pages_per_chunk);
         let first = first_page / per_chunk;
         let end = first_page.saturating_add(pages.len() as u64).div_ceil(per_chunk);
         let chunks = first as usize..end as usize;
-        let order = self.store.begin_load(session, lease, (namespace, block), chunks)?;
+        let order = self.store.begin_load(request.session, lease, (namespace, block), chunks)?;
         let (mut blocks, mut reads, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
         let tier = &mut self.device.tier;
         for block in order.blocks {
@@ -49,7 +44,7 @@ impl Core {
         let (way, first_page) = (Way::Load, first_page - first * per_chunk);
         let copy = PagesCopy {
             way,
-            session,
+            session: request.session,
             tensors,
             blocks,
             pages_per_chunk,
@@ -63,23 +58,18 @@ impl Core {
     }
 
     /// Begins to save pages as reserved chunks.
-    pub(crate) fn save_pages(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: SavePages,
-    ) -> Result<(), Refused> {
+    pub(crate) fn save_pages(&mut self, request: RequestId, ask: SavePages) -> Result<(), Refused> {
         let SavePages { reservation, chunks, tensors, pages, from_layer, to_layer, words } = ask;
         let layers = from_layer..to_layer;
         let Tensors { id: tensors, namespace, facts, pages_per_chunk, .. } =
-            self.checked(session, tensors, &pages, &layers, words)?;
+            self.checked(request.session, tensors, &pages, &layers, words)?;
         let (found, of) = (pages.len() as u64, chunks.len() as u64 * u64::from(pages_per_chunk));
         if found != of {
             return Err(Refused::Beyond { what: "pages", found, of });
         }
         let pool = facts.pool;
         let saved = HandOver { reservation, chunks, pool, from_layer, to_layer, sources: Vec::new() };
-        let CommitOrder { order, moves } = self.store.begin_save(session, &saved)?;
+        let CommitOrder { order, moves } = self.store.begin_save(request.session, &saved)?;
         let fingerprint = self.store.fingerprint(namespace);
         if moves.iter().any(|block| Some(block.key.fingerprint) != fingerprint) {
             self.store.postpone_commit(order);
@@ -92,7 +82,7 @@ impl Core {
         };
         let copy = PagesCopy {
             way: Way::Save,
-            session,
+            session: request.session,
             tensors,
             blocks: moves.iter().map(at).collect(),
             pages_per_chunk,
@@ -163,15 +153,10 @@ impl Core {
     }
 
     /// Answers how far a copy is, now or when there are news.
-    pub(crate) fn ask_copy(
-        &mut self,
-        request: RequestId,
-        session: SessionId,
-        ask: AskCopy,
-    ) -> Result<(), Refused> {
+    pub(crate) fn ask_copy(&mut self, request: RequestId, ask: AskCopy) -> Result<(), Refused> {
         // A session that ends waits for its answers.
         let ask = AskCopy { wait_ms: ask.wait_ms.min(MOST_WAIT_MS), ..ask };
-        if self.device.account.ask(self.millis().0, session, ask, request) {
+        if self.device.account.ask(self.millis().0, ask, request) {
             return Ok(());
         }
         Err(Refused::NoCopy { number: ask.copy })

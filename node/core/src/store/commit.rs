@@ -8,8 +8,9 @@ use std::ops::Range;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::Place;
 
+use super::checksums::Checksums;
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
-use super::index::{Block, Checksums, OnDisk, Stored};
+use super::index::{Block, OnDisk, Stored};
 use super::journal::is_held;
 use super::room::facts;
 use super::sessions::ItemState;

@@ -11,6 +11,7 @@ use larder_protocol::run::run_start;
 use larder_protocol::{ChainError, ChunkHash, ChunkRef, PoolSet};
 use smallvec::SmallVec;
 
+use super::checksums::Checksums;
 use super::ids::{ChunkId, ChunkNumber, NamespaceId, Slot};
 
 /// Chunks by namespace and hash, linked to their parents.
@@ -135,41 +136,6 @@ pub(crate) enum Block {
     Writing(Slot),
     /// It can be read.
     Ready(Slot, Checksums),
-}
-
-/// Checksums of one block. 24 bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Checksums {
-    /// Over the ranges' checksums and the key.
-    pub whole: u64,
-    /// Those of the layer ranges.
-    pub ranges: Ranges,
-}
-
-/// Checksums of a block's layer ranges, first to last. Most blocks of small models have one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ranges {
-    /// There is one range.
-    One(u64),
-    /// There are several. Behind one thin pointer, which leaves a block of one range its 32 bytes.
-    Many(Box<Box<[u64]>>),
-}
-
-impl Default for Ranges {
-    fn default() -> Self {
-        Self::One(0)
-    }
-}
-
-impl Ranges {
-    /// All of them.
-    #[must_use]
-    pub fn as_slice(&self) -> &[u64] {
-        match self {
-            Self::One(range) => std::slice::from_ref(range),
-            Self::Many(ranges) => ranges,
-        }
-    }
 }
 
 impl Chunk {

@@ -165,7 +165,7 @@ fn a_chunk_that_its_peers_did_not_give_is_asked_of_the_object_store() {
     let request = w.lease("a");
     w.directory_says(&[&[2]]);
     let asked = w.fetch();
-    w.ended(asked.order, vec![Arrival::Failed]);
+    w.ended(asked.order, vec![FAILED]);
     w.directory_says(&[&[]]);
     let (read, tier) = w.read();
     assert_eq!(tier, Below::Object);

@@ -179,9 +179,8 @@ impl World {
 
     /// What a lookup of a word finds in which tier.
     fn spans(&mut self, word: &str, tiers: &[Tier]) -> Vec<Span> {
-        let (request, session) = (self.request(), self.session);
         let ask = Lookup { tiers: tiers.to_vec(), ..self.ask(word) };
-        self.tell(Event::Asked { request, session, ask: Request::Lookup(ask), cause: Cause::default() });
+        self.asks(self.session, Request::Lookup(ask));
         let Effect::Found { found, .. } = self.next() else { panic!("it is here") };
         found.spans
     }

@@ -52,11 +52,11 @@ fn the_directory_is_asked_a_second_time_and_no_more() {
     let request = w.lease("a");
     w.directory_says(&[&[2]]);
     let asked = w.fetch();
-    w.ended(asked.order, vec![Arrival::Failed]);
+    w.ended(asked.order, vec![FAILED]);
     assert_eq!(w.directory_says(&[&[3]]), 1, "it may have moved to its reader");
     let asked = w.fetch();
     assert_eq!(asked.holder, node(3));
-    w.ended(asked.order, vec![Arrival::Failed]);
+    w.ended(asked.order, vec![FAILED]);
     assert_eq!(w.leased(request).chunks, 0);
     assert!(w.is_at_rest());
 }
@@ -67,7 +67,7 @@ fn a_chunk_that_nobody_wants_any_more_is_not_ordered_by_a_late_answer_of_the_dir
     let request = w.lease("a");
     w.directory_says(&[&[2]]);
     let asked = w.fetch();
-    w.ended(asked.order, vec![Arrival::Failed]);
+    w.ended(asked.order, vec![FAILED]);
     let Effect::FindHolders { question, .. } = w.next() else { panic!("the directory") };
     w.pass(DEADLINE);
     assert_eq!(w.leased(request).chunks, 0);
@@ -226,7 +226,7 @@ fn a_lease_has_waited_long_enough_at_its_deadline_and_is_answered_once() {
     w.pass(Duration::from_millis(1));
     assert_eq!(w.leased(request).chunks, 1);
     assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order), "nobody waits for it");
-    w.ended(asked.order, vec![Arrival::Failed]);
+    w.ended(asked.order, vec![FAILED]);
     assert!(w.is_at_rest(), "no other holder is asked, and the session hears nothing more");
 }
 
@@ -292,11 +292,11 @@ fn others_are_asked_for_as_long_as_they_may_take_though_the_lease_waits_for_its_
     let (order, deadline) = deadline_of(&mut w);
     assert_eq!(deadline, DEADLINE);
     w.pass(DEADLINE / 4);
-    w.ended(order, vec![Arrival::Failed]);
+    w.ended(order, vec![FAILED]);
     let (order, deadline) = deadline_of(&mut w);
     assert_eq!(deadline, DEADLINE * 3 / 4, "the next one has what is left");
     w.pass(DEADLINE);
-    w.ended(order, vec![Arrival::Failed]);
+    w.ended(order, vec![FAILED]);
     assert_eq!(w.leased(request).chunks, 0, "the third is not asked any more");
     assert!(w.is_at_rest());
 }

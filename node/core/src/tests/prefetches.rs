@@ -8,8 +8,7 @@ use super::*;
 impl World {
     /// Begins to prefetch a prompt whose chunks other nodes hold; the ticket, and what is asked for.
     fn prefetch(&mut self, word: &str, holders: &[&[u16]]) -> (u64, Asked) {
-        let (request, session, ask) = (self.request(), self.session, self.ask(word));
-        self.tell(Event::Asked { request, session, ask: Request::Prefetch(ask), cause: Cause::default() });
+        self.asks(self.session, Request::Prefetch(self.ask(word)));
         self.directory_says(holders);
         let asked = self.fetch();
         let Effect::Prefetching { started: Ok(started), .. } = self.next() else { panic!("it has begun") };
@@ -78,7 +77,7 @@ fn a_prefetch_that_is_cancelled_is_stopped_and_leaves_nothing() {
     assert!(w.is_idle(), "it is not its own");
     w.cancel(w.session, ticket);
     assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order));
-    w.ended(asked.order, vec![Arrival::Failed, Arrival::Failed]);
+    w.ended(asked.order, vec![FAILED, FAILED]);
     assert!(w.is_at_rest());
 }
 
@@ -91,7 +90,7 @@ fn an_order_goes_on_as_long_as_somebody_waits_for_a_chunk_of_it() {
     assert!(matches!(w.next(), Effect::Hurry(order) if order == asked.order), "a lease is more urgent");
     w.cancel(w.session, ticket);
     assert!(w.is_idle(), "the lease waits for one of its chunks");
-    w.ended(asked.order, vec![here(1), Arrival::Failed]);
+    w.ended(asked.order, vec![here(1), FAILED]);
     assert_eq!(w.leased(request).chunks, 1);
 }
 
@@ -123,8 +122,7 @@ fn what_is_computed_sooner_than_it_comes_is_not_brought() {
     w.leased(request);
     // Node 2 delivers a block a second; a chunk of 16 tokens is computed in a millisecond.
     let ask = Lookup { prefill_tokens_per_second: Some(16_000.0), ..w.ask("abc") };
-    let (request, session) = (w.request(), w.session);
-    w.tell(Event::Asked { request, session, ask: Request::Prefetch(ask), cause: Cause::default() });
+    w.asks(w.session, Request::Prefetch(ask));
     w.directory_says(&[&[2], &[2]]);
     let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
     assert_eq!((started.tokens, started.tokens_to_recompute), (16, 32));
@@ -175,6 +173,6 @@ fn a_collection_that_is_given_up_is_answered() {
     w.cancel(w.session, ticket);
     assert!(matches!(w.refused(request), Refused::Unknown { what: "ticket", .. }));
     assert!(matches!(w.next(), Effect::CancelOrder(order) if order == asked.order));
-    w.ended(asked.order, vec![Arrival::Failed]);
+    w.ended(asked.order, vec![FAILED]);
     assert!(w.is_at_rest());
 }

@@ -10,7 +10,7 @@ fn header() -> RecordHeader {
     let chunk = ChunkRef { hash: hash(2), parent: hash(3), index: 4, anchor: hash(5) };
     let block = |slice, pool, bytes, range_bytes, ranges: &[u64]| {
         let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool };
-        let checksums = BlockChecksums { whole: block_checksum(&key, ranges), ranges: ranges.into() };
+        let checksums = Checksums::of(&key, ranges.iter().copied());
         BlockEntry { slice, pool, bytes, range_bytes, checksums }
     };
     let blocks = vec![block(0, 0, 10_000, 4_000, &[11, 12, 13]), block(1, 2, 77, 1 << 20, &[14])];

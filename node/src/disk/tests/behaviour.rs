@@ -421,7 +421,7 @@ fn a_chunk_larger_than_a_segment_is_refused() {
     let place = BlockPlace { slice: 0, pool: 0, memory, offset: 0, bytes, range_bytes: bytes };
     let (fingerprint, chunk) = (Fingerprint([1; 32]), TestChunk(1).chunk_ref());
     let key = BlockKey { fingerprint, hash: chunk.hash, slice: 0, pool: 0 };
-    let checksums = BlockChecksums { whole: block_checksum(&key, &[0]), ranges: smallvec::smallvec![0] };
+    let checksums = Checksums::of(&key, [0]);
     let order = WriteOrder::new(fingerprint, chunk, vec![Source { place, checksums }]);
     let (done, answer) = oneshot::channel();
     rig.volume.perform(vec![Job::Write((order.unwrap(), done))], &mut || None);
@@ -440,15 +440,14 @@ fn impossible_orders_are_refused_where_they_are_made() {
     ));
     assert_eq!(read(BlockPlace { bytes: 0, ..place.clone() }), order::OrderError::Blocks);
     assert_eq!(ReadOrder::new(key.fingerprint, chunk, Vec::new()).unwrap_err(), order::OrderError::Blocks);
-    let checksums = BlockChecksums { whole: 0, ranges: smallvec::SmallVec::new() };
+    let checksums = Checksums { whole: 0, ranges: [].into_iter().collect() };
     let source = Source { place: place.clone(), checksums };
     let write = WriteOrder::new(key.fingerprint, TestChunk(1).chunk_ref(), vec![source]).unwrap_err();
     assert_eq!(write, order::OrderError::Blocks);
     let place = BlockPlace { bytes: 1 << 20, range_bytes: 1, ..place };
     let block =
         BlockKey { fingerprint: key.fingerprint, hash: key.hash, slice: place.slice, pool: place.pool };
-    let whole = block_checksum(&block, &vec![0; 1 << 20]);
-    let checksums = BlockChecksums { whole, ranges: smallvec::smallvec![0; 1 << 20] };
+    let checksums = Checksums::of(&block, [0; 1 << 20]);
     let write = WriteOrder::new(key.fingerprint, TestChunk(1).chunk_ref(), vec![Source { place, checksums }]);
     assert!(matches!(write.unwrap_err(), order::OrderError::Header { .. }));
 }

@@ -1,5 +1,6 @@
 //! What a follower makes of what the writer's node sends: right layers, and everything else.
 
+use larder_core::{Event, OrderNumber};
 use larder_protocol::checksum::{layers_checksum, range_checksum};
 use larder_protocol::peer::{BlockLayers, FollowChunks, FollowStep, Followed};
 
@@ -98,7 +99,7 @@ async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>) -> Vec<St
         device: 0,
         fingerprint: SPACE,
         chunks: vec![chunk(0), chunk(1)],
-        order: 7,
+        order: ORDER,
         attempt: 0,
         patience_ms: 10_000,
         news,
@@ -106,22 +107,26 @@ async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>) -> Vec<St
     };
     assert!(asker.handle.follow(order));
     let mut told = Vec::new();
-    while let Some(FollowCame { order, chunk, step }) = came.recv().await {
-        assert_eq!(order, 7);
-        told.push(match step {
-            ChunkStep::Layers { offset, bytes, .. } => format!("{chunk}: {offset}+{bytes}"),
-            ChunkStep::Ended(Fetched::Here { checksums, .. }) => {
+    while let Some(event) = came.recv().await {
+        told.push(match event {
+            Event::LayersCame { order: ORDER, chunk, layers } => {
+                format!("{chunk}: {}+{}", layers.offset, layers.bytes)
+            }
+            Event::FollowedCame { order: ORDER, chunk, came: Arrival::Here { checksums, .. } } => {
                 assert_eq!(checksums[0].whole, checksum(&hash(chunk as u8)));
                 format!("{chunk}: here")
             }
-            ChunkStep::Ended(Fetched::Failed(failure)) => format!("{chunk}: {failure:?}"),
-            ChunkStep::Ended(other) => format!("{chunk}: {other:?}"),
-            ChunkStep::Closed => unreachable!("the actor says so itself"),
+            Event::FollowedCame { order: ORDER, chunk, came: Arrival::Failed(failure) } => {
+                format!("{chunk}: {failure:?}")
+            }
+            Event::FollowedCame { order: ORDER, chunk, came } => format!("{chunk}: {came:?}"),
+            event => unreachable!("{event:?}"),
         });
     }
     told
 }
 
+const ORDER: OrderNumber = OrderNumber(7);
 const FIRST: &str = "0: 0+32768";
 const SECOND: &str = "0: 32768+32768";
 
@@ -185,7 +190,7 @@ fn layers_with_another_checksum_lose_their_chunk_alone() {
             let whole = whole(1, checksum(&hash(1)));
             let says = vec![half(0, 0), wrong, half(0, 1), half(1, 0), half(1, 1), whole];
             let came = follow(&asker, &holder, says, false).await;
-            assert_eq!(came, [FIRST, "0: Checksum", "1: 0+32768", "1: 32768+32768", "1: here"]);
+            assert_eq!(came, [FIRST, "0: Damaged", "1: 0+32768", "1: 32768+32768", "1: here"]);
         }
     });
 }
@@ -195,7 +200,7 @@ fn a_commit_of_other_bytes_than_were_handed_over_or_of_too_few_is_a_loss() {
     between(ExchangeLimits::default(), async |asker, holder| {
         let says = vec![half(0, 0), half(0, 1), whole(0, 1), half(1, 0), whole(1, checksum(&hash(1)))];
         let came = follow(&asker, &holder, says, false).await;
-        assert_eq!(came, [FIRST, SECOND, "0: Checksum", "1: 0+32768", "1: Malformed"]);
+        assert_eq!(came, [FIRST, SECOND, "0: Damaged", "1: 0+32768", "1: Malformed"]);
     });
 }
 

@@ -44,10 +44,10 @@ fn a_silent_holder_costs_one_deadline_and_then_nothing_until_it_answers_again() 
         assert!(is_here(&asker.fetch(1, LONG).await));
         relay.is_stopped.set(true);
         let came = asker.fetch(2, DEADLINE).await;
-        assert!(came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Deadline))), "{came:?}");
+        assert!(came.iter().all(|came| matches!(came, Arrival::Failed(FetchFailure::Deadline))), "{came:?}");
         let came = asker.fetch(2, LONG).await;
         assert!(
-            came.iter().all(|came| matches!(came, Fetched::Failed(FetchFailure::Unreachable))),
+            came.iter().all(|came| matches!(came, Arrival::Failed(FetchFailure::Unreachable))),
             "nobody waits for it: {came:?}"
         );
         assert_eq!(holder.fetches.get(), 1);
@@ -99,10 +99,10 @@ fn a_holder_that_is_heard_and_sends_no_blocks_is_left_out_after_some_deadlines()
         holder.does.set(Does::Nothing);
         for asked in 1..=3 {
             let came = asker.fetch(1, Duration::from_millis(100)).await;
-            assert!(matches!(came[0], Fetched::Failed(FetchFailure::Deadline)), "{came:?}");
+            assert!(matches!(came[0], Arrival::Failed(FetchFailure::Deadline)), "{came:?}");
             assert_eq!(holder.fetches.get(), asked);
         }
         let came = asker.fetch(1, LONG).await;
-        assert!(matches!(came[0], Fetched::Failed(FetchFailure::Unreachable)), "{came:?}");
+        assert!(matches!(came[0], Arrival::Failed(FetchFailure::Unreachable)), "{came:?}");
     });
 }

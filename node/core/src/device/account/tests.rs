@@ -19,6 +19,10 @@ fn ask(copy: Ticket, layers: u32, wait_ms: u64) -> AskCopy {
     AskCopy { copy: copy.0, layers, wait_ms }
 }
 
+fn by(session: SessionId, number: u64) -> RequestId {
+    RequestId { session, number }
+}
+
 fn told(layers: u32, end: Option<CopyEnd>) -> CopyProgress {
     CopyProgress { layers, end }
 }
@@ -27,32 +31,32 @@ fn told(layers: u32, end: Option<CopyEnd>) -> CopyProgress {
 fn an_asker_hears_when_as_many_layers_are_done_as_it_wants_and_once_of_the_end() {
     let mut account = account();
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
-    assert!(account.ask(0, ENGINE, ask(copy, 2, 50), RequestId(100)));
+    assert!(account.ask(0, ask(copy, 2, 50), by(ENGINE, 100)));
     account.layers(copy, 1);
     assert_eq!(account.take_news(), []);
     account.layers(copy, 2);
-    assert_eq!(account.take_news(), [(RequestId(100), told(2, None))]);
-    assert!(account.ask(0, ENGINE, ask(copy, u32::MAX, 50), RequestId(101)));
+    assert_eq!(account.take_news(), [(by(ENGINE, 100), told(2, None))]);
+    assert!(account.ask(0, ask(copy, u32::MAX, 50), by(ENGINE, 101)));
     assert_eq!(account.ended(copy, Ok(())), Some(Ended { held: 7, is_whole: true }));
     assert_eq!(account.take_news(), [], "what it brought is yet to be looked at");
     account.finish(copy, CopyEnd::Done);
-    assert_eq!(account.take_news(), [(RequestId(101), told(4, Some(CopyEnd::Done)))]);
-    assert!(!account.ask(0, ENGINE, ask(copy, 1, 0), RequestId(102)));
+    assert_eq!(account.take_news(), [(by(ENGINE, 101), told(4, Some(CopyEnd::Done)))]);
+    assert!(!account.ask(0, ask(copy, 1, 0), by(ENGINE, 102)));
 }
 
 #[test]
 fn an_asker_waits_no_longer_than_it_wants_and_gives_way_to_the_next() {
     let mut account = account();
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
-    assert!(account.ask(5, ENGINE, ask(copy, 2, 10), RequestId(100)));
+    assert!(account.ask(5, ask(copy, 2, 10), by(ENGINE, 100)));
     account.answer_late(14);
     assert_eq!(account.take_news(), []);
     account.answer_late(15);
-    assert_eq!(account.take_news(), [(RequestId(100), told(0, None))]);
-    assert!(account.ask(15, ENGINE, ask(copy, 2, 10), RequestId(101)));
-    assert!(account.ask(15, ENGINE, ask(copy, 2, 10), RequestId(102)));
-    assert_eq!(account.take_news(), [(RequestId(101), told(0, None))]);
-    assert!(!account.ask(15, OTHER, ask(copy, 2, 0), RequestId(103)), "it is another session's");
+    assert_eq!(account.take_news(), [(by(ENGINE, 100), told(0, None))]);
+    assert!(account.ask(15, ask(copy, 2, 10), by(ENGINE, 101)));
+    assert!(account.ask(15, ask(copy, 2, 10), by(ENGINE, 102)));
+    assert_eq!(account.take_news(), [(by(ENGINE, 101), told(0, None))]);
+    assert!(!account.ask(15, ask(copy, 2, 0), by(OTHER, 103)), "it is another session's");
 }
 
 #[test]
@@ -61,8 +65,8 @@ fn what_comes_after_the_deadline_is_no_hit_and_is_held_until_then() {
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
     assert_eq!(account.overdue(99), []);
     assert_eq!(account.overdue(100), [copy]);
-    assert!(account.ask(100, ENGINE, ask(copy, u32::MAX, 50), RequestId(100)));
-    assert_eq!(account.take_news(), [(RequestId(100), told(0, Some(CopyEnd::Stalled)))]);
+    assert!(account.ask(100, ask(copy, u32::MAX, 50), by(ENGINE, 100)));
+    assert_eq!(account.take_news(), [(by(ENGINE, 100), told(0, Some(CopyEnd::Stalled)))]);
     assert_eq!(account.held(copy), Some(&7));
     assert_eq!(account.ended(copy, Ok(())), Some(Ended { held: 7, is_whole: false }));
     assert_eq!(account.under_way(), 0);
@@ -72,9 +76,9 @@ fn what_comes_after_the_deadline_is_no_hit_and_is_held_until_then() {
 fn what_a_lost_device_may_touch_comes_back_when_it_is_gone() {
     let mut account = account();
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
-    assert!(account.ask(0, ENGINE, ask(copy, 1, 50), RequestId(100)));
+    assert!(account.ask(0, ask(copy, 1, 50), by(ENGINE, 100)));
     assert_eq!(account.ended(copy, Err(DeviceFailure::Lost)), None);
-    assert_eq!(account.take_news(), [(RequestId(100), told(0, Some(CopyEnd::Lost)))]);
+    assert_eq!(account.take_news(), [(by(ENGINE, 100), told(0, Some(CopyEnd::Lost)))]);
     assert_eq!((account.under_way(), account.gone(), account.under_way()), (1, vec![7], 0));
 }
 
@@ -156,8 +160,8 @@ proptest! {
                 }
                 Step::Ask(n, layers, wait) => if let Some((ticket, session)) = pick(&all, n) {
                     asked += 1;
-                    if account.ask(now, session, ask(ticket, layers, wait), RequestId(asked)) {
-                        open.insert(RequestId(asked));
+                    if account.ask(now, ask(ticket, layers, wait), by(session, asked)) {
+                        open.insert(by(session, asked));
                     }
                 }
                 Step::Layers(n, layers) => if let Some((ticket, _)) = pick(&all, n) {

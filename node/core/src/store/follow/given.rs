@@ -5,9 +5,10 @@ use std::ops::Range;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::HandOver;
 
+use crate::store::checksums::Checksums;
 use crate::store::commit::{BlockMove, CommitOrder, Order};
 use crate::store::ids::{ChunkId, NamespaceId, OrderId, SessionId};
-use crate::store::index::{Block, Checksums};
+use crate::store::index::Block;
 use crate::store::lookup::Place;
 use crate::store::{Refused, Store};
 
@@ -87,7 +88,7 @@ impl Store {
         quarantined.into_iter().for_each(|slot| self.slab.restore(slot));
         for ((id, block), sums) in blocks.into_iter().zip(checksums) {
             // All of these layers share one checksum.
-            let checksum = sums.ranges.as_slice().first().copied().unwrap_or_default();
+            let checksum = sums.ranges.first().copied().unwrap_or_default();
             self.layers_in_place(id, block, layers.clone(), checksum);
         }
         true

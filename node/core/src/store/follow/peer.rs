@@ -128,7 +128,7 @@ impl Store {
                 self.follows.layers(id, block).map(|layers| layers.pieces(spec)).unwrap_or_default()
             }
             Block::Ready(_, checksums) => {
-                let ranges = layer_ranges(spec).zip(checksums.ranges.as_slice());
+                let ranges = layer_ranges(spec).zip(checksums.ranges.iter());
                 ranges.map(|(range, &checksum)| (range.start, range.end - range.start, checksum)).collect()
             }
         };

@@ -87,7 +87,7 @@ impl Store {
                         self.follows.layers(id, block).map(|layers| layers.pieces(spec)).unwrap_or_default()
                     }
                     Block::Ready(_, checksums) => {
-                        let ranges = layer_ranges(spec).zip(checksums.ranges.as_slice());
+                        let ranges = layer_ranges(spec).zip(checksums.ranges.iter());
                         ranges.map(|(range, &sum)| (range.start, range.end - range.start, sum)).collect()
                     }
                 };

@@ -70,8 +70,7 @@ impl History {
         let (mut came, chunks) = (Vec::new(), places.len());
         let answered = if fails { self.random.usize(..=chunks) } else { chunks };
         for places in places.into_iter().take(answered) {
-            let failures =
-                [Arrival::NotHeld, Arrival::Busy { retry_after_ms: 5 }, Arrival::Damaged, Arrival::Failed];
+            let failures = [Arrival::NotHeld, Arrival::Busy { retry_after_ms: 5 }, Arrival::Damaged, FAILED];
             let is_here = !fails || self.random.bool();
             places.into_iter().for_each(|(to, name)| self.put_in(to, name, is_here));
             came.push(match is_here {
@@ -90,14 +89,14 @@ impl History {
             end if ends || end == 0 => self.tell(Event::FollowEnded(order)),
             1 => {
                 let is_here = self.random.u8(..4) > 0;
-                let came = if is_here { here(1) } else { Arrival::Failed };
+                let came = if is_here { here(1) } else { FAILED };
                 let coming = std::mem::take(&mut places[chunk]);
                 // Layers that were told are right already: what comes after them does not touch them.
                 if is_here {
                     coming.into_iter().for_each(|(to, name)| self.put_in(to, name, true));
                 }
                 self.open.push(Open::Follow(order, places));
-                self.answered.push(Event::FollowedCame { order, chunk, came: Arrival::Failed });
+                self.answered.push(Event::FollowedCame { order, chunk, came: FAILED });
                 self.tell(Event::FollowedCame { order, chunk, came });
             }
             _ => {

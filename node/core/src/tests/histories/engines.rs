@@ -5,11 +5,11 @@ use super::*;
 impl History {
     pub(super) fn asks(&mut self, at: usize, chunks: (Vec<ChunkHash>, Fingerprint), ask: Request) {
         self.last_request += 1;
-        let (request, cause) = (RequestId(self.last_request), Cause::default());
         let (session, (hashes, fingerprint)) = (self.sessions[at].session, chunks);
+        let request = RequestId { session, number: self.last_request };
         self.requests
             .insert(request, AskedFor { session, ask: ask.clone(), hashes, fingerprint, is_over: false });
-        self.tell(Event::Asked { request, session, ask, cause });
+        self.tell(Event::Asked { request, ask, cause: Cause::default() });
     }
 
     /// A request about nothing that the history has to remember.
