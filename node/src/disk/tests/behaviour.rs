@@ -447,7 +447,7 @@ fn impossible_orders_are_refused_where_they_are_made() {
     let place = BlockPlace { bytes: 1 << 20, range_bytes: 1, ..place };
     let block =
         BlockKey { fingerprint: key.fingerprint, hash: key.hash, slice: place.slice, pool: place.pool };
-    let checksums = Checksums::of(&block, [0; 1 << 20]);
+    let checksums = Checksums::of(&block, std::iter::repeat_n(0, 1 << 20));
     let write = WriteOrder::new(key.fingerprint, TestChunk(1).chunk_ref(), vec![Source { place, checksums }]);
     assert!(matches!(write.unwrap_err(), order::OrderError::Header { .. }));
 }
