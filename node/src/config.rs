@@ -14,6 +14,7 @@ use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
 use larder_net::trace::TracingConfig;
 use serde::Deserialize;
+use strsim::levenshtein;
 
 pub use self::object::{ObjectConfig, ObjectWrite};
 use crate::arena::HugePages;
@@ -130,13 +131,13 @@ pub struct DiskConfig {
     #[serde(default)]
     pub write: WritePolicy,
     /// For `write_through_selective`: from which use of a chunk on, its commit included.
-    #[serde(default = "default_write_after_uses")]
+    #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
     /// Bytes that are verified a second while the drive has nothing else to do; 0 for none.
-    #[serde(default = "default_scrub_bytes")]
+    #[serde(default = "mib::<16>")]
     pub scrub_bytes_per_second: ByteSize,
     /// How long a lease waits for chunks from disk.
-    #[serde(default = "default_read_deadline_ms")]
+    #[serde(default = "number::<5_000, _>")]
     pub read_deadline_ms: u64,
 }
 
@@ -203,10 +204,10 @@ pub struct RecordConfig {
     /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
     pub path: PathBuf,
     /// Size of one file.
-    #[serde(default = "default_record_bytes")]
+    #[serde(default = "mib::<RECORD_MIB>")]
     pub max_bytes: ByteSize,
     /// Older files that are kept.
-    #[serde(default = "default_old_files")]
+    #[serde(default = "number::<OLD_FILES, _>")]
     pub old_files: u32,
 }
 
@@ -228,19 +229,19 @@ pub struct ClusterConfig {
     /// Its private key (PEM).
     pub key: PathBuf,
     /// Whether chunks are shared with other nodes.
-    #[serde(default = "default_share")]
+    #[serde(default = "yes")]
     pub share: bool,
     /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
-    #[serde(default = "default_staging_bytes")]
+    #[serde(default = "mib::<256>")]
     pub staging_bytes: ByteSize,
     /// How long a lease waits for blocks from other nodes.
-    #[serde(default = "default_fetch_deadline_ms")]
+    #[serde(default = "number::<2_000, _>")]
     pub fetch_deadline_ms: u64,
     /// How long a lookup waits to hear who has what.
-    #[serde(default = "default_find_deadline_ms")]
+    #[serde(default = "number::<100, _>")]
     pub find_deadline_ms: u64,
     /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing where there are none.
-    #[serde(default = "default_datagram_bytes")]
+    #[serde(default = "number::<8_900, _>")]
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where
     /// it is not given.
@@ -338,7 +339,7 @@ impl RecordConfig {
     /// Records to `path`, in files of the usual size and number.
     #[must_use]
     pub fn to(path: PathBuf) -> Self {
-        Self { path, max_bytes: default_record_bytes(), old_files: default_old_files() }
+        Self { path, max_bytes: mib::<RECORD_MIB>(), old_files: OLD_FILES.into() }
     }
 }
 
@@ -383,12 +384,16 @@ impl Default for SessionConfig {
     }
 }
 
-fn default_record_bytes() -> ByteSize {
-    ByteSize::mib(64)
+fn mib<const MIB: u64>() -> ByteSize {
+    ByteSize::mib(MIB)
 }
 
-fn default_old_files() -> u32 {
-    4
+fn number<const NUMBER: u16, T: From<u16>>() -> T {
+    NUMBER.into()
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn default_topic() -> String {
@@ -399,40 +404,8 @@ fn default_segment_bytes() -> ByteSize {
     ByteSize(DEFAULT_SEGMENT_BYTES)
 }
 
-fn default_write_after_uses() -> u32 {
-    2
-}
-
-fn default_scrub_bytes() -> ByteSize {
-    ByteSize::mib(16)
-}
-
-fn default_read_deadline_ms() -> u64 {
-    5_000
-}
-
 fn default_peer_listen() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::UNSPECIFIED, 9441))
-}
-
-fn default_share() -> bool {
-    true
-}
-
-fn default_staging_bytes() -> ByteSize {
-    ByteSize::mib(256)
-}
-
-fn default_fetch_deadline_ms() -> u64 {
-    2_000
-}
-
-fn default_find_deadline_ms() -> u64 {
-    100
-}
-
-fn default_datagram_bytes() -> u16 {
-    8_900
 }
 
 /// The allowed word that looks most like the one found, where serde's message names both: it has the word found in the
@@ -440,24 +413,16 @@ fn default_datagram_bytes() -> u16 {
 fn nearest_word(message: &str) -> Option<String> {
     let mut words = message.strip_prefix("unknown ")?.split('`').skip(1).step_by(2);
     let found = words.next()?;
-    let (distance, nearest) = words.map(|word| (edits(found, word), word)).min()?;
+    let (distance, nearest) = words.map(|word| (levenshtein(found, word), word)).min()?;
     (distance <= nearest.len() / 2).then(|| nearest.to_owned())
 }
 
-/// How many characters must be put in, left out or replaced to make `a` into `b` (Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.chars().enumerate() {
-            let replaced = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[row.len() - 1]
-}
+/// From which use of a chunk on it is written, where that is asked.
+const WRITE_AFTER_USES: u16 = 2;
+
+/// Size and number of the files of recorded lookups.
+const RECORD_MIB: u64 = 64;
+const OLD_FILES: u16 = 4;
 
 #[cfg(test)]
 mod tests;

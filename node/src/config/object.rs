@@ -6,7 +6,7 @@ use std::fmt;
 use larder_core::store::WritePolicy;
 use serde::Deserialize;
 
-use super::default_write_after_uses;
+use super::{WRITE_AFTER_USES, number};
 
 /// The object tier: a store that all nodes share. Credentials come from the environment, by the names that the store's own
 /// tools use (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
@@ -27,22 +27,22 @@ pub struct ObjectConfig {
     #[serde(default)]
     pub write: ObjectWrite,
     /// For `write_through_selective`: from which use of a chunk on, its commit included.
-    #[serde(default = "default_write_after_uses")]
+    #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
     /// Requests at a time; writes take half of them at most.
-    #[serde(default = "default_object_requests")]
+    #[serde(default = "number::<32, _>")]
     pub max_requests: usize,
     /// Chunks that wait to be written, and as many that wait to be read; more are left out.
-    #[serde(default = "default_object_queue")]
+    #[serde(default = "number::<1_024, _>")]
     pub queue_orders: usize,
     /// How long one request may take.
-    #[serde(default = "default_request_timeout_ms")]
+    #[serde(default = "number::<5_000, _>")]
     pub request_timeout_ms: u64,
     /// How long a lease waits for chunks from the store, and a write may take, repeated requests included.
-    #[serde(default = "default_object_deadline_ms")]
+    #[serde(default = "number::<10_000, _>")]
     pub read_deadline_ms: u64,
     /// How long a lookup waits to hear what the store has.
-    #[serde(default = "default_object_find_deadline_ms")]
+    #[serde(default = "number::<200, _>")]
     pub find_deadline_ms: u64,
 }
 
@@ -84,24 +84,4 @@ impl From<ObjectWrite> for Option<WritePolicy> {
             ObjectWrite::Off => None,
         }
     }
-}
-
-fn default_object_requests() -> usize {
-    32
-}
-
-fn default_object_queue() -> usize {
-    1_024
-}
-
-fn default_request_timeout_ms() -> u64 {
-    5_000
-}
-
-fn default_object_deadline_ms() -> u64 {
-    10_000
-}
-
-fn default_object_find_deadline_ms() -> u64 {
-    200
 }
