@@ -54,11 +54,8 @@ pub struct Destination {
 #[non_exhaustive]
 pub enum MemoryError {
     /// No memory file can be made.
-    #[error("cannot create a memory file{}", if *.source == Errno::MFILE { ": raise the limit of open files" } else { "" })]
-    Create {
-        /// What the system says.
-        source: Errno,
-    },
+    #[error("cannot create a memory file{}", if *.0 == Errno::MFILE { ": raise the limit of open files" } else { "" })]
+    Create(#[source] Errno),
     /// The file cannot have that size.
     #[error("cannot make a memory file of {bytes} bytes: lower [host] extent_bytes")]
     Size {
@@ -97,16 +94,10 @@ pub enum MemoryError {
     },
     /// The file cannot be sealed.
     #[error("cannot seal memory: the kernel must be Linux 5.1 or newer")]
-    Seal {
-        /// What the system says.
-        source: Errno,
-    },
+    Seal(#[source] Errno),
     /// A thread that takes memory cannot be started.
     #[error("cannot start a thread")]
-    Thread {
-        /// What the system says.
-        source: io::Error,
-    },
+    Thread(#[source] io::Error),
 }
 
 /// A place that does not lie within its memory.
@@ -130,9 +121,8 @@ impl Arena {
     /// # Errors
     /// Where the system does not give all of it: what was taken is given back.
     pub fn create(limits: &ArenaLimits, progress: &(dyn Fn(u64) + Sync)) -> Result<Self, MemoryError> {
-        let spec = ExtentSpec::new(limits);
-        let extents = create_extents(limits, spec, progress)?;
-        let arena = Self { spec, extents: extents.into_iter().map(Some).collect() };
+        let extents = create_extents(limits, progress)?;
+        let arena = Self { spec: limits.extent, extents: extents.into_iter().map(Some).collect() };
         arena.placement().warn_if_wrong();
         Ok(arena)
     }
@@ -199,19 +189,12 @@ impl Arena {
     }
 }
 
-impl MemoryError {
-    pub(crate) fn create(source: Errno) -> Self {
-        Self::Create { source }
-    }
-}
-
 /// Creates all extents, on as many threads as `limits` says.
 fn create_extents(
     limits: &ArenaLimits,
-    spec: ExtentSpec,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Vec<Arc<ExtentMemory>>, MemoryError> {
-    let extents = limits.extents as usize;
+    let (extents, spec) = (limits.extents as usize, limits.extent);
     let (next, done_bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
     let result = Mutex::new(Ok(Vec::with_capacity(extents)));
     let work = || {
@@ -231,7 +214,7 @@ fn create_extents(
     std::thread::scope(|scope| {
         for _ in 0..limits.fault_threads.min(extents) {
             let thread = std::thread::Builder::new().name("larder-fault".into());
-            thread.spawn_scoped(scope, work).map_err(|source| MemoryError::Thread { source })?;
+            thread.spawn_scoped(scope, work).map_err(MemoryError::Thread)?;
         }
         Ok(())
     })?;

@@ -40,7 +40,7 @@ pub use order::{
 pub use tier::{DiskTier, OnGone, Refused};
 
 /// What a tier needs to know.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DiskOptions {
     /// Where its file is. Made where it is not there; nothing else should be in it.
     pub folder: PathBuf,

@@ -59,7 +59,7 @@ impl HardwareStatus {
         for mismatch in &limits.mismatches {
             tracing::warn!("{mismatch}");
         }
-        limits.mismatches.iter().for_each(|mismatch| metrics.mismatched(mismatch.kind()));
+        limits.mismatches.iter().for_each(|mismatch| metrics.mismatched(mismatch.into()));
         let place = limits.cluster.as_ref().map(|cluster| &cluster.place);
         Self {
             devices: Vec::new(),
@@ -75,14 +75,14 @@ impl DeviceHardware {
     pub(crate) fn of(device: u16, limits: &ActorLimits, arena: &Arena, metrics: &Metrics) -> Self {
         let placement = arena.placement();
         export(device, &placement, metrics);
-        let advice = placement.advice(limits.arena.huge_pages);
+        let advice = placement.advice(limits.arena.extent.huge_pages);
         let hardware = Self {
             device,
             gpu: limits.pci.map(|pci| pci.to_string()),
             numa_node: limits.numa_node,
             cpus: limits.cpus.to_string(),
             nearest_interface: limits.interface.clone(),
-            memory_numa_node: limits.arena.numa_node,
+            memory_numa_node: limits.arena.extent.numa_node,
             huge_bytes: placement.huge_bytes,
             transparent_huge_bytes: placement.transparent_bytes,
             ordinary_bytes: placement.ordinary_bytes(),
@@ -92,7 +92,7 @@ impl DeviceHardware {
                 .map(|&node| (node, placement.bytes_on(node)))
                 .collect(),
             misplaced_bytes: placement.misplaced_bytes(),
-            placement_source: placement.source.name().to_owned(),
+            placement_source: <&str>::from(placement.source).to_owned(),
             advice,
         };
         let Self { gpu, cpus, nearest_interface, advice, .. } = &hardware;
@@ -129,7 +129,7 @@ fn export(device: u16, placement: &Placement, metrics: &Metrics) {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::host::machines::{facts, quarters};
+    use crate::host::tests::machines::{facts, quarters};
 
     #[test]
     fn what_was_got_is_in_the_status_and_in_the_metrics_and_a_mismatch_is_counted() {
@@ -142,7 +142,7 @@ mod tests {
 
         let actor = &mut limits.actors[0];
         actor.arena.cpus = crate::threads::pinned_to().unwrap();
-        actor.arena.numa_node = Some(1_000);
+        actor.arena.extent.numa_node = Some(1_000);
         let arena = Arena::create(&actor.arena, &|_| ()).unwrap();
         let device = DeviceHardware::of(0, actor, &arena, &metrics);
         assert_eq!((device.numa_node, device.nearest_interface.as_deref()), (Some(1), Some("eth1")));

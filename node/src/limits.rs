@@ -17,12 +17,13 @@ use larder_core::store::StoreLimits;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
 
-pub use error::{ConfigError, MemoryOf};
+pub use error::ConfigError;
 pub use near::{Mismatch, PeerPlace};
 
 use crate::arena::ArenaLimits;
 use crate::config::KvEventsConfig;
 use crate::copy::CopyLimits;
+use crate::disk::DiskOptions;
 use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
 use crate::record::RecordLimits;
@@ -107,22 +108,10 @@ pub struct ActorLimits {
 /// The numbers of one actor's disk tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiskLimits {
-    /// The tier's own folder.
-    pub folder: PathBuf,
-    /// Where the namespaces of its chunks are described.
-    pub namespaces: PathBuf,
-    /// Bytes on disk.
-    pub capacity_bytes: u64,
-    /// Bytes of a segment.
-    pub segment_bytes: u64,
-    /// Bytes that are verified a second.
-    pub scrub_bytes_per_second: u64,
+    /// What the tier itself needs.
+    pub options: DiskOptions,
     /// How long a lease waits for it.
     pub read_deadline: Duration,
-    /// Orders that may wait.
-    pub queue_orders: usize,
-    /// The CPUs of its thread.
-    pub cpus: CpuSet,
 }
 
 /// The numbers of the object tier.
@@ -158,8 +147,6 @@ pub struct SessionLimits {
     pub max_window_bytes: u64,
     /// Blocks that one session leases at a time.
     pub max_leased_blocks: u64,
-    /// The longest pin.
-    pub max_pin_ms: u64,
     /// Processes of one tenant that have closed their session but still run, past which it gets no new session.
     pub max_lingering_processes: u32,
     /// Whether engines write straight into the arena, and so have no write window.

@@ -10,6 +10,27 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity, set_name};
 
 use crate::host::CpuSet;
 
+/// A thread that is waited for when this is dropped. What gives it work has to be dropped first: it stands before this in a
+/// struct.
+#[derive(Debug)]
+pub(crate) struct Joined(Option<JoinHandle<()>>);
+
+impl From<JoinHandle<()>> for Joined {
+    fn from(thread: JoinHandle<()>) -> Self {
+        Self(Some(thread))
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        let Some(thread) = self.0.take() else { return };
+        let name = thread.thread().name().map(str::to_owned);
+        if thread.join().is_err() {
+            tracing::error!(name, "a thread panicked outside of any order");
+        }
+    }
+}
+
 /// Starts a thread called `name` (the kernel keeps 15 bytes of it) on `cpus`.
 ///
 /// # Errors
@@ -24,6 +45,15 @@ pub fn spawn<T: Send + 'static>(
         pin_or_warn(&cpus);
         run()
     })
+}
+
+/// Carries blocking work out beside an async thread; a panic of the work goes on here.
+///
+/// # Cancel safety
+/// Dropped, the work goes on.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 /// Names the calling thread, for people who look at the process; the kernel keeps 15 bytes.

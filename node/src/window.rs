@@ -5,13 +5,11 @@ mod budget;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
-};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
 
 pub use self::budget::{WindowBudget, WindowShare};
 
-use crate::arena::mapping::{Access, Mapping};
+use crate::arena::mapping::{Access, Mapping, memory_file, seal};
 use crate::arena::{Binding, MemoryError, OutOfBounds, PAGE_BYTES, numa};
 
 /// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail;
@@ -39,20 +37,11 @@ impl Window {
         share: Option<WindowShare>,
     ) -> Result<Self, MemoryError> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("larder-window", flags).map_err(MemoryError::create)?;
-        ftruncate(&file, bytes).map_err(|source| MemoryError::Size { bytes, source })?;
-        let mapping = Mapping::new(file.as_fd(), bytes, Access::Read)
-            .map_err(|source| MemoryError::Map { bytes, source })?;
-        if let Some(node) = numa_node
-            && let Err(error) = numa::bind(&mapping, node, Binding::Preferred)
-        {
-            tracing::debug!(%error, node, "a window cannot be bound");
-        }
+        let (file, mapping) = memory_file("larder-window", MemfdFlags::empty(), bytes, Access::Read)?;
+        numa::bind(&mapping, numa_node, Binding::Preferred);
         fallocate(&file, FallocateFlags::empty(), 0, bytes)
             .map_err(|source| MemoryError::Window { bytes, source })?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        fcntl_add_seals(&file, seals).map_err(|source| MemoryError::Seal { source })?;
+        seal(&file, SealFlags::empty())?;
         Ok(Self { mapping, file, _share: share })
     }
 
@@ -98,7 +87,7 @@ impl fmt::Debug for Window {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::fstat;
+    use rustix::fs::{fcntl_add_seals, fstat, ftruncate};
     use rustix::io::Errno;
 
     use super::*;

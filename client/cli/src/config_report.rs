@@ -104,7 +104,7 @@ impl ConfigReport {
             add("interface", interface.clone().into());
         }
         add("arena bytes", arena.bytes().into());
-        add("extent bytes", arena.extent_bytes.into());
+        add("extent bytes", arena.extent.bytes.into());
         if let Some(chunks) = store.capacity_chunks {
             add("chunks", chunks.into());
         }
@@ -112,7 +112,7 @@ impl ConfigReport {
         add("evicts down to bytes", store.low_watermark_bytes.into());
         add("policy", store.policy.to_string().into());
         add("pinned bytes", store.max_pinned_bytes.into());
-        if let Some(disk) = disk {
+        if let Some(disk) = disk.as_ref().map(|disk| &disk.options) {
             add("disk folder", disk.folder.display().to_string().into());
             add("disk bytes", disk.capacity_bytes.into());
             add("disk segment bytes", disk.segment_bytes.into());

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use larder_device::HostMemory;
 use larder_protocol::checksum::RangeChecksum;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
-use super::mapping::{Access, Mapping};
-use super::{ArenaLimits, Binding, HugePages, MemoryError, OutOfBounds, numa};
+use super::mapping::{Access, Mapping, memory_file, seal};
+use super::{Binding, HugePages, MemoryError, OutOfBounds, numa};
 
 /// What the memory of an extent is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentSpec {
     /// Its size.
     pub bytes: u64,
-    /// The NUMA node to bind it to.
+    /// The NUMA node to bind it to; nowhere in particular where `None`.
     pub numa_node: Option<u32>,
     /// How to bind it.
     pub binding: Binding,
@@ -57,18 +57,6 @@ pub struct Renewal {
 }
 
 impl ExtentSpec {
-    /// The extents of the arena that `limits` describes.
-    #[must_use]
-    pub fn new(limits: &ArenaLimits) -> Self {
-        Self {
-            bytes: limits.extent_bytes,
-            numa_node: limits.numa_node,
-            binding: limits.binding,
-            huge_pages: limits.huge_pages,
-            trust_engines: limits.trust_engines,
-        }
-    }
-
     /// Takes memory from the system, faults it in and seals it. Takes about a second for each GiB.
     ///
     /// # Errors
@@ -98,19 +86,12 @@ impl ExtentSpec {
 
     fn create_from(self, pages: Pages) -> Result<ExtentMemory, MemoryError> {
         let bytes = self.bytes;
-        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        if pages == Pages::Huge {
-            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-        }
-        let file = memfd_create("larder-arena", flags).map_err(MemoryError::create)?;
-        ftruncate(&file, bytes).map_err(|source| MemoryError::Size { bytes, source })?;
-        let mapping = Mapping::new(file.as_fd(), bytes, Access::Write)
-            .map_err(|source| MemoryError::Map { bytes, source })?;
-        if let Some(node) = self.numa_node
-            && let Err(error) = numa::bind(&mapping, node, self.binding)
-        {
-            tracing::debug!(%error, node, "an extent cannot be bound");
-        }
+        let flags = match pages {
+            Pages::Ordinary => MemfdFlags::empty(),
+            Pages::Huge => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        };
+        let (file, mapping) = memory_file("larder-arena", flags, bytes, Access::Write)?;
+        numa::bind(&mapping, self.numa_node, self.binding);
         if pages == Pages::Ordinary && self.huge_pages == HugePages::Auto {
             mapping.prefer_huge_pages();
         }
@@ -121,13 +102,8 @@ impl ExtentSpec {
             Err(source) => return Err(MemoryError::Fault { bytes, source }),
         }
         // Sealed only now: the node's own mapping, made before, stays writable.
-        fcntl_add_seals(&file, self.seals()).map_err(|source| MemoryError::Seal { source })?;
+        seal(&file, if self.trust_engines { SealFlags::empty() } else { SealFlags::FUTURE_WRITE })?;
         Ok(ExtentMemory { mapping, file, spec: self, pages })
-    }
-
-    fn seals(self) -> SealFlags {
-        let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        if self.trust_engines { size } else { size | SealFlags::FUTURE_WRITE }
     }
 }
 

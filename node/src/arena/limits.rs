@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::ExtentSpec;
 use crate::host::CpuSet;
 
 /// The numbers of one arena.
@@ -9,16 +10,8 @@ use crate::host::CpuSet;
 pub struct ArenaLimits {
     /// Extents; at least 2.
     pub extents: u32,
-    /// Bytes of one extent, a multiple of 4 KiB, at least 2 MiB.
-    pub extent_bytes: u64,
-    /// Where the memory is bound; nowhere in particular where `None`.
-    pub numa_node: Option<u32>,
-    /// How.
-    pub binding: Binding,
-    /// Whether to try for huge pages.
-    pub huge_pages: HugePages,
-    /// Whether engines may map the extents writable.
-    pub trust_engines: bool,
+    /// What each of them is to be; its size a multiple of 4 KiB, at least 2 MiB.
+    pub extent: ExtentSpec,
     /// Threads that fault the memory in at start.
     pub fault_threads: usize,
     /// The CPUs of these threads.
@@ -49,7 +42,7 @@ impl ArenaLimits {
     /// Bytes of the whole arena.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.extent_bytes * u64::from(self.extents)
+        self.extent.bytes * u64::from(self.extents)
     }
 }
 

@@ -3,24 +3,26 @@
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use larder_device::HostMemory;
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::OutOfBounds;
+use super::{MemoryError, OutOfBounds};
 
 /// A memory file, mapped shared for as long as the value lives. Its file must be sealed against shrinking before anybody
 /// else gets it: else a touched page could be gone.
 ///
 /// Other processes may see the memory, and some write it. So nothing here forms a reference to it, except
-/// [`Mapping::slice`], whose caller promises that nobody writes.
+/// [`Mapping::slice`], whose caller promises that nobody writes. That two threads do not use one place at a time is upheld by
+/// the store, which gives a place to one writer, and to readers only once that writer is done.
 pub(crate) struct Mapping {
-    address: NonNull<u8>,
-    bytes: usize,
+    memory: MmapRaw,
     access: Access,
 }
 
@@ -33,28 +35,44 @@ pub(crate) enum Access {
     Write,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; the value alone unmaps it.
-unsafe impl Send for Mapping {}
+/// A new memory file of `bytes` zeros that can be sealed, and its mapping.
+///
+/// # Errors
+/// Where the system does not give it.
+pub(crate) fn memory_file(
+    name: &str,
+    flags: MemfdFlags,
+    bytes: u64,
+    access: Access,
+) -> Result<(OwnedFd, Mapping), MemoryError> {
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create(name, flags).map_err(MemoryError::Create)?;
+    ftruncate(&file, bytes).map_err(|source| MemoryError::Size { bytes, source })?;
+    let mapping = Mapping::new(file.as_fd(), bytes, access);
+    Ok((file, mapping.map_err(|source| MemoryError::Map { bytes, source })?))
+}
 
-// SAFETY: through a shared value, bytes are only copied to and from places that the caller names, and `slice` is unsafe:
-// that two threads do not use one place at a time is upheld by the store, which gives a place to one writer, and to readers
-// only once that writer is done.
-unsafe impl Sync for Mapping {}
+/// Lets nobody change a memory file's size or seals from here on, nor do what `more` says.
+///
+/// # Errors
+/// Where the kernel does not do that.
+pub(crate) fn seal(file: &OwnedFd, more: SealFlags) -> Result<(), MemoryError> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | more;
+    fcntl_add_seals(file, seals).map_err(MemoryError::Seal)
+}
 
 impl Mapping {
     /// Maps the first `bytes` of `file`. Children of this process do not get the mapping, core files do not contain it.
     pub(crate) fn new(file: BorrowedFd<'_>, bytes: u64, access: Access) -> Result<Self, Errno> {
-        let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
-        let protection = match access {
-            Access::Read => ProtFlags::READ,
-            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
+        let mut options = MmapOptions::new();
+        options.len(usize::try_from(bytes).map_err(|_| Errno::NOMEM)?);
+        let memory = match access {
+            Access::Read => options.map_raw_read_only(&file),
+            Access::Write => options.map_raw(&file),
         };
-        // SAFETY: without an address asked for, a new mapping touches no memory that is in use.
-        let address = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)? };
-        let address = NonNull::new(address.cast()).ok_or(Errno::NOMEM)?;
-        let mapping = Self { address, bytes, access };
-        mapping.advise(Advice::LinuxDontFork)?;
-        if let Err(error) = mapping.advise(Advice::LinuxDontDump) {
+        let mapping = Self { memory: memory.map_err(|error| errno(&error))?, access };
+        mapping.advise(Advice::DontFork)?;
+        if let Err(error) = mapping.advise(Advice::DontDump) {
             tracing::debug!(%error, "core files will contain cached blocks");
         }
         Ok(mapping)
@@ -73,7 +91,7 @@ impl Mapping {
     pub(crate) unsafe fn owned_by(&self, owner: Arc<dyn Any + Send + Sync>) -> HostMemory {
         let is_writable = self.access == Access::Write;
         // SAFETY: the mapping stays as it is for as long as it lives, which `owner` sees to; the rest is the caller's promise.
-        unsafe { HostMemory::from_raw(self.address, self.bytes as u64, is_writable, owner) }
+        unsafe { HostMemory::from_raw(self.start(), self.bytes(), is_writable, owner) }
     }
 
     /// Makes every page be there, so that no copy waits for the kernel later.
@@ -82,12 +100,12 @@ impl Mapping {
     /// `NOMEM` or `FAULT` where there is not enough memory, where the mapping is bound; `INVAL` where the kernel is older
     /// than 5.14 and cannot tell (see [`Self::touch`]).
     pub(crate) fn populate(&self) -> Result<(), Errno> {
-        self.advise(Advice::LinuxPopulateWrite)
+        self.advise(Advice::PopulateWrite)
     }
 
     /// Lets the kernel back the memory with transparent huge pages, where it does so for memory files.
     pub(crate) fn prefer_huge_pages(&self) {
-        if let Err(error) = self.advise(Advice::LinuxHugepage) {
+        if let Err(error) = self.advise(Advice::HugePage) {
             tracing::debug!(%error, "the kernel has no transparent huge pages");
         }
     }
@@ -96,9 +114,9 @@ impl Mapping {
     /// process is killed.
     pub(crate) fn touch(&self) {
         assert_eq!(self.access, Access::Write, "only fresh memory is touched");
-        for offset in (0..self.bytes).step_by(PAGE_BYTES) {
+        for offset in (0..self.memory.len()).step_by(PAGE_BYTES) {
             // SAFETY: within the mapping, which is writable and not yet known to anybody else.
-            unsafe { self.address.add(offset).write_volatile(0) };
+            unsafe { self.start().add(offset).write_volatile(0) };
         }
     }
 
@@ -155,7 +173,7 @@ impl Mapping {
 
     /// Where the mapping begins, for system calls that take addresses.
     pub(super) fn address(&self) -> *mut c_void {
-        self.address.as_ptr().cast()
+        self.memory.as_mut_ptr().cast()
     }
 
     /// Where a place begins, for system calls that take addresses.
@@ -165,7 +183,11 @@ impl Mapping {
 
     /// Bytes mapped.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes as u64
+        self.memory.len() as u64
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.memory.as_mut_ptr()).expect("nothing is mapped at address 0")
     }
 
     fn place(&self, offset: u64, bytes: u64) -> Result<NonNull<u8>, OutOfBounds> {
@@ -173,22 +195,17 @@ impl Mapping {
             return Err(OutOfBounds { offset, bytes, size: self.bytes() });
         }
         // SAFETY: `offset` was just found to be at most the mapping's size.
-        Ok(unsafe { self.address.add(offset as usize) })
+        Ok(unsafe { self.start().add(offset as usize) })
     }
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is this mapping; none of the advice given here drops or replaces its pages.
-        unsafe { madvise(self.address(), self.bytes, advice) }
+        self.memory.advise(advice).map_err(|error| errno(&error))
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the value made the mapping and is its only owner; whoever borrowed from it is gone.
-        if let Err(error) = unsafe { munmap(self.address(), self.bytes) } {
-            tracing::error!(%error, bytes = self.bytes, "a mapping cannot be taken down");
-        }
-    }
+/// What the system said; what the system was not even asked for, it does not have.
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::NOMEM)
 }
 
 const PAGE_BYTES: usize = 4096;
@@ -199,6 +216,6 @@ impl Mapping {
     pub(crate) fn make_writable(&self) -> Result<(), Errno> {
         use rustix::mm::{MprotectFlags, mprotect};
         // SAFETY: the mapping keeps its pages and its size; only this process may do more with it.
-        unsafe { mprotect(self.address(), self.bytes, MprotectFlags::READ | MprotectFlags::WRITE) }
+        unsafe { mprotect(self.address(), self.memory.len(), MprotectFlags::READ | MprotectFlags::WRITE) }
     }
 }

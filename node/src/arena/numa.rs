@@ -8,8 +8,17 @@ use std::ptr;
 use super::Binding;
 use super::mapping::Mapping;
 
-/// Binds a mapping's memory to NUMA node `node`: pages that are not there yet will come from it, alone or first.
-pub(crate) fn bind(mapping: &Mapping, node: u32, binding: Binding) -> io::Result<()> {
+/// Binds a mapping's memory to a NUMA node, where one is given: pages that are not there yet will come from it, alone or first.
+/// Where the kernel does not do that they come from anywhere.
+pub(crate) fn bind(mapping: &Mapping, node: Option<u32>, binding: Binding) {
+    if let Some(node) = node
+        && let Err(error) = try_bind(mapping, node, binding)
+    {
+        tracing::debug!(%error, node, "memory cannot be bound");
+    }
+}
+
+fn try_bind(mapping: &Mapping, node: u32, binding: Binding) -> io::Result<()> {
     let mode = match binding {
         Binding::Strict => libc::MPOL_BIND,
         Binding::Preferred => libc::MPOL_PREFERRED,

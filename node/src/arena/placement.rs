@@ -30,15 +30,18 @@ pub struct Placement {
     pub absent_pages: u64,
 }
 
-/// Who says where memory is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Who says where memory is; as a text, its name in the node's status.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, strum::IntoStaticStr)]
 pub enum PlacementSource {
     /// Nobody: the kernel was not asked, or refused to say.
     #[default]
+    #[strum(serialize = "unknown")]
     Unknown,
     /// `move_pages`, of a sample.
+    #[strum(serialize = "move_pages")]
     Sample,
     /// `/proc/self/numa_maps`, of all.
+    #[strum(serialize = "numa_maps")]
     Maps,
 }
 
@@ -181,18 +184,6 @@ impl Placement {
 
     fn projected(&self, pages: u64) -> u64 {
         (u128::from(self.bytes) * u128::from(pages) / u128::from(self.sampled_pages().max(1))) as u64
-    }
-}
-
-impl PlacementSource {
-    /// Its name in the node's status.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Sample => "move_pages",
-            Self::Maps => "numa_maps",
-        }
     }
 }
 

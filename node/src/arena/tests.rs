@@ -5,27 +5,30 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 use crate::threads::pinned_to;
 
+const SPEC: ExtentSpec = ExtentSpec {
+    bytes: 2 << 20,
+    numa_node: Some(0),
+    binding: Binding::Strict,
+    huge_pages: HugePages::Never,
+    trust_engines: false,
+};
+
 pub(crate) fn limits(extents: u32) -> ArenaLimits {
-    ArenaLimits {
-        extents,
-        extent_bytes: 2 << 20,
-        numa_node: Some(0),
-        binding: Binding::Strict,
-        huge_pages: HugePages::Never,
-        trust_engines: false,
-        fault_threads: 2,
-        cpus: pinned_to().unwrap(),
-    }
+    ArenaLimits { extents, extent: SPEC, fault_threads: 2, cpus: pinned_to().unwrap() }
 }
 
 /// A small arena, sealed as usual.
 pub(crate) fn arena(extents: u32) -> Arena {
-    Arena::create(&limits(extents), &|_| ()).unwrap()
+    arena_of(extents, SPEC).unwrap()
+}
+
+fn arena_of(extents: u32, extent: ExtentSpec) -> Result<Arena, MemoryError> {
+    Arena::create(&ArenaLimits { extent, ..limits(extents) }, &|_| ())
 }
 
 /// A small arena that engines may write.
 pub(crate) fn trusted_arena(extents: u32) -> Arena {
-    Arena::create(&ArenaLimits { trust_engines: true, ..limits(extents) }, &|_| ()).unwrap()
+    arena_of(extents, ExtentSpec { trust_engines: true, ..SPEC }).unwrap()
 }
 
 #[test]
@@ -49,20 +52,20 @@ fn memory_is_where_it_was_asked_for() {
 
 #[test]
 fn preferred_memory_is_where_it_was_asked_for_as_long_as_there_is_any() {
-    let arena = Arena::create(&ArenaLimits { binding: Binding::Preferred, ..limits(2) }, &|_| ()).unwrap();
+    let arena = arena_of(2, ExtentSpec { binding: Binding::Preferred, ..SPEC }).unwrap();
     assert_eq!((arena.placement().misplaced_pages(), arena.placement().bytes_on(0)), (0, 4 << 20));
 }
 
 #[test]
 fn memory_that_cannot_be_bound_is_taken_anyway_and_called_misplaced() {
-    let arena = Arena::create(&ArenaLimits { numa_node: Some(1023), ..limits(2) }, &|_| ()).unwrap();
+    let arena = arena_of(2, ExtentSpec { numa_node: Some(1023), ..SPEC }).unwrap();
     let placement = arena.placement();
     assert_eq!(placement.misplaced_pages(), placement.sampled_pages());
 }
 
 #[test]
 fn an_arena_larger_than_the_address_space_is_refused_with_what_to_lower() {
-    let error = Arena::create(&ArenaLimits { extent_bytes: 1 << 62, ..limits(2) }, &|_| ()).unwrap_err();
+    let error = arena_of(2, ExtentSpec { bytes: 1 << 62, ..SPEC }).unwrap_err();
     assert!(matches!(error, MemoryError::Map { bytes, .. } if bytes == 1 << 62), "{error:?}");
     assert!(error.to_string().contains("lower [host] arena_bytes"));
 }

@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use larder_device::HostMemory;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::arena::MemoryError;
-use crate::arena::mapping::{Access, Mapping};
+use crate::arena::mapping::{Access, Mapping, memory_file, seal};
 
 /// Memory that one engine, the node and its device write. It holds nothing but words, by which only this engine's copies wait.
 pub(crate) struct Words {
@@ -21,14 +21,8 @@ impl Words {
     /// # Errors
     /// Where the system does not give it.
     pub(crate) fn create() -> Result<Self, MemoryError> {
-        let bytes = WORD_BYTES;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("larder-words", flags).map_err(MemoryError::create)?;
-        ftruncate(&file, bytes).map_err(|source| MemoryError::Size { bytes, source })?;
-        let mapping = Mapping::new(file.as_fd(), bytes, Access::Write)
-            .map_err(|source| MemoryError::Map { bytes, source })?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        fcntl_add_seals(&file, seals).map_err(|source| MemoryError::Seal { source })?;
+        let (file, mapping) = memory_file("larder-words", MemfdFlags::empty(), WORD_BYTES, Access::Write)?;
+        seal(&file, SealFlags::empty())?;
         Ok(Self { mapping: Arc::new(mapping), file })
     }
 

@@ -45,7 +45,7 @@ fn lowest(values: &[String]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use crate::host::HostFacts;
-    use crate::host::fixtures::Tree;
+    use crate::host::tests::fixtures::Tree;
 
     fn limit(tree: &Tree) -> Option<u64> {
         HostFacts::read(tree.root()).unwrap().cgroup_limit_bytes

@@ -75,9 +75,10 @@ impl HostFacts {
         if address.is_loopback() {
             return self.interfaces.get_key_value("lo").map(|(name, _)| name.as_str());
         }
-        let routes = self.routes.iter().filter(|route| route.interface != "lo" && route.leads_to(address));
+        let routes =
+            self.routes.iter().filter(|route| route.interface != "lo" && route.network.contains(&address));
         // Of several alike the first counts, as in the kernel.
-        let best = routes.rev().max_by_key(|route| route.prefix_bits)?;
+        let best = routes.rev().max_by_key(|route| route.network.prefix_len())?;
         Some(&best.interface)
     }
 

@@ -1,8 +1,10 @@
 //! Network interfaces, where they sit in the machine, and which one leads where.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
+
+use ipnet::IpNet;
 
 use super::PciAddress;
 
@@ -22,28 +24,10 @@ pub struct Interface {
 /// Where packets to a network go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// The network's address.
-    pub network: IpAddr,
-    /// How many bits of it count.
-    pub prefix_bits: u32,
+    /// The network.
+    pub network: IpNet,
     /// The interface.
     pub interface: String,
-}
-
-impl Route {
-    /// Whether `address` is in the network.
-    #[must_use]
-    pub fn leads_to(&self, address: IpAddr) -> bool {
-        match (self.network, address) {
-            (IpAddr::V4(network), IpAddr::V4(address)) => {
-                same_bits(network.to_bits().into(), address.to_bits().into(), self.prefix_bits + 96)
-            }
-            (IpAddr::V6(network), IpAddr::V6(address)) => {
-                same_bits(network.to_bits(), address.to_bits(), self.prefix_bits)
-            }
-            _ => false,
-        }
-    }
 }
 
 /// The interfaces that sysfs below `root` lists, by name.
@@ -93,25 +77,16 @@ fn route_v4(line: &str) -> Option<Route> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let [interface, network, _, _, _, _, _, mask, ..] = fields[..] else { return None };
     let bits = |hex: &str| Some(u32::from_be_bytes(u32::from_str_radix(hex, 16).ok()?.to_ne_bytes()));
-    Some(Route {
-        network: Ipv4Addr::from_bits(bits(network)?).into(),
-        prefix_bits: bits(mask)?.leading_ones(),
-        interface: interface.to_owned(),
-    })
+    let prefix_bits = bits(mask)?.leading_ones() as u8;
+    let network = IpNet::new(Ipv4Addr::from_bits(bits(network)?).into(), prefix_bits).ok()?;
+    Some(Route { network, interface: interface.to_owned() })
 }
 
 /// A line of `/proc/net/ipv6_route`: destination, its prefix, ..., interface.
 fn route_v6(line: &str) -> Option<Route> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (network, prefix, interface) = (fields.first()?, fields.get(1)?, fields.get(9)?);
-    Some(Route {
-        network: Ipv6Addr::from_bits(u128::from_str_radix(network, 16).ok()?).into(),
-        prefix_bits: u32::from_str_radix(prefix, 16).ok()?,
-        interface: (*interface).to_owned(),
-    })
-}
-
-/// Whether the first `bits` bits are the same.
-fn same_bits(a: u128, b: u128, bits: u32) -> bool {
-    bits == 0 || (a ^ b) >> (128 - bits.min(128)) == 0
+    let network = Ipv6Addr::from_bits(u128::from_str_radix(network, 16).ok()?);
+    let network = IpNet::new(network.into(), u8::from_str_radix(prefix, 16).ok()?).ok()?;
+    Some(Route { network, interface: (*interface).to_owned() })
 }

@@ -18,25 +18,16 @@ use crate::host::PciAddress;
 #[non_exhaustive]
 pub enum ConfigError {
     /// A number that must not be zero is.
-    #[error("`{key}` is 0: set it to at least 1")]
-    Zero {
-        /// The key.
-        key: &'static str,
-    },
+    #[error("`{0}` is 0: set it to at least 1")]
+    Zero(&'static str),
     /// The object store's URL names no store.
     #[error(
-        "[object] url is `{url}`: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
+        "[object] url is `{0}`: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
     )]
-    ObjectUrl {
-        /// As configured.
-        url: String,
-    },
+    ObjectUrl(String),
     /// The object store would be spoken to without TLS.
-    #[error("[object] endpoint `{endpoint}` is not encrypted: use https, or set object.allow_http = true")]
-    ObjectHttp {
-        /// As configured.
-        endpoint: String,
-    },
+    #[error("[object] endpoint `{0}` is not encrypted: use https, or set object.allow_http = true")]
+    ObjectHttp(String),
     /// An eviction policy that does not exist.
     #[error("[host] policy: {0}")]
     Policy(#[from] UnknownPolicy),
@@ -44,23 +35,14 @@ pub enum ConfigError {
     #[error("the node has no name: set `name`")]
     NoName,
     /// A name that no certificate, label or topic could carry.
-    #[error("the node's name is {}: set `name` to {NAME_RULE}", shown(name))]
-    NodeName {
-        /// The name.
-        name: String,
-    },
+    #[error("the node's name is {}: set `name` to {NAME_RULE}", shown(.0))]
+    NodeName(String),
     /// More GPUs than a node serves.
-    #[error("{found} [[gpus]]: a node serves at most {MAX_ACTORS}; run a second node")]
-    TooManyGpus {
-        /// GPUs in the configuration.
-        found: usize,
-    },
+    #[error("{0} [[gpus]]: a node serves at most {MAX_ACTORS}; run a second node")]
+    TooManyGpus(usize),
     /// The same GPU twice.
-    #[error("[[gpus]] {pci} stands there twice: remove one")]
-    DuplicateGpu {
-        /// Its address.
-        pci: PciAddress,
-    },
+    #[error("[[gpus]] {0} stands there twice: remove one")]
+    DuplicateGpu(PciAddress),
     /// A GPU that the machine does not have.
     #[error("[[gpus]] {pci}: no such device; {}", display_controllers(present))]
     NoSuchGpu {
@@ -78,7 +60,7 @@ pub enum ConfigError {
         /// Bytes of all arenas.
         arena_bytes: u64,
         /// What sets the limit.
-        within: MemoryOf,
+        within: &'static str,
         /// Bytes that there are: ordinary ones, and those of huge pages that it gets.
         memory_bytes: u64,
     },
@@ -109,12 +91,9 @@ pub enum ConfigError {
     /// An extent size that cannot be.
     #[error(
         "[host] extent_bytes is {}: set it to {} or more, in multiples of {PAGE_BYTES} (of 2 MiB for huge pages)",
-        exact(*extent_bytes), exact(MIN_EXTENT_BYTES)
+        exact(*.0), exact(MIN_EXTENT_BYTES)
     )]
-    ExtentBytes {
-        /// The size found.
-        extent_bytes: u64,
-    },
+    ExtentBytes(u64),
     /// More extents than there are numbers for.
     #[error("an arena of {} in extents of {} has too many: raise [host] extent_bytes", exact(*arena_bytes), exact(*extent_bytes))]
     TooManyExtents {
@@ -185,27 +164,16 @@ pub enum ConfigError {
         key: String,
     },
     /// Where other nodes are to dial this one, nobody can dial.
-    #[error(
-        "[cluster] advertise is {address}: write an address and a port at which other nodes reach this one"
-    )]
-    Advertise {
-        /// As configured.
-        address: SocketAddr,
-    },
+    #[error("[cluster] advertise is {0}: write an address and a port at which other nodes reach this one")]
+    Advertise(SocketAddr),
     /// The coordinator's address cannot be dialled.
-    #[error("[cluster] coordinator is `{found}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601")]
-    Coordinator {
-        /// As configured.
-        found: String,
-    },
+    #[error("[cluster] coordinator is `{0}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601")]
+    Coordinator(String),
     /// A datagram of no possible size.
     #[error(
-        "[cluster] max_datagram_bytes is {found}: set it to between {MIN_DATAGRAM_BYTES} and {MAX_DATAGRAM_BYTES}"
+        "[cluster] max_datagram_bytes is {0}: set it to between {MIN_DATAGRAM_BYTES} and {MAX_DATAGRAM_BYTES}"
     )]
-    Datagram {
-        /// The size found.
-        found: u16,
-    },
+    Datagram(u16),
     /// Spans cannot be sent there.
     #[error(transparent)]
     TracingEndpoint(#[from] InvalidEndpoint),
@@ -213,11 +181,8 @@ pub enum ConfigError {
     #[error("no [[tenants]]: add one, or leave the key away for the default one")]
     NoTenants,
     /// A tenant whose name no certificate, label or topic could carry.
-    #[error("[[tenants]] name {}: it must be {NAME_RULE}", shown(name))]
-    TenantName {
-        /// The name.
-        name: String,
-    },
+    #[error("[[tenants]] name {}: it must be {NAME_RULE}", shown(.0))]
+    TenantName(String),
     /// A tenant may not have one extent.
     #[error(
         "[[tenants]] {name}: max_bytes is {}, less than the smallest part of the arena that a tenant can have: set it to {} or more",
@@ -233,11 +198,8 @@ pub enum ConfigError {
         least_bytes: u64,
     },
     /// Two tenants of one name.
-    #[error("[[tenants]] {name} stands there twice: names must differ")]
-    DuplicateTenant {
-        /// The name.
-        name: String,
-    },
+    #[error("[[tenants]] {0} stands there twice: names must differ")]
+    DuplicateTenant(String),
     /// Two tenants on one socket.
     #[error("[[tenants]] {name} has the socket {} of another: whoever opens a socket is its tenant", socket.display())]
     DuplicateSocket {
@@ -260,31 +222,8 @@ pub enum ConfigError {
         bytes: usize,
     },
     /// Trusted engines of several tenants: each could write over the others' blocks.
-    #[error(
-        "trust_engines lets engines write over any block: it takes one tenant, not {tenants}; set it to false"
-    )]
-    TrustWithSeveralTenants {
-        /// Tenants found.
-        tenants: usize,
-    },
-}
-
-/// What sets a limit to memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryOf {
-    /// The machine.
-    Machine,
-    /// The process's control group.
-    ControlGroup,
-}
-
-impl std::fmt::Display for MemoryOf {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Machine => "the machine",
-            Self::ControlGroup => "the node's control group",
-        })
-    }
+    #[error("trust_engines lets engines write over any block: it takes one tenant, not {0}; set it to false")]
+    TrustWithSeveralTenants(usize),
 }
 
 /// A size for people, with the bytes where that rounds.

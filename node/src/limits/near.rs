@@ -1,7 +1,6 @@
 //! Which CPUs, memory and network interface are near to what a thread serves, and what of that cannot be had.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 
 use bytesize::ByteSize;
@@ -35,15 +34,22 @@ pub struct PeerPlace {
     pub cpus: CpuSet,
 }
 
-/// Something that cannot be where it would be best. The node runs all the same.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Something that cannot be where it would be best. The node runs all the same. As a text, one word for each kind: metrics
+/// call it that.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Mismatch {
     /// The firmware does not say where a GPU is.
+    #[error("the firmware does not say which NUMA node GPU {pci} is on: its memory and threads are anywhere")]
     UnplacedGpu {
         /// The GPU.
         pci: PciAddress,
     },
     /// There is no CPU that this process may use on the NUMA node of a GPU.
+    #[error(
+        "NUMA node {numa_node} has no CPU that this process may use: threads run {}",
+        instead.map_or("anywhere".to_owned(), |node| format!("on NUMA node {node}"))
+    )]
     NoCpus {
         /// The NUMA node.
         numa_node: u32,
@@ -51,6 +57,10 @@ pub enum Mismatch {
         instead: Option<u32>,
     },
     /// There is no memory that this process may use on the NUMA node of a GPU.
+    #[error(
+        "NUMA node {numa_node} has no memory that this process may use: {} is taken",
+        instead.map_or("what there is".to_owned(), |node| format!("that of NUMA node {node}"))
+    )]
     NoMemory {
         /// The NUMA node.
         numa_node: u32,
@@ -58,6 +68,11 @@ pub enum Mismatch {
         instead: Option<u32>,
     },
     /// The arenas that belong on a NUMA node do not fit into its memory.
+    #[error(
+        "the arenas for NUMA node {numa_node} take {}, it has {}: the rest comes from others; lower [host] arena_bytes to \
+         have all of it near",
+        ByteSize(*arena_bytes).display().iec(), ByteSize(*memory_bytes).display().iec()
+    )]
     ArenasTooLarge {
         /// The NUMA node.
         numa_node: u32,
@@ -111,52 +126,6 @@ impl PeerPlace {
     }
 }
 
-impl Mismatch {
-    /// For metrics: one word for each kind.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::UnplacedGpu { .. } => "unplaced_gpu",
-            Self::NoCpus { .. } => "no_cpus",
-            Self::NoMemory { .. } => "no_memory",
-            Self::ArenasTooLarge { .. } => "arenas_too_large",
-        }
-    }
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let other = |instead: &Option<u32>| {
-            instead.map_or_else(|| "what there is".to_owned(), |node| format!("that of NUMA node {node}"))
-        };
-        match self {
-            Self::UnplacedGpu { pci } => write!(
-                f,
-                "the firmware does not say which NUMA node GPU {pci} is on: its memory and threads are anywhere"
-            ),
-            Self::NoCpus { numa_node, instead: Some(instead) } => write!(
-                f,
-                "NUMA node {numa_node} has no CPU that this process may use: threads run on NUMA node {instead}"
-            ),
-            Self::NoCpus { numa_node, instead: None } => {
-                write!(f, "NUMA node {numa_node} has no CPU that this process may use: threads run anywhere")
-            }
-            Self::NoMemory { numa_node, instead } => write!(
-                f,
-                "NUMA node {numa_node} has no memory that this process may use: {} is taken",
-                other(instead)
-            ),
-            Self::ArenasTooLarge { numa_node, arena_bytes, memory_bytes } => write!(
-                f,
-                "the arenas for NUMA node {numa_node} take {}, it has {}: the rest comes from others; lower [host] \
-                 arena_bytes to have all of it near",
-                ByteSize(*arena_bytes).display().iec(),
-                ByteSize(*memory_bytes).display().iec()
-            ),
-        }
-    }
-}
-
 /// Arenas that do not fit onto their NUMA node are asked for there, but not made to be there.
 pub(super) fn loosen_what_does_not_fit(
     actors: &mut [ActorLimits],
@@ -169,8 +138,8 @@ pub(super) fn loosen_what_does_not_fit(
         let memory_bytes = node.memory_bytes.saturating_sub(node.huge.total_bytes) + huge;
         if arena_bytes > memory_bytes {
             mismatches.push(Mismatch::ArenasTooLarge { numa_node, arena_bytes, memory_bytes });
-            let there = actors.iter_mut().filter(|actor| actor.arena.numa_node == Some(numa_node));
-            there.for_each(|actor| actor.arena.binding = Binding::Preferred);
+            let there = actors.iter_mut().filter(|actor| actor.arena.extent.numa_node == Some(numa_node));
+            there.for_each(|actor| actor.arena.extent.binding = Binding::Preferred);
         }
     }
 }
@@ -189,7 +158,7 @@ pub(super) fn expected_huge_bytes(actors: &[ActorLimits], host: &HostFacts) -> u
 fn bytes_on_nodes(actors: &[ActorLimits]) -> BTreeMap<u32, u64> {
     let mut on_node = BTreeMap::new();
     for arena in actors.iter().map(|actor| &actor.arena) {
-        if let Some(node) = arena.numa_node {
+        if let Some(node) = arena.extent.numa_node {
             *on_node.entry(node).or_default() += arena.bytes();
         }
     }
@@ -198,9 +167,9 @@ fn bytes_on_nodes(actors: &[ActorLimits]) -> BTreeMap<u32, u64> {
 
 /// Bytes of the arenas that belong on a NUMA node, or nowhere, and can be in huge pages.
 fn huge_bytes(actors: &[ActorLimits], numa_node: Option<u32>) -> u64 {
-    let arenas = actors.iter().map(|actor| &actor.arena).filter(|arena| arena.numa_node == numa_node);
+    let arenas = actors.iter().map(|actor| &actor.arena).filter(|arena| arena.extent.numa_node == numa_node);
     let can = arenas.filter(|arena| {
-        arena.huge_pages == HugePages::Auto && arena.extent_bytes.is_multiple_of(HUGE_PAGE_BYTES)
+        arena.extent.huge_pages == HugePages::Auto && arena.extent.bytes.is_multiple_of(HUGE_PAGE_BYTES)
     });
     can.map(super::ArenaLimits::bytes).sum()
 }

@@ -12,7 +12,6 @@ use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
 use larder_protocol::identity::is_name;
 
-use super::error::MemoryOf;
 use super::near::{ActorPlace, expected_huge_bytes, loosen_what_does_not_fit};
 use super::{
     ActorLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, DEVICE_COPY_DEADLINE_MS, DEVICE_ORDERS,
@@ -22,11 +21,12 @@ use super::{
     OBJECT_KNOWN_BLOCKS, OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits,
     PASSING_SHARE, PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
 };
-use crate::arena::{ArenaLimits, Binding, MIN_EXTENT_BYTES, PAGE_BYTES};
+use crate::arena::{ArenaLimits, Binding, ExtentSpec, MIN_EXTENT_BYTES, PAGE_BYTES};
 use crate::config::{
     ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
 };
 use crate::copy::CopyLimits;
+use crate::disk::DiskOptions;
 use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};
@@ -46,7 +46,7 @@ impl Config {
         check_tenants(&self.tenants)?;
         check_watermarks(&self.host)?;
         if self.trust_engines && self.tenants.len() > 1 {
-            return Err(ConfigError::TrustWithSeveralTenants { tenants: self.tenants.len() });
+            return Err(ConfigError::TrustWithSeveralTenants(self.tenants.len()));
         }
         let session = self.session_limits()?;
         let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
@@ -91,7 +91,6 @@ impl Config {
             max_sessions: session.max_sessions,
             max_window_bytes: session.max_window_bytes.0,
             max_leased_blocks: session.max_leased_blocks,
-            max_pin_ms: session.max_pin_ms,
             max_lingering_processes: session.max_lingering_processes,
             trust_engines: self.trust_engines,
         })
@@ -159,16 +158,15 @@ impl Config {
         let actor = |(i, pci): (u64, Option<PciAddress>)| {
             let ActorPlace { numa_node, memory_node, cpus, interface } =
                 ActorPlace::find(host, pci, mismatches);
-            let arena = ArenaLimits {
-                extents,
-                extent_bytes,
+            let extent = ExtentSpec {
+                bytes: extent_bytes,
                 numa_node: memory_node,
                 binding: Binding::Strict,
                 huge_pages: self.host.huge_pages,
                 trust_engines: self.trust_engines,
-                fault_threads: cpus.len().clamp(1, MAX_FAULT_THREADS),
-                cpus: cpus.clone(),
             };
+            let fault_threads = cpus.len().clamp(1, MAX_FAULT_THREADS);
+            let arena = ArenaLimits { extents, extent, fault_threads, cpus: cpus.clone() };
             let copy = CopyLimits {
                 threads: (cpus.len() / 2).clamp(1, MAX_COPY_THREADS),
                 cpus: cpus.clone(),
@@ -205,7 +203,7 @@ impl Config {
         let bytes = arena.bytes();
         Ok(StoreLimits {
             extents: arena.extents,
-            extent_bytes: arena.extent_bytes,
+            extent_bytes: arena.extent.bytes,
             capacity_chunks,
             high_watermark_bytes: fraction(bytes, self.host.high_watermark),
             low_watermark_bytes: fraction(bytes, self.host.low_watermark),
@@ -249,7 +247,7 @@ fn extents(host: &HostConfig, actors: u64) -> Result<(u32, u64), ConfigError> {
     let share = arena_bytes / actors;
     let extent_bytes = match host.extent_bytes {
         Some(extent) if extent.0 < MIN_EXTENT_BYTES || !extent.0.is_multiple_of(PAGE_BYTES) => {
-            return Err(ConfigError::ExtentBytes { extent_bytes: extent.0 });
+            return Err(ConfigError::ExtentBytes(extent.0));
         }
         Some(extent) => extent.0,
         None => {
@@ -268,12 +266,12 @@ fn extents(host: &HostConfig, actors: u64) -> Result<(u32, u64), ConfigError> {
 
 fn check_gpus(gpus: &[GpuConfig], host: &HostFacts) -> Result<(), ConfigError> {
     if gpus.len() > MAX_ACTORS {
-        return Err(ConfigError::TooManyGpus { found: gpus.len() });
+        return Err(ConfigError::TooManyGpus(gpus.len()));
     }
     let mut seen = HashSet::new();
     for &GpuConfig { pci } in gpus {
         if !seen.insert(pci) {
-            return Err(ConfigError::DuplicateGpu { pci });
+            return Err(ConfigError::DuplicateGpu(pci));
         }
         if !host.pci.contains_key(&pci) {
             let displays = host.pci.iter().filter(|(_, device)| device.is_display);
@@ -287,7 +285,7 @@ fn check_name(name: &str) -> Result<(), ConfigError> {
     match name {
         "" => Err(ConfigError::NoName),
         name if is_name(name) => Ok(()),
-        name => Err(ConfigError::NodeName { name: name.to_owned() }),
+        name => Err(ConfigError::NodeName(name.to_owned())),
     }
 }
 
@@ -299,10 +297,10 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
     for TenantConfig { name, socket, max_bytes, max_window_bytes } in tenants {
         let (name, socket) = (name.clone(), socket.clone());
         if !is_name(&name) {
-            return Err(ConfigError::TenantName { name });
+            return Err(ConfigError::TenantName(name));
         }
         if !names.insert(name.clone()) {
-            return Err(ConfigError::DuplicateTenant { name });
+            return Err(ConfigError::DuplicateTenant(name));
         }
         let bytes = socket.as_os_str().as_bytes().len();
         if !(1..=MAX_SOCKET_PATH_BYTES).contains(&bytes) {
@@ -341,7 +339,7 @@ fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> R
     let memory_bytes = host.ordinary_bytes().saturating_add(expected_huge_bytes(actors, host));
     if arena_bytes > memory_bytes {
         let group = host.cgroup_limit_bytes == Some(host.ordinary_bytes());
-        let within = if group { MemoryOf::ControlGroup } else { MemoryOf::Machine };
+        let within = if group { "the node's control group" } else { "the machine" };
         return Err(ConfigError::ArenaTooLarge { arena_bytes, within, memory_bytes });
     }
     Ok(())
@@ -360,13 +358,13 @@ fn cluster_limits(
     if let Some(address) = cluster.advertise
         && (address.port() == 0 || address.ip().is_unspecified())
     {
-        return Err(ConfigError::Advertise { address });
+        return Err(ConfigError::Advertise(address));
     }
     if !is_host_and_port(&cluster.coordinator) {
-        return Err(ConfigError::Coordinator { found: cluster.coordinator.clone() });
+        return Err(ConfigError::Coordinator(cluster.coordinator.clone()));
     }
     if !(MIN_DATAGRAM_BYTES..=MAX_DATAGRAM_BYTES).contains(&cluster.max_datagram_bytes) {
-        return Err(ConfigError::Datagram { found: cluster.max_datagram_bytes });
+        return Err(ConfigError::Datagram(cluster.max_datagram_bytes));
     }
     Ok(ClusterLimits {
         coordinator: cluster.coordinator.clone(),
@@ -411,17 +409,16 @@ fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<
             false => ConfigError::DiskSegments { capacity_bytes, segment_bytes, actors },
         });
     }
-    let folder = disk.folder.join(format!("device-{i}"));
-    Ok(DiskLimits {
-        namespaces: folder.join("namespaces"),
-        folder,
-        capacity_bytes: disk.capacity_bytes.0 / actors,
-        segment_bytes: disk.segment_bytes.0,
-        scrub_bytes_per_second: disk.scrub_bytes_per_second.0 / actors,
-        read_deadline: Duration::from_millis(disk.read_deadline_ms),
+    let options = DiskOptions {
+        folder: disk.folder.join(format!("device-{i}")),
+        capacity_bytes: capacity_bytes / actors,
+        segment_bytes,
         queue_orders: DISK_QUEUE_ORDERS,
+        scrub_bytes_per_second: disk.scrub_bytes_per_second.0 / actors,
         cpus: cpus.clone(),
-    })
+        lane: None,
+    };
+    Ok(DiskLimits { options, read_deadline: Duration::from_millis(disk.read_deadline_ms) })
 }
 
 fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<ObjectLimits, ConfigError> {
@@ -432,7 +429,7 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
     nonzero("object.read_deadline_ms", object.read_deadline_ms)?;
     nonzero("object.find_deadline_ms", object.find_deadline_ms)?;
     if !is_url_of_a_store(&object.url) {
-        return Err(ConfigError::ObjectUrl { url: object.url.clone() });
+        return Err(ConfigError::ObjectUrl(object.url.clone()));
     }
     if let Some(key) = unknown_setting(&object.url, &object.settings) {
         return Err(ConfigError::ObjectSetting { url: object.url.clone(), key: key.to_owned() });
@@ -440,7 +437,7 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
     let mut settings = object.settings.clone();
     if let Some(endpoint) = &object.endpoint {
         if endpoint.starts_with("http://") && !object.allow_http {
-            return Err(ConfigError::ObjectHttp { endpoint: endpoint.clone() });
+            return Err(ConfigError::ObjectHttp(endpoint.clone()));
         }
         settings.insert("endpoint".to_owned(), endpoint.clone());
     }
@@ -464,7 +461,7 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
 }
 
 fn nonzero(key: &'static str, number: u64) -> Result<(), ConfigError> {
-    if number == 0 { Err(ConfigError::Zero { key }) } else { Ok(()) }
+    if number == 0 { Err(ConfigError::Zero(key)) } else { Ok(()) }
 }
 
 /// The part of `whole` that falls to number `i` of `parts`; the parts add up, and differ by one at most.

@@ -217,7 +217,6 @@ fn unsafe_code_stays_in_the_files_that_may_have_it() {
         "node/src/arena/extent.rs",
         "node/src/arena/mapping.rs",
         "node/src/arena/numa.rs",
-        "node/src/disk/io/buffer.rs",
         "node/src/disk/io/uring.rs",
         "node/src/processes/peer.rs",
     ];

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_get_seals};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate};
 use rustix::io::pwrite;
 
 use super::*;

@@ -2,27 +2,19 @@
 //!
 //! Devices take a bounded number of pieces of memory a request. Where each piece is a page of 4 KiB, requests are small: on a
 //! virtual drive that allows 254 pieces, blocks of 4 MiB went at a third of the rate that they reach from huge pages.
-#![expect(unsafe_code, reason = "memory with a size and alignment of its own")]
 
-use std::ffi::c_void;
-use std::ptr::{self, NonNull};
-use std::{fmt, slice};
-
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use memmap2::{Advice, MmapMut};
 
 /// Memory that begins at a huge page's boundary. It is zeros at first.
+#[derive(Debug)]
 pub struct Buffer {
-    /// The mapping, which is larger than the buffer by a huge page.
-    mapping: NonNull<c_void>,
-    mapped: usize,
+    /// Larger than the buffer by a huge page.
+    mapping: MmapMut,
     start: usize,
     bytes: usize,
     /// The number under which a device knows it.
     pub(super) number: Option<u16>,
 }
-
-// SAFETY: the memory belongs to the value alone, and no thread is special to it.
-unsafe impl Send for Buffer {}
 
 impl Buffer {
     /// Memory from the system.
@@ -31,53 +23,25 @@ impl Buffer {
     /// Where the system has none left.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        let mapped = bytes + HUGE_PAGE_BYTES;
-        // SAFETY: without an address asked for, a new mapping touches no memory that is in use.
-        let mapping = unsafe {
-            mmap_anonymous(ptr::null_mut(), mapped, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        };
-        let mapping = mapping.ok().and_then(NonNull::new).expect("the system gives memory for a buffer");
-        let start = mapping.as_ptr().cast::<u8>().align_offset(HUGE_PAGE_BYTES);
-        // SAFETY: the range is this mapping; the advice changes which pages it gets, not what is in them.
-        if let Err(error) = unsafe { madvise(mapping.as_ptr(), mapped, Advice::LinuxHugepage) } {
+        let mapping = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES);
+        let mapping = mapping.expect("the system gives memory for a buffer");
+        let start = mapping.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        if let Err(error) = mapping.advise(Advice::HugePage) {
             tracing::debug!(%error, "no huge pages for the disk tier's buffers");
         }
-        Self { mapping, mapped, start, bytes, number: None }
+        Self { mapping, start, bytes, number: None }
     }
 
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: within the mapping, which lives as long as the value, is initialised by the kernel, and is nobody else's:
-        // while the kernel has it, the value is in a transfer, and whoever has that does not call this.
-        unsafe { slice::from_raw_parts(self.address(), self.bytes) }
+        &self.mapping[self.start..][..self.bytes]
     }
 
     /// Its bytes, to be written.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`; that nobody else reads is the borrow's promise.
-        unsafe { slice::from_raw_parts_mut(self.address(), self.bytes) }
-    }
-
-    pub(super) fn address(&self) -> *mut u8 {
-        // SAFETY: `start` is less than a huge page, by which the mapping is larger than the buffer.
-        unsafe { self.mapping.as_ptr().cast::<u8>().add(self.start) }
-    }
-}
-
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("bytes", &self.bytes).finish()
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: the value made the mapping and is its only owner; whoever borrowed from it is gone.
-        if let Err(error) = unsafe { munmap(self.mapping.as_ptr(), self.mapped) } {
-            tracing::error!(%error, bytes = self.mapped, "a buffer cannot be given back");
-        }
+        &mut self.mapping[self.start..][..self.bytes]
     }
 }
 

@@ -54,15 +54,16 @@ impl Ring {
 
     fn register(&mut self, buffers: &mut [Buffer]) -> io::Result<()> {
         let mut memory = Vec::with_capacity(buffers.len());
-        for buffer in &*buffers {
-            memory.push(libc::iovec { iov_base: buffer.address().cast(), iov_len: buffer.bytes().len() });
+        for buffer in &mut *buffers {
+            let bytes = buffer.bytes_mut();
+            memory.push(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
         }
         // SAFETY: the kernel keeps the pages until the ring is gone. A transfer names one of them only for a buffer with that
         // number and address, which is the one that was registered as long as it lives; its memory then is these pages.
         unsafe { self.ring.submitter().register_buffers(&memory)? };
         for (number, buffer) in (0..).zip(buffers) {
             buffer.number = Some(number);
-            self.registered.push(buffer.address().addr());
+            self.registered.push(buffer.bytes().as_ptr().addr());
         }
         Ok(())
     }
@@ -71,7 +72,7 @@ impl Ring {
     fn number_of(&self, memory: &Memory) -> Option<u16> {
         let Memory::Buffer(buffer) = memory else { return None };
         let number = buffer.number?;
-        (self.registered.get(usize::from(number)) == Some(&buffer.address().addr())).then_some(number)
+        (self.registered.get(usize::from(number)) == Some(&buffer.bytes().as_ptr().addr())).then_some(number)
     }
 
     fn try_read(&mut self) -> io::Result<()> {

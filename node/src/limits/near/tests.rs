@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::config::Config;
-use crate::host::fixtures::Tree;
-use crate::host::machines::{dgx, eighths, facts, quarters, with_cxl, workstation};
+use crate::host::tests::fixtures::Tree;
+use crate::host::tests::machines::{dgx, eighths, facts, quarters, with_cxl, workstation};
 use crate::limits::{ConfigError, Limits};
 
 fn resolve(tree: &Tree, gpus: &[&str], rest: &str) -> Result<Limits, ConfigError> {
@@ -19,9 +19,9 @@ fn places(limits: &Limits) -> Vec<String> {
         for cpus in [&actor.arena.cpus, &actor.copy.cpus] {
             assert_eq!(*cpus, actor.cpus, "all threads of an actor are near its GPU");
         }
-        let (gpu, arena) = (node(actor.numa_node), node(actor.arena.numa_node));
+        let (gpu, arena) = (node(actor.numa_node), node(actor.arena.extent.numa_node));
         let interface = actor.interface.as_deref().unwrap_or("-");
-        format!("{gpu} {} {arena} {:?} {interface}", actor.cpus, actor.arena.binding)
+        format!("{gpu} {} {arena} {:?} {interface}", actor.cpus, actor.arena.extent.binding)
     };
     limits.actors.iter().map(line).collect()
 }
@@ -99,7 +99,7 @@ fn arenas_that_do_not_fit_onto_their_node_are_asked_for_there_and_no_failure() {
     let [mismatch] = &limits.mismatches[..] else { panic!("{:?}", limits.mismatches) };
     let expected = "the arenas for NUMA node 0 take 300.0 GiB, it has 256.0 GiB: the rest comes from others";
     assert!(mismatch.to_string().starts_with(expected), "{mismatch}");
-    assert_eq!(mismatch.kind(), "arenas_too_large");
+    assert_eq!(<&str>::from(mismatch), "arenas_too_large");
 }
 
 #[test]

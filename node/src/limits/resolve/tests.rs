@@ -1,7 +1,7 @@
 //! Tests of the limits that a configuration comes to.
 
 use super::*;
-use crate::host::fixtures::Tree;
+use crate::host::tests::fixtures::Tree;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -25,7 +25,7 @@ fn without_configuration_there_is_one_actor_with_a_gibibyte() {
     assert_eq!((limits.name.as_str(), limits.actors.len()), ("fixture", 1));
     let actor = &limits.actors[0];
     assert_eq!((actor.pci, actor.numa_node, actor.cpus.len()), (None, None, 16));
-    assert_eq!((actor.arena.extents, actor.arena.extent_bytes), (32, 32 * MIB));
+    assert_eq!((actor.arena.extents, actor.arena.extent.bytes), (32, 32 * MIB));
     assert_eq!(actor.store.high_watermark_bytes, GIB * 95 / 100);
     assert_eq!(actor.store.low_watermark_bytes, GIB * 93 / 100);
     assert_eq!(actor.store.max_pinned_bytes, GIB / 2);
@@ -72,8 +72,8 @@ fn each_gpu_gets_an_actor_on_its_numa_node_and_an_even_share() {
     let capacities: Vec<_> = limits.actors.iter().map(|actor| actor.store.capacity_chunks).collect();
     assert_eq!(capacities, [Some(3), Some(3), Some(2)], "the parts add up to the whole");
     for actor in &limits.actors {
-        assert_eq!((actor.arena.bytes(), actor.arena.extent_bytes), (4 * GIB, 128 * MIB));
-        assert_eq!(actor.arena.numa_node, actor.numa_node);
+        assert_eq!((actor.arena.bytes(), actor.arena.extent.bytes), (4 * GIB, 128 * MIB));
+        assert_eq!(actor.arena.extent.numa_node, actor.numa_node);
         assert_eq!(actor.store.tenant_bytes, [GIB, u64::MAX]);
     }
 }
@@ -82,7 +82,7 @@ fn each_gpu_gets_an_actor_on_its_numa_node_and_an_even_share() {
 fn extents_follow_the_arena_between_two_bounds() {
     let extents = |host: &str| {
         let arena = &resolve(&format!("host = {{ {host} }}")).unwrap().actors[0].arena.clone();
-        (arena.extents, arena.extent_bytes)
+        (arena.extents, arena.extent.bytes)
     };
     assert_eq!(extents(r#"arena_bytes = "4MiB""#), (2, 2 * MIB));
     assert_eq!(extents(r#"arena_bytes = "100MiB""#), (50, 2 * MIB));
@@ -225,7 +225,7 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
 fn too_many_gpus_are_refused() {
     let gpus: Vec<String> = (0..65).map(|i| format!("{{ pci = '0000:{i:02x}:00.0' }}")).collect();
     let error = resolve(&format!("gpus = [{}]", gpus.join(","))).unwrap_err();
-    assert_eq!(error, ConfigError::TooManyGpus { found: 65 });
+    assert_eq!(error, ConfigError::TooManyGpus(65));
 }
 
 #[test]

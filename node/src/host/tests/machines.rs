@@ -1,7 +1,7 @@
 //! Machines as they are sold, as fixtures: one, two, four and eight NUMA nodes, with GPUs and network interfaces.
 
-use super::HostFacts;
 use super::fixtures::Tree;
+use crate::host::HostFacts;
 
 /// A workstation or virtual machine: one node, and firmware that places no device.
 pub(crate) fn workstation() -> Tree {
@@ -123,74 +123,64 @@ const GIB: u64 = 1 << 20;
 /// The class of a GPU without outputs.
 const GPU: &str = "0x030200";
 
-mod tests {
-    use super::*;
+fn near(tree: &Tree, gpu: &str) -> Option<String> {
+    facts(tree).interface_near(gpu.parse().unwrap()).map(str::to_owned)
+}
 
-    fn near(tree: &Tree, gpu: &str) -> Option<String> {
-        facts(tree).interface_near(gpu.parse().unwrap()).map(str::to_owned)
+#[test]
+fn the_interface_below_the_switch_of_a_gpu_is_the_nearest_to_it() {
+    let tree = dgx();
+    for (gpu, bus) in (0..8).zip(DGX_BUSES) {
+        let address = format!("0000:{:02x}:00.0", bus + 6);
+        assert_eq!(near(&tree, &address), Some(format!("gpu{}", 7 - gpu)), "of {address}");
     }
+}
 
-    #[test]
-    fn the_interface_below_the_switch_of_a_gpu_is_the_nearest_to_it() {
-        let tree = dgx();
-        for (gpu, bus) in (0..8).zip(DGX_BUSES) {
-            let address = format!("0000:{:02x}:00.0", bus + 6);
-            assert_eq!(near(&tree, &address), Some(format!("gpu{}", 7 - gpu)), "of {address}");
-        }
-    }
+#[test]
+fn without_a_common_switch_the_nearest_node_counts_and_one_that_is_down_comes_last() {
+    let tree = eighths();
+    assert_eq!(near(&tree, "0000:29:00.0").as_deref(), Some("eth0"), "on the GPU's own part");
+    assert_eq!(near(&tree, "0000:a1:00.0").as_deref(), Some("eth1"), "on its socket");
+    let tree = quarters();
+    assert_eq!(near(&tree, "0000:21:00.0").as_deref(), Some("eth1"), "the near one is down");
+    assert_eq!(near(&tree, "0000:81:00.0"), None, "nobody knows where that GPU is");
+    assert_eq!(near(&workstation(), "0000:01:00.0").as_deref(), Some("enp2s0"), "there is one node");
+}
 
-    #[test]
-    fn without_a_common_switch_the_nearest_node_counts_and_one_that_is_down_comes_last() {
-        let tree = eighths();
-        assert_eq!(near(&tree, "0000:29:00.0").as_deref(), Some("eth0"), "on the GPU's own part");
-        assert_eq!(near(&tree, "0000:a1:00.0").as_deref(), Some("eth1"), "on its socket");
-        let tree = quarters();
-        assert_eq!(near(&tree, "0000:21:00.0").as_deref(), Some("eth1"), "the near one is down");
-        assert_eq!(near(&tree, "0000:81:00.0"), None, "nobody knows where that GPU is");
-        assert_eq!(near(&workstation(), "0000:01:00.0").as_deref(), Some("enp2s0"), "there is one node");
-    }
+#[test]
+fn the_interface_of_an_address_is_that_of_the_most_specific_route() {
+    let facts = facts(&dgx());
+    let to = |address: &str| facts.interface_to(address.parse().unwrap());
+    assert_eq!((to("10.0.7.7"), to("10.1.0.1"), to("192.0.2.1")), (Some("eno1"), Some("bond0"), None));
+    assert_eq!(to("127.0.0.1"), Some("lo"));
+    assert_eq!(facts.numa_node_of_interface("bond0"), Some(1), "where what it is made of is");
+}
 
-    #[test]
-    fn the_interface_of_an_address_is_that_of_the_most_specific_route() {
-        let facts = facts(&dgx());
-        let to = |address: &str| facts.interface_to(address.parse().unwrap());
-        assert_eq!((to("10.0.7.7"), to("10.1.0.1"), to("192.0.2.1")), (Some("eno1"), Some("bond0"), None));
-        assert_eq!(to("127.0.0.1"), Some("lo"));
-        assert_eq!(facts.numa_node_of_interface("bond0"), Some(1), "where what it is made of is");
-    }
+#[test]
+fn routes_of_both_families_are_read() {
+    let tree = workstation();
+    tree.file(
+        "proc/net/route",
+        &routes(&[("enp2s0", "00000000", "00000000"), ("x", "0002000A", "00FFFFFF")]),
+    );
+    let line = |network: &str, bits, interface| {
+        format!("{network} {bits} {0} 00 {0} 00000100 1 0 00000001 {interface}\n", "0".repeat(32))
+    };
+    let own = "20010db8000000000000000000000001";
+    let v6 = line("20010db8000000000000000000000000", "40", "enp2s0") + &line(own, "80", "lo");
+    let facts = facts(tree.file("proc/net/ipv6_route", &v6));
+    let to = |address: &str| facts.interface_to(address.parse().unwrap());
+    assert_eq!((to("10.0.2.9"), to("192.0.2.1")), (Some("x"), Some("enp2s0")));
+    assert_eq!((to("2001:db8::1"), to("2001:db9::1")), (Some("enp2s0"), None));
+    assert_eq!(to("::ffff:10.0.2.9"), Some("x"));
+}
 
-    #[test]
-    fn routes_of_both_families_are_read() {
-        let tree = workstation();
-        tree.file(
-            "proc/net/route",
-            &routes(&[("enp2s0", "00000000", "00000000"), ("x", "0002000A", "00FFFFFF")]),
-        );
-        let line = |network: &str, bits, interface| {
-            format!("{network} {bits} {0} 00 {0} 00000100 1 0 00000001 {interface}\n", "0".repeat(32))
-        };
-        let own = "20010db8000000000000000000000001";
-        let v6 = line("20010db8000000000000000000000000", "40", "enp2s0") + &line(own, "80", "lo");
-        let facts = facts(tree.file("proc/net/ipv6_route", &v6));
-        let to = |address: &str| facts.interface_to(address.parse().unwrap());
-        assert_eq!((to("10.0.2.9"), to("192.0.2.1")), (Some("x"), Some("enp2s0")));
-        assert_eq!((to("2001:db8::1"), to("2001:db9::1")), (Some("enp2s0"), None));
-        assert_eq!(to("::ffff:10.0.2.9"), Some("x"));
-    }
-
-    #[test]
-    fn what_a_node_lacks_comes_from_the_nearest_that_has_it() {
-        let cxl = facts(&with_cxl());
-        assert_eq!((cxl.node_with_cpus(Some(2)), cxl.node_with_memory(Some(2))), (Some(1), Some(2)));
-        let quarters = facts(&quarters());
-        assert_eq!(
-            (quarters.node_with_memory(Some(1)), quarters.node_with_cpus(Some(1))),
-            (Some(0), Some(1))
-        );
-        assert_eq!(
-            (quarters.node_with_cpus(Some(2)), quarters.node_with_memory(Some(2))),
-            (Some(0), Some(2))
-        );
-        assert_eq!(quarters.node_with_cpus(None), None);
-    }
+#[test]
+fn what_a_node_lacks_comes_from_the_nearest_that_has_it() {
+    let cxl = facts(&with_cxl());
+    assert_eq!((cxl.node_with_cpus(Some(2)), cxl.node_with_memory(Some(2))), (Some(1), Some(2)));
+    let quarters = facts(&quarters());
+    assert_eq!((quarters.node_with_memory(Some(1)), quarters.node_with_cpus(Some(1))), (Some(0), Some(1)));
+    assert_eq!((quarters.node_with_cpus(Some(2)), quarters.node_with_memory(Some(2))), (Some(0), Some(2)));
+    assert_eq!(quarters.node_with_cpus(None), None);
 }
