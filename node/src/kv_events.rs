@@ -180,15 +180,13 @@ impl KvEvents {
 
 /// Changes of one namespace as events: chunks that follow each other are told together.
 fn events(changes: &[Change], hashes: EventHashes, chunk_tokens: u32) -> Vec<Event> {
-    let follows =
-        |one: &Change, other: &Change| match (one.kind == ChangeKind::Lost, other.kind == ChangeKind::Lost) {
-            (true, true) => true,
-            (false, false) => other.chunk.parent == one.chunk.hash,
-            _ => false,
-        };
+    let is_lost = |change: &Change| change.kind == ChangeKind::Lost;
+    let follows = |one: &Change, other: &Change| {
+        is_lost(one) == is_lost(other) && (is_lost(one) || other.chunk.parent == one.chunk.hash)
+    };
     let told = changes.chunk_by(follows).map(|run| {
         let block_hashes = run.iter().map(|change| Hash::of(&change.chunk.hash, hashes)).collect();
-        if run[0].kind == ChangeKind::Lost {
+        if is_lost(&run[0]) {
             return Event::BlockRemoved { block_hashes, medium: MEDIUM };
         }
         let ChunkRef { parent, index, .. } = run[0].chunk;
@@ -208,11 +206,8 @@ fn events(changes: &[Change], hashes: EventHashes, chunk_tokens: u32) -> Vec<Eve
 
 impl Hash {
     fn of(hash: &ChunkHash, hashes: EventHashes) -> Self {
-        let (_, tail) = hash.0.split_at(24);
         match hashes {
-            EventHashes::Int64 => {
-                Self::Int(tail.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
-            }
+            EventHashes::Int64 => Self::Int(hash.0.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail))),
             EventHashes::Bytes => Self::Bytes(hash.0),
         }
     }

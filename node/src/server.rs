@@ -385,10 +385,7 @@ async fn start_actor(
     let started = clock.elapsed();
     let make =
         move || Arena::create(&arena_limits, &|bytes| tracing::debug!(device, bytes, "arena faulted in"));
-    let made = tokio::task::spawn_blocking(make).await;
-    let arena = made
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-        .map_err(|source| ServeError::Arena { device, source })?;
+    let arena = threads::blocking(make).await.map_err(|source| ServeError::Arena { device, source })?;
     tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
     let got = DeviceHardware::of(device, limits, &arena, metrics);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
@@ -450,10 +447,8 @@ fn listen_on_sockets(
     let settings = SessionSettings {
         node: limits.name.clone(),
         actors,
-        max_window_bytes: limits.session.max_window_bytes,
+        limits: limits.session.clone(),
         windows: limits.tenants.iter().map(windows).collect(),
-        trust_engines: limits.session.trust_engines,
-        max_sessions: limits.session.max_sessions,
         processes: Processes::new(addresses, limits.session.max_lingering_processes),
         metrics: Arc::clone(metrics),
         sampler: limits.sampler,

@@ -8,6 +8,7 @@ use crate::limits::ObjectLimits;
 use crate::metrics::SharedMetrics;
 use crate::object::metrics::Side;
 use crate::object::{ObjectTier, OpenError};
+use crate::threads;
 
 /// The object tier of a node, which its actors share.
 pub(super) struct Objects {
@@ -28,9 +29,7 @@ impl Objects {
         let options = limits.options.clone();
         let url = options.url.clone();
         let object_metrics = metrics.object.clone();
-        let open = move || ObjectTier::open(&options, object_metrics);
-        let opened = tokio::task::spawn_blocking(open).await;
-        let tier = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let tier = threads::blocking(move || ObjectTier::open(&options, object_metrics)).await;
         match &tier {
             Ok(_) => tracing::info!(url, "the object tier is there"),
             Err(error) => {

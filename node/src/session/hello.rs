@@ -21,6 +21,7 @@ use super::serve::{self, Opened};
 use crate::actor::{Close, Open};
 use crate::arena::PAGE_BYTES;
 use crate::processes::{EnterError, Peer, PeerError};
+use crate::threads;
 use crate::window::Window;
 
 /// A connection that was just accepted.
@@ -199,7 +200,7 @@ fn write_welcome(
         tenant: guest.name.as_ref().into(),
         device,
         window_bytes: window.map_or(0, Window::bytes),
-        trusted: settings.trust_engines,
+        trusted: settings.limits.trust_engines,
     });
     let descriptors: Vec<OwnedFd> =
         window.map(|window| window.descriptor().try_clone_to_owned()).transpose()?.into_iter().collect();
@@ -241,9 +242,9 @@ async fn make_window(
     hello: &Hello,
 ) -> Result<Option<Arc<Window>>, Response> {
     let Some(budget) = settings.windows.get(usize::from(tenant.0)) else { return Ok(None) };
-    let most = settings.max_window_bytes.min(budget.limit_bytes());
+    let most = settings.limits.max_window_bytes.min(budget.limit_bytes());
     let bytes = hello.window_bytes.min(most).next_multiple_of(PAGE_BYTES);
-    if bytes == 0 || settings.trust_engines {
+    if bytes == 0 || settings.limits.trust_engines {
         return Ok(None);
     }
     let Some(share) = budget.take(bytes) else {
@@ -251,8 +252,7 @@ async fn make_window(
     };
     let numa_node = actor.numa_node;
     // The kernel clears the memory meanwhile.
-    let made = tokio::task::spawn_blocking(move || Window::create(bytes, numa_node, Some(share))).await;
-    let made = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    let made = threads::blocking(move || Window::create(bytes, numa_node, Some(share))).await;
     made.map(|window| Some(Arc::new(window))).map_err(|error| {
         tracing::warn!(%error, source = ?std::error::Error::source(&error), "no write window");
         refusal(RefusalCode::Internal, &error)

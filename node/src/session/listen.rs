@@ -16,6 +16,7 @@ use super::greetings::{Greetings, Source};
 use super::hello::{self, Newcomer};
 use super::socket_file::{self, BindError, SocketFile};
 use crate::actor::GpuActor;
+use crate::limits::SessionLimits;
 use crate::metrics::SharedMetrics;
 use crate::processes::Processes;
 use crate::window::WindowBudget;
@@ -27,14 +28,10 @@ pub struct SessionSettings {
     pub node: String,
     /// Its actors, by device number.
     pub actors: Vec<SessionActor>,
-    /// The largest write window.
-    pub max_window_bytes: u64,
+    /// What each may hold.
+    pub limits: SessionLimits,
     /// What the write windows of each tenant may take together, by its number.
     pub windows: Vec<WindowBudget>,
-    /// Whether engines write straight into the arena.
-    pub trust_engines: bool,
-    /// Sessions of one tenant at a time.
-    pub max_sessions: u32,
     /// Who is behind them.
     pub processes: Processes,
     /// Where they are counted.
@@ -100,7 +97,7 @@ impl Drop for Listening {
 
 /// Accepts for ever.
 async fn accept(tenant: TenantId, name: Arc<str>, socket: UnixListener, settings: SessionSettings) {
-    let sessions = Arc::new(Semaphore::new(settings.max_sessions as usize));
+    let sessions = Arc::new(Semaphore::new(settings.limits.max_sessions as usize));
     let greetings = Greetings::default();
     loop {
         match socket.accept().await {

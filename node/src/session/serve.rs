@@ -60,8 +60,9 @@ struct Session {
     answers: UnboundedReceiver<(u64, Answer)>,
 }
 
-/// Why a session ends.
-#[derive(Debug, thiserror::Error)]
+/// Why a session ends; as a text, what metrics call it.
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 enum End {
     #[error("the engine closed its socket")]
     Closed,
@@ -72,8 +73,10 @@ enum End {
     #[error("a fault of Larder emptied its actor")]
     Fault,
     #[error("what came is no session: {what}")]
+    #[strum(serialize = "protocol_error")]
     Protocol { number: u64, what: String },
     #[error("its socket failed: {0}")]
+    #[strum(serialize = "socket_error")]
     Socket(io::Error),
 }
 
@@ -98,7 +101,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
             Err(error) => End::Socket(error),
         };
         tracing::info!(tenant = &*tenant, session = session.0, %end, "session ended");
-        metrics.session_ended(&tenant, end.name());
+        metrics.session_ended(&tenant, (&end).into());
         sessions.fetch_sub(1, Ordering::Relaxed);
         if address.send(Close { session }).await.is_err() {
             tracing::debug!(session = session.0, "the actor stopped before the session was closed");
@@ -299,19 +302,6 @@ impl Session {
         };
         if tokio::time::timeout(COPY_DEADLINE, copies).await.is_err() {
             tracing::error!(session = self.id.0, "copies of an ended session are still under way");
-        }
-    }
-}
-
-impl End {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::ProcessGone => "process_gone",
-            Self::Stopping => "stopping",
-            Self::Fault => "fault",
-            Self::Protocol { .. } => "protocol_error",
-            Self::Socket(_) => "socket_error",
         }
     }
 }
