@@ -152,7 +152,7 @@ impl Bench {
             let order = WriteOrder::new(FINGERPRINT, chunk(round, block), vec![source])?;
             match tier.write(order) {
                 Ok(answer) => waiting.push_back(answer),
-                Err(Refused::Busy(_) | Refused::Closed(_)) => bail!("the tier refuses"),
+                Err(Refused::Busy | Refused::Closed) => bail!("the tier refuses"),
             }
         }
         while !waiting.is_empty() {
@@ -181,7 +181,7 @@ impl Bench {
                 vec![self.place(block % SLOTS)],
             )?) {
                 Ok(answer) => waiting.push_back(answer),
-                Err(Refused::Busy(_) | Refused::Closed(_)) => bail!("the tier refuses"),
+                Err(Refused::Busy | Refused::Closed) => bail!("the tier refuses"),
             }
         }
         while !waiting.is_empty() {

@@ -8,7 +8,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use larder_core::store::Checksums;
@@ -17,14 +16,13 @@ use tokio::sync::oneshot;
 
 use crate::arena::{Destination, ExtentMemory, MemoryError, OutOfBounds, Renewal};
 use crate::host::CpuSet;
-use crate::threads;
+use crate::threads::{self, Joined};
 use crate::window::Window;
 
 /// The threads, and the queue before them. Dropping it waits until every order is done.
 pub struct CopyLane {
-    /// `None` only while the lane is being dropped.
-    queue: Option<SyncSender<Job>>,
-    threads: Vec<JoinHandle<()>>,
+    queue: SyncSender<Job>,
+    threads: Vec<Joined>,
     panics: Arc<AtomicU64>,
 }
 
@@ -82,36 +80,27 @@ impl CopyLane {
     pub fn start(name: &str, limits: &CopyLimits) -> io::Result<Self> {
         let (queue, jobs) = sync_channel(limits.queue_orders);
         let jobs = Arc::new(Mutex::new(jobs));
-        let mut lane = Self { queue: Some(queue), threads: Vec::new(), panics: Arc::default() };
+        let mut lane = Self { queue, threads: Vec::new(), panics: Arc::default() };
         for _ in 0..limits.threads {
             let (jobs, panics) = (Arc::clone(&jobs), Arc::clone(&lane.panics));
-            lane.threads.push(threads::spawn(name, &limits.cpus, move || work(&jobs, &panics))?);
+            lane.threads.push(threads::spawn(name, &limits.cpus, move || work(&jobs, &panics))?.into());
         }
         Ok(lane)
     }
 
-    /// Hands an order to the threads. It is carried out even if nobody waits for its completion.
-    ///
-    /// # Errors
-    /// The order, where the queue is full: nothing was done.
-    pub fn submit(&self, order: CopyOrder) -> Result<CopyDone, CopyOrder> {
+    /// Hands an order to the threads. It is carried out even if nobody waits for its completion. `None` where the queue is full:
+    /// nothing was done.
+    #[must_use]
+    pub fn submit(&self, order: CopyOrder) -> Option<CopyDone> {
         let (done, completion) = oneshot::channel();
-        match self.send(Job::Copy(order, done)) {
-            Err(Job::Copy(order, _)) => Err(order),
-            _ => Ok(completion),
-        }
+        self.send(Job::Copy(order, done)).ok().map(|()| completion)
     }
 
-    /// Hands blocks that come from elsewhere to the threads.
-    ///
-    /// # Errors
-    /// The order, where the queue is full: nothing was done.
-    pub fn import(&self, order: ImportOrder) -> Result<CopyDone, ImportOrder> {
+    /// Hands blocks that come from elsewhere to the threads. `None` where the queue is full: nothing was done.
+    #[must_use]
+    pub fn import(&self, order: ImportOrder) -> Option<CopyDone> {
         let (done, completion) = oneshot::channel();
-        match self.send(Job::Import(order, done)) {
-            Err(Job::Import(order, _)) => Err(order),
-            _ => Ok(completion),
-        }
+        self.send(Job::Import(order, done)).ok().map(|()| completion)
     }
 
     /// Hands the renewal of an extent to the threads.
@@ -133,8 +122,7 @@ impl CopyLane {
     }
 
     fn send(&self, job: Job) -> Result<(), Job> {
-        let queue = self.queue.as_ref().expect("the queue lives until the lane is dropped");
-        queue.try_send(job).map_err(|error| match error {
+        self.queue.try_send(job).map_err(|error| match error {
             TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
         })
     }
@@ -163,22 +151,10 @@ impl CopyOrder {
         Ok(Self { window, moves })
     }
 
-    /// The blocks.
-    #[must_use]
-    pub fn moves(&self) -> &[Move] {
-        &self.moves
-    }
-
-    /// Bytes of all blocks.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.moves.iter().map(|block| block.to.bytes).sum()
-    }
-
     /// Whether handing the order to a thread would cost more than carrying it out here.
     #[must_use]
     pub fn is_small(&self) -> bool {
-        self.bytes() <= INLINE_COPY_BYTES
+        self.moves.iter().map(|block| block.to.bytes).sum::<u64>() <= INLINE_COPY_BYTES
     }
 
     /// Carries the order out on the calling thread.
@@ -210,60 +186,46 @@ impl ImportOrder {
     }
 }
 
+impl Move {
+    /// Copies each piece, then adds it to the checksum as it stands in the arena: what the window holds may have changed.
+    fn perform(&self, window: Option<&Window>) -> Checksums {
+        let Self { to, source, is_in_place } = self;
+        let window = window.filter(|_| !is_in_place);
+        sum(to, to.bytes, |start, bytes, checksum| {
+            let at = to.offset + start;
+            if let Some(window) = window {
+                to.memory.copy_in_from(window.mapping(), source + start, at, bytes)?;
+            }
+            to.memory.add_to(checksum, at, bytes)
+        })
+    }
+}
+
+/// Copies each piece, then adds it to the checksum as it was copied: nobody writes the source meanwhile.
 fn import(from: &Bytes, to: &Destination) -> Checksums {
-    let ranges = block_ranges(from.len() as u64, to.range_bytes).map(|range| {
+    sum(to, from.len() as u64, |start, bytes, checksum| {
+        let piece = &from[start as usize..][..bytes as usize];
+        to.memory.copy_in(to.offset + start, piece)?;
+        checksum.update(piece);
+        Ok(())
+    })
+}
+
+/// The checksums of a block of so many bytes; `add` adds a piece of it (where it begins, how long it is) to one.
+fn sum(
+    to: &Destination,
+    bytes: u64,
+    add: impl Fn(u64, u64, &mut RangeChecksum) -> Result<(), OutOfBounds>,
+) -> Checksums {
+    let ranges = block_ranges(bytes, to.range_bytes).map(|range| {
         let mut checksum = RangeChecksum::new();
         for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
-            let start = range.start + piece.start;
-            let bytes = &from[start as usize..][..(piece.end - piece.start) as usize];
-            let copied = to.memory.copy_in(to.offset + start, bytes);
-            copied.expect("the order's places were checked when it was made");
-            checksum.update(bytes);
+            let added = add(range.start + piece.start, piece.end - piece.start, &mut checksum);
+            added.expect("the order's places were checked when it was made");
         }
         checksum.finish()
     });
     Checksums::of(&to.key, ranges)
-}
-
-impl Move {
-    fn perform(&self, window: Option<&Window>) -> Checksums {
-        let ranges = block_ranges(self.to.bytes, self.to.range_bytes).map(|range| {
-            let mut checksum = RangeChecksum::new();
-            for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
-                let start = range.start + piece.start;
-                self.perform_piece(window, start, piece.end - piece.start, &mut checksum)
-                    .expect("the order's places were checked when it was made");
-            }
-            checksum.finish()
-        });
-        Checksums::of(&self.to.key, ranges)
-    }
-
-    /// Copies a piece, then adds it to the checksum as it stands in the arena: what the window holds may have changed.
-    fn perform_piece(
-        &self,
-        window: Option<&Window>,
-        start: u64,
-        bytes: u64,
-        checksum: &mut RangeChecksum,
-    ) -> Result<(), OutOfBounds> {
-        if let Some(window) = window.filter(|_| !self.is_in_place) {
-            let at = self.to.offset + start;
-            self.to.memory.copy_in_from(window.mapping(), self.source + start, at, bytes)?;
-        }
-        self.to.memory.add_to(checksum, self.to.offset + start, bytes)
-    }
-}
-
-impl Drop for CopyLane {
-    fn drop(&mut self) {
-        drop(self.queue.take());
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a copy thread panicked outside of any order");
-            }
-        }
-    }
 }
 
 /// What a copy thread does, until the lane is dropped.

@@ -189,10 +189,7 @@ fn write_event(
     chunk: &ChunkRef,
 ) {
     use std::fmt::Write as _;
-    let namespace: String = fingerprint.0.iter().fold(String::with_capacity(64), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    });
+    let namespace = format!("{fingerprint:x}");
     let (hash, parent) = (chunk.hash.to_string(), chunk.parent.to_string());
     let data = Data { device, namespace: &namespace, hash, parent, index: chunk.index };
     let data = serde_json::to_string(&data).unwrap_or_default();

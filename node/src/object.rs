@@ -88,24 +88,11 @@ pub struct BlockId {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The URL is none.
+    /// The URL is none, or that of another kind of store.
     #[error(
-        "the object tier's `{url}` is no URL: write s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
+        "the object tier knows no store `{0}`: write s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
     )]
-    Url {
-        /// As configured.
-        url: String,
-        /// What is wrong with it.
-        source: url::ParseError,
-    },
-    /// Another kind of store.
-    #[error(
-        "the object tier knows no store `{url}`: use s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
-    )]
-    Scheme {
-        /// As configured.
-        url: String,
-    },
+    Url(String),
     /// A setting that this store does not have.
     #[error("the object tier's {store} has no setting `{key}`: correct its name or remove it")]
     Setting {

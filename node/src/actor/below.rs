@@ -81,10 +81,10 @@ impl GpuActor {
         };
         let coming = match coming {
             Some(Ok(coming)) => coming,
-            Some(Err(Refused::Busy(_))) => {
+            Some(Err(Refused::Busy)) => {
                 return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
             }
-            Some(Err(Refused::Closed(_))) | None => {
+            Some(Err(Refused::Closed)) | None => {
                 return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Closed });
             }
         };
@@ -141,8 +141,8 @@ impl GpuActor {
         };
         match ordered {
             Some(Ok(coming)) => Ok(coming),
-            Some(Err(Refused::Busy(_))) => Err(Written::Busy),
-            Some(Err(Refused::Closed(_))) | None => Err(Written::Closed),
+            Some(Err(Refused::Busy)) => Err(Written::Busy),
+            Some(Err(Refused::Closed)) | None => Err(Written::Closed),
         }
     }
 

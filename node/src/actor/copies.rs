@@ -30,7 +30,7 @@ impl GpuActor {
         let answer = match CopyOrder::new(window, copied.collect()) {
             Ok(order) if order.is_small() => CopyAnswer::Done(order.perform()),
             Ok(order) => match self.lane.submit(order) {
-                Ok(copied) => {
+                Some(copied) => {
                     let finish = copied.into_actor(self).map(move |copied, actor: &mut Self, ctx| {
                         let answer = copied.map_or_else(
                             |_| {
@@ -43,7 +43,7 @@ impl GpuActor {
                     });
                     return self.spawn(ctx, finish);
                 }
-                Err(_) => CopyAnswer::Busy,
+                None => CopyAnswer::Busy,
             },
             Err(error) => {
                 tracing::error!(%error, "the store made an order that does not fit its memory");

@@ -86,10 +86,10 @@ impl GpuActor {
             Ok(page) => {
                 self.spawn(ctx, page.into_actor(self).map(|page, actor, ctx| actor.recovered(page, ctx)));
             }
-            Err(Refused::Busy(after)) => {
+            Err(Refused::Busy) => {
                 self.later(ctx, RETRY, move |actor, ctx| actor.recover(after, ctx));
             }
-            Err(Refused::Closed(_)) => {}
+            Err(Refused::Closed) => {}
         }
     }
 

@@ -77,7 +77,7 @@ impl GpuActor {
         let grants = grants.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
         let mut come: Vec<Coming> =
             chunks.iter().zip(grants).map(|(chunk, grant)| Coming::new(chunk, grant, &mut blocks)).collect();
-        let coming = ImportOrder::new(blocks).ok().and_then(|order| self.lane.import(order).ok());
+        let coming = ImportOrder::new(blocks).ok().and_then(|order| self.lane.import(order));
         if coming.is_none() {
             // The copy threads have too much to do.
             come.iter_mut().for_each(Coming::is_put_off);

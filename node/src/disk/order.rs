@@ -82,10 +82,12 @@ pub enum OrderError {
     },
 }
 
-/// What came of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What came of a write; as a text, what metrics call it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum WriteAnswer {
     /// It is on disk, and would survive a loss of power.
+    #[strum(serialize = "written")]
     Durable,
     /// It was there already: nothing was written.
     AlreadyThere,
@@ -95,13 +97,13 @@ pub enum WriteAnswer {
     Closed,
 }
 
-/// What came of a read. Nothing is written to its places any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What came of a read; as a text, what metrics call it. Nothing is written to its places any more.
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ReadAnswer {
     /// The blocks are in their places, and right.
+    #[strum(serialize = "read")]
     Here {
-        /// The chunk, with its place in its chain.
-        chunk: ChunkRef,
         /// The pools of these blocks. A disk has all that was asked for, or says [`ReadAnswer::OtherBlocks`]; of an object
         /// store's chunk some pools may not be there.
         pools: PoolSet,
@@ -234,6 +236,12 @@ impl BlockPlace {
             && is_aligned(self.bytes)
             && is_aligned(self.offset)
             && is_aligned(offset)
+    }
+
+    /// Puts bytes of the block where they belong, from its byte `at` on.
+    pub(crate) fn copy_in(&self, at: u64, bytes: &[u8]) {
+        let copied = self.memory.copy_in(self.offset + at, bytes);
+        debug_assert!(copied.is_ok(), "places are checked when the order is made");
     }
 
     fn check(&self) -> Result<(), OrderError> {

@@ -3,20 +3,18 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
-use super::io::Lane;
 use super::metrics::DiskMetrics;
 use super::order::{ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
 use super::volume::{Job, Volume};
 use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
-use crate::threads;
+use crate::threads::{self, Joined};
 
 pub use super::volume::OnGone;
 
@@ -26,23 +24,21 @@ pub use super::volume::OnGone;
 /// panicked: a bug is in the log, the tier is closed, and the order's places must not be used again, since the drive may
 /// still write there.
 pub struct DiskTier {
-    /// `None` only while the tier is being dropped.
-    queue: Option<SyncSender<Job>>,
-    thread: Option<JoinHandle<()>>,
+    queue: SyncSender<Job>,
+    _thread: Joined,
     /// Why it is closed, once it is.
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
-    lane: Lane,
     namespaces: Vec<Fingerprint>,
 }
 
-/// An order that was not taken: nothing was done.
-#[derive(Debug)]
-pub enum Refused<T> {
+/// Why a tier did not take an order: nothing was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
     /// The queue is full: try again later, or do without.
-    Busy(T),
+    Busy,
     /// The tier closed itself: do without.
-    Closed(T),
+    Closed,
 }
 
 impl DiskTier {
@@ -54,15 +50,13 @@ impl DiskTier {
     /// # Errors
     /// [`OpenError`] says what to change.
     pub fn open(options: &DiskOptions, metrics: DiskMetrics, on_gone: OnGone) -> Result<Self, OpenError> {
-        let (volume, lane) = Volume::open(options, metrics.clone(), on_gone)?;
-        Self::start(volume, options, metrics, lane)
+        Self::start(Volume::open(options, metrics.clone(), on_gone)?, options, metrics)
     }
 
     pub(super) fn start(
         volume: Volume,
         options: &DiskOptions,
         metrics: DiskMetrics,
-        lane: Lane,
     ) -> Result<Self, OpenError> {
         let namespaces = volume.namespaces();
         let (queue, jobs) = sync_channel(options.queue_orders);
@@ -78,70 +72,50 @@ impl DiskTier {
             look_at: Duration::ZERO,
         };
         let thread = threads::spawn("larder-disk", &options.cpus, move || work.run());
-        let thread = Some(thread.map_err(OpenError::Thread)?);
-        Ok(Self { queue: Some(queue), thread, trouble, metrics, lane, namespaces })
+        let thread = thread.map_err(OpenError::Thread)?.into();
+        Ok(Self { queue, _thread: thread, trouble, metrics, namespaces })
     }
 
     /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as they are
     /// until then.
     ///
     /// # Errors
-    /// The order, where it was not taken.
-    pub fn write(
-        &self,
-        order: WriteOrder,
-    ) -> Result<oneshot::Receiver<WriteAnswer>, Refused<Box<WriteOrder>>> {
-        let (done, answer) = oneshot::channel();
-        self.send(Job::Write((order, done)), answer, |job| match job {
-            Job::Write((order, _)) => Some(Box::new(order)),
-            _ => None,
-        })
+    /// Where it was not taken.
+    pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
+        self.order(|done| Job::Write((order, done)))
     }
 
     /// Orders a chunk to be read. The places belong to the order until the answer.
     ///
     /// # Errors
-    /// The order, where it was not taken.
-    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<Box<ReadOrder>>> {
-        let (done, answer) = oneshot::channel();
-        self.send(Job::Read((order, done)), answer, |job| match job {
-            Job::Read((order, _)) => Some(Box::new(order)),
-            _ => None,
-        })
+    /// Where it was not taken.
+    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
+        self.order(|done| Job::Read((order, done)))
     }
 
     /// Forgets a chunk; the answer is whether it was there. A restart may bring it back: what is stored under a key never
     /// changes, so it would still be right.
     ///
     /// # Errors
-    /// The key, where the order was not taken.
-    pub fn remove(&self, key: ChunkKey) -> Result<oneshot::Receiver<bool>, Refused<ChunkKey>> {
-        let (done, answer) = oneshot::channel();
-        self.send(Job::Forget(key, done), answer, |job| match job {
-            Job::Forget(key, _) => Some(key),
-            _ => None,
-        })
+    /// Where the order was not taken.
+    pub fn remove(&self, key: ChunkKey) -> Result<oneshot::Receiver<bool>, Refused> {
+        self.order(|done| Job::Forget(key, done))
     }
 
     /// Says that chunks were used elsewhere (from host memory, say), so that they stay when their segment is given up. A hint:
     /// where the queue is full it is dropped.
     pub fn touch(&self, keys: Vec<ChunkKey>) {
-        let ((), nothing) = ((), oneshot::channel::<()>().1);
         // Refused: it is only a hint.
-        let _ = self.send(Job::Touch(keys), nothing, |_| Some(()));
+        let _ = self.send(Job::Touch(keys));
     }
 
     /// Tells what is held, a segment at a time from old to young; begin with 0, go on with [`SnapshotPage::next`]. What moves
     /// meanwhile comes twice, never not at all. `None`: the tier is closed.
     ///
     /// # Errors
-    /// The position, where the order was not taken.
-    pub fn snapshot(&self, after: u64) -> Result<oneshot::Receiver<Option<SnapshotPage>>, Refused<u64>> {
-        let (done, answer) = oneshot::channel();
-        self.send(Job::Snapshot(after, done), answer, |job| match job {
-            Job::Snapshot(after, _) => Some(after),
-            _ => None,
-        })
+    /// Where the order was not taken.
+    pub fn snapshot(&self, after: u64) -> Result<oneshot::Receiver<Option<SnapshotPage>>, Refused> {
+        self.order(|done| Job::Snapshot(after, done))
     }
 
     /// Whether it closed itself after a failure.
@@ -156,12 +130,6 @@ impl DiskTier {
         self.trouble.get().map(String::as_str)
     }
 
-    /// How bytes go.
-    #[must_use]
-    pub fn lane(&self) -> Lane {
-        self.lane
-    }
-
     /// The namespaces that had records when it was opened, those with the most first.
     #[must_use]
     pub fn namespaces_at_start(&self) -> &[Fingerprint] {
@@ -173,30 +141,23 @@ impl DiskTier {
         self.metrics.answered(why);
     }
 
-    fn send<A, T>(&self, job: Job, answer: A, back: impl Fn(Job) -> Option<T>) -> Result<A, Refused<T>> {
-        let queue = self.queue.as_ref().expect("the queue lives until the tier is dropped");
-        let back = |job| back(job).expect("an order comes back as what it was");
+    fn order<A>(&self, job: impl FnOnce(oneshot::Sender<A>) -> Job) -> Result<oneshot::Receiver<A>, Refused> {
+        let (done, answer) = oneshot::channel();
+        self.send(job(done)).map(|()| answer)
+    }
+
+    fn send(&self, job: Job) -> Result<(), Refused> {
         if self.is_closed() {
             self.metrics.answered("closed");
-            return Err(Refused::Closed(back(job)));
+            return Err(Refused::Closed);
         }
-        match queue.try_send(job) {
-            Ok(()) => Ok(answer),
-            Err(TrySendError::Full(job)) => {
+        self.queue.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => {
                 self.metrics.answered("busy");
-                Err(Refused::Busy(back(job)))
+                Refused::Busy
             }
-            Err(TrySendError::Disconnected(job)) => Err(Refused::Closed(back(job))),
-        }
-    }
-}
-
-impl Drop for DiskTier {
-    fn drop(&mut self) {
-        drop(self.queue.take());
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the disk thread panicked outside of any order");
-        }
+            TrySendError::Disconnected(_) => Refused::Closed,
+        })
     }
 }
 

@@ -23,7 +23,7 @@ mod write;
 
 use budget::ReadBudget;
 pub(crate) use check::{Check, Damage};
-pub(crate) use read::{Reading, answer, place_blocks};
+pub(crate) use read::{Reading, answer, fits};
 use transfers::Transfers;
 use write::{Pending, Writing};
 

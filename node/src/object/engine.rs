@@ -110,12 +110,7 @@ impl Engine {
     pub(super) async fn write(&self, order: WriteOrder, deadline: Instant) -> WriteAnswer {
         let blocks = (0..order.sources.len()).map(|at| self.write_block(&order, at, deadline));
         let written = written(&join_all(blocks).await);
-        self.metrics.answered(match written {
-            WriteAnswer::Durable => "written",
-            WriteAnswer::AlreadyThere => "already_there",
-            WriteAnswer::TooLarge => "too_large",
-            WriteAnswer::Closed => "closed",
-        });
+        self.metrics.answered(written.into());
         written
     }
 
@@ -215,14 +210,7 @@ impl Engine {
     pub(super) async fn read(&self, order: ReadOrder, deadline: Instant) -> ReadAnswer {
         let blocks = order.destinations.iter().map(|to| self.read_block(&order, to, deadline));
         let read = read(&order.destinations, join_all(blocks).await);
-        self.metrics.answered(match &read {
-            ReadAnswer::Here { .. } => "read",
-            ReadAnswer::NotHeld => "not_held",
-            ReadAnswer::OtherBlocks => "other_blocks",
-            ReadAnswer::Damaged => "damaged",
-            ReadAnswer::Disagrees => "disagrees",
-            ReadAnswer::Closed => "closed",
-        });
+        self.metrics.answered((&read).into());
         read
     }
 
@@ -246,10 +234,9 @@ impl Engine {
         to: &BlockPlace,
         deadline: Instant,
     ) -> ReadAnswer {
-        let destinations: Arc<[BlockPlace]> = [to.clone()].into();
         let mut tries = 0;
         loop {
-            match self.get(&key, &destinations, deadline).await {
+            match self.get(&key, to, deadline).await {
                 Err(Failed::Absent) => {
                     self.learn(key, Fact::Absent);
                     return ReadAnswer::NotHeld;
@@ -257,7 +244,7 @@ impl Engine {
                 Err(_) => return ReadAnswer::Closed,
                 Ok(Ok(header)) => {
                     self.learn(key, Fact::Present);
-                    return answer(&header, chunk, &destinations);
+                    return answer(&header, chunk, std::slice::from_ref(to));
                 }
                 // Another build's: neither ours to read nor to delete.
                 Ok(Err(Damage::Header(FormatError::Version { .. }))) => return ReadAnswer::NotHeld,
@@ -278,14 +265,14 @@ impl Engine {
     async fn get(
         &self,
         key: &ObjectKey,
-        destinations: &Arc<[BlockPlace]>,
+        to: &BlockPlace,
         deadline: Instant,
     ) -> Result<Result<RecordHeader, Damage>, Failed> {
         let at = name(&self.prefix, key);
         let got = self.ask(Kind::Get, GET, deadline, async {
             let found = self.store.get(&at).await?;
             self.heard(Side::Reading);
-            let mut arriving = Arriving::new(key.chunk, destinations, found.meta.size);
+            let mut arriving = Arriving::new(key.chunk, to, found.meta.size);
             match found.payload {
                 GetResultPayload::File(file, _) => Ok(Got::File(arriving, file)),
                 GetResultPayload::Stream(mut stream) => {
@@ -392,16 +379,18 @@ fn read(destinations: &[BlockPlace], blocks: Vec<ReadAnswer>) -> ReadAnswer {
     let lacks = |pool| asked().any(|(to, read)| to.pool == pool && *read == ReadAnswer::NotHeld);
     let pools = destinations.iter().map(|to| to.pool).filter(|&pool| !lacks(pool));
     let pools = pools.fold(PoolSet::default(), |pools, pool| pools.with(pool.into()));
-    let (mut name, mut sums) = (None, Vec::with_capacity(blocks.len()));
+    if pools == PoolSet::default() {
+        return ReadAnswer::NotHeld;
+    }
+    let mut sums = Vec::with_capacity(blocks.len());
     for (to, read) in destinations.iter().zip(blocks) {
-        if let ReadAnswer::Here { chunk, checksums, .. } = read
+        if let ReadAnswer::Here { checksums, .. } = read
             && pools.has(to.pool.into())
         {
-            name = Some(chunk);
             sums.extend(checksums);
         }
     }
-    name.map_or(ReadAnswer::NotHeld, |chunk| ReadAnswer::Here { chunk, pools, checksums: sums })
+    ReadAnswer::Here { pools, checksums: sums }
 }
 
 /// Takes a file's bytes on a thread that may block. It is waited for to its end: the places belong to the order until

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::{BlockId, STORAGE};
 use crate::disk::format::{PAGE_BYTES, RecordHeader, SegmentHeader};
 use crate::disk::log::Place;
-use crate::disk::volume::{Check, Damage, place_blocks};
+use crate::disk::volume::{Check, Damage, fits};
 use crate::disk::{BlockPlace, Source, WriteOrder};
 
 /// What an object is found by: a block is one.
@@ -27,9 +27,9 @@ pub(super) struct ObjectKey {
 
 /// What a block's object is called.
 pub(super) fn name(prefix: &Path, ObjectKey { chunk, block: BlockId { slice, pool } }: &ObjectKey) -> Path {
-    let hash = hex(&chunk.hash.0);
+    let hash = chunk.hash.to_string();
     let file = format!("{hash}-{slice}-{pool}");
-    prefix.clone().join("v1").join(hex(&chunk.fingerprint.0)).join(&hash[..2]).join(file)
+    prefix.clone().join("v1").join(format!("{:x}", chunk.fingerprint)).join(&hash[..2]).join(file)
 }
 
 /// An object that is written and read to see whether the store answers.
@@ -61,35 +61,30 @@ pub(super) fn body(order: &WriteOrder, at: usize) -> (PutPayload, Released) {
     (PutPayload::from_iter(parts), released)
 }
 
-/// An object on its way into its places.
+/// An object on its way into its place.
 pub(super) struct Arriving {
-    destinations: Arc<[BlockPlace]>,
+    to: BlockPlace,
     check: Check,
-    /// Which place each block of the record goes to, once the header is there.
-    places: Option<Vec<Option<usize>>>,
     /// Bytes that came.
     pub(super) bytes: u64,
 }
 
 impl Arriving {
     /// Of an object of `bytes` bytes.
-    pub(super) fn new(key: ChunkKey, destinations: &Arc<[BlockPlace]>, bytes: u64) -> Self {
+    pub(super) fn new(key: ChunkKey, to: &BlockPlace, bytes: u64) -> Self {
         // An object that is no whole number of pages is found to be wrong by its header.
         let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };
         let place = Place { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
-        let check = Check::new(STORAGE, place, Some(key));
-        Self { destinations: Arc::clone(destinations), check, places: None, bytes: 0 }
+        Self { to: to.clone(), check: Check::new(STORAGE, place, Some(key)), bytes: 0 }
     }
 
     /// Takes the bytes that follow.
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
-        let Self { destinations, check, places, .. } = self;
-        check.feed(bytes, &mut |header, block, at, stretch| {
-            let places = places.get_or_insert_with(|| place_blocks(header, destinations));
-            if let Some(place) = places[block].map(|at| &destinations[at]) {
-                let copied = place.memory.copy_in(place.offset + at, stretch);
-                debug_assert!(copied.is_ok(), "places are checked when the order is made");
+        let to = &self.to;
+        self.check.feed(bytes, &mut |header, block, at, stretch| {
+            if fits(to, &header.blocks[block]) {
+                to.copy_in(at, stretch);
             }
         });
     }
@@ -112,15 +107,6 @@ impl Arriving {
     pub(super) fn finish(self) -> Result<RecordHeader, Damage> {
         self.check.finish()
     }
-}
-
-fn hex(bytes: &[u8; 32]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(64), |mut out, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(out, "{byte:02x}");
-        out
-    })
 }
 
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];

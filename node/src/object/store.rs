@@ -1,6 +1,7 @@
 //! From options to a store of the `object_store` crate.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -25,7 +26,11 @@ macro_rules! build {
         let mut builder = $builder
             .with_url(&options.url)
             .with_client_options(client_options(options))
-            .with_retry(retries(options));
+            .with_retry(RetryConfig {
+                backoff: BackoffConfig::default(),
+                max_retries: MOST_RETRIES,
+                retry_timeout: options.deadline,
+            });
         for (key, value) in &options.settings {
             let unknown = || OpenError::Setting { store: $store, key: key.clone() };
             let known = key.to_ascii_lowercase().parse().map_err(|_| unknown())?;
@@ -37,30 +42,38 @@ macro_rules! build {
     }};
 }
 
+/// The kinds of store that a tier can be in.
+pub(super) enum Kind {
+    S3,
+    Google,
+    Azure,
+    Folder(PathBuf),
+}
+
 /// A URL's kind of store and the prefix in it, where it is one of those that a tier can be in.
-pub(super) fn parse(url: &str) -> Option<(ObjectStoreScheme, Path)> {
+pub(super) fn parse(url: &str) -> Option<(Kind, Path)> {
     let url = Url::parse(url).ok()?;
     let (scheme, prefix) = ObjectStoreScheme::parse(&url).ok()?;
-    let is_one = match scheme {
-        ObjectStoreScheme::Local => url.to_file_path().is_ok(),
-        ObjectStoreScheme::AmazonS3
-        | ObjectStoreScheme::GoogleCloudStorage
-        | ObjectStoreScheme::MicrosoftAzure => true,
-        _ => false,
+    let kind = match scheme {
+        ObjectStoreScheme::Local => Kind::Folder(url.to_file_path().ok()?),
+        ObjectStoreScheme::AmazonS3 => Kind::S3,
+        ObjectStoreScheme::GoogleCloudStorage => Kind::Google,
+        ObjectStoreScheme::MicrosoftAzure => Kind::Azure,
+        _ => return None,
     };
-    is_one.then_some((scheme, prefix))
+    Some((kind, prefix))
 }
 
 /// The first of the settings whose name this kind of store does not know.
 pub(super) fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
-    let (scheme, _) = parse(url)?;
+    let (kind, _) = parse(url)?;
     let is_known = |key: &&str| {
         let key = key.to_ascii_lowercase();
-        match scheme {
-            ObjectStoreScheme::AmazonS3 => key.parse::<AmazonS3ConfigKey>().is_ok(),
-            ObjectStoreScheme::GoogleCloudStorage => key.parse::<GoogleConfigKey>().is_ok(),
-            ObjectStoreScheme::MicrosoftAzure => key.parse::<AzureConfigKey>().is_ok(),
-            _ => false,
+        match kind {
+            Kind::S3 => key.parse::<AmazonS3ConfigKey>().is_ok(),
+            Kind::Google => key.parse::<GoogleConfigKey>().is_ok(),
+            Kind::Azure => key.parse::<AzureConfigKey>().is_ok(),
+            Kind::Folder(_) => false,
         }
     };
     settings.keys().map(String::as_str).find(|key| !is_known(key))
@@ -70,31 +83,24 @@ pub(super) fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, Stri
 pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
     // The HTTP client asks for the process's own; where one is set already, that stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let url =
-        Url::parse(&options.url).map_err(|source| OpenError::Url { url: options.url.clone(), source })?;
-    let unknown = || OpenError::Scheme { url: options.url.clone() };
-    let (scheme, prefix) = ObjectStoreScheme::parse(&url).map_err(|_| unknown())?;
-    let store: Arc<dyn ObjectStore> = match scheme {
-        ObjectStoreScheme::Local => return folder(&url, options),
-        ObjectStoreScheme::AmazonS3 => {
+    let (kind, prefix) = parse(&options.url).ok_or_else(|| OpenError::Url(options.url.clone()))?;
+    let store: Arc<dyn ObjectStore> = match kind {
+        Kind::Folder(path) => return folder(path, options),
+        Kind::S3 => {
             // Hashing every body twice more would cost more than sending it: records have checksums of their own.
             let builder = AmazonS3Builder::from_env().with_unsigned_payload(true);
             Arc::new(build!(builder, "S3", options))
         }
-        ObjectStoreScheme::GoogleCloudStorage => {
+        Kind::Google => {
             Arc::new(build!(GoogleCloudStorageBuilder::from_env(), "Google Cloud Storage", options))
         }
-        ObjectStoreScheme::MicrosoftAzure => {
-            Arc::new(build!(MicrosoftAzureBuilder::from_env(), "Azure", options))
-        }
-        _ => return Err(unknown()),
+        Kind::Azure => Arc::new(build!(MicrosoftAzureBuilder::from_env(), "Azure", options)),
     };
     Ok((store, prefix))
 }
 
 /// A folder, made where it is not there. What is written is synced, as a store's answer promises.
-fn folder(url: &Url, options: &ObjectOptions) -> Result<Opened, OpenError> {
-    let path = url.to_file_path().map_err(|()| OpenError::Scheme { url: options.url.clone() })?;
+fn folder(path: PathBuf, options: &ObjectOptions) -> Result<Opened, OpenError> {
     if let Some(key) = options.settings.keys().next() {
         return Err(OpenError::Setting { store: "local folder", key: key.clone() });
     }
@@ -114,14 +120,6 @@ fn client_options(options: &ObjectOptions) -> ClientOptions {
         .with_timeout(options.timeout)
         .with_connect_timeout(options.timeout)
         .with_pool_max_idle_per_host(options.max_in_flight)
-}
-
-fn retries(options: &ObjectOptions) -> RetryConfig {
-    RetryConfig {
-        backoff: BackoffConfig::default(),
-        max_retries: MOST_RETRIES,
-        retry_timeout: options.deadline,
-    }
 }
 
 /// Of one request; its deadline mostly ends it before.

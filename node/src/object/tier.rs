@@ -4,14 +4,15 @@ use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures_util::stream::poll_fn;
+use futures_util::{FutureExt as _, StreamExt as _};
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::Instant;
 
@@ -20,17 +21,18 @@ use super::metrics::{ObjectMetrics, Side};
 use super::store::{self, Opened};
 use super::{BlockId, ObjectOptions, OpenError, Trouble};
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
-use crate::threads;
+use crate::threads::{self, Joined};
 
 /// An object tier that is open. Dropping it waits until every order is done: no longer than their deadline.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.
 pub struct ObjectTier {
-    /// `None` only while the tier is being dropped: writes, questions, and everything else. Questions do not wait behind
-    /// blocks.
-    queues: Option<[Sender<Job>; 3]>,
-    thread: Option<JoinHandle<()>>,
+    writes: Sender<Job>,
+    reads: Sender<Job>,
+    /// Questions do not wait behind blocks.
+    finds: Sender<Job>,
+    _thread: Joined,
     closed: [Arc<AtomicBool>; 2],
     trouble: LastTrouble,
     deadline: Duration,
@@ -70,9 +72,8 @@ impl ObjectTier {
     ) -> Result<Self, OpenError> {
         let runtime = runtime(options.max_in_flight).map_err(OpenError::Thread)?;
         let closed = [(); 2].map(|()| Arc::default());
-        let (writes, writes_due) = channel(options.queue_orders.max(1));
-        let (finds, finds_due) = channel(options.queue_orders.max(1));
-        let (others, others_due) = channel(options.queue_orders.max(1));
+        let [(writes, writes_due), (reads, reads_due), (finds, finds_due)] =
+            [(); 3].map(|()| channel(options.queue_orders.max(1)));
         let (ready, opens) = oneshot::channel();
         let trouble = LastTrouble::default();
         let (copied, metrics_there) = (options.clone(), metrics.clone());
@@ -86,17 +87,16 @@ impl ObjectTier {
                 // Where nobody waits the tier is gone already, and the queues say so.
                 let _ = ready.send(is_open);
                 if goes_on {
-                    let due = [writes_due, finds_due, others_due];
-                    serve(engine, copied.max_in_flight, copied.deadline, due).await;
+                    serve(engine, &copied, [writes_due, reads_due, finds_due]).await;
                 }
             };
             LocalSet::new().block_on(&runtime, work);
         });
-        let thread = thread.map_err(OpenError::Thread)?;
+        let thread = thread.map_err(OpenError::Thread)?.into();
         let opened = opens.blocking_recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
-        let (queues, thread) = (Some([writes, finds, others]), Some(thread));
-        Ok(Self { queues, thread, closed, trouble, deadline: options.deadline, metrics })
+        let deadline = options.deadline;
+        Ok(Self { writes, reads, finds, _thread: thread, closed, trouble, deadline, metrics })
     }
 
     /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as
@@ -104,29 +104,18 @@ impl ObjectTier {
     /// not known.
     ///
     /// # Errors
-    /// The order, where it was not taken.
-    pub fn write(
-        &self,
-        order: WriteOrder,
-    ) -> Result<oneshot::Receiver<WriteAnswer>, Refused<Box<WriteOrder>>> {
-        let (done, answer) = oneshot::channel();
-        self.send(Side::Writing, 0, Work::Write(order, done), answer, |work| match work {
-            Work::Write(order, _) => Some(Box::new(order)),
-            _ => None,
-        })
+    /// Where it was not taken.
+    pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
+        self.order(Side::Writing, &self.writes, |done| Work::Write(order, done))
     }
 
     /// Orders a chunk to be read. The places belong to the order until the answer. `Closed` as an answer: the store
     /// failed, or is left alone.
     ///
     /// # Errors
-    /// The order, where it was not taken.
-    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused<Box<ReadOrder>>> {
-        let (done, answer) = oneshot::channel();
-        self.send(Side::Reading, 2, Work::Read(order, done), answer, |work| match work {
-            Work::Read(order, _) => Some(Box::new(order)),
-            _ => None,
-        })
+    /// Where it was not taken.
+    pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
+        self.order(Side::Reading, &self.reads, |done| Work::Read(order, done))
     }
 
     /// Asks which chunks are there with these blocks; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has
@@ -137,24 +126,14 @@ impl ObjectTier {
     /// counts as absent.
     ///
     /// # Errors
-    /// The chunks, where the order was not taken.
+    /// Where the order was not taken.
     pub fn find(
         &self,
         fingerprint: Fingerprint,
         chunks: Vec<ChunkRef>,
         blocks: Vec<BlockId>,
-    ) -> Result<oneshot::Receiver<Vec<bool>>, Refused<Vec<ChunkRef>>> {
-        let (done, answer) = oneshot::channel();
-        self.send(
-            Side::Reading,
-            1,
-            Work::Find(fingerprint, chunks, blocks, done),
-            answer,
-            |work| match work {
-                Work::Find(_, chunks, ..) => Some(chunks),
-                _ => None,
-            },
-        )
+    ) -> Result<oneshot::Receiver<Vec<bool>>, Refused> {
+        self.order(Side::Reading, &self.finds, |done| Work::Find(fingerprint, chunks, blocks, done))
     }
 
     /// Whether that side of the store is left alone at the moment, after it failed.
@@ -171,37 +150,25 @@ impl ObjectTier {
         is_closed.then(last).flatten()
     }
 
-    fn send<A, T>(
+    fn order<A>(
         &self,
         side: Side,
-        queue: usize,
-        work: Work,
-        answer: A,
-        back: impl Fn(Work) -> Option<T>,
-    ) -> Result<A, Refused<T>> {
-        let queues = self.queues.as_ref().expect("the queues live until the tier is dropped");
-        let back = |work| back(work).expect("an order comes back as what it was");
+        queue: &Sender<Job>,
+        work: impl FnOnce(oneshot::Sender<A>) -> Work,
+    ) -> Result<oneshot::Receiver<A>, Refused> {
         if self.is_closed(side) {
             self.metrics.answered("closed");
-            return Err(Refused::Closed(back(work)));
+            return Err(Refused::Closed);
         }
-        match queues[queue].try_send(Job { work, deadline: Instant::now() + self.deadline }) {
-            Ok(()) => Ok(answer),
-            Err(TrySendError::Full(job)) => {
+        let (done, answer) = oneshot::channel();
+        let job = Job { work: work(done), deadline: Instant::now() + self.deadline };
+        queue.try_send(job).map(|()| answer).map_err(|error| match error {
+            TrySendError::Full(_) => {
                 self.metrics.answered("busy");
-                Err(Refused::Busy(back(job.work)))
+                Refused::Busy
             }
-            Err(TrySendError::Closed(job)) => Err(Refused::Closed(back(job.work))),
-        }
-    }
-}
-
-impl Drop for ObjectTier {
-    fn drop(&mut self) {
-        drop(self.queues.take());
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the object thread panicked outside of any order");
-        }
+            TrySendError::Closed(_) => Refused::Closed,
+        })
     }
 }
 
@@ -228,36 +195,20 @@ async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError
 }
 
 /// What the object thread does, until the tier is dropped.
-async fn serve(
-    engine: Rc<Engine>,
-    most: usize,
-    deadline: Duration,
-    [writes, finds, others]: [Receiver<Job>; 3],
-) {
+async fn serve(engine: Rc<Engine>, options: &ObjectOptions, [writes, reads, finds]: [Receiver<Job>; 3]) {
+    let (most, deadline) = (options.max_in_flight, options.deadline);
     let trials =
         [Side::Reading, Side::Writing].map(|side| spawn_local(try_again(Rc::clone(&engine), side, deadline)));
-    let writes = spawn_local(take(Rc::clone(&engine), writes, (most / 2).max(1)));
-    let finds = spawn_local(take(Rc::clone(&engine), finds, most.max(1)));
-    take(engine, others, most.max(1)).await;
-    // An error: it panicked, and that is in the log.
-    let _ = tokio::join!(writes, finds);
+    tokio::join!(take(&engine, writes, most / 2), take(&engine, reads, most), take(&engine, finds, most));
     trials.into_iter().for_each(|trial| trial.abort());
 }
 
 /// Takes orders up, so many at a time; ends when all are done.
-async fn take(engine: Rc<Engine>, mut queue: Receiver<Job>, most: usize) {
-    let slots = Arc::new(Semaphore::new(most));
-    loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-        let Some(job) = queue.recv().await else { break };
-        let engine = Rc::clone(&engine);
-        spawn_local(async move {
-            job.perform(&engine).await;
-            drop(slot);
-        });
-    }
-    // Never closed: all slots come back.
-    let _ = slots.acquire_many(most as u32).await;
+async fn take(engine: &Rc<Engine>, mut queue: Receiver<Job>, most: usize) {
+    let jobs = poll_fn(|context| queue.poll_recv(context));
+    // A task of its own: an order that panics ends no other.
+    let perform = |job: Job| spawn_local(job.perform(Rc::clone(engine))).map(drop);
+    jobs.for_each_concurrent(most.max(1), perform).await;
 }
 
 /// Tries a side again that is left alone.
@@ -269,7 +220,7 @@ async fn try_again(engine: Rc<Engine>, side: Side, deadline: Duration) {
 }
 
 impl Job {
-    async fn perform(self, engine: &Engine) {
+    async fn perform(self, engine: Rc<Engine>) {
         let Self { work, deadline } = self;
         // Where nobody waits any more there is nobody to tell.
         match work {

@@ -14,8 +14,9 @@ pub struct Trouble {
     pub detail: String,
 }
 
-/// Kinds of trouble.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Kinds of trouble; as texts, what metrics call them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum TroubleKind {
     /// It does not know these credentials.
     Credentials,
@@ -30,6 +31,7 @@ pub enum TroubleKind {
     /// It cannot do that.
     Unsupported,
     /// Anything else.
+    #[strum(serialize = "failed")]
     Other,
 }
 
@@ -58,54 +60,36 @@ impl Trouble {
         let detail = code.map_or_else(|| innermost(error), str::to_owned);
         Self { kind, asked, detail }
     }
-
-    /// What the metrics call it.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self.kind {
-            TroubleKind::Credentials => "credentials",
-            TroubleKind::Denied => "denied",
-            TroubleKind::NoBucket => "no_bucket",
-            TroubleKind::Unreachable => "unreachable",
-            TroubleKind::TimedOut => "timed_out",
-            TroubleKind::Unsupported => "unsupported",
-            TroubleKind::Other => "failed",
-        }
-    }
 }
 
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, asked, detail } = self;
-        match kind {
-            TroubleKind::Credentials => {
-                write!(
-                    f,
-                    "it does not accept the credentials ({detail}): correct them, in the settings or the environment"
-                )
-            }
-            TroubleKind::Denied => write!(
-                f,
-                "these credentials may not {asked} ({detail}): allow them to read, write, delete and list \
-                 objects there (without the right to list, S3 calls absent objects forbidden)"
+        let (what, asked, advice) = match kind {
+            TroubleKind::Credentials => (
+                "it does not accept the credentials",
+                "",
+                ": correct them, in the settings or the environment",
+            ),
+            TroubleKind::Denied => (
+                "these credentials may not ",
+                *asked,
+                ": allow them to read, write, delete and list objects there (without the right to list, S3 calls absent \
+                 objects forbidden)",
             ),
             TroubleKind::NoBucket => {
-                write!(f, "there is no such bucket or folder ({detail}): make it, or correct the URL")
+                ("there is no such bucket or folder", "", ": make it, or correct the URL")
             }
             TroubleKind::Unreachable => {
-                write!(f, "it cannot be reached ({detail}): check endpoint, name resolution and network")
+                ("it cannot be reached", "", ": check endpoint, name resolution and network")
             }
             TroubleKind::TimedOut => {
-                write!(
-                    f,
-                    "it took too long to {asked} ({detail}): check endpoint and network, or raise the timeout"
-                )
+                ("it took too long to ", *asked, ": check endpoint and network, or raise the timeout")
             }
-            TroubleKind::Unsupported => write!(f, "it cannot {asked} ({detail})"),
-            TroubleKind::Other => {
-                write!(f, "it fails to {asked} ({detail}): see what the store's own log says")
-            }
-        }
+            TroubleKind::Unsupported => ("it cannot ", *asked, ""),
+            TroubleKind::Other => ("it fails to ", *asked, ": see what the store's own log says"),
+        };
+        write!(f, "{what}{asked} ({detail}){advice}")
     }
 }
 

@@ -60,7 +60,6 @@ fn a_chunk_comes_back_as_it_was_written() {
     for lane in [None, Some(Lane::Plain)] {
         let options = DiskOptions { lane, ..options(&folder.path().join(format!("{lane:?}"))) };
         let tier = DiskTier::open(&options, metrics(), gone().0).unwrap();
-        println!("lane {:?}", tier.lane());
         let mut slots = Slots::new();
         for number in 0..20 {
             let answer = tier.write(slots.write_order(TestChunk(number))).unwrap();
@@ -149,7 +148,10 @@ fn reads_that_come_while_others_are_carried_out_join_them() {
     for (number, answer) in answers {
         match now(answer) {
             // All go to the same slots, so that only what was summed on the way tells that it was right.
-            ReadAnswer::Here { chunk, .. } => assert_eq!(chunk, TestChunk(number).chunk_ref()),
+            ReadAnswer::Here { checksums, .. } => {
+                let right = TestChunk(number).blocks().into_iter().map(|block| block.checksums);
+                assert_eq!(checksums, right.collect::<Vec<_>>());
+            }
             answer => assert_eq!((number, answer), (77, ReadAnswer::NotHeld)),
         }
     }
@@ -387,7 +389,7 @@ fn a_full_queue_answers_busy_and_a_closed_tier_closed() {
     platter.state().gate = Some(gate);
     let folder = tempfile::tempdir().unwrap();
     let options = DiskOptions { queue_orders: 2, ..options(folder.path()) };
-    let tier = DiskTier::start(volume, &options, metrics.clone(), Lane::Plain).unwrap();
+    let tier = DiskTier::start(volume, &options, metrics.clone()).unwrap();
     let mut slots = Slots::new();
     let mut answers = Vec::new();
     // The thread has at most two batches of what was queued when it waits for the drive.
@@ -398,7 +400,7 @@ fn a_full_queue_answers_busy_and_a_closed_tier_closed() {
         }
         assert!(answers.len() < 16, "a queue of two takes everything");
     };
-    assert!(matches!(refused, Refused::Busy(order) if order.key() == TestChunk(answers.len() as u64).key()));
+    assert_eq!(refused, Refused::Busy);
     assert_eq!(metrics.answers("busy"), 1);
     drop(hold);
     for answer in answers {
@@ -410,7 +412,7 @@ fn a_full_queue_answers_busy_and_a_closed_tier_closed() {
     while !tier.is_closed() {
         std::thread::yield_now();
     }
-    assert!(matches!(tier.read(slots.read_order(TestChunk(0))), Err(Refused::Closed(_))));
+    assert!(matches!(tier.read(slots.read_order(TestChunk(0))), Err(Refused::Closed)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::format::{FormatError, PAGE_BYTES, StorageId, Superblock};
-use super::super::io::{DiskFile, Lane};
+use super::super::io::DiskFile;
 use super::super::log::Geometry;
 use super::super::metrics::DiskMetrics;
 use super::super::{DiskOptions, OpenError};
@@ -21,7 +21,7 @@ impl Volume {
         options: &DiskOptions,
         metrics: DiskMetrics,
         on_gone: OnGone,
-    ) -> Result<(Self, Lane), OpenError> {
+    ) -> Result<Self, OpenError> {
         let geometry = options.geometry()?;
         let path = options.folder.join(FILE_NAME);
         let unwritable = |source| OpenError::Folder { path: path.clone(), source };
@@ -45,7 +45,7 @@ impl Volume {
             path = %path.display(), ?lane, records = volume.log.records(), segments = geometry.segments,
             "the disk tier is open"
         );
-        Ok((volume, lane))
+        Ok(volume)
     }
 }
 

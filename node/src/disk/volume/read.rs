@@ -178,14 +178,7 @@ impl Volume {
     }
 
     fn answer_read(&self, (_, done): Reading, answer: ReadAnswer) {
-        self.metrics.answered(match &answer {
-            ReadAnswer::Here { .. } => "read",
-            ReadAnswer::NotHeld => "not_held",
-            ReadAnswer::OtherBlocks => "other_blocks",
-            ReadAnswer::Damaged => "damaged",
-            ReadAnswer::Disagrees => "disagrees",
-            ReadAnswer::Closed => "closed",
-        });
+        self.metrics.answered((&answer).into());
         // Where nobody waits any more there is nobody to tell.
         drop(done.send(answer));
     }
@@ -306,8 +299,7 @@ impl Arriving {
             let Way::Copied(wanted) = way else { return };
             let wanted = wanted.get_or_insert_with(|| place_blocks(header, destinations));
             if let Some(place) = wanted[block].map(|at| &destinations[at]) {
-                let copied = place.memory.copy_in(place.offset + at, stretch);
-                debug_assert!(copied.is_ok(), "places are checked when the order is made");
+                place.copy_in(at, stretch);
             }
         });
     }
@@ -319,12 +311,13 @@ fn has_just(header: &RecordHeader, destinations: &[BlockPlace]) -> bool {
         && header.blocks.iter().zip(destinations).all(|(block, to)| fits(to, block))
 }
 
-fn fits(to: &BlockPlace, block: &BlockEntry) -> bool {
+/// Whether a block of a record is the one that is wanted at a place.
+pub(crate) fn fits(to: &BlockPlace, block: &BlockEntry) -> bool {
     (to.slice, to.pool, to.bytes, to.range_bytes) == (block.slice, block.pool, block.bytes, block.range_bytes)
 }
 
 /// The destination that each block of a record goes to, if one fits.
-pub(crate) fn place_blocks(header: &RecordHeader, destinations: &[BlockPlace]) -> Vec<Option<usize>> {
+fn place_blocks(header: &RecordHeader, destinations: &[BlockPlace]) -> Vec<Option<usize>> {
     let position = |block| destinations.iter().position(|to| fits(to, block));
     header.blocks.iter().map(position).collect()
 }
@@ -337,11 +330,6 @@ pub(crate) fn answer(header: &RecordHeader, chunk: ChunkRef, destinations: &[Blo
     let block_for = |place: &BlockPlace| header.blocks.iter().find(|block| fits(place, block));
     let checksums: Option<Vec<_>> =
         destinations.iter().map(|place| block_for(place).map(|block| block.checksums.clone())).collect();
-    match checksums {
-        Some(checksums) => {
-            let pools = destinations.iter().fold(PoolSet::default(), |pools, to| pools.with(to.pool.into()));
-            ReadAnswer::Here { chunk: header.chunk, pools, checksums }
-        }
-        None => ReadAnswer::OtherBlocks,
-    }
+    let pools = destinations.iter().fold(PoolSet::default(), |pools, to| pools.with(to.pool.into()));
+    checksums.map_or(ReadAnswer::OtherBlocks, |checksums| ReadAnswer::Here { pools, checksums })
 }

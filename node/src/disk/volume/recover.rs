@@ -112,16 +112,11 @@ impl Volume {
         let mut page = FIRST_PAGE;
         let mut damaged = 0;
         while page < self.geometry.segment_pages {
-            let found = self.record_at(&mut window, page)?;
-            let header = match found {
-                Found::Nothing => None,
-                Found::Header(header) if sequence.is_some_and(|right| right != header.segment.sequence) => {
-                    None
-                }
-                Found::Header(header) if header.segment.sequence < scanned.sequence => None,
-                Found::Header(header) => Some(header),
+            let is_asked_for = |header: &RecordHeader| match sequence {
+                Some(right) => header.segment.sequence == right,
+                None => header.segment.sequence >= scanned.sequence,
             };
-            let Some(header) = header else {
+            let Some(header) = self.record_at(&mut window, page)?.filter(is_asked_for) else {
                 page += 1;
                 continue;
             };
@@ -141,30 +136,25 @@ impl Volume {
         }
         (0..damaged).for_each(|_| self.metrics.found_damage(FoundBy::Recovery));
         scanned.unreadable = window.unreadable;
-        let unreadable = window.unreadable;
-        tracing::info!(
-            segment,
-            records = scanned.entries.len(),
-            damaged,
-            unreadable,
-            "a segment had to be searched"
-        );
+        let (records, unreadable) = (scanned.entries.len(), window.unreadable);
+        tracing::info!(segment, records, damaged, unreadable, "a segment had to be searched");
         Ok(scanned)
     }
 
     /// The header of the record that stands at a page.
-    fn record_at(&mut self, window: &mut Window, page: u32) -> io::Result<Found> {
+    fn record_at(&mut self, window: &mut Window, page: u32) -> io::Result<Option<RecordHeader>> {
         let first = window.from(self, page, 1)?;
-        let Ok(pages) = RecordHeader::peek_pages(first) else { return Ok(Found::Nothing) };
+        let Ok(pages) = RecordHeader::peek_pages(first) else { return Ok(None) };
         if pages > self.geometry.segment_pages - page {
-            return Ok(Found::Nothing);
+            return Ok(None);
         }
-        let storage = self.storage;
         let bytes = &window.from(self, page, pages)?[..page_bytes(pages) as usize];
-        let Ok(header) = RecordHeader::decode(bytes, storage) else { return Ok(Found::Nothing) };
-        let fits = u64::from(page) + header.record_pages() <= u64::from(self.geometry.segment_pages);
-        let stands_here = header.segment.segment == window.segment && header.page == page;
-        Ok(if fits && stands_here { Found::Header(header) } else { Found::Nothing })
+        let header = RecordHeader::decode(bytes, self.storage).ok();
+        let end = u64::from(self.geometry.segment_pages - page);
+        let stands_here = |header: &RecordHeader| {
+            (header.segment.segment, header.page) == (window.segment, page) && header.record_pages() <= end
+        };
+        Ok(header.filter(stands_here))
     }
 
     /// Whether a record's payload is right.
@@ -180,11 +170,6 @@ impl Volume {
         }
         Ok(check.finish().is_ok())
     }
-}
-
-enum Found {
-    Nothing,
-    Header(RecordHeader),
 }
 
 impl Window {

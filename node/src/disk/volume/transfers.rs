@@ -135,6 +135,11 @@ impl Transfers {
         })
     }
 
+    /// Writes zeros from `offset` to the next page.
+    pub(super) fn append_zeros(&mut self, offset: u64) -> io::Result<()> {
+        self.append(offset, offset.next_multiple_of(PAGE_BYTES) - offset, &mut |out, _| out.fill(0))
+    }
+
     /// Waits until everything that was appended has survived a loss of power.
     pub(super) fn sync(&mut self) -> io::Result<()> {
         self.settle()?;

@@ -77,7 +77,7 @@ impl Volume {
             })?;
             offset += place.bytes;
         }
-        self.transfers.append(offset, offset.next_multiple_of(PAGE_BYTES) - offset, &mut |out, _| out.fill(0))
+        self.transfers.append_zeros(offset)
     }
 
     /// Syncs what was written, and says so to all who wait. One sync serves them all.
@@ -106,12 +106,7 @@ impl Volume {
     }
 
     pub(super) fn answer_write(&self, done: oneshot::Sender<WriteAnswer>, answer: WriteAnswer) {
-        self.metrics.answered(match answer {
-            WriteAnswer::Durable => "written",
-            WriteAnswer::AlreadyThere => "already_there",
-            WriteAnswer::TooLarge => "too_large",
-            WriteAnswer::Closed => "closed",
-        });
+        self.metrics.answered(answer.into());
         // Where nobody waits any more there is nobody to tell.
         let _ = done.send(answer);
     }
@@ -210,8 +205,7 @@ impl Volume {
     ) -> io::Result<()> {
         if let Some((_, end)) = moved {
             // Also where the payload was wrong: the next record begins on a page.
-            let padding = end.next_multiple_of(PAGE_BYTES) - end;
-            self.transfers.append(end, padding, &mut |out, _| out.fill(0))?;
+            self.transfers.append_zeros(end)?;
         }
         match (check.finish(), moved) {
             (Ok(_), Some((entry, _))) => {

@@ -104,7 +104,7 @@ impl Engine {
             Ok(_) => "ok",
             Err(Failed::Absent) => "absent",
             Err(Failed::Exists) => "exists",
-            Err(Failed::Trouble(trouble)) => trouble.name(),
+            Err(Failed::Trouble(trouble)) => trouble.kind.into(),
         };
         self.metrics.requested(kind, outcome, start.elapsed().as_secs_f64());
         match &made {

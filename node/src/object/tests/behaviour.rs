@@ -196,11 +196,8 @@ fn more_orders_than_the_queue_holds_are_busy_and_the_others_are_answered() {
     for number in 0..8 {
         match tier.write(slots.write_order(single(number))) {
             Ok(answer) => taken.push(answer),
-            Err(Refused::Busy(order)) => {
-                assert_eq!(order.key(), single(number).key());
-                busy += 1;
-            }
-            Err(Refused::Closed(_)) => panic!("the store answers"),
+            Err(Refused::Busy) => busy += 1,
+            Err(Refused::Closed) => panic!("the store answers"),
         }
     }
     assert!(busy >= 5, "one is carried out, two wait");
