@@ -21,12 +21,11 @@ pub use error::ConfigError;
 pub use near::{Mismatch, PeerPlace};
 
 use crate::arena::ArenaLimits;
-use crate::config::KvEventsConfig;
+use crate::config::{KvEventsConfig, RecordConfig};
 use crate::copy::CopyLimits;
 use crate::disk::DiskOptions;
 use crate::host::{CpuSet, PciAddress};
 use crate::object::ObjectOptions;
-use crate::record::RecordLimits;
 
 /// All numbers of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +43,7 @@ pub struct Limits {
     /// What a session may hold.
     pub session: SessionLimits,
     /// Where lookups are recorded.
-    pub record: Option<RecordLimits>,
+    pub record: Option<RecordConfig>,
     /// Where events are published as vLLM does.
     pub kv_events: Option<KvEventsConfig>,
     /// Which requests are traced.
@@ -117,10 +116,8 @@ pub struct DiskLimits {
 /// The numbers of the object tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectLimits {
-    /// What the tier itself needs.
+    /// What the tier itself needs. A lease waits for it as long as an order may take.
     pub options: ObjectOptions,
-    /// How long a lease waits for it.
-    pub read_deadline: Duration,
     /// Chunks of which each actor remembers whether they are there.
     pub known_chunks: usize,
 }

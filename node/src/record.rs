@@ -20,18 +20,8 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use prometheus::IntCounter;
 use serde::Serialize;
 
+use crate::config::RecordConfig;
 use crate::private;
-
-/// Where lookups are recorded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecordLimits {
-    /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
-    pub path: PathBuf,
-    /// Bytes of one file.
-    pub max_bytes: u64,
-    /// Older files that are kept.
-    pub old_files: u32,
-}
 
 /// Hands lookups to the thread that writes them. Cheap to clone; the thread ends with the last one.
 #[derive(Debug, Clone)]
@@ -52,7 +42,7 @@ struct Line {
 
 /// The file being written.
 struct LogFile {
-    limits: RecordLimits,
+    config: RecordConfig,
     file: BufWriter<File>,
     bytes: u64,
 }
@@ -62,8 +52,8 @@ impl Recorder {
     ///
     /// # Errors
     /// Where the file cannot be written, or the system gives no thread.
-    pub fn start(limits: RecordLimits, lost: IntCounter) -> io::Result<(Self, JoinHandle<()>)> {
-        let log = LogFile::open(limits)?;
+    pub fn start(config: RecordConfig, lost: IntCounter) -> io::Result<(Self, JoinHandle<()>)> {
+        let log = LogFile::open(config)?;
         let (queue, lines) = sync_channel(QUEUE_LINES);
         let lost_by_thread = lost.clone();
         let thread = std::thread::Builder::new()
@@ -97,16 +87,16 @@ impl Recorder {
 }
 
 impl LogFile {
-    fn open(limits: RecordLimits) -> io::Result<Self> {
-        let file = private::options().create(true).append(true).open(&limits.path)?;
+    fn open(config: RecordConfig) -> io::Result<Self> {
+        let file = private::options().create(true).append(true).open(&config.path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { limits, file: BufWriter::new(file), bytes })
+        Ok(Self { config, file: BufWriter::new(file), bytes })
     }
 
     fn write(&mut self, line: &Line) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
-        if self.bytes > 0 && self.bytes + text.len() as u64 > self.limits.max_bytes {
+        if self.bytes > 0 && self.bytes + text.len() as u64 > self.config.max_bytes.0 {
             self.rotate()?;
         }
         self.bytes += text.len() as u64;
@@ -116,8 +106,8 @@ impl LogFile {
     /// Moves every file one number up, the oldest out, and starts a new one.
     fn rotate(&mut self) -> io::Result<()> {
         self.file.flush()?;
-        let path = &self.limits.path;
-        for number in (1..=self.limits.old_files).rev() {
+        let path = &self.config.path;
+        for number in (1..=self.config.old_files).rev() {
             let younger = if number == 1 { path.clone() } else { numbered(path, number - 1) };
             match fs::rename(younger, numbered(path, number)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -140,7 +130,7 @@ fn write_lines(mut log: LogFile, lines: &Receiver<Line>, lost: &IntCounter) {
             Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Err(error) = written {
-            let path = log.limits.path.display();
+            let path = log.config.path.display();
             tracing::error!(%error, %path, "the lookup log cannot be written: nothing more is recorded");
             lines.iter().for_each(|_| lost.inc());
             return;
@@ -168,9 +158,11 @@ const FLUSH_AFTER: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {
+    use bytesize::ByteSize;
+
     use super::*;
 
-    fn record(limits: RecordLimits, lookups: u64) -> u64 {
+    fn record(limits: RecordConfig, lookups: u64) -> u64 {
         let lost = IntCounter::new("lost", "lost").unwrap();
         let (recorder, thread) = Recorder::start(limits, lost.clone()).unwrap();
         for n in 0..lookups {
@@ -203,7 +195,7 @@ mod tests {
     fn a_lookup_is_a_line_of_json() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lookups.jsonl");
-        let limits = RecordLimits { path: path.clone(), max_bytes: 1 << 20, old_files: 2 };
+        let limits = RecordConfig { path: path.clone(), max_bytes: ByteSize(1 << 20), old_files: 2 };
         assert_eq!(record(limits, 1), 0);
         let text = fs::read_to_string(path).unwrap();
         let expected = r#"{"timestamp":5,"input_length":40,"output_length":0,"chunk_tokens":16,"namespace":"0101010101010101","hash_ids":[9007199254740991,9007199254740991]}"#;
@@ -214,7 +206,7 @@ mod tests {
     fn files_rotate_and_the_oldest_goes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lookups.jsonl");
-        let limits = RecordLimits { path: path.clone(), max_bytes: 10_000, old_files: 2 };
+        let limits = RecordConfig { path: path.clone(), max_bytes: ByteSize(10_000), old_files: 2 };
         record(limits, 1_000);
         let mut names: Vec<_> = fs::read_dir(folder.path())
             .unwrap()
@@ -233,7 +225,7 @@ mod tests {
     fn a_log_that_exists_is_continued() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lookups.jsonl");
-        let limits = RecordLimits { path: path.clone(), max_bytes: 1 << 20, old_files: 1 };
+        let limits = RecordConfig { path: path.clone(), max_bytes: ByteSize(1 << 20), old_files: 1 };
         record(limits.clone(), 3);
         record(limits, 3);
         assert_eq!(fs::read_to_string(path).unwrap().lines().count(), 8);

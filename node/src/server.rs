@@ -24,6 +24,7 @@ use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
+use crate::config::RecordConfig;
 use crate::copy::CopyLane;
 use crate::device_lane::{DevicePlace, Devices};
 use crate::events::Feed;
@@ -33,7 +34,7 @@ use crate::kv_events::KvEvents;
 use crate::limits::{ActorLimits, Limits, TenantLimits};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
-use crate::record::{RecordLimits, Recorder};
+use crate::record::Recorder;
 use crate::session::{BindError, Listener, Listening, SessionActor, SessionSettings};
 use crate::siblings::{Sibling, Siblings};
 use crate::threads;
@@ -109,11 +110,8 @@ pub enum ServeError {
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
     /// An actor ended, which none does while the node serves.
-    #[error("the actor of device {device} failed: the log says where; start the node again")]
-    Actor {
-        /// Which.
-        device: u16,
-    },
+    #[error("the actor of device {0} failed: the log says where; start the node again")]
+    Actor(u16),
     /// Serving HTTP failed.
     #[error("cannot serve HTTP on {http}")]
     Serve {
@@ -212,7 +210,7 @@ pub async fn run_on(
     let ended = tokio::select! {
         ended = &mut serving => Some(ended),
         () = stop => None,
-        device = actor_ended(&sessions) => return Err(ServeError::Actor { device }),
+        device = actor_ended(&sessions) => return Err(ServeError::Actor(device)),
     };
     tracing::info!(node = limits.name, "the node stops");
     drop(listening);
@@ -336,9 +334,9 @@ fn start_recorder(
     limits: &Limits,
     metrics: &SharedMetrics,
 ) -> Result<Option<(Recorder, JoinHandle<()>)>, ServeError> {
-    let start = |limits: RecordLimits| {
-        let path = limits.path.clone();
-        Recorder::start(limits, metrics.unrecorded.clone())
+    let start = |config: RecordConfig| {
+        let path = config.path.clone();
+        Recorder::start(config, metrics.unrecorded.clone())
             .map_err(|source| ServeError::Record { path, source })
     };
     limits.record.clone().map(start).transpose()

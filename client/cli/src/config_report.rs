@@ -122,7 +122,7 @@ impl ConfigReport {
     fn add_record(&mut self, limits: &Limits) {
         let Some(record) = &limits.record else { return };
         self.add("lookups recorded to", record.path.display().to_string());
-        self.add("lookups recorded bytes", record.max_bytes * (u64::from(record.old_files) + 1));
+        self.add("lookups recorded bytes", record.max_bytes.0 * (u64::from(record.old_files) + 1));
     }
 
     fn add_cluster(&mut self, limits: &Limits) {

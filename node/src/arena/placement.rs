@@ -6,8 +6,8 @@ use std::sync::{Arc, Once};
 
 use bytesize::ByteSize;
 
-use super::HugePages;
 use super::extent::{ExtentMemory, Pages};
+use super::{HugePages, PAGE_BYTES};
 use super::{maps, numa};
 use crate::host::HUGE_PAGE_BYTES;
 
@@ -193,8 +193,6 @@ fn size(bytes: u64) -> String {
 
 /// Pages asked for in each extent: enough to see a node that ran out of memory on the way.
 const SAMPLES_PER_EXTENT: usize = 16;
-
-const PAGE_BYTES: u64 = 4096;
 
 #[cfg(test)]
 mod tests {

@@ -22,15 +22,12 @@ use super::{
     PASSING_SHARE, PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
 };
 use crate::arena::{ArenaLimits, Binding, ExtentSpec, MIN_EXTENT_BYTES, PAGE_BYTES};
-use crate::config::{
-    ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, RecordConfig, TenantConfig,
-};
+use crate::config::{ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, TenantConfig};
 use crate::copy::CopyLimits;
 use crate::disk::DiskOptions;
 use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};
-use crate::record::RecordLimits;
 
 impl Config {
     /// Makes the numbers that the node works with on the machine that `host` describes.
@@ -48,6 +45,7 @@ impl Config {
         if self.trust_engines && self.tenants.len() > 1 {
             return Err(ConfigError::TrustWithSeveralTenants(self.tenants.len()));
         }
+        nonzero("record.max_bytes", self.record.as_ref().map_or(1, |record| record.max_bytes.0))?;
         let session = self.session_limits()?;
         let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
         check_tenant_bytes(&self.tenants, extent_bytes * self.gpus.len().max(1) as u64)?;
@@ -63,7 +61,7 @@ impl Config {
             object: self.object.as_ref().map(|object| object_limits(object, &actors)).transpose()?,
             actors,
             session,
-            record: self.record_limits()?,
+            record: self.record.clone(),
             kv_events: self.kv_events.clone(),
             sampler: self.sampler()?,
             cluster: self
@@ -122,12 +120,6 @@ impl Config {
             max_window_bytes: whole_pages(tenant.max_window_bytes.map_or(default, |bytes| bytes.0)),
         };
         Ok(self.tenants.iter().map(limits).collect())
-    }
-
-    fn record_limits(&self) -> Result<Option<RecordLimits>, ConfigError> {
-        let Some(RecordConfig { path, max_bytes, old_files }) = self.record.clone() else { return Ok(None) };
-        nonzero("record.max_bytes", max_bytes.0)?;
-        Ok(Some(RecordLimits { path, max_bytes: max_bytes.0, old_files }))
     }
 
     fn sampler(&self) -> Result<Sampler, ConfigError> {
@@ -441,7 +433,6 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
         }
         settings.insert("endpoint".to_owned(), endpoint.clone());
     }
-    let read_deadline = Duration::from_millis(object.read_deadline_ms);
     let options = ObjectOptions {
         url: object.url.clone(),
         settings,
@@ -451,13 +442,13 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
         max_in_flight: object.max_requests,
         bytes_in_flight: OBJECT_BYTES_IN_FLIGHT,
         timeout: Duration::from_millis(object.request_timeout_ms),
-        deadline: read_deadline,
+        deadline: Duration::from_millis(object.read_deadline_ms),
         find_deadline: Duration::from_millis(object.find_deadline_ms),
         known_chunks: OBJECT_KNOWN_BLOCKS,
         cpus: actors.first().map(|actor| actor.cpus.clone()).unwrap_or_default(),
     };
     let known_chunks = OBJECT_KNOWN_CHUNKS / actors.len().max(1);
-    Ok(ObjectLimits { options, read_deadline, known_chunks })
+    Ok(ObjectLimits { options, known_chunks })
 }
 
 fn nonzero(key: &'static str, number: u64) -> Result<(), ConfigError> {

@@ -7,7 +7,7 @@ use crate::http::{ObjectStatus, State};
 use crate::limits::ObjectLimits;
 use crate::metrics::SharedMetrics;
 use crate::object::metrics::Side;
-use crate::object::{ObjectTier, OpenError};
+use crate::object::{ObjectOptions, ObjectTier, OpenError};
 use crate::threads;
 
 /// The object tier of a node, which its actors share.
@@ -45,8 +45,9 @@ impl Objects {
 
     /// What one actor gets.
     pub(super) fn parts(&self) -> Option<ObjectParts> {
-        let ObjectLimits { read_deadline: deadline, known_chunks, ref options } = self.limits;
-        let (tier, find_deadline) = (Arc::clone(self.tier.as_ref().ok()?), options.find_deadline);
+        let ObjectLimits { known_chunks, options: ObjectOptions { deadline, find_deadline, .. } } =
+            self.limits;
+        let tier = Arc::clone(self.tier.as_ref().ok()?);
         Some(ObjectParts { tier, deadline, find_deadline, known_chunks })
     }
 
