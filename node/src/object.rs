@@ -38,6 +38,7 @@ pub mod tier;
 mod trouble;
 
 pub use metrics::ObjectMetrics;
+pub use store::unknown_setting;
 pub use tier::ObjectTier;
 pub use trouble::{Trouble, TroubleKind};
 
@@ -146,12 +147,6 @@ impl fmt::Debug for ObjectOptions {
 #[must_use]
 pub fn is_url_of_a_store(url: &str) -> bool {
     store::parse(url).is_some()
-}
-
-/// The first of the settings that a store of this URL does not have.
-#[must_use]
-pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
-    store::unknown_setting(url, settings)
 }
 
 /// Tries a store out as a node does when it starts: writes, reads and deletes a small object.

@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -254,11 +253,6 @@ impl DiskFile {
 
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
-    }
-
-    fn descriptor(&self) -> i32 {
-        use std::os::fd::AsRawFd;
-        self.file.as_fd().as_raw_fd()
     }
 }
 

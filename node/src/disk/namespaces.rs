@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use larder_protocol::Fingerprint;
 use larder_protocol::namespace::NamespaceSpec;
+use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use crate::private;
@@ -92,8 +93,11 @@ impl NamespaceFolder {
     }
 
     fn read(&self, name: &str) -> io::Result<KnownNamespace> {
-        let known = decode(&fs::read(self.path.join(name))?).filter(|known| known.name() == name);
-        known.ok_or_else(|| io::Error::other("it is damaged"))
+        // A file has no alignment in memory.
+        let mut bytes = AlignedVec::<16>::new();
+        bytes.extend_from_reader(&mut File::open(self.path.join(name))?)?;
+        let known = rkyv::from_bytes::<KnownNamespace, rancor::Error>(&bytes).ok();
+        known.filter(|known| known.name() == name).ok_or_else(|| io::Error::other("it is damaged"))
     }
 }
 
@@ -107,13 +111,6 @@ impl KnownNamespace {
     fn name(&self) -> String {
         self.fingerprint().to_string()
     }
-}
-
-fn decode(bytes: &[u8]) -> Option<KnownNamespace> {
-    // Files have no alignment in memory.
-    let mut aligned = rkyv::util::AlignedVec::<16>::new();
-    aligned.extend_from_slice(bytes);
-    rkyv::from_bytes::<KnownNamespace, rancor::Error>(&aligned).ok()
 }
 
 /// Whether a file of this name is a description, whole or not.

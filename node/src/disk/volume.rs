@@ -238,25 +238,4 @@ fn page_bytes(pages: u32) -> u64 {
 }
 
 #[cfg(test)]
-impl Volume {
-    pub(super) fn find(&self, key: &ChunkKey) -> Option<super::log::Place> {
-        self.log.find(key)
-    }
-
-    pub(super) fn has_record_at(&self, segment: u32, page: u32) -> bool {
-        let mut from = 0;
-        while let Some((_, place, next)) = self.log.scrub_after(from) {
-            if place.segment == segment && (place.page..place.page + place.pages).contains(&page) {
-                return true;
-            }
-            from = next;
-        }
-        false
-    }
-
-    pub(super) fn evict_ahead_if_wanted(&mut self) {
-        if self.wants_eviction() {
-            self.evict_ahead();
-        }
-    }
-}
+mod tests;

@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -18,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::metrics::{Kind, ObjectMetrics, Side};
 use super::record::{Arriving, ObjectKey, body, name};
-use super::tier::LastTrouble;
+use super::tier::Said;
 use super::trouble::{Trouble, TroubleKind};
 use super::{BlockId, MAX_OBJECT_BYTES, ObjectOptions};
 use crate::disk::format::{FormatError, PAGE_BYTES, RecordHeader};
@@ -47,7 +46,7 @@ pub(super) struct Engine {
     /// How long the store may say nothing before nobody waits for it.
     patience: Duration,
     sides: [SideState; 2],
-    trouble: LastTrouble,
+    said: Arc<Said>,
     /// The object that could not be read last: who is to say that the store reads again, reads that.
     unread: RefCell<Option<Path>>,
     /// Whether the store can write what is not there yet, and nothing else.
@@ -82,8 +81,7 @@ impl Engine {
         (store, prefix): super::store::Opened,
         options: &ObjectOptions,
         metrics: ObjectMetrics,
-        closed: [Arc<AtomicBool>; 2],
-        trouble: LastTrouble,
+        said: Arc<Said>,
     ) -> Self {
         let most = Semaphore::MAX_PERMITS.min(u32::MAX as usize) as u64;
         let units = (options.bytes_in_flight / UNIT_BYTES).clamp(1, most) as u32;
@@ -98,8 +96,8 @@ impl Engine {
             find_time: options.find_deadline,
             known: RefCell::new(Known::new(options.known_chunks, LIFETIMES)),
             patience: options.timeout,
-            sides: closed.map(SideState::new),
-            trouble,
+            sides: Default::default(),
+            said,
             unread: RefCell::default(),
             can_create: Cell::new(true),
             writing: RefCell::default(),
@@ -312,19 +310,8 @@ impl Engine {
         join_all(wrong.into_iter().map(|key| self.alone(key, delete(key)))).await;
     }
 
-    /// Deletes blocks of a chunk, as whoever owns the bucket may; whether the store deleted one.
-    #[cfg(test)]
-    pub(super) async fn remove(
-        &self,
-        chunk: larder_core::store::ids::ChunkKey,
-        blocks: &[BlockId],
-        deadline: Instant,
-    ) -> bool {
-        let keys = blocks.iter().map(|&block| ObjectKey { chunk, block });
-        join_all(keys.map(|key| self.remove_block(key, deadline))).await.contains(&true)
-    }
-
-    async fn remove_block(&self, key: ObjectKey, deadline: Instant) -> bool {
+    /// Deletes a block; whether the store had it.
+    pub(super) async fn remove_block(&self, key: ObjectKey, deadline: Instant) -> bool {
         let at = name(&self.prefix, &key);
         let removed = match self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await {
             Ok(()) => Some(true),

@@ -64,8 +64,9 @@ pub(super) fn parse(url: &str) -> Option<(Kind, Path)> {
     Some((kind, prefix))
 }
 
-/// The first of the settings whose name this kind of store does not know.
-pub(super) fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
+/// The first of the settings that a store of this URL does not have.
+#[must_use]
+pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
     let (kind, _) = parse(url)?;
     let is_known = |key: &&str| {
         let key = key.to_ascii_lowercase();

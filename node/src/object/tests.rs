@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
+use larder_core::store::ids::ChunkKey;
 use larder_net::metrics::Families;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -174,6 +176,14 @@ impl ObjectStore for Faulty {
     }
 }
 
+impl Engine {
+    /// Deletes blocks of a chunk, as whoever owns the bucket may; whether the store deleted one.
+    pub(super) async fn remove(&self, chunk: ChunkKey, blocks: &[BlockId], deadline: Instant) -> bool {
+        let keys = blocks.iter().map(|&block| ObjectKey { chunk, block });
+        join_all(keys.map(|key| self.remove_block(key, deadline))).await.contains(&true)
+    }
+}
+
 /// An engine over a store that may do wrong.
 pub(super) struct Rig {
     pub(super) store: Faulty,
@@ -190,8 +200,7 @@ impl Rig {
     /// Another node on the same store.
     pub(super) fn over(store: Faulty) -> Self {
         let (metrics, opened) = (metrics(), (Arc::new(store.clone()) as Arc<dyn ObjectStore>, PREFIX.into()));
-        let closed = [(); 2].map(|()| Arc::default());
-        let engine = Engine::new(opened, &options("memory:///"), metrics.clone(), closed, Arc::default());
+        let engine = Engine::new(opened, &options("memory:///"), metrics.clone(), Arc::default());
         Self { store, engine, slots: Slots::new(), metrics }
     }
 

@@ -33,14 +33,19 @@ pub struct ObjectTier {
     /// Questions do not wait behind blocks.
     finds: Sender<Job>,
     _thread: Joined,
-    closed: [Arc<AtomicBool>; 2],
-    trouble: LastTrouble,
+    said: Arc<Said>,
     deadline: Duration,
     metrics: ObjectMetrics,
 }
 
-/// What the store said when a side was closed.
-pub(super) type LastTrouble = Arc<Mutex<Option<Trouble>>>;
+/// What the thread says of the store.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// Whether each side is left alone.
+    pub(super) closed: [AtomicBool; 2],
+    /// Why one was, the last time.
+    pub(super) trouble: Mutex<Option<Trouble>>,
+}
 
 /// Something to do until a moment.
 struct Job {
@@ -71,17 +76,15 @@ impl ObjectTier {
         metrics: ObjectMetrics,
     ) -> Result<Self, OpenError> {
         let runtime = runtime(options.max_in_flight).map_err(OpenError::Thread)?;
-        let closed = [(); 2].map(|()| Arc::default());
         let [(writes, writes_due), (reads, reads_due), (finds, finds_due)] =
             [(); 3].map(|()| channel(options.queue_orders.max(1)));
         let (ready, opens) = oneshot::channel();
-        let trouble = LastTrouble::default();
+        let said = Arc::<Said>::default();
         let (copied, metrics_there) = (options.clone(), metrics.clone());
-        let (closed_there, trouble_there) = (closed.clone(), Arc::clone(&trouble));
+        let said_there = Arc::clone(&said);
         let thread = threads::spawn("larder-object", &options.cpus, move || {
             let work = async move {
-                let engine =
-                    Rc::new(Engine::new(opened, &copied, metrics_there, closed_there, trouble_there));
+                let engine = Rc::new(Engine::new(opened, &copied, metrics_there, said_there));
                 let is_open = begin(&engine, &copied).await;
                 let goes_on = is_open.is_ok();
                 // Where nobody waits the tier is gone already, and the queues say so.
@@ -96,7 +99,7 @@ impl ObjectTier {
         let opened = opens.blocking_recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
         let deadline = options.deadline;
-        Ok(Self { writes, reads, finds, _thread: thread, closed, trouble, deadline, metrics })
+        Ok(Self { writes, reads, finds, _thread: thread, said, deadline, metrics })
     }
 
     /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as
@@ -139,14 +142,14 @@ impl ObjectTier {
     /// Whether that side of the store is left alone at the moment, after it failed.
     #[must_use]
     pub fn is_closed(&self, side: Side) -> bool {
-        self.closed[side as usize].load(Ordering::Acquire)
+        self.said.closed[side as usize].load(Ordering::Acquire)
     }
 
     /// Why a side is left alone; `None` where neither is.
     #[must_use]
     pub fn trouble(&self) -> Option<Trouble> {
         let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);
-        let last = || self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = || self.said.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         is_closed.then(last).flatten()
     }
 

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "the kernel uses memory after the call that named it returned")]
 
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use io_uring::{IoUring, Probe, opcode, types};
@@ -94,11 +95,10 @@ impl Ring {
         result.or_else(|error| if error.raw_os_error() == Some(libc::EIO) { Ok(()) } else { Err(error) })
     }
 
-    fn submit(&mut self, mut transfer: Transfer) -> Result<(), (Transfer, io::Error)> {
-        let Some(number) = self.flying.iter().position(Option::is_none) else {
-            return Err((transfer, io::ErrorKind::WouldBlock.into()));
-        };
-        let file = types::Fd(self.file.descriptor());
+    /// Has the kernel carry a transfer out; it comes back where the kernel takes no more.
+    fn submit(&mut self, mut transfer: Transfer) -> Result<(), Transfer> {
+        let Some(number) = self.flying.iter().position(Option::is_none) else { return Err(transfer) };
+        let file = types::Fd(self.file.file.as_raw_fd());
         let bytes = transfer.bytes as u32;
         let known = self.number_of(&transfer.memory);
         // Either way the bytes are known to lie within the memory.
@@ -106,7 +106,7 @@ impl Ring {
             Memory::Buffer(buffer) => buffer.bytes_mut()[..transfer.bytes].as_mut_ptr(),
             Memory::Place(memory, offset) => match memory.address_of(*offset, u64::from(bytes)) {
                 Ok(address) => address,
-                Err(error) => return Err((transfer, io::Error::other(error))),
+                Err(_) => return Err(transfer),
             },
         };
         let (at, constant) = (transfer.offset, memory.cast_const());
@@ -127,22 +127,14 @@ impl Ring {
         // in the extent belongs to the order that named it; the volume answers no order while its transfers are under way.
         // No reference to it exists. The file is open as long as the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        let submitted = match pushed {
-            Ok(()) => self.submit_pushed(),
-            Err(_) => {
-                let transfer = self.flying[number].take();
-                return transfer.map_or(Ok(()), |transfer| Err((transfer, io::ErrorKind::WouldBlock.into())));
-            }
-        };
-        if let Err(error) = submitted {
+        if pushed.is_err() {
+            return self.flying[number].take().map_or(Ok(()), Err);
+        }
+        if let Err(error) = self.ring.submit() {
             // The entry may still be in the queue: the transfer stays, and `wait` submits again.
             tracing::debug!(%error, "io_uring takes a transfer later");
         }
         Ok(())
-    }
-
-    fn submit_pushed(&self) -> io::Result<()> {
-        self.ring.submit().map(drop)
     }
 
     /// The next completion: a transfer's number, and bytes or a negative error number.
@@ -174,7 +166,7 @@ impl Device for Ring {
     }
 
     fn start(&mut self, transfer: Transfer) {
-        if let Err((mut transfer, _)) = self.submit(transfer) {
+        if let Err(mut transfer) = self.submit(transfer) {
             let result = self.file.transfer(&mut transfer, 0);
             self.refused.push(Finished { tag: transfer.tag, memory: transfer.memory, result });
         }

@@ -1,8 +1,8 @@
 //! How reading and writing fare, apart from each other: what was heard of the store, and when it is left alone.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -16,8 +16,6 @@ use super::Engine;
 /// One side of the store.
 pub(super) struct SideState {
     breaker: RefCell<Breaker>,
-    /// Whether it is left alone, for the tier before the thread.
-    closed: Arc<AtomicBool>,
     /// When the store last said something.
     heard: Cell<Instant>,
     /// A trial may be due.
@@ -26,10 +24,10 @@ pub(super) struct SideState {
     silent: Notify,
 }
 
-impl SideState {
-    pub(super) fn new(closed: Arc<AtomicBool>) -> Self {
-        let (opened, silent) = (Notify::new(), Notify::new());
-        Self { breaker: RefCell::default(), closed, heard: Cell::new(Instant::now()), opened, silent }
+impl Default for SideState {
+    fn default() -> Self {
+        let (breaker, heard) = (RefCell::default(), Cell::new(Instant::now()));
+        Self { breaker, heard, opened: Notify::new(), silent: Notify::new() }
     }
 }
 
@@ -98,7 +96,7 @@ impl Engine {
     pub(super) fn succeeded(&self, side: Side) {
         if self.side(side).breaker.borrow_mut().succeeded() {
             tracing::info!(side = side.name(), "the object store does again what it is asked");
-            self.side(side).closed.store(false, Ordering::Release);
+            self.said.closed[side as usize].store(false, Ordering::Release);
             self.metrics.reopened(side);
         }
     }
@@ -118,8 +116,8 @@ impl Engine {
         if opens {
             let name = side.name();
             tracing::error!(%trouble, side = name, "the object store fails: it is left alone, and tried again");
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
-            self.side(side).closed.store(true, Ordering::Release);
+            *self.said.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
+            self.said.closed[side as usize].store(true, Ordering::Release);
             self.metrics.closed(side);
             self.side(side).opened.notify_one();
         }

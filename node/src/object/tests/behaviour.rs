@@ -179,7 +179,7 @@ async fn no_more_requests_and_bytes_are_under_way_than_may_be() {
     rig.store.faults().most_at_once = 0;
     let orders: Vec<_> = (0..16).map(|number| rig.slots.read_order(single(number))).collect();
     let reads = orders.into_iter().map(|order| rig.engine.read(order, deadline()));
-    let answers = futures_util::future::join_all(reads).await;
+    let answers = join_all(reads).await;
     assert!(answers.iter().all(|answer| !matches!(answer, ReadAnswer::Closed)));
     assert_eq!(rig.store.faults().most_at_once, options("").max_in_flight);
     assert_eq!(rig.metrics.in_flight.get(), 0);

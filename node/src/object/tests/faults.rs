@@ -146,7 +146,7 @@ async fn a_store_that_does_not_answer_is_waited_for_once_by_all_who_read() {
         sleep(Duration::from_millis(700 * late)).await;
         engine.read(order, deadline()).await
     });
-    let answers = futures_util::future::join_all(reads).await;
+    let answers = join_all(reads).await;
     assert!(answers.iter().all(|answer| *answer == ReadAnswer::Closed));
     assert_eq!(start.elapsed(), options("").timeout, "the last had waited for a tenth of a second");
     assert_eq!((rig.read(1).await, start.elapsed()), (ReadAnswer::Closed, options("").timeout));
@@ -164,7 +164,7 @@ async fn a_store_that_is_slow_and_answers_is_not_taken_for_a_silent_one() {
     rig.store.faults().delay = options("").timeout - Duration::from_millis(1);
     let orders: Vec<_> = (0..20).map(|number| rig.slots.read_order(single(number))).collect();
     let reads = orders.into_iter().map(|order| rig.engine.read(order, deadline()));
-    let answers = futures_util::future::join_all(reads).await;
+    let answers = join_all(reads).await;
     assert!(answers.iter().all(|answer| matches!(answer, ReadAnswer::Here { .. })));
 }
 
@@ -233,9 +233,8 @@ async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places()
     let settings = [("endpoint", endpoint.as_str()), ("access_key_id", "id"), ("secret_access_key", "key")];
     let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let options = ObjectOptions { settings, ..options("s3://bucket/prefix") };
-    let (metrics, closed) = (metrics(), [(); 2].map(|()| Arc::default()));
-    let engine =
-        Engine::new(store::open(&options).unwrap(), &options, metrics.clone(), closed, Arc::default());
+    let metrics = metrics();
+    let engine = Engine::new(store::open(&options).unwrap(), &options, metrics.clone(), Arc::default());
     let deadline = Instant::now() + Duration::from_millis(500);
     let order = Slots::new().write_order(single(1));
     assert_eq!(engine.write(order, deadline).await, WriteAnswer::Closed);
