@@ -15,13 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use larder_core::store::Checksums;
-use larder_net::metrics::Families;
+use larder_net::metrics::Part as _;
 use larder_node::arena::Binding;
 use larder_node::arena::HugePages;
 use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
 use larder_node::disk::{BlockPlace, ReadAnswer, ReadOrder, Source, WriteAnswer, WriteOrder};
-use larder_node::metrics::table::NODE;
 use larder_node::object::{ObjectMetrics, ObjectOptions, ObjectTier};
 use larder_node::threads::pinned_to;
 use larder_protocol::checksum::{BlockKey, range_checksum};
@@ -139,7 +138,7 @@ impl Bench {
             cpus: pinned_to()?,
         };
         let registry = prometheus::Registry::new();
-        let tier = ObjectTier::open(&options, ObjectMetrics::new(&Families::new(&registry, NODE))?)?;
+        let tier = ObjectTier::open(&options, ObjectMetrics::register(&registry)?)?;
         let write = self.rate(|| {
             self.pipeline(
                 |block| {

@@ -12,14 +12,14 @@ use actix::prelude::*;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
 use larder_net::follower::{FollowAs, Known, NodeFacts, follow};
-use larder_net::metrics::{CERTIFICATE, CertificateMetrics, Families};
+use larder_net::metrics::{CertificateMetrics, Part as _};
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
 use larder_net::trace::Sampler;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::{MemberState, NodeNumber, Table};
-use prometheus::{IntCounterVec, IntGaugeVec, Registry};
+use prometheus::Registry;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
@@ -30,7 +30,7 @@ use crate::exchange::{
     ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Serve, Services, SilentPeers,
 };
 use crate::limits::ClusterLimits;
-use crate::metrics::table;
+use crate::metrics::table::Membership;
 use crate::threads;
 use crate::watched::Watch;
 
@@ -45,7 +45,7 @@ pub(crate) struct Cluster {
     silent: SilentPeers,
     watch: Watch,
     known: watch::Sender<Known>,
-    gauges: MembershipGauges,
+    gauges: Membership,
     stop: Option<oneshot::Sender<()>>,
     left: Option<oneshot::Receiver<()>>,
 }
@@ -57,14 +57,6 @@ struct Sharing {
     directory: Addr<DirectoryActor>,
     /// How often the directory began again.
     restarts: watch::Receiver<u64>,
-}
-
-/// The table, as metrics.
-#[derive(Debug, Clone)]
-struct MembershipGauges {
-    epoch: IntGaugeVec,
-    members: IntGaugeVec,
-    panics: IntCounterVec,
 }
 
 /// Why a node cannot be a member.
@@ -151,8 +143,8 @@ impl Cluster {
         });
         let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
         let files = limits.credentials.clone();
-        let certificate = Arc::new(CertificateMetrics::new(&Families::new(registry, &[CERTIFICATE]))?);
-        let gauges = MembershipGauges::new(registry)?;
+        let certificate = Arc::new(CertificateMetrics::register(registry)?);
+        let gauges = Membership::register(registry)?;
         let (watch, renewed) = (Watch::new(gauges.panics.clone()), endpoint.clone());
         arbiter.spawn(watch.clone().keep("certificates", move || {
             let certificate = Arc::clone(&certificate);
@@ -293,16 +285,7 @@ impl Cluster {
     }
 }
 
-impl MembershipGauges {
-    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let families = Families::new(registry, &[table::MEMBERSHIP]);
-        Ok(Self {
-            epoch: families.gauges("larder_membership_epoch")?,
-            members: families.gauges("larder_membership_members")?,
-            panics: families.counters("larder_peer_task_panics_total")?,
-        })
-    }
-
+impl Membership {
     fn show(&self, table: &Table) {
         self.epoch.with_label_values(&["term"]).set(table.epoch.term as i64);
         self.epoch.with_label_values(&["number"]).set(table.epoch.number as i64);
@@ -325,7 +308,7 @@ impl Sharing {
         let send_bytes_per_second = limits.send_bytes_per_second;
         let exchange_limits = ExchangeLimits { send_bytes_per_second, ..ExchangeLimits::default() };
         let (handle, orders) = ExchangeHandle::new();
-        let metrics = ExchangeMetrics::new(registry)?;
+        let metrics = ExchangeMetrics::register(registry)?;
         let (endpoint, known_silent, watches) = (endpoint.clone(), silent.clone(), watch.clone());
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
             PeerActor::new(endpoint, exchange_limits, metrics, clock, known_silent, watches, orders)
@@ -335,7 +318,7 @@ impl Sharing {
             announce_deadline: ANNOUNCE_DEADLINE,
             max_rows: limits.directory_rows,
         };
-        let metrics = DirectoryMetrics::new(registry)?;
+        let metrics = DirectoryMetrics::register(registry)?;
         let (asks, silent, watches) = (peer.clone().recipient(), silent.clone(), watch.clone());
         let (begins, restarts) = watch::channel(0);
         let directory = DirectoryActor::start_in_arbiter(&arbiter.handle(), move |_| {

@@ -33,7 +33,7 @@ pub(crate) mod volume;
 use io::Lane;
 use log::{Geometry, MIN_SEGMENTS};
 
-pub use metrics::{DiskFamilies, DiskMetrics};
+pub use metrics::DiskMetrics;
 pub use order::{
     BlockPlace, Gone, ReadAnswer, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,
 };

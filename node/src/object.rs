@@ -24,7 +24,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_net::metrics::Families;
+use larder_net::metrics::Part as _;
 
 use crate::disk::format::{StorageId, VERSION};
 use crate::host::CpuSet;
@@ -154,8 +154,7 @@ pub fn is_url_of_a_store(url: &str) -> bool {
 /// # Errors
 /// [`OpenError`] says what to change.
 pub fn check(options: &ObjectOptions) -> Result<(), OpenError> {
-    let registry = prometheus::Registry::new();
-    let metrics = ObjectMetrics::new(&Families::new(&registry, &[metrics::table::OBJECT]));
+    let metrics = ObjectMetrics::register(&prometheus::Registry::new());
     let options =
         ObjectOptions { start_without: false, deadline: options.deadline.min(CHECK_TIME), ..options.clone() };
     let metrics = metrics.unwrap_or_else(|error| unreachable!("the table has them: {error}"));

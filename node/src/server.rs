@@ -27,6 +27,7 @@ use crate::cluster::{Cluster, ClusterError};
 use crate::config::RecordConfig;
 use crate::copy::CopyLane;
 use crate::device_lane::{DevicePlace, Devices};
+use crate::disk::DiskMetrics;
 use crate::events::Feed;
 use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, routes};
@@ -336,8 +337,7 @@ fn start_recorder(
 ) -> Result<Option<(Recorder, JoinHandle<()>)>, ServeError> {
     let start = |config: RecordConfig| {
         let path = config.path.clone();
-        Recorder::start(config, metrics.unrecorded.clone())
-            .map_err(|source| ServeError::Record { path, source })
+        Recorder::start(config, metrics.unrecorded()).map_err(|source| ServeError::Record { path, source })
     };
     limits.record.clone().map(start).transpose()
 }
@@ -388,7 +388,9 @@ async fn start_actor(
     let got = DeviceHardware::of(device, limits, &arena, metrics);
     let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
-    let (disk, disk_trouble) = disk::start(device, limits.disk.as_ref(), metrics).await;
+    let disk_metrics =
+        limits.disk.as_ref().map(|_| DiskMetrics::new(metrics.registry(), device)).transpose()?;
+    let (disk, disk_trouble) = disk::start(device, limits.disk.as_ref().zip(disk_metrics.clone())).await;
     let mut store_limits = limits.store.clone();
     store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
     let object = objects.as_ref().and_then(|objects| objects.parts());
@@ -401,7 +403,7 @@ async fn start_actor(
         arena,
         lane,
         device: (place, limits.device),
-        metrics: metrics.of_actor(device),
+        metrics: metrics.of_actor(device, disk_metrics),
         clock: *clock,
         tenants: Arc::clone(tenants),
         recorder: recorder.clone(),

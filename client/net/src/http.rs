@@ -24,7 +24,7 @@ use actix_web::rt::net::TcpStream;
 use actix_web::web::{Bytes, ServiceConfig};
 use actix_web::{App, HttpResponse};
 
-pub use self::connections::{Busy, Connections, HTTP, Open};
+pub use self::connections::{Busy, Connections, HttpMetrics, Open};
 use self::sips::Sips;
 
 /// Serves the paths that `configure` adds, on one thread, until the server is stopped: then requests have `stop_within` to end.

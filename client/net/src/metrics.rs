@@ -1,21 +1,22 @@
 //! What a server counts: one table, from which its metrics are made and which is their documentation.
 //!
-//! A server has its table as a list of [`Section`]s. [`Families`] makes the metrics of such a table and of no other, so that
-//! what is written and what is exported are the same. Labels are bounded: a label has a closed list of values, or one for
+//! A server has its table as a list of [`Section`]s. [`metrics_table!`](crate::metrics_table) makes a section and the struct of
+//! its handles from the same rows, so that what is written and what is exported are the same. Labels are bounded: a label has a closed list of values, or one for
 //! each of something that is bounded itself. Where every label of a metric has a closed list, all of its values are there
 //! from the start, at zero.
 
 mod certificate;
-mod families;
 mod process;
+mod register;
+mod table;
 mod tracing;
 
 use std::fmt;
 
-pub use certificate::{CERTIFICATE, CertificateMetrics};
-pub use families::Families;
-pub use process::{PROCESS, ProcessMetrics};
-pub use tracing::{TRACING, TracingMetrics};
+pub use certificate::CertificateMetrics;
+pub use process::ProcessMetrics;
+pub use register::{Handle, Part, register, show_totals};
+pub use tracing::TracingMetrics;
 
 /// Metrics that answer one question, and what that is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -73,40 +74,6 @@ pub enum Values {
 }
 
 impl Metric {
-    /// Something that only grows.
-    #[must_use]
-    pub const fn counter(
-        name: &'static str,
-        unit: &'static str,
-        labels: &'static [Label],
-        help: &'static str,
-    ) -> Self {
-        Self { name, kind: Kind::Counter, unit, labels, help }
-    }
-
-    /// Something that grows and shrinks.
-    #[must_use]
-    pub const fn gauge(
-        name: &'static str,
-        unit: &'static str,
-        labels: &'static [Label],
-        help: &'static str,
-    ) -> Self {
-        Self { name, kind: Kind::Gauge, unit, labels, help }
-    }
-
-    /// Values in buckets.
-    #[must_use]
-    pub const fn histogram(
-        name: &'static str,
-        buckets: &'static [f64],
-        unit: &'static str,
-        labels: &'static [Label],
-        help: &'static str,
-    ) -> Self {
-        Self { name, kind: Kind::Histogram(buckets), unit, labels, help }
-    }
-
     /// The names of its labels.
     #[must_use]
     pub fn label_names(&self) -> Vec<&'static str> {
@@ -116,14 +83,7 @@ impl Metric {
     /// Every combination of its labels' values; `None` where one of them has no closed list.
     #[must_use]
     pub fn combinations(&self) -> Option<Vec<Vec<&'static str>>> {
-        self.labels.iter().try_fold(vec![Vec::new()], |all: Vec<Vec<&str>>, label| {
-            let Values::OneOf(values) = label.values else { return None };
-            let with = |known: &Vec<&'static str>| {
-                let known = known.clone();
-                values.iter().map(move |&value| [&known[..], &[value]].concat())
-            };
-            Some(all.iter().flat_map(with).collect())
-        })
+        combinations(self.labels)
     }
 }
 
@@ -151,6 +111,12 @@ impl Label {
 }
 
 impl Kind {
+    /// The same in buckets.
+    #[must_use]
+    pub const fn in_buckets(self, upper_bounds: &'static [f64]) -> Self {
+        Self::Histogram(upper_bounds)
+    }
+
     /// Its name in Prometheus' text format.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
@@ -160,6 +126,17 @@ impl Kind {
             Self::Histogram(_) => "histogram",
         }
     }
+}
+
+fn combinations(labels: &[Label]) -> Option<Vec<Vec<&'static str>>> {
+    labels.iter().try_fold(vec![Vec::new()], |all: Vec<Vec<&str>>, label| {
+        let Values::OneOf(values) = label.values else { return None };
+        let with = |known: &Vec<&'static str>| {
+            let known = known.clone();
+            values.iter().map(move |&value| [&known[..], &[value]].concat())
+        };
+        Some(all.iter().flat_map(with).collect())
+    })
 }
 
 impl fmt::Display for Label {
@@ -179,11 +156,9 @@ mod tests {
     fn the_values_of_closed_labels_are_combined_and_those_of_others_are_not() {
         const BOTH: &[Label] =
             &[Label::one_of("request", &["get", "put"]), Label::one_of("outcome", &["done", "busy"])];
-        let metric = Metric::counter("requests_total", "requests", BOTH, "Requests");
-        let combinations = metric.combinations().unwrap();
-        assert_eq!(combinations, [["get", "done"], ["get", "busy"], ["put", "done"], ["put", "busy"]]);
-        let open = Metric { labels: const { &[Label::each("tenant", "a tenant")] }, ..metric };
-        assert_eq!(open.combinations(), None);
-        assert_eq!(Metric { labels: &[], ..metric }.combinations(), Some(vec![vec![]]));
+        let all = combinations(BOTH).unwrap();
+        assert_eq!(all, [["get", "done"], ["get", "busy"], ["put", "done"], ["put", "busy"]]);
+        assert_eq!(combinations(&[BOTH[0], Label::each("tenant", "a tenant")]), None);
+        assert_eq!(combinations(&[]), Some(vec![vec![]]));
     }
 }

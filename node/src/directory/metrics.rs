@@ -1,81 +1,59 @@
 //! What the directory counts.
 
-pub(crate) mod table;
-
 use larder_core::directory::{Outbox, Shard, ShardCounts};
-use larder_net::metrics::Families;
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
+use larder_net::metrics::{Label, show_totals};
+use larder_net::metrics_table;
 
-/// Every metric of the directory.
-#[derive(Debug, Clone)]
-pub struct DirectoryMetrics {
-    /// Rows of this home.
-    rows: IntGauge,
-    /// Rows for which this home has no room.
-    missing_rows: IntGauge,
-    /// Rows that this home can keep.
-    max_rows: IntGauge,
-    /// Holders that announce to this home.
-    holders: IntGauge,
-    /// Chunks that this node's actors hold.
-    held: IntGauge,
-    /// Changes that no announcement carries yet.
-    waiting: IntGauge,
-    /// Questions to homes, by outcome.
-    pub(super) finds: IntCounterVec,
-    /// Homes asked in one lookup.
-    pub(super) homes: Histogram,
-    /// Chunks of lookups that the cache knew.
-    pub(super) cached: IntCounter,
-    /// Chunks of lookups.
-    pub(super) asked: IntCounter,
-    /// Questions of peers answered.
-    pub(super) served: IntCounter,
-    /// Announcements of peers and of this node's own actors, by outcome.
-    pub(super) announced: IntCounterVec,
-    /// Announcements of this node, by outcome.
-    pub(super) batches: IntCounterVec,
-    /// Changes that homes have taken.
-    pub(super) changes: IntCounter,
-    /// From a change until its home knows it.
-    pub(super) lag: Histogram,
-    /// Moves that holders were told of, by outcome.
-    pub(super) moved: IntCounterVec,
-    /// Chunks that a holder did not have.
-    pub(super) stale: IntCounter,
-    /// What the shard counts itself.
-    shard: IntCounterVec,
+use crate::exchange::metrics::SHARING;
+
+metrics_table! {
+    /// What the directory counts.
+    pub struct DirectoryMetrics: "Directory", SHARING => {
+        rows: IntGauge = "larder_directory_rows", "rows", [], "Rows whose home this node is";
+        max_rows: IntGauge = "larder_directory_max_rows", "rows", [],
+            "Rows that this home can keep: a share of the memory of the host or control group";
+        missing_rows: IntGauge = "larder_directory_missing_rows", "rows", [],
+            "Rows for which this home has no room; they are asked for again once it has";
+        holders: IntGauge = "larder_directory_holders", "actors", [],
+            "Actors of the cluster that announce to this home";
+        held: IntGauge = "larder_directory_held_chunks", "chunks", [], "Chunks that this node's actors hold";
+        waiting: IntGauge = "larder_directory_waiting_changes", "changes", [],
+            "Changes that no announcement carries yet";
+        finds: IntCounterVec = "larder_directory_finds_total", "questions",
+            [Label::one_of("outcome", &["found", "busy", "refused", "silent", "shed"])],
+            "Questions to other homes, by outcome";
+        homes: Histogram = "larder_directory_homes_asked", "homes", [],
+            "Other homes asked in one lookup"
+            in [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+        asked: IntCounter = "larder_directory_asked_chunks_total", "chunks", [], "Chunks asked for";
+        cached: IntCounter = "larder_directory_cached_chunks_total", "chunks", [],
+            "Chunks asked for whose answer was known";
+        served: IntCounter = "larder_directory_served_finds_total", "questions", [],
+            "Questions of peers that were answered";
+        announced: IntCounterVec = "larder_directory_served_announces_total", "announcements",
+            [Label::one_of("outcome", &["known", "start_anew", "later", "other_incarnation"])],
+            "Announcements received, by outcome";
+        batches: IntCounterVec = "larder_directory_announces_total", "announcements",
+            [Label::one_of("outcome", &["known", "restarted", "again", "late"])],
+            "Announcements sent, by outcome";
+        changes: IntCounter = "larder_directory_announced_changes_total", "changes", [],
+            "Changes that homes have taken";
+        lag: Histogram = "larder_directory_announce_lag_seconds", "seconds", [],
+            "From a chunk's gain or loss until its home knows"
+            in [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0];
+        moved: IntCounterVec = "larder_directory_moved_total", "announcements",
+            [Label::one_of("outcome", &["done", "failed"])],
+            "Holders told that chunks moved, by outcome";
+        stale: IntCounter = "larder_directory_stale_chunks_total", "chunks", [],
+            "Chunks that their holder did not have: the hint was wrong, and cost a round trip";
+        shard: IntCounterVec = "larder_directory_shard_events_total", "events",
+            [Label::one_of("event", &["foreign", "dropped", "crowded", "refilled", "restart", "differing",
+                "repaired"])],
+            "What happened to rows of this home; dropped: for want of room; crowded: enough others have the chunk";
+    }
 }
 
 impl DirectoryMetrics {
-    /// Registers all of them.
-    ///
-    /// # Errors
-    /// Where the registry has one of these names already.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let families = Families::new(registry, &[table::DIRECTORY]);
-        Ok(Self {
-            rows: families.gauge("larder_directory_rows")?,
-            missing_rows: families.gauge("larder_directory_missing_rows")?,
-            max_rows: families.gauge("larder_directory_max_rows")?,
-            holders: families.gauge("larder_directory_holders")?,
-            held: families.gauge("larder_directory_held_chunks")?,
-            waiting: families.gauge("larder_directory_waiting_changes")?,
-            finds: families.counters("larder_directory_finds_total")?,
-            homes: families.histogram("larder_directory_homes_asked")?,
-            cached: families.counter("larder_directory_cached_chunks_total")?,
-            asked: families.counter("larder_directory_asked_chunks_total")?,
-            served: families.counter("larder_directory_served_finds_total")?,
-            announced: families.counters("larder_directory_served_announces_total")?,
-            batches: families.counters("larder_directory_announces_total")?,
-            changes: families.counter("larder_directory_announced_changes_total")?,
-            lag: families.histogram("larder_directory_announce_lag_seconds")?,
-            moved: families.counters("larder_directory_moved_total")?,
-            stale: families.counter("larder_directory_stale_chunks_total")?,
-            shard: families.counters("larder_directory_shard_events_total")?,
-        })
-    }
-
     /// Brings the gauges up to date.
     pub(super) fn show(&self, shard: &Shard, outbox: &Outbox) {
         self.rows.set(shard.len() as i64);
@@ -95,9 +73,6 @@ impl DirectoryMetrics {
             ("differing", differing),
             ("repaired", repaired),
         ];
-        for (event, count) in events {
-            let counter = self.shard.with_label_values(&[event]);
-            counter.inc_by(count.saturating_sub(counter.get()));
-        }
+        show_totals(&self.shard, events);
     }
 }

@@ -162,7 +162,7 @@ async fn receive_batch(
     batch: &Batch<'_>,
     came: &RefCell<Vec<Option<Arrival>>>,
 ) {
-    let by_peer = &peers.metrics().by_peer;
+    let metrics = peers.metrics();
     let note = |at: usize, fetched: Arrival| came.borrow_mut()[batch.chunks[at].0] = Some(fetched);
     let fill = |from: usize, with: &dyn Fn() -> Arrival| {
         (from..batch.chunks.len()).for_each(|at| note(at, with()));
@@ -197,7 +197,7 @@ async fn receive_batch(
                 if let Arrival::Here { pools, .. } = &fetched {
                     let came = chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
                     let bytes: u64 = came.map(|to| to.bytes).sum();
-                    by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
+                    metrics.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
                 }
                 note(at, fetched);
             }

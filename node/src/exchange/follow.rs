@@ -217,7 +217,7 @@ async fn receive_one(
             let sum = receive_piece(receive, place, &layers).await?;
             let is_right =
                 place.is_none_or(|to| layers_checksum(&to.key, &(offset..offset + bytes), sum) == checksum);
-            peers.metrics().by_peer.received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
+            peers.metrics().received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
             tracing::debug!(order = order.order.0, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
             match is_right {
                 _ if has_ended => None,
@@ -369,7 +369,7 @@ impl Server {
         };
         tracing::debug!(order, number = message, chunk, block, offset, peer = &*peer.name, "layers are sent");
         let peer = self.peers.metrics_name(&peer.name);
-        self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
+        self.peers.metrics().sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
         self.write_while_read(send, bytes).await.is_some()
     }
 }

@@ -1,58 +1,63 @@
 //! What the exchange counts.
 
 mod by_peer;
-pub(crate) mod table;
 
 use std::time::Duration;
 
 use larder_core::{Arrival, FetchFailure};
-use larder_net::metrics::Families;
+use larder_net::metrics::Label;
+use larder_net::metrics_table;
 use larder_protocol::peer::Class;
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
+use prometheus::IntGauge;
 
-pub(super) use by_peer::{ByPeer, OTHER, Watched};
+pub(super) use by_peer::{OTHER, Watched};
 
-/// The exchange's metrics.
-#[derive(Debug, Clone)]
-pub struct ExchangeMetrics {
-    /// Chunks that are being fetched.
-    pub fetches_in_flight: IntGauge,
-    /// Peers that do not answer.
-    pub silent: IntGauge,
-    /// Connections that others made.
-    pub connections: IntGauge,
-    /// Seconds of a small request, from asking to answer.
-    pub round_trip_seconds: Histogram,
-    /// What is counted for each peer.
-    pub(super) by_peer: ByPeer,
-    missed: IntCounterVec,
-    stalled: IntCounter,
-    fetched: IntCounterVec,
-    requests: IntCounterVec,
-    rejected: IntCounterVec,
+metrics_table! {
+    /// The metrics of blocks between nodes.
+    pub struct ExchangeMetrics: "Peers", SHARING => {
+        received_bytes: IntCounterVec = "larder_peer_received_bytes_total", "bytes", [PEER],
+            "Bytes of blocks that came from another node";
+        sent_bytes: IntCounterVec = "larder_peer_sent_bytes_total", "bytes", [PEER],
+            "Bytes of blocks sent to another node";
+        in_flight_bytes: IntGaugeVec = "larder_peer_in_flight_bytes", "bytes", [PEER],
+            "Bytes of blocks that were asked of another node and have not come, in credits";
+        credit_wait_seconds: CounterVec = "larder_peer_credit_wait_seconds_total", "seconds",
+            [PEER, Label::one_of("class", &CLASSES)],
+            "How long fetches waited, summed, for a stream or credits because as much was under way from that node as may be";
+        rtt_seconds: GaugeVec = "larder_peer_rtt_seconds", "seconds", [PEER],
+            "Round trip of packets, as QUIC smooths it; of several connections the slowest";
+        sent_packets: IntCounterVec = "larder_peer_sent_packets_total", "packets", [PEER],
+            "Packets sent to another node";
+        lost_packets: IntCounterVec = "larder_peer_lost_packets_total", "packets", [PEER],
+            "Packets of those that QUIC gave up for lost, and repeated";
+        round_trip_seconds: Histogram = "larder_peer_round_trip_seconds", "seconds", [],
+            "Time of a small request to another node, from asking to answer"
+            in [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 1.0];
+        fetches_in_flight: IntGauge = "larder_peer_fetches_in_flight", "chunks", [],
+            "Chunks that are being fetched from other nodes";
+        fetched: IntCounterVec = "larder_peer_fetches_total", "chunks",
+            [Label::one_of("outcome", &["here", "not_held", "busy", "unreachable", "deadline", "broken",
+                "malformed", "checksum", "full"])],
+            "Chunks asked of other nodes, by what came of it; checksum: wrong bytes, which nobody was given";
+        silent: IntGauge = "larder_peer_silent", "nodes", [], "Nodes that do not answer this one";
+        missed: IntCounterVec = "larder_peer_missed_deadlines_total", "requests",
+            [Label::one_of("how", &["slow", "silent"])],
+            "Requests to other nodes whose answer did not come in time; slow: the node was heard meanwhile";
+        stalled: IntCounter = "larder_peer_stalled_sends_total", "fetches", [],
+            "Fetches of other nodes that were given up because they did not read what was sent";
+        connections: IntGauge = "larder_peer_connections", "connections", [],
+            "Connections that others made to this node";
+        requests: IntCounterVec = "larder_peer_requests_total", "requests",
+            [Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "damaged", "ping"])],
+            "Requests that other processes made, by kind";
+        rejected: IntCounterVec = "larder_peer_rejected_total", "refusals",
+            [Label::one_of("reason", &["handshakes", "connections", "certificate", "identity", "handshake",
+                "malformed", "too_long", "not_allowed"])],
+            "Connections and requests turned away, by reason";
+    }
 }
 
 impl ExchangeMetrics {
-    /// Registers them.
-    ///
-    /// # Errors
-    /// Where a name is taken.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let families = Families::new(registry, &[table::PEERS]);
-        Ok(Self {
-            fetches_in_flight: families.gauge("larder_peer_fetches_in_flight")?,
-            silent: families.gauge("larder_peer_silent")?,
-            connections: families.gauge("larder_peer_connections")?,
-            round_trip_seconds: families.histogram("larder_peer_round_trip_seconds")?,
-            by_peer: ByPeer::new(&families)?,
-            missed: families.counters("larder_peer_missed_deadlines_total")?,
-            stalled: families.counter("larder_peer_stalled_sends_total")?,
-            fetched: families.counters("larder_peer_fetches_total")?,
-            requests: families.counters("larder_peer_requests_total")?,
-            rejected: families.counters("larder_peer_rejected_total")?,
-        })
-    }
-
     /// Counts what came of a chunk.
     pub fn fetched(&self, came: &Arrival) {
         let outcome = match came {
@@ -69,13 +74,37 @@ impl ExchangeMetrics {
         self.fetched.with_label_values(&[outcome]).inc();
     }
 
+    /// A node is a member: its counters are there from now on.
+    pub(super) fn know(&self, peer: &str) {
+        self.received_bytes.with_label_values(&[peer]);
+        self.sent_bytes.with_label_values(&[peer]);
+        self.in_flight_bytes.with_label_values(&[peer]);
+        CLASSES.iter().for_each(|class| _ = self.credit_wait_seconds.with_label_values(&[peer, class]));
+        self.sent_packets.with_label_values(&[peer]);
+        self.lost_packets.with_label_values(&[peer]);
+    }
+
+    /// A node is a member no longer.
+    pub(super) fn forget(&self, peer: &str) {
+        // Errors: it is not there, which is what is wanted.
+        let _ = self.received_bytes.remove_label_values(&[peer]);
+        let _ = self.sent_bytes.remove_label_values(&[peer]);
+        let _ = self.in_flight_bytes.remove_label_values(&[peer]);
+        for class in CLASSES {
+            let _ = self.credit_wait_seconds.remove_label_values(&[peer, class]);
+        }
+        let _ = self.rtt_seconds.remove_label_values(&[peer]);
+        let _ = self.sent_packets.remove_label_values(&[peer]);
+        let _ = self.lost_packets.remove_label_values(&[peer]);
+    }
+
     /// Counts how long a fetch waited until its peer could be asked.
     pub(super) fn waited(&self, peer: &str, class: Class, took: Duration) {
         let class = match class {
             Class::Decode => "decode",
             Class::Prefetch => "prefetch",
         };
-        let waited = &self.by_peer.credit_wait_seconds;
+        let waited = &self.credit_wait_seconds;
         waited.with_label_values(&[peer, class]).inc_by(took.as_secs_f64());
     }
 
@@ -129,3 +158,12 @@ impl Drop for Counted {
         self.gauge.sub(self.count);
     }
 }
+
+/// Which nodes have metrics of peers.
+pub(crate) const SHARING: &str = "nodes that share chunks in a cluster";
+
+const PEER: Label =
+    Label::each("peer", "each other node of the table; `other` for one that is not in it (yet)");
+
+/// What fetches are waited for by.
+const CLASSES: [&str; 2] = ["decode", "prefetch"];

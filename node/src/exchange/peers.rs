@@ -200,10 +200,10 @@ impl Peers {
     /// Takes a new table. Nodes that left it have no metrics any more.
     pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
         let gone = |was: &&Member| table.members.iter().all(|member| member.name != was.name);
-        let by_peer = &self.0.metrics.by_peer;
-        self.table().members.iter().filter(gone).for_each(|member| by_peer.forget(&member.name));
+        let metrics = &self.0.metrics;
+        self.table().members.iter().filter(gone).for_each(|member| metrics.forget(&member.name));
         let others = table.members.iter().filter(|member| member.number != own);
-        others.for_each(|member| by_peer.know(&member.name));
+        others.for_each(|member| metrics.know(&member.name));
         self.decide(|exchange, _| exchange.set_table(table, own));
     }
 
@@ -243,11 +243,11 @@ impl Peers {
 
     /// Brings the metrics of peers up to date.
     pub(super) fn show(&self) {
-        let (table, by_peer) = (self.table(), &self.0.metrics.by_peer);
+        let (table, metrics) = (self.table(), &self.0.metrics);
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
-        self.0.watched.borrow_mut().show(by_peer, is_member);
+        self.0.watched.borrow_mut().show(metrics, is_member);
         for link in self.0.links.borrow().values() {
-            let gauge = by_peer.in_flight_bytes.with_label_values(&[&link.name]);
+            let gauge = metrics.in_flight_bytes.with_label_values(&[&link.name]);
             gauge.set(self.0.exchange.borrow().bytes_under_way(link.peer) as i64);
         }
     }

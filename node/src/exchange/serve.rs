@@ -314,7 +314,7 @@ impl Server {
             }
             send.finish().ok()?;
             let peer = self.peers.metrics_name(&peer.name);
-            self.peers.metrics().by_peer.sent_bytes.with_label_values(&[peer]).inc_by(bytes);
+            self.peers.metrics().sent_bytes.with_label_values(&[peer]).inc_by(bytes);
             self.acknowledged(connection, &mut send).await
         };
         if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {

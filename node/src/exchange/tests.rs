@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use larder_core::FetchFailure;
+use larder_net::metrics::Part as _;
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Connection, Credentials, TransportSettings, read_message, write_message};
 use larder_net::trace::Trace;
@@ -187,7 +188,7 @@ struct Asker {
 
 impl Asker {
     fn new(endpoint: Endpoint, limits: &ExchangeLimits, table: Table) -> Self {
-        let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
+        let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let other = table.members[1].name.clone();
         let (handle, orders) = ExchangeHandle::new();
         let silent = SilentPeers::default();

@@ -1,44 +1,41 @@
 //! What one actor counts.
 
 use std::collections::HashMap;
+use std::mem;
 
 use larder_core::reports::Reporter;
-use larder_core::store::{Evictions, Usage};
+use larder_core::store::Usage;
 use larder_core::{LaneCopy, Millis};
 use larder_protocol::session::{Checked, Tier};
-use prometheus::{Histogram, IntCounter, IntGaugeVec};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
 use super::{Metrics, NamespaceMetrics, table, tier_name};
+use crate::disk::DiskMetrics;
 use crate::reuse::Lookup;
 
 /// The gauges and counters of one actor.
 #[derive(Debug)]
 pub struct ActorMetrics {
     metrics: Metrics,
+    disk: Option<DiskMetrics>,
     device: String,
-    counted: Evictions,
+    /// What was counted already.
+    counted: Usage,
     namespaces: HashMap<u32, NamespaceMetrics>,
     rates: Rates,
     requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
-    leased_bytes: IntCounter,
-    committed_bytes: IntCounter,
+    /// By [`Movement`].
+    moved_bytes: [IntCounter; 2],
     /// By [`Placed`].
     fetched: [IntCounter; 4],
-    counted_given_up: u64,
-    counted_misnamed: u64,
-    counted_refused_names: u64,
-    /// Pieces and bytes, by [`HandedOver`].
-    handed_over: [(IntCounter, IntCounter); 3],
+    /// By [`HandedOver`].
+    handed_over_layers: [IntCounter; 3],
+    handed_over_bytes: [IntCounter; 3],
     /// By [`LaneCopy`].
     device_copies: [IntCounter; 5],
     /// Loaded, saved, promoted, and of the loaded those that the tier had.
     device_bytes: [IntCounter; 4],
-    reports: HashMap<(&'static str, &'static str), IntCounter>,
-    counted_device_evictions: u64,
-    counted_lost: u64,
-    counted_shed: u64,
-    counted_unstored: u64,
 }
 
 /// Prompt tokens that a lookup found.
@@ -72,10 +69,10 @@ pub enum Placed {
 /// What becomes of blocks when bytes move between engine and node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Movement {
-    /// An engine handed blocks over.
-    Committed,
     /// An engine may read blocks.
     Leased,
+    /// An engine handed blocks over.
+    Committed,
 }
 
 /// Where layers are handed over.
@@ -101,45 +98,30 @@ pub enum Outcome {
 }
 
 impl Metrics {
-    /// The metrics of one actor.
+    /// The metrics of one actor, with those of its disk tier where it has one.
     #[must_use]
-    pub fn of_actor(&self, device: u16) -> ActorMetrics {
+    pub fn of_actor(&self, device: u16, disk: Option<DiskMetrics>) -> ActorMetrics {
         let device = device.to_string();
+        let (operations, tiers) = (&self.operations, &self.tiers);
         // There from the start, so that the first fault is an increase.
-        self.restarts.with_label_values(&[&*device]);
+        tiers.restarts.with_label_values(&[&device]);
+        for (by, found) in
+            table::REPORTED_BY.into_iter().flat_map(|by| table::REPORT_FINDINGS.map(|found| (by, found)))
+        {
+            operations.damage_reports.with_label_values(&[&*device, by, found]);
+        }
         ActorMetrics {
-            leased_bytes: self.moved_bytes.with_label_values(&[&*device, "leased"]),
-            committed_bytes: self.moved_bytes.with_label_values(&[&*device, "committed"]),
-            fetched: ["migrated", "replicated", "passed", "missed"]
-                .map(|placement| self.fetched_chunks.with_label_values(&[&*device, placement])),
-            counted_given_up: 0,
-            counted_misnamed: 0,
-            counted_refused_names: 0,
-            handed_over: table::HANDED_OVER.map(|how| {
-                (
-                    self.handed_over_layers.with_label_values(&[&*device, how]),
-                    self.handed_over_bytes.with_label_values(&[&*device, how]),
-                )
-            }),
-            device_copies: table::DEVICE_COPIES
-                .map(|how| self.device_copies.with_label_values(&[&*device, how])),
-            device_bytes: table::DEVICE_DIRECTIONS
-                .map(|direction| self.device_bytes.with_label_values(&[&*device, direction])),
-            reports: table::REPORTED_BY
-                .iter()
-                .flat_map(|&by| table::REPORT_FINDINGS.iter().map(move |&found| (by, found)))
-                .map(|(by, found)| {
-                    ((by, found), self.damage_reports.with_label_values(&[&*device, by, found]))
-                })
-                .collect(),
-            counted_device_evictions: 0,
-            counted_lost: 0,
-            counted_shed: 0,
-            counted_unstored: 0,
+            disk,
+            moved_bytes: of_device(&operations.moved_bytes, &device, table::MOVEMENTS),
+            fetched: of_device(&tiers.fetched_chunks, &device, table::PLACEMENTS),
+            handed_over_layers: of_device(&tiers.handed_over_layers, &device, table::HANDED_OVER),
+            handed_over_bytes: of_device(&tiers.handed_over_bytes, &device, table::HANDED_OVER),
+            device_copies: of_device(&tiers.device_copies, &device, table::DEVICE_COPIES),
+            device_bytes: of_device(&tiers.device_bytes, &device, table::DEVICE_DIRECTIONS),
             metrics: self.clone(),
-            rates: self.rates.of_actor(&device),
+            rates: Rates::new(&self.value, &self.tenants, &device),
             device,
-            counted: Evictions::default(),
+            counted: Usage::default(),
             namespaces: HashMap::new(),
             requests: HashMap::new(),
         }
@@ -147,19 +129,10 @@ impl Metrics {
 }
 
 impl ActorMetrics {
-    /// The actor lost its store to a fault: what a store counts begins at nothing again.
+    /// The actor lost its store to a fault: what a store counts begins at nothing again. The device tier stays.
     pub fn life_ended(&mut self) {
-        self.metrics.restarts.with_label_values(&[&self.device]).inc();
-        self.counted = Evictions::default();
-        let counted = [
-            &mut self.counted_given_up,
-            &mut self.counted_misnamed,
-            &mut self.counted_refused_names,
-            &mut self.counted_lost,
-            &mut self.counted_shed,
-            &mut self.counted_unstored,
-        ];
-        counted.into_iter().for_each(|counted| *counted = 0);
+        self.metrics.tiers.restarts.with_label_values(&[&self.device]).inc();
+        self.counted = Usage { device_tier: self.counted.device_tier, ..Usage::default() };
     }
 
     /// A namespace became known under this number, which another one may have had.
@@ -177,22 +150,14 @@ impl ActorMetrics {
     /// Counts a lookup.
     pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
         let Some(counters) = self.namespaces.get(&namespace) else { return };
-        let count = |[on_device, in_memory, on_disk, from_peers, stored]: &[IntCounter; 5]| {
-            on_device.inc_by(hit.on_device);
-            in_memory.inc_by(hit.in_memory);
-            on_disk.inc_by(hit.on_disk);
-            from_peers.inc_by(hit.from_peers);
-            stored.inc_by(hit.stored);
-        };
         if skipped {
-            counters.skipped.inc_by(asked);
-        } else if preempted {
-            counters.asked_preempted.inc_by(asked);
-            count(&counters.hit_preempted);
-        } else {
-            counters.asked.inc_by(asked);
-            count(&counters.hit);
+            return counters.skipped.inc_by(asked);
         }
+        let Hit { on_device, in_memory, on_disk, from_peers, stored } = hit;
+        let preempted = usize::from(preempted);
+        counters.asked[preempted].inc_by(asked);
+        let found = [on_device, in_memory, on_disk, from_peers, stored];
+        counters.hit[preempted].iter().zip(found).for_each(|(counter, tokens)| counter.inc_by(tokens));
     }
 
     /// Counts seconds of prefill that a hit saves.
@@ -210,23 +175,22 @@ impl ActorMetrics {
     /// Prompt tokens asked and hit so far.
     #[must_use]
     pub fn tokens(&self) -> (u64, u64) {
-        let counters = || self.namespaces.values();
-        let asked = counters().map(|counters| counters.asked.get() + counters.asked_preempted.get()).sum();
-        let hit = counters().flat_map(|counters| counters.hit.iter().chain(&counters.hit_preempted));
-        (asked, hit.map(IntCounter::get).sum())
+        let namespaces = || self.namespaces.values();
+        let asked = namespaces().flat_map(|counters| &counters.asked).map(IntCounter::get).sum();
+        (asked, namespaces().flat_map(|counters| counters.hit.as_flattened()).map(IntCounter::get).sum())
     }
 
     /// Counts a request.
     pub fn requested(&mut self, request: &'static str, outcome: Outcome, seconds: f64) {
-        let metrics = &self.metrics;
+        let operations = &self.metrics.operations;
         let (count, time) = self.requests.entry((request, outcome)).or_insert_with(|| {
             let outcome = match outcome {
                 Outcome::Done => "done",
                 Outcome::Busy => "busy",
                 Outcome::Refused => "refused",
             };
-            let count = metrics.requests.with_label_values(&[request, outcome]);
-            (count, metrics.request_seconds.with_label_values(&[request]))
+            let count = operations.requests.with_label_values(&[request, outcome]);
+            (count, operations.request_seconds.with_label_values(&[request]))
         });
         count.inc();
         time.observe(seconds);
@@ -234,10 +198,7 @@ impl ActorMetrics {
 
     /// Counts bytes of blocks that moved.
     pub fn moved(&self, movement: Movement, bytes: u64) {
-        match movement {
-            Movement::Committed => self.committed_bytes.inc_by(bytes),
-            Movement::Leased => self.leased_bytes.inc_by(bytes),
-        }
+        self.moved_bytes[movement as usize].inc_by(bytes);
     }
 
     /// Counts a report that a chunk is damaged, and what was found; `None`: too much is verified already.
@@ -248,9 +209,8 @@ impl ActorMetrics {
             Some(Checked::Nothing) => "nothing",
             None => "not_examined",
         };
-        if let Some(counter) = self.reports.get(&(by.name(), found)) {
-            counter.inc();
-        }
+        let reports = &self.metrics.operations.damage_reports;
+        reports.with_label_values(&[&*self.device, by.name(), found]).inc();
     }
 
     /// Counts a chunk that was to be fetched.
@@ -260,9 +220,8 @@ impl ActorMetrics {
 
     /// Counts layers that were handed over: pieces of blocks, and their bytes.
     pub fn handed_over(&self, how: HandedOver, pieces: u64, bytes: u64) {
-        let (layers, all_bytes) = &self.handed_over[how as usize];
-        layers.inc_by(pieces);
-        all_bytes.inc_by(bytes);
+        self.handed_over_layers[how as usize].inc_by(pieces);
+        self.handed_over_bytes[how as usize].inc_by(bytes);
     }
 
     /// Counts a copy by a device, and the bytes that it brought where it went well.
@@ -284,79 +243,88 @@ impl ActorMetrics {
     /// Notes how many bytes of extents a tenant holds, and may hold.
     pub fn tenant_holds(&self, tenant: &str, held: u64, limit: u64) {
         for (state, bytes) in [("held", held), ("limit", limit)] {
-            let gauge = self.metrics.tenant_bytes.with_label_values(&[tenant, &self.device, state]);
+            let gauge = self.metrics.tenants.arena_bytes.with_label_values(&[tenant, &self.device, state]);
             gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
         // Seen before the first of its sessions ends, so that a rate misses none.
         for how in table::SESSION_ENDS {
-            self.metrics.session_ends.with_label_values(&[tenant, how]);
+            self.metrics.operations.session_ends.with_label_values(&[tenant, how]);
         }
     }
 
     /// Brings the gauges up to date, and says how much the tenants hit.
     pub fn observe(&mut self, usage: &Usage, now: Millis) -> Vec<TenantRates> {
-        let device = &*self.device;
-        let metrics = &self.metrics;
-        let set = |family: &IntGaugeVec, label: &str, value: u64| {
-            family.with_label_values(&[device, label]).set(i64::try_from(value).unwrap_or(i64::MAX));
+        let (device, before) = (&*self.device, mem::replace(&mut self.counted, *usage));
+        let Metrics { operations, tiers, object, .. } = &self.metrics;
+        let set = |family: &IntGaugeVec, values: &[(&str, u64)]| {
+            for &(label, value) in values {
+                let gauge = family.with_label_values(&[device, label]);
+                gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+            }
         };
-        set(&metrics.arena_bytes, "total", usage.bytes.total);
-        set(&metrics.arena_bytes, "free", usage.bytes.free);
-        set(&metrics.arena_bytes, "used", usage.bytes.used);
-        set(&metrics.arena_bytes, "quarantined", usage.bytes.quarantined);
-        set(&metrics.arena_bytes, "pinned", usage.pinned_bytes);
-        set(&metrics.arena_bytes, "passing", usage.passing_bytes);
-        set(&metrics.held, "fetches", usage.fetches);
-        set(&metrics.held, "grants", usage.grants);
-        set(&metrics.held, "follows", usage.follows);
-        set(&metrics.held, "device_copies", usage.device_copies);
-        set(&metrics.held, "sessions", usage.sessions);
-        set(&metrics.held, "leases", usage.leases);
-        set(&metrics.held, "reservations", usage.reservations);
-        set(&metrics.held, "pins", usage.pins);
-        set(&metrics.held, "lingering_processes", usage.lingering_processes);
-        let on_device = usage.device_tier;
-        set(&metrics.cached_chunks, tier_name(Tier::Device), on_device.blocks);
-        set(&metrics.cached_bytes, tier_name(Tier::Device), on_device.used_bytes);
-        let evicted = on_device.evicted - self.counted_device_evictions;
-        metrics.device_evictions.with_label_values(&[device]).inc_by(evicted);
-        self.counted_device_evictions = on_device.evicted;
-        set(&metrics.cached_chunks, tier_name(Tier::Host), usage.cached_chunks);
-        set(&metrics.cached_bytes, tier_name(Tier::Host), usage.cached_bytes);
-        if let Some(disk) = usage.disk {
-            set(&metrics.cached_chunks, tier_name(Tier::Disk), disk.chunks);
-            metrics.disk.waiting_bytes.with_label_values(&[device]).set(disk.waiting_bytes as i64);
-            metrics.disk.shed.with_label_values(&[device]).inc_by(disk.shed - self.counted_shed);
-            self.counted_shed = disk.shed;
+        let arena = usage.bytes;
+        set(
+            &tiers.arena_bytes,
+            &[
+                ("total", arena.total),
+                ("free", arena.free),
+                ("used", arena.used),
+                ("quarantined", arena.quarantined),
+                ("pinned", usage.pinned_bytes),
+                ("passing", usage.passing_bytes),
+            ],
+        );
+        set(
+            &operations.held,
+            &[
+                ("fetches", usage.fetches),
+                ("grants", usage.grants),
+                ("follows", usage.follows),
+                ("device_copies", usage.device_copies),
+                ("sessions", usage.sessions),
+                ("leases", usage.leases),
+                ("reservations", usage.reservations),
+                ("pins", usage.pins),
+                ("lingering_processes", usage.lingering_processes),
+            ],
+        );
+        let (on_device, host) = (tier_name(Tier::Device), tier_name(Tier::Host));
+        let held_there = usage.device_tier;
+        set(&tiers.cached_chunks, &[(on_device, held_there.blocks), (host, usage.cached_chunks)]);
+        set(&tiers.cached_bytes, &[(on_device, held_there.used_bytes), (host, usage.cached_bytes)]);
+        let more = |total: fn(&Usage) -> u64| total(usage) - total(&before);
+        if let Some((used, disk)) = usage.disk.zip(self.disk.as_ref()) {
+            set(&tiers.cached_chunks, &[(tier_name(Tier::Disk), used.chunks)]);
+            disk.waiting_bytes.set(used.waiting_bytes as i64);
+            disk.shed.inc_by(more(|usage| usage.disk.unwrap_or_default().shed));
         }
-        if let Some(object) = usage.object {
-            metrics.object.waiting_bytes.with_label_values(&[device]).set(object.waiting_bytes as i64);
-            metrics.object.shed.with_label_values(&[device]).inc_by(object.shed - self.counted_unstored);
-            self.counted_unstored = object.shed;
+        if let Some(used) = usage.object {
+            object.waiting_bytes.with_label_values(&[device]).set(used.waiting_bytes as i64);
+            let shed = more(|usage| usage.object.unwrap_or_default().shed);
+            object.shed.with_label_values(&[device]).inc_by(shed);
         }
-        let Evictions { watermark, need, clearing, resided_ms } = usage.evictions;
-        let reasons = [
-            ("watermark", watermark - self.counted.watermark),
-            ("need", need - self.counted.need),
-            ("clearing", clearing - self.counted.clearing),
-        ];
-        for (reason, more) in reasons {
-            metrics.evictions.with_label_values(&[device, reason]).inc_by(more);
+        for (reason, more) in [
+            ("watermark", more(|usage| usage.evictions.watermark)),
+            ("need", more(|usage| usage.evictions.need)),
+            ("clearing", more(|usage| usage.evictions.clearing)),
+        ] {
+            tiers.evictions.with_label_values(&[device, reason]).inc_by(more);
         }
-        let resided_ms = resided_ms - self.counted.resided_ms;
-        metrics.residence_seconds.with_label_values(&[device]).inc_by(resided_ms as f64 / 1e3);
-        self.counted = usage.evictions;
-        metrics.given_up.with_label_values(&[device]).inc_by(usage.given_up - self.counted_given_up);
-        self.counted_given_up = usage.given_up;
-        let misnamed = usage.misnamed - self.counted_misnamed;
-        metrics.misnamed.with_label_values(&[device]).inc_by(misnamed);
-        self.counted_misnamed = usage.misnamed;
-        let refused_names = usage.refused_names - self.counted_refused_names;
-        metrics.refused_names.with_label_values(&[device]).inc_by(refused_names);
-        self.counted_refused_names = usage.refused_names;
-        let lost = usage.follows_lost - self.counted_lost;
-        metrics.follows_lost.with_label_values(&[device]).inc_by(lost);
-        self.counted_lost = usage.follows_lost;
+        let resided_ms = more(|usage| usage.evictions.resided_ms);
+        tiers.residence_seconds.with_label_values(&[device]).inc_by(resided_ms as f64 / 1e3);
+        for (counter, more) in [
+            (&tiers.device_evictions, more(|usage| usage.device_tier.evicted)),
+            (&tiers.given_up, more(|usage| usage.given_up)),
+            (&tiers.misnamed, more(|usage| usage.misnamed)),
+            (&tiers.refused_names, more(|usage| usage.refused_names)),
+            (&tiers.follows_lost, more(|usage| usage.follows_lost)),
+        ] {
+            counter.with_label_values(&[device]).inc_by(more);
+        }
         self.rates.observe(now)
     }
+}
+
+fn of_device<const N: usize>(counters: &IntCounterVec, device: &str, values: [&str; N]) -> [IntCounter; N] {
+    values.map(|value| counters.with_label_values(&[device, value]))
 }

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use larder_core::Millis;
-use larder_net::metrics::Families;
 use prometheus::{Gauge, GaugeVec};
 use serde::{Deserialize, Serialize};
 
+use super::table::{Tenants, Value};
 use crate::reuse::{Lookup, ReuseWindows, Tokens, Window};
 
 /// How much of what a tenant asked in a window was hit, and would have been by an infinite cache; fractions of tokens.
@@ -28,17 +28,11 @@ pub struct TenantRates {
     pub infinite_hit_rate: f64,
 }
 
-/// The gauges of all actors.
-#[derive(Debug, Clone)]
-pub(super) struct RateGauges {
-    of_namespaces: [GaugeVec; 2],
-    of_tenants: [GaugeVec; 2],
-}
-
 /// The lookups of one actor, by namespace.
 #[derive(Debug)]
 pub(super) struct Rates {
-    gauges: RateGauges,
+    of_namespaces: [GaugeVec; 2],
+    of_tenants: [GaugeVec; 2],
     device: String,
     namespaces: HashMap<u32, Namespace>,
 }
@@ -50,32 +44,22 @@ struct Namespace {
     reuse: ReuseWindows,
 }
 
-impl RateGauges {
-    pub(super) fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            of_namespaces: [
-                families.levels("larder_hit_rate")?,
-                families.levels("larder_infinite_hit_rate")?,
-            ],
-            of_tenants: [
-                families.levels("larder_tenant_hit_rate")?,
-                families.levels("larder_tenant_infinite_hit_rate")?,
-            ],
-        })
-    }
-
-    pub(super) fn of_actor(&self, device: &str) -> Rates {
-        Rates { gauges: self.clone(), device: device.to_owned(), namespaces: HashMap::new() }
-    }
-}
-
 impl Rates {
+    pub(super) fn new(value: &Value, tenants: &Tenants, device: &str) -> Self {
+        Self {
+            of_namespaces: [&value.hit_rate, &value.infinite_hit_rate].map(Clone::clone),
+            of_tenants: [&tenants.hit_rate, &tenants.infinite_hit_rate].map(Clone::clone),
+            device: device.to_owned(),
+            namespaces: HashMap::new(),
+        }
+    }
+
     /// A namespace became known under this number, which another one may have had.
     pub(super) fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         let (tenant, fingerprint) = (tenant.to_owned(), fingerprint.to_owned());
         let known = Namespace { tenant, fingerprint, reuse: ReuseWindows::default() };
         let Some(forgotten) = self.namespaces.insert(number, known) else { return };
-        for (gauges, window) in self.gauges.of_namespaces.iter().flat_map(|g| Window::ALL.map(|w| (g, w))) {
+        for (gauges, window) in self.of_namespaces.iter().flat_map(|g| Window::ALL.map(|w| (g, w))) {
             let Namespace { tenant, fingerprint, .. } = &forgotten;
             // A gauge that nobody has read yet is not there.
             let _ = gauges.remove_label_values(&[tenant, fingerprint, &self.device, window.as_str()]);
@@ -96,13 +80,13 @@ impl Rates {
             for window in Window::ALL {
                 let tokens = reuse.tokens(window, now);
                 let labels = [tenant.as_str(), fingerprint, &self.device, window.as_str()];
-                set(self.gauges.of_namespaces.each_ref().map(|g| g.with_label_values(&labels)), tokens);
+                set(self.of_namespaces.each_ref().map(|g| g.with_label_values(&labels)), tokens);
                 *tenants.entry((tenant.clone(), window.as_str())).or_default() += tokens;
             }
         }
         let rates = |((tenant, window), tokens): ((String, &'static str), Tokens)| {
             let labels = [tenant.as_str(), &self.device, window];
-            set(self.gauges.of_tenants.each_ref().map(|g| g.with_label_values(&labels)), tokens);
+            set(self.of_tenants.each_ref().map(|g| g.with_label_values(&labels)), tokens);
             TenantRates {
                 tenant,
                 window: window.to_owned(),
@@ -122,16 +106,16 @@ fn set([real, infinite]: [Gauge; 2], tokens: Tokens) {
 
 #[cfg(test)]
 mod tests {
+    use larder_net::metrics::Part as _;
     use larder_protocol::ChunkHash;
-    use prometheus::{Encoder as _, Registry, TextEncoder};
+    use prometheus::{Registry, TextEncoder};
 
-    use super::super::table;
     use super::*;
 
     fn rates() -> (Registry, Rates) {
         let registry = Registry::new();
-        let gauges = RateGauges::new(&Families::new(&registry, table::NODE)).unwrap();
-        let rates = gauges.of_actor("0");
+        let (value, tenants) = (Value::register(&registry).unwrap(), Tenants::register(&registry).unwrap());
+        let rates = Rates::new(&value, &tenants, "0");
         (registry, rates)
     }
 
@@ -144,9 +128,7 @@ mod tests {
     }
 
     fn text(registry: &Registry) -> String {
-        let mut text = Vec::new();
-        TextEncoder::new().encode(&registry.gather(), &mut text).unwrap();
-        String::from_utf8(text).unwrap()
+        TextEncoder::new().encode_to_string(&registry.gather()).unwrap()
     }
 
     #[test]

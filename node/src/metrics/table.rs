@@ -1,296 +1,176 @@
 //! Every metric of a node: what is exported, and its documentation.
 
-mod membership;
+use larder_net::http::HttpMetrics;
+use larder_net::metrics::{CertificateMetrics, Label, Part as _, ProcessMetrics, Section, TracingMetrics};
+use larder_net::metrics_table;
 
-use larder_net::http::HTTP;
-use larder_net::metrics::{CERTIFICATE, Label, Metric, PROCESS, Section, TRACING};
-
-pub use membership::MEMBERSHIP;
-
-use crate::directory::metrics::table::DIRECTORY;
-use crate::disk::metrics::table::{DEVICE, DISK};
-use crate::exchange::metrics::table::PEERS;
-use crate::object::metrics::table::OBJECT;
+use crate::directory::DirectoryMetrics;
+use crate::disk::DiskMetrics;
+use crate::disk::metrics::DEVICE;
+use crate::exchange::ExchangeMetrics;
+use crate::object::ObjectMetrics;
 
 /// All of it, in the order in which people read.
 pub const NODE: &[Section] = &[
-    VALUE,
-    OPERATIONS,
-    TIERS,
-    DISK,
-    OBJECT,
-    TENANTS,
-    PEERS,
-    DIRECTORY,
-    MEMBERSHIP,
-    CERTIFICATE,
-    RECORDING,
-    TRACING,
-    HTTP,
-    PROCESS,
+    Value::SECTION,
+    Operations::SECTION,
+    Tiers::SECTION,
+    DiskMetrics::SECTION,
+    ObjectMetrics::SECTION,
+    Tenants::SECTION,
+    ExchangeMetrics::SECTION,
+    DirectoryMetrics::SECTION,
+    Membership::SECTION,
+    CertificateMetrics::SECTION,
+    Recording::SECTION,
+    TracingMetrics::SECTION,
+    HttpMetrics::SECTION,
+    ProcessMetrics::SECTION,
 ];
 
-/// What the cache is worth.
-pub const VALUE: Section = Section {
-    title: "Value",
-    only: "",
-    metrics: &[
-        Metric::counter(
-            "larder_tokens_asked_total",
-            "tokens",
-            &[TENANT, NAMESPACE, PREEMPTED],
-            "Prompt tokens of lookups whose caller could use a hit",
-        ),
-        Metric::counter(
-            "larder_tokens_hit_total",
-            "tokens",
-            &[TENANT, NAMESPACE, PREEMPTED, TIER],
-            "Prompt tokens found, by tier",
-        ),
-        Metric::counter(
-            "larder_tokens_skipped_total",
-            "tokens",
-            &[TENANT, NAMESPACE],
-            "Prompt tokens of lookups whose caller could not use a hit",
-        ),
-        Metric::counter(
-            "larder_recompute_avoided_seconds_total",
-            "seconds",
-            &[TENANT, NAMESPACE],
-            "Seconds of prefill that the tokens found, and worth loading, would have taken at the speed that the engine said it has",
-        ),
-        Metric::gauge(
-            "larder_hit_rate",
-            "ratio",
-            &[TENANT, NAMESPACE, DEVICE, WINDOW],
-            "Tokens hit of tokens asked in a sliding window",
-        ),
-        Metric::gauge(
-            "larder_infinite_hit_rate",
-            "ratio",
-            &[TENANT, NAMESPACE, DEVICE, WINDOW],
-            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing",
-        ),
-    ],
-};
+metrics_table! {
+    /// What the cache is worth.
+    pub(super) struct Value: "Value", "" => {
+        tokens_asked: IntCounterVec = "larder_tokens_asked_total", "tokens", [TENANT, NAMESPACE, PREEMPTED],
+            "Prompt tokens of lookups whose caller could use a hit";
+        tokens_hit: IntCounterVec = "larder_tokens_hit_total", "tokens", [TENANT, NAMESPACE, PREEMPTED, TIER],
+            "Prompt tokens found, by tier";
+        tokens_skipped: IntCounterVec = "larder_tokens_skipped_total", "tokens", [TENANT, NAMESPACE],
+            "Prompt tokens of lookups whose caller could not use a hit";
+        avoided_seconds: CounterVec = "larder_recompute_avoided_seconds_total", "seconds",
+            [TENANT, NAMESPACE],
+            "Seconds of prefill that the tokens found, and worth loading, would have taken at the speed that the engine said it has";
+        hit_rate: GaugeVec = "larder_hit_rate", "ratio", [TENANT, NAMESPACE, DEVICE, WINDOW],
+            "Tokens hit of tokens asked in a sliding window";
+        infinite_hit_rate: GaugeVec = "larder_infinite_hit_rate", "ratio",
+            [TENANT, NAMESPACE, DEVICE, WINDOW],
+            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing";
+    }
+}
 
-/// What engines ask.
-pub const OPERATIONS: Section = Section {
-    title: "Operations",
-    only: "",
-    metrics: &[
-        Metric::counter(
-            "larder_requests_total",
-            "requests",
-            &[REQUEST, Label::one_of("outcome", &["done", "busy", "refused"])],
-            "Requests of sessions, by how they ended",
-        ),
-        Metric::histogram(
-            "larder_request_seconds",
-            REQUEST_BUCKETS,
-            "seconds",
-            &[REQUEST],
-            "Time to answer a session's request, what other nodes have to be asked included",
-        ),
-        Metric::counter(
-            "larder_moved_bytes_total",
-            "bytes",
-            &[DEVICE, Label::one_of("movement", &["leased", "committed"])],
-            "Bytes of blocks committed by engines, or leased to them",
-        ),
-        Metric::gauge(
-            "larder_held",
-            "things",
-            &[DEVICE, Label::one_of("what", HELD)],
-            "What engines and other nodes hold: among them processes that ended their sessions and may still touch memory",
-        ),
-        Metric::counter(
-            "larder_session_ends_total",
-            "sessions",
-            &[TENANT, Label::one_of("how", SESSION_ENDS)],
-            "Sessions that ended, or were refused",
-        ),
-        Metric::counter(
-            "larder_damage_reports_total",
-            "reports",
-            &[DEVICE, Label::one_of("by", REPORTED_BY), Label::one_of("found", REPORT_FINDINGS)],
-            "Reports that a chunk has other bytes than were committed, and what the node found: damaged chunks were dropped, of right ones the report was false",
-        ),
-        Metric::gauge("larder_actor_up", "bool", &[DEVICE], "Whether the actor answers"),
-        Metric::gauge(
-            "larder_build_info",
-            "",
-            &[Label::one_of("role", &["node"]), Label::each("version", "the version that runs")],
-            "Always 1; the labels say what runs",
-        ),
-    ],
-};
+metrics_table! {
+    /// What engines ask.
+    pub(super) struct Operations: "Operations", "" => {
+        requests: IntCounterVec = "larder_requests_total", "requests",
+            [REQUEST, Label::one_of("outcome", &["done", "busy", "refused"])],
+            "Requests of sessions, by how they ended";
+        request_seconds: HistogramVec = "larder_request_seconds", "seconds", [REQUEST],
+            "Time to answer a session's request, what other nodes have to be asked included"
+            in [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 2e-3, 1e-2, 0.05, 0.1, 0.5, 2.0, 10.0];
+        moved_bytes: IntCounterVec = "larder_moved_bytes_total", "bytes",
+            [DEVICE, Label::one_of("movement", &MOVEMENTS)],
+            "Bytes of blocks committed by engines, or leased to them";
+        held: IntGaugeVec = "larder_held", "things",
+            [DEVICE, Label::one_of("what", &["sessions", "leases", "reservations", "pins", "fetches",
+                "grants", "follows", "device_copies", "lingering_processes"])],
+            "What engines and other nodes hold: among them processes that ended their sessions and may still touch memory";
+        session_ends: IntCounterVec = "larder_session_ends_total", "sessions",
+            [TENANT, Label::one_of("how", SESSION_ENDS)],
+            "Sessions that ended, or were refused";
+        damage_reports: IntCounterVec = "larder_damage_reports_total", "reports",
+            [DEVICE, Label::one_of("by", &REPORTED_BY), Label::one_of("found", &REPORT_FINDINGS)],
+            "Reports that a chunk has other bytes than were committed, and what the node found: damaged chunks were dropped, of right ones the report was false";
+        up: IntGaugeVec = "larder_actor_up", "bool", [DEVICE], "Whether the actor answers";
+        build: IntGaugeVec = "larder_build_info", "",
+            [Label::one_of("role", &["node"]), Label::each("version", "the version that runs")],
+            "Always 1; the labels say what runs";
+    }
+}
 
-/// Where chunks are.
-pub const TIERS: Section = Section {
-    title: "Tiers",
-    only: "",
-    metrics: &[
-        Metric::gauge(
-            "larder_arena_bytes",
-            "bytes",
-            &[DEVICE, Label::one_of("state", &["total", "free", "used", "quarantined", "pinned", "passing"])],
-            "Bytes of the arena: total = free + used + quarantined; pinned and passing are parts of used",
-        ),
-        Metric::gauge(
-            "larder_arena_placement_bytes",
-            "bytes",
-            &[
-                DEVICE,
-                Label::each(
-                    "place",
-                    "huge_pages, transparent_huge_pages, ordinary_pages, misplaced, unknown, and numa_node_N for each of the host",
-                ),
-            ],
-            "Bytes of the arena where the kernel says they are, and where they should not be",
-        ),
-        Metric::gauge(
-            "larder_placement_mismatches",
-            "things",
-            &[Label::one_of("kind", &["unplaced_gpu", "no_cpus", "no_memory", "arenas_too_large"])],
-            "What cannot be on the NUMA node where it would be best, by kind",
-        ),
-        Metric::gauge(
-            "larder_cached_chunks",
-            "chunks",
-            &[DEVICE, LOCAL_TIER],
-            "Chunks in a tier; of the device tier, blocks",
-        ),
-        Metric::gauge("larder_cached_bytes", "bytes", &[DEVICE, LOCAL_TIER], "Bytes of chunks in a tier"),
-        Metric::counter(
-            "larder_evicted_chunks_total",
-            "chunks",
-            &[DEVICE, Label::one_of("reason", &["watermark", "need", "clearing"])],
-            "Chunks evicted: above the capacity or watermark, for want of a slot, or with a whole extent",
-        ),
-        Metric::counter(
-            "larder_evicted_residence_seconds_total",
-            "seconds",
-            &[DEVICE],
-            "How long evicted chunks had been cached, summed: divided by the chunks evicted, their mean residence",
-        ),
-        Metric::counter(
-            "larder_fetched_chunks_total",
-            "chunks",
-            &[DEVICE, Label::one_of("placement", &["migrated", "replicated", "passed", "missed"])],
-            "Chunks wanted from other nodes, or other GPUs of this one, by what became of them; missed: a failed load, which the engine recomputes",
-        ),
-        Metric::counter(
-            "larder_handed_over_layers_total",
-            "pieces",
-            &[DEVICE, Label::one_of("how", &HANDED_OVER)],
-            "Layers of blocks that were handed over while their chunk was being written, as many as were given together counted once: given by an engine, sent to a node that follows, come from one",
-        ),
-        Metric::counter(
-            "larder_handed_over_bytes_total",
-            "bytes",
-            &[DEVICE, Label::one_of("how", &HANDED_OVER)],
-            "Bytes of these; of those that came, once their chunk is whole",
-        ),
-        Metric::counter(
-            "larder_device_copies_total",
-            "copies",
-            &[DEVICE, Label::one_of("how", &DEVICE_COPIES)],
-            "Copies between engines' GPU memory and the arena that the node made, by how they ended; stalled: the GPU did not end them in time",
-        ),
-        Metric::counter(
-            "larder_device_copied_bytes_total",
-            "bytes",
-            &[DEVICE, Label::one_of("direction", &DEVICE_DIRECTIONS)],
-            "Bytes of those that went well; tier: bytes that loads took from the device tier",
-        ),
-        Metric::counter(
-            "larder_device_evicted_blocks_total",
-            "blocks",
-            &[DEVICE],
-            "Blocks evicted from the device tier; the host may have them still",
-        ),
-        Metric::counter(
-            "larder_follows_lost_chunks_total",
-            "chunks",
-            &[DEVICE],
-            "Chunks that were followed and did not come: their writer ended or failed, or was silent for too long",
-        ),
-        Metric::counter(
-            "larder_given_up_chunks_total",
-            "chunks",
-            &[DEVICE],
-            "Chunks that moved to other nodes, or other GPUs of this one",
-        ),
-        Metric::counter(
-            "larder_misnamed_chunks_total",
-            "chunks",
-            &[DEVICE],
-            "Chunks that did not have the name under which their bytes were asked for: faults of Larder, answered as misses",
-        ),
-        Metric::counter(
-            "larder_refused_chunk_names_total",
-            "chunks",
-            &[DEVICE],
-            "Chunks refused because their parent, index or anchor contradicts chunks that are here",
-        ),
-        Metric::counter(
-            "larder_actor_restarts_total",
-            "restarts",
-            &[DEVICE],
-            "Times that a fault of Larder ended the actor's sessions and emptied its memory; it went on from nothing, or from disk",
-        ),
-    ],
-};
+metrics_table! {
+    /// Where chunks are.
+    pub(super) struct Tiers: "Tiers", "" => {
+        arena_bytes: IntGaugeVec = "larder_arena_bytes", "bytes",
+            [DEVICE, Label::one_of("state", &["total", "free", "used", "quarantined", "pinned", "passing"])],
+            "Bytes of the arena: total = free + used + quarantined; pinned and passing are parts of used";
+        placement_bytes: IntGaugeVec = "larder_arena_placement_bytes", "bytes",
+            [DEVICE, Label::each("place", "huge_pages, transparent_huge_pages, ordinary_pages, misplaced, unknown, and numa_node_N for each of the host")],
+            "Bytes of the arena where the kernel says they are, and where they should not be";
+        mismatches: IntGaugeVec = "larder_placement_mismatches", "things",
+            [Label::one_of("kind", &["unplaced_gpu", "no_cpus", "no_memory", "arenas_too_large"])],
+            "What cannot be on the NUMA node where it would be best, by kind";
+        cached_chunks: IntGaugeVec = "larder_cached_chunks", "chunks", [DEVICE, LOCAL_TIER],
+            "Chunks in a tier; of the device tier, blocks";
+        cached_bytes: IntGaugeVec = "larder_cached_bytes", "bytes", [DEVICE, LOCAL_TIER],
+            "Bytes of chunks in a tier";
+        evictions: IntCounterVec = "larder_evicted_chunks_total", "chunks",
+            [DEVICE, Label::one_of("reason", &["watermark", "need", "clearing"])],
+            "Chunks evicted: above the capacity or watermark, for want of a slot, or with a whole extent";
+        residence_seconds: CounterVec = "larder_evicted_residence_seconds_total", "seconds", [DEVICE],
+            "How long evicted chunks had been cached, summed: divided by the chunks evicted, their mean residence";
+        fetched_chunks: IntCounterVec = "larder_fetched_chunks_total", "chunks",
+            [DEVICE, Label::one_of("placement", &PLACEMENTS)],
+            "Chunks wanted from other nodes, or other GPUs of this one, by what became of them; missed: a failed load, which the engine recomputes";
+        handed_over_layers: IntCounterVec = "larder_handed_over_layers_total", "pieces",
+            [DEVICE, Label::one_of("how", &HANDED_OVER)],
+            "Layers of blocks that were handed over while their chunk was being written, as many as were given together counted once: given by an engine, sent to a node that follows, come from one";
+        handed_over_bytes: IntCounterVec = "larder_handed_over_bytes_total", "bytes",
+            [DEVICE, Label::one_of("how", &HANDED_OVER)],
+            "Bytes of these; of those that came, once their chunk is whole";
+        device_copies: IntCounterVec = "larder_device_copies_total", "copies",
+            [DEVICE, Label::one_of("how", &DEVICE_COPIES)],
+            "Copies between engines' GPU memory and the arena that the node made, by how they ended; stalled: the GPU did not end them in time";
+        device_bytes: IntCounterVec = "larder_device_copied_bytes_total", "bytes",
+            [DEVICE, Label::one_of("direction", &DEVICE_DIRECTIONS)],
+            "Bytes of those that went well; tier: bytes that loads took from the device tier";
+        device_evictions: IntCounterVec = "larder_device_evicted_blocks_total", "blocks", [DEVICE],
+            "Blocks evicted from the device tier; the host may have them still";
+        follows_lost: IntCounterVec = "larder_follows_lost_chunks_total", "chunks", [DEVICE],
+            "Chunks that were followed and did not come: their writer ended or failed, or was silent for too long";
+        given_up: IntCounterVec = "larder_given_up_chunks_total", "chunks", [DEVICE],
+            "Chunks that moved to other nodes, or other GPUs of this one";
+        misnamed: IntCounterVec = "larder_misnamed_chunks_total", "chunks", [DEVICE],
+            "Chunks that did not have the name under which their bytes were asked for: faults of Larder, answered as misses";
+        refused_names: IntCounterVec = "larder_refused_chunk_names_total", "chunks", [DEVICE],
+            "Chunks refused because their parent, index or anchor contradicts chunks that are here";
+        restarts: IntCounterVec = "larder_actor_restarts_total", "restarts", [DEVICE],
+            "Times that a fault of Larder ended the actor's sessions and emptied its memory; it went on from nothing, or from disk";
+    }
+}
 
-/// Whose chunks they are.
-pub const TENANTS: Section = Section {
-    title: "Tenants",
-    only: "",
-    metrics: &[
-        Metric::gauge(
-            "larder_tenant_hit_rate",
-            "ratio",
-            &[TENANT, DEVICE, WINDOW],
-            "Tokens hit of tokens asked in a sliding window",
-        ),
-        Metric::gauge(
-            "larder_tenant_infinite_hit_rate",
-            "ratio",
-            &[TENANT, DEVICE, WINDOW],
-            "The same for an infinite cache",
-        ),
-        Metric::gauge(
-            "larder_tenant_arena_bytes",
-            "bytes",
-            &[TENANT, DEVICE, Label::one_of("state", &["held", "limit"])],
-            "Bytes of extents that the tenant holds, whether or not blocks are in them, and how many it may hold",
-        ),
-        Metric::gauge(
-            "larder_tenant_window_bytes",
-            "bytes",
-            &[TENANT, Label::one_of("state", &["held", "limit"])],
-            "Bytes of the write windows of the tenant's sessions, which are memory besides the arena, and how many there may be",
-        ),
-    ],
-};
+metrics_table! {
+    /// Whose chunks they are.
+    pub(super) struct Tenants: "Tenants", "" => {
+        hit_rate: GaugeVec = "larder_tenant_hit_rate", "ratio", [TENANT, DEVICE, WINDOW],
+            "Tokens hit of tokens asked in a sliding window";
+        infinite_hit_rate: GaugeVec = "larder_tenant_infinite_hit_rate", "ratio", [TENANT, DEVICE, WINDOW],
+            "The same for an infinite cache";
+        arena_bytes: IntGaugeVec = "larder_tenant_arena_bytes", "bytes",
+            [TENANT, DEVICE, Label::one_of("state", &["held", "limit"])],
+            "Bytes of extents that the tenant holds, whether or not blocks are in them, and how many it may hold";
+        window_bytes: IntGaugeVec = "larder_tenant_window_bytes", "bytes",
+            [TENANT, Label::one_of("state", &["held", "limit"])],
+            "Bytes of the write windows of the tenant's sessions, which are memory besides the arena, and how many there may be";
+    }
+}
 
-/// What is kept of lookups.
-const RECORDING: Section = Section {
-    title: "Recording",
-    only: "",
-    metrics: &[Metric::counter(
-        "larder_unrecorded_lookups_total",
-        "lookups",
-        &[],
-        "Lookups that the lookup log left out",
-    )],
-};
+metrics_table! {
+    /// What is kept of lookups.
+    pub(super) struct Recording: "Recording", "" => {
+        unrecorded: IntCounter = "larder_unrecorded_lookups_total", "lookups", [],
+            "Lookups that the lookup log left out";
+    }
+}
+
+metrics_table! {
+    /// Who is in the cluster, as this node knows it.
+    pub(crate) struct Membership: "Membership", "nodes in a cluster" => {
+        epoch: IntGaugeVec = "larder_membership_epoch", "", [Label::one_of("part", &["term", "number"])],
+            "The epoch of the node's table; it follows larder_coordinator_epoch";
+        members: IntGaugeVec = "larder_membership_members", "nodes",
+            [Label::one_of("state", &["alive", "suspect"])],
+            "Nodes in the node's table, by state";
+        panics: IntCounterVec = "larder_peer_task_panics_total", "panics",
+            [Label::one_of("task", &["directory", "peers", "orders", "accept", "serve", "fetch", "follow",
+                "tables", "follower", "certificates"])],
+            "Tasks of the peer thread that panicked, and were begun again with nothing";
+    }
+}
 
 const TENANT: Label = Label::each("tenant", "each tenant of the configuration");
 const NAMESPACE: Label =
     Label::each("namespace", "each namespace that the node knows; at most 1,024 an actor");
-const PREEMPTED: Label = Label::one_of("preempted", &["false", "true"]);
+const PREEMPTED: Label = Label::one_of("preempted", &super::PREEMPTED);
 const TIER: Label = Label::one_of("tier", &["device", "host", "disk", "peer", "object"]);
 const LOCAL_TIER: Label = Label::one_of("tier", &["device", "host", "disk"]);
 const WINDOW: Label = Label::one_of("window", &["10m", "1h"]);
@@ -322,18 +202,11 @@ const REQUEST: Label = Label::one_of(
     ],
 );
 
-/// What `larder_held` counts.
-const HELD: &[&str] = &[
-    "sessions",
-    "leases",
-    "reservations",
-    "pins",
-    "fetches",
-    "grants",
-    "follows",
-    "device_copies",
-    "lingering_processes",
-];
+/// Which way blocks move: see [`super::Movement`].
+pub(super) const MOVEMENTS: [&str; 2] = ["leased", "committed"];
+
+/// What becomes of chunks that are fetched: see [`super::Placed`].
+pub(super) const PLACEMENTS: [&str; 4] = ["migrated", "replicated", "passed", "missed"];
 
 /// Where layers are handed over: see [`super::HandedOver`].
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
@@ -345,24 +218,20 @@ pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "fai
 pub(super) const DEVICE_DIRECTIONS: [&str; 4] = ["load", "save", "promotion", "tier"];
 
 /// Who reports that chunks are damaged.
-pub(super) const REPORTED_BY: &[&str] = &["engine", "peer", "sibling", "device_lane"];
+pub(super) const REPORTED_BY: [&str; 4] = ["engine", "peer", "sibling", "device_lane"];
 
 /// What the node finds of such a chunk; `nothing`: it is not in memory, or being verified already; `not_examined`: too much is.
-pub(super) const REPORT_FINDINGS: &[&str] = &["damaged", "right", "nothing", "not_examined"];
+pub(super) const REPORT_FINDINGS: [&str; 4] = ["damaged", "right", "nothing", "not_examined"];
 
 /// How sessions end.
 pub(super) const SESSION_ENDS: &[&str] =
     &["closed", "process_gone", "stopping", "fault", "protocol_error", "socket_error", "refused"];
 
-/// Seconds, from a microsecond, since a request that copies nothing takes a few, to the longest deadlines of fetches.
-const REQUEST_BUCKETS: &[f64] =
-    &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 2e-3, 1e-2, 0.05, 0.1, 0.5, 2.0, 10.0];
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use larder_net::metrics::Kind;
+    use larder_net::metrics::{Kind, Metric};
 
     use super::*;
 

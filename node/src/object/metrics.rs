@@ -1,32 +1,41 @@
 //! What an object tier counts.
 
-pub(crate) mod table;
+use larder_net::metrics::Label;
+use larder_net::metrics_table;
 
-use larder_net::metrics::Families;
-use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use crate::disk::metrics::{DEVICE, OUTCOMES};
 
-/// The metrics of an object tier.
-#[derive(Debug, Clone)]
-pub struct ObjectMetrics {
-    /// Bytes of bodies that were read, headers included.
-    pub read_bytes: IntCounter,
-    /// Bytes of bodies that were written, headers included.
-    pub written_bytes: IntCounter,
-    /// Requests that are under way.
-    pub in_flight: IntGauge,
-    /// Blocks of which it is known whether they are there.
-    pub known: IntGauge,
-    /// Objects that were wrong.
-    pub damaged: IntCounter,
-    requests: IntCounterVec,
-    seconds: HistogramVec,
-    open: IntGaugeVec,
-    opened: IntCounterVec,
-    answers: IntCounterVec,
-    /// Bytes of chunks that wait to be written.
-    pub(crate) waiting_bytes: IntGaugeVec,
-    /// Chunks that were not written because too many waited.
-    pub(crate) shed: IntCounterVec,
+metrics_table! {
+    /// The metrics of an object tier.
+    pub struct ObjectMetrics: "Object store", "nodes with an object tier" => {
+        read_bytes: IntCounter = "larder_object_read_bytes_total", "bytes", [],
+            "Bytes of objects read, headers included";
+        written_bytes: IntCounter = "larder_object_written_bytes_total", "bytes", [],
+            "Bytes of objects written, headers included";
+        requests: IntCounterVec = "larder_object_requests_total", "requests",
+            [KIND, Label::one_of("outcome", &["ok", "absent", "exists", "not_made", "credentials", "denied",
+                "no_bucket", "unreachable", "timed_out", "unsupported", "failed"])],
+            "Requests to the object store, by what came of them";
+        seconds: HistogramVec = "larder_object_request_seconds", "seconds", [KIND],
+            "Time of a request, retries included"
+            in [0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 2.0, 10.0, 60.0];
+        in_flight: IntGauge = "larder_object_requests_in_flight", "requests", [],
+            "Requests to the object store under way";
+        closed: IntGaugeVec = "larder_object_closed", "bool", [SIDE],
+            "1 where the store could not be opened, or is left alone after failures";
+        closings: IntCounterVec = "larder_object_closings_total", "times", [SIDE],
+            "Times the store was left alone after failures";
+        damaged: IntCounter = "larder_object_checksum_failures_total", "objects", [],
+            "Objects with wrong bytes; nobody was given them";
+        answers: IntCounterVec = "larder_object_orders_total", "orders", [Label::one_of("outcome", OUTCOMES)],
+            "Chunks to be read or written, by what came of them";
+        known: IntGauge = "larder_object_known_blocks", "blocks", [],
+            "Blocks of which the node knows whether the store has them";
+        waiting_bytes: IntGaugeVec = "larder_object_waiting_bytes", "bytes", [DEVICE],
+            "Bytes of chunks that wait to be written, or are being written";
+        shed: IntCounterVec = "larder_object_shed_chunks_total", "chunks", [DEVICE],
+            "Chunks that were not written because too many waited";
+    }
 }
 
 /// What is asked of a store.
@@ -52,27 +61,6 @@ pub enum Side {
 }
 
 impl ObjectMetrics {
-    /// Registers them.
-    ///
-    /// # Errors
-    /// Where a name is taken.
-    pub fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            read_bytes: families.counter("larder_object_read_bytes_total")?,
-            written_bytes: families.counter("larder_object_written_bytes_total")?,
-            in_flight: families.gauge("larder_object_requests_in_flight")?,
-            known: families.gauge("larder_object_known_blocks")?,
-            damaged: families.counter("larder_object_checksum_failures_total")?,
-            requests: families.counters("larder_object_requests_total")?,
-            seconds: families.histograms("larder_object_request_seconds")?,
-            open: families.gauges("larder_object_closed")?,
-            opened: families.counters("larder_object_closings_total")?,
-            answers: families.counters("larder_object_orders_total")?,
-            waiting_bytes: families.gauges("larder_object_waiting_bytes")?,
-            shed: families.counters("larder_object_shed_chunks_total")?,
-        })
-    }
-
     /// Says that the tier could not be opened: both of its sides are closed until the node is started again.
     pub fn never_opened(&self) {
         [Side::Reading, Side::Writing].into_iter().for_each(|side| self.closed(side));
@@ -93,7 +81,7 @@ impl ObjectMetrics {
     /// Times so far that one side of the store was left alone.
     #[cfg(test)]
     pub(super) fn closings(&self, side: Side) -> u64 {
-        self.opened.with_label_values(&[side.name()]).get()
+        self.closings.with_label_values(&[side.name()]).get()
     }
 
     pub(super) fn requested(&self, kind: Kind, outcome: &str, seconds: f64) {
@@ -106,12 +94,12 @@ impl ObjectMetrics {
     }
 
     pub(super) fn closed(&self, side: Side) {
-        self.opened.with_label_values(&[side.name()]).inc();
-        self.open.with_label_values(&[side.name()]).set(1);
+        self.closings.with_label_values(&[side.name()]).inc();
+        self.closed.with_label_values(&[side.name()]).set(1);
     }
 
     pub(super) fn reopened(&self, side: Side) {
-        self.open.with_label_values(&[side.name()]).set(0);
+        self.closed.with_label_values(&[side.name()]).set(0);
     }
 }
 
@@ -145,3 +133,6 @@ impl Side {
         }
     }
 }
+
+const KIND: Label = Label::one_of("kind", &["head", "get", "put", "delete"]);
+const SIDE: Label = Label::one_of("side", &["reading", "writing"]);

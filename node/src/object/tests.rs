@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 use larder_core::store::ids::ChunkKey;
-use larder_net::metrics::Families;
+use larder_net::metrics::Part as _;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -23,7 +23,6 @@ use super::record::ObjectKey;
 use super::*;
 use crate::disk::tests::{Slots, TestChunk};
 use crate::disk::{ReadAnswer, WriteAnswer};
-use crate::metrics::table;
 use crate::threads::pinned_to;
 
 mod behaviour;
@@ -233,7 +232,7 @@ pub(super) fn deadline() -> Instant {
 }
 
 pub(super) fn metrics() -> ObjectMetrics {
-    ObjectMetrics::new(&Families::new(&Registry::new(), table::NODE)).unwrap()
+    ObjectMetrics::register(&Registry::new()).unwrap()
 }
 
 pub(super) fn options(url: &str) -> ObjectOptions {

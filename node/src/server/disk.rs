@@ -8,19 +8,16 @@ use crate::actor::DiskParts;
 use crate::disk::namespaces::NamespaceFolder;
 use crate::disk::{DiskMetrics, DiskTier, OpenError};
 use crate::limits::DiskLimits;
-use crate::metrics::SharedMetrics;
 use crate::threads;
 
 /// Opens an actor's disk tier. One that cannot be opened is left out, and said why: memory serves without it.
 pub(super) async fn start(
     device: u16,
-    limits: Option<&DiskLimits>,
-    metrics: &SharedMetrics,
+    limits: Option<(&DiskLimits, DiskMetrics)>,
 ) -> (Option<DiskParts>, Option<String>) {
-    let Some(limits) = limits.cloned() else { return (None, None) };
-    let disk_metrics = metrics.disk(device);
-    let closed = disk_metrics.closed.clone();
-    match threads::blocking(move || open(limits, disk_metrics)).await {
+    let Some((limits, metrics)) = limits else { return (None, None) };
+    let (limits, closed) = (limits.clone(), metrics.closed.clone());
+    match threads::blocking(move || open(limits, metrics)).await {
         Ok(parts) => (Some(parts), None),
         Err(error) => {
             let source = std::error::Error::source(&error).map(ToString::to_string);

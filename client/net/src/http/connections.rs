@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use prometheus::{IntCounterVec, IntGauge};
+use prometheus::Registry;
 use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::net::{Shutdown, shutdown};
 
-use crate::metrics::{Families, Label, Metric, Section};
+use crate::metrics::{Label, Part as _};
 
 /// The connections of a server. Where there are as many as there may be, the one that has been idle for the longest is shut
 /// down for a new one; where none is idle, the new one is. One address has half of them at most. Cloning shares.
@@ -39,8 +39,7 @@ pub struct Busy {
 struct Shared {
     most: usize,
     known: Mutex<Known>,
-    open: IntGauge,
-    closed: IntCounterVec,
+    metrics: HttpMetrics,
 }
 
 #[derive(Debug, Default)]
@@ -62,33 +61,24 @@ struct State {
     idle_since: u64,
 }
 
-/// The part of a server's table that is about its HTTP connections.
-pub const HTTP: Section = Section {
-    title: "HTTP",
-    only: "",
-    metrics: &[
-        Metric::gauge("larder_http_connections", "connections", &[], "Connections to the HTTP endpoint"),
-        Metric::counter(
-            "larder_http_connections_closed_total",
-            "connections",
-            &[Label::one_of("reason", &["made_way", "refused"])],
-            "Connections that were shut down because there were as many as there may be: idle ones that made way, and new ones where none was idle",
-        ),
-    ],
-};
+crate::metrics_table! {
+    /// The HTTP connections of a server.
+    pub struct HttpMetrics: "HTTP", "" => {
+        open: IntGauge = "larder_http_connections", "connections", [], "Connections to the HTTP endpoint";
+        closed: IntCounterVec = "larder_http_connections_closed_total", "connections",
+            [Label::one_of("reason", &["made_way", "refused"])],
+            "Connections that were shut down because there were as many as there may be: idle ones that made way, and new ones where none was idle";
+    }
+}
 
 impl Connections {
     /// None yet, and never more than `most`.
     ///
     /// # Errors
-    /// Where the metrics are registered already, or not in the table.
-    pub fn new(most: usize, families: &Families<'_>) -> Result<Self, prometheus::Error> {
-        Ok(Self(Arc::new(Shared {
-            most,
-            known: Mutex::default(),
-            open: families.gauge("larder_http_connections")?,
-            closed: families.counters("larder_http_connections_closed_total")?,
-        })))
+    /// Where the metrics are registered already.
+    pub fn new(most: usize, registry: &Registry) -> Result<Self, prometheus::Error> {
+        let metrics = HttpMetrics::register(registry)?;
+        Ok(Self(Arc::new(Shared { most, known: Mutex::default(), metrics })))
     }
 
     /// Takes a new connection in, from an address where it has one. A client that leaves unread what was sent to it, for so long, loses it.
@@ -110,12 +100,12 @@ impl Connections {
         let crowd = from.filter(|from| known.by_address.get(from).is_some_and(|&has| has >= self.0.most / 2));
         if crowd.is_some() || known.by_number.len() >= self.0.most {
             let Some(idle) = known.take_longest_idle(crowd) else {
-                self.0.closed.with_label_values(&["refused"]).inc();
+                self.0.metrics.closed.with_label_values(&["refused"]).inc();
                 shutdown(socket, Shutdown::Both)?;
                 return Err(io::Error::other("there are as many connections as there may be"));
             };
-            self.0.closed.with_label_values(&["made_way"]).inc();
-            self.0.open.dec();
+            self.0.metrics.closed.with_label_values(&["made_way"]).inc();
+            self.0.metrics.open.dec();
             // An error: the other side was faster.
             let _ = shutdown(&idle, Shutdown::Both);
         }
@@ -123,7 +113,7 @@ impl Connections {
         known.by_number.insert(number, State { socket: own, from, requests: 0, idle_since: number });
         known.idle.insert(number, number);
         from.into_iter().for_each(|from| *known.by_address.entry(from).or_default() += 1);
-        self.0.open.inc();
+        self.0.metrics.open.inc();
         Ok(Open { connections: self.clone(), number })
     }
 
@@ -153,7 +143,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         if self.connections.lock().remove(self.number) {
-            self.connections.0.open.dec();
+            self.connections.0.metrics.open.dec();
         }
     }
 }
@@ -221,8 +211,6 @@ mod tests {
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
 
-    use prometheus::Registry;
-
     use super::*;
 
     /// A connection's two ends.
@@ -241,7 +229,7 @@ mod tests {
     }
 
     fn connections(registry: &Registry) -> Connections {
-        Connections::new(2, &Families::new(registry, &[HTTP])).unwrap()
+        Connections::new(2, registry).unwrap()
     }
 
     #[test]
@@ -258,9 +246,9 @@ mod tests {
         // The first is idle since later than the third.
         let (fourth, _four) = connect(&connections);
         assert!(is_shut_down(&mut three) && !is_shut_down(&mut one) && fourth.is_ok());
-        assert_eq!(connections.0.open.get(), 2);
+        assert_eq!(connections.0.metrics.open.get(), 2);
         drop((first, fourth, third));
-        assert_eq!(connections.0.open.get(), 0);
+        assert_eq!(connections.0.metrics.open.get(), 0);
     }
 
     #[test]
@@ -294,7 +282,7 @@ mod tests {
     #[test]
     fn one_address_has_half_of_them_at_most() {
         let registry = Registry::new();
-        let connections = Connections::new(4, &Families::new(&registry, &[HTTP])).unwrap();
+        let connections = Connections::new(4, &registry).unwrap();
         let [one, other] = [1, 2].map(|last| Some(IpAddr::from([10, 0, 0, last])));
         let (first, mut theirs) = connect_from(&connections, one);
         let (second, _second) = connect_from(&connections, one);

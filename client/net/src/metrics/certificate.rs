@@ -2,40 +2,18 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use prometheus::{Error, IntGauge};
-
-use super::{Families, Metric, Section};
-
-/// The part of a table that every server has which shows a certificate.
-pub const CERTIFICATE: Section = Section {
-    title: "Certificate",
-    only: "coordinators, and nodes in a cluster",
-    metrics: &[Metric::gauge(
-        NAME,
-        "seconds",
-        &[],
-        "When the process's own certificate expires, since 1970; 0 where it has none, or it has no end",
-    )],
-};
-
-/// The own certificate of this process.
-#[derive(Debug, Clone)]
-pub struct CertificateMetrics(IntGauge);
-
-impl CertificateMetrics {
-    /// Registers them.
-    ///
-    /// # Errors
-    /// Where the name is taken, or not in the table.
-    pub fn new(families: &Families<'_>) -> Result<Self, Error> {
-        Ok(Self(families.gauge(NAME)?))
-    }
-
-    /// Notes until when it may be used; `None` where it has no end.
-    pub fn show(&self, not_after: Option<SystemTime>) {
-        let since = not_after.map(|time| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
-        self.0.set(since.unwrap_or(0) as i64);
+crate::metrics_table! {
+    /// The own certificate of this process.
+    pub struct CertificateMetrics: "Certificate", "coordinators, and nodes in a cluster" => {
+        expires: IntGauge = "larder_certificate_expires_timestamp_seconds", "seconds", [],
+            "When the process's own certificate expires, since 1970; 0 where it has none, or it has no end";
     }
 }
 
-const NAME: &str = "larder_certificate_expires_timestamp_seconds";
+impl CertificateMetrics {
+    /// Notes until when it may be used; `None` where it has no end.
+    pub fn show(&self, not_after: Option<SystemTime>) {
+        let since = not_after.map(|time| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
+        self.expires.set(since.unwrap_or(0) as i64);
+    }
+}

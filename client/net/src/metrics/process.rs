@@ -2,35 +2,19 @@
 
 use std::fs;
 
-use prometheus::{Counter, Error, Gauge, IntGauge};
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
-use super::{Families, Metric, Section};
-
-/// The part of a table that every server has.
-pub const PROCESS: Section = Section {
-    title: "Process",
-    only: "",
-    metrics: &[
-        Metric::counter("process_cpu_seconds_total", "seconds", &[], "CPU time, in the kernel and outside"),
-        Metric::gauge("process_resident_memory_bytes", "bytes", &[], "Memory, the arena's pages included"),
-        Metric::gauge("process_open_fds", "descriptors", &[], "Open file descriptors"),
-        Metric::gauge("process_max_fds", "descriptors", &[], "How many there may be"),
-        Metric::gauge("process_threads", "threads", &[], "Threads"),
-        Metric::gauge("process_start_time_seconds", "seconds", &[], "When it started, since 1970"),
-    ],
-};
-
-/// The metrics of this process.
-#[derive(Debug, Clone)]
-pub struct ProcessMetrics {
-    cpu: Counter,
-    resident: IntGauge,
-    open_files: IntGauge,
-    most_files: IntGauge,
-    threads: IntGauge,
-    start: Gauge,
+crate::metrics_table! {
+    /// The metrics of this process.
+    pub struct ProcessMetrics: "Process", "" => {
+        cpu: Counter = "process_cpu_seconds_total", "seconds", [], "CPU time, in the kernel and outside";
+        resident: IntGauge = "process_resident_memory_bytes", "bytes", [], "Memory, the arena's pages included";
+        open_files: IntGauge = "process_open_fds", "descriptors", [], "Open file descriptors";
+        most_files: IntGauge = "process_max_fds", "descriptors", [], "How many there may be";
+        threads: IntGauge = "process_threads", "threads", [], "Threads";
+        start: Gauge = "process_start_time_seconds", "seconds", [], "When it started, since 1970";
+    }
 }
 
 /// What the kernel says in `/proc/self/stat`.
@@ -44,21 +28,6 @@ struct Stat {
 }
 
 impl ProcessMetrics {
-    /// Registers them.
-    ///
-    /// # Errors
-    /// Where a name is taken, or not in the table.
-    pub fn new(families: &Families<'_>) -> Result<Self, Error> {
-        Ok(Self {
-            cpu: families.sum("process_cpu_seconds_total")?,
-            resident: families.gauge("process_resident_memory_bytes")?,
-            open_files: families.gauge("process_open_fds")?,
-            most_files: families.gauge("process_max_fds")?,
-            threads: families.gauge("process_threads")?,
-            start: families.level("process_start_time_seconds")?,
-        })
-    }
-
     /// Brings them up to date. What the kernel does not say stays as it was.
     pub fn show(&self) {
         if let Ok(entries) = fs::read_dir("/proc/self/fd") {
@@ -105,6 +74,7 @@ mod tests {
     use prometheus::Registry;
 
     use super::*;
+    use crate::metrics::Part as _;
 
     #[test]
     fn the_kernels_line_is_read_whatever_the_program_is_called() {
@@ -117,8 +87,7 @@ mod tests {
 
     #[test]
     fn a_process_has_memory_files_threads_and_a_start() {
-        let registry = Registry::new();
-        let metrics = ProcessMetrics::new(&Families::new(&registry, &[PROCESS])).unwrap();
+        let metrics = ProcessMetrics::register(&Registry::new()).unwrap();
         metrics.show();
         assert!(metrics.resident.get() > 0 && metrics.threads.get() > 0 && metrics.start.get() > 1e9);
         assert!(metrics.open_files.get() > 0 && metrics.open_files.get() <= metrics.most_files.get());

@@ -2,6 +2,7 @@
 
 use actix::prelude::*;
 use larder_core::store::ChangeKind;
+use larder_net::metrics::Part as _;
 use larder_net::trace::Trace;
 use larder_protocol::peer::{Announce, Announced, Find, RowChange};
 use larder_protocol::table::{Epoch, NodeNumber};
@@ -55,7 +56,7 @@ fn batch(stream: u64, sequence: u64, gained: &[u64]) -> ServeAnnounce {
 fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again() {
     System::new().block_on(async {
         let watch = Watch::in_test();
-        let metrics = DirectoryMetrics::new(&Registry::new()).unwrap();
+        let metrics = DirectoryMetrics::register(&Registry::new()).unwrap();
         let (begins, restarts) = watch::channel(0);
         let limits = DirectoryLimits {
             find_deadline: std::time::Duration::from_secs(1),

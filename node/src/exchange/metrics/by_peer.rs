@@ -4,20 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use larder_net::metrics::Families;
-use prometheus::{CounterVec, Error, GaugeVec, IntCounterVec, IntGaugeVec};
+use prometheus::IntCounterVec;
 
-/// Metrics by peer.
-#[derive(Debug, Clone)]
-pub(in crate::exchange) struct ByPeer {
-    pub(in crate::exchange) received_bytes: IntCounterVec,
-    pub(in crate::exchange) sent_bytes: IntCounterVec,
-    pub(in crate::exchange) in_flight_bytes: IntGaugeVec,
-    pub(in crate::exchange) credit_wait_seconds: CounterVec,
-    rtt_seconds: GaugeVec,
-    sent_packets: IntCounterVec,
-    lost_packets: IntCounterVec,
-}
+use super::ExchangeMetrics;
 
 /// Connections with other nodes, whichever side made them, whose packets are counted.
 #[derive(Debug, Default)]
@@ -38,47 +27,6 @@ struct Connection {
     lost_packets: u64,
 }
 
-/// What fetches are waited for by.
-const CLASSES: [&str; 2] = ["decode", "prefetch"];
-
-impl ByPeer {
-    pub(super) fn new(families: &Families<'_>) -> Result<Self, Error> {
-        Ok(Self {
-            received_bytes: families.counters("larder_peer_received_bytes_total")?,
-            sent_bytes: families.counters("larder_peer_sent_bytes_total")?,
-            in_flight_bytes: families.gauges("larder_peer_in_flight_bytes")?,
-            credit_wait_seconds: families.sums("larder_peer_credit_wait_seconds_total")?,
-            rtt_seconds: families.levels("larder_peer_rtt_seconds")?,
-            sent_packets: families.counters("larder_peer_sent_packets_total")?,
-            lost_packets: families.counters("larder_peer_lost_packets_total")?,
-        })
-    }
-
-    /// A node is a member: its counters are there from now on.
-    pub(in crate::exchange) fn know(&self, peer: &str) {
-        self.received_bytes.with_label_values(&[peer]);
-        self.sent_bytes.with_label_values(&[peer]);
-        self.in_flight_bytes.with_label_values(&[peer]);
-        CLASSES.iter().for_each(|class| _ = self.credit_wait_seconds.with_label_values(&[peer, class]));
-        self.sent_packets.with_label_values(&[peer]);
-        self.lost_packets.with_label_values(&[peer]);
-    }
-
-    /// A node is a member no longer.
-    pub(in crate::exchange) fn forget(&self, peer: &str) {
-        // Errors: it is not there, which is what is wanted.
-        let _ = self.received_bytes.remove_label_values(&[peer]);
-        let _ = self.sent_bytes.remove_label_values(&[peer]);
-        let _ = self.in_flight_bytes.remove_label_values(&[peer]);
-        for class in CLASSES {
-            let _ = self.credit_wait_seconds.remove_label_values(&[peer, class]);
-        }
-        let _ = self.rtt_seconds.remove_label_values(&[peer]);
-        let _ = self.sent_packets.remove_label_values(&[peer]);
-        let _ = self.lost_packets.remove_label_values(&[peer]);
-    }
-}
-
 impl Watched {
     /// Counts the packets of a connection from now on, until it is closed.
     pub(in crate::exchange) fn add(&mut self, peer: &str, quic: quinn::Connection) {
@@ -93,7 +41,7 @@ impl Watched {
     }
 
     /// Counts what was sent and lost since the last time; `is_member` says whose packets are counted.
-    pub(in crate::exchange) fn show(&mut self, metrics: &ByPeer, is_member: impl Fn(&str) -> bool) {
+    pub(in crate::exchange) fn show(&mut self, metrics: &ExchangeMetrics, is_member: impl Fn(&str) -> bool) {
         for (peer, Peer { connections, came_before }) in &mut self.0 {
             let mut slowest: Option<f64> = None;
             for Connection { quic, sent_packets, lost_packets } in connections.iter_mut() {

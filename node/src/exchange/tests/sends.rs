@@ -1,5 +1,6 @@
 //! What a holder does for peers that do not read what they asked for.
 
+use larder_net::metrics::Part as _;
 use larder_protocol::peer::{Announced, Chunks, Fetch, Rows};
 use larder_protocol::table::Epoch;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -65,7 +66,7 @@ pub(super) struct Serving {
 
 impl Serving {
     pub(super) async fn start(holder: Endpoint, limits: ExchangeLimits) -> Self {
-        let metrics = ExchangeMetrics::new(&Registry::new()).unwrap();
+        let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let watch = Watch::in_test();
         let (_handle, orders) = ExchangeHandle::new();
         let (counts, silent, watches) = (metrics.clone(), SilentPeers::default(), watch.clone());

@@ -78,9 +78,10 @@ mod tests {
     #[test]
     fn series_are_read_with_their_labels() {
         let samples = Samples::parse("# HELP x y\nx{a=\"1,2\",b=\"3\"} 4\ny_sum 6\ny_count 3\nnonsense\n");
-        let x = samples.of(&Metric::gauge("x", "", &[], ""));
+        let metric = |name, kind| Metric { name, kind, unit: "", labels: &[], help: "" };
+        let x = samples.of(&metric("x", Kind::Gauge));
         assert_eq!(x[0].to_string(), r#"a="1,2" b="3"  4"#);
-        let y = samples.of(&Metric::histogram("y", &[], "", &[], ""));
+        let y = samples.of(&metric("y", Kind::Histogram(&[])));
         assert_eq!((y[0].value, y[0].count), (2.0, Some(3)));
     }
 }
