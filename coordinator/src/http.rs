@@ -14,22 +14,25 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 pub(crate) use self::bodies::Bodies;
+pub use self::prefix::{Held, NodeHeld, PrefixAnswer};
 use crate::membership::{MemberReport, Patience};
 use crate::metrics::Metrics;
 use crate::prefix::Question;
 use crate::serve::SharedMembership;
 use crate::server::Uptime;
 
-/// The body of `GET /status`.
+/// The body of `GET /status`. Parts of it that a coordinator of another version does not tell are read as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// Always `coordinator`.
+    #[serde(default)]
     pub role: String,
     /// The version that runs.
     pub version: String,
     /// Seconds since it began to serve.
     pub uptime_seconds: f64,
     /// The epoch of the last table, `TERM.NUMBER`.
+    #[serde(default)]
     pub epoch: String,
     /// The members.
     pub nodes: Vec<NodeStatus>,
@@ -43,18 +46,24 @@ pub struct NodeStatus {
     /// Where it serves HTTP.
     pub http: SocketAddr,
     /// Its number.
+    #[serde(default)]
     pub number: u16,
     /// Which life of it this is.
+    #[serde(default)]
     pub incarnation: u64,
     /// `alive` or `suspect`.
+    #[serde(default)]
     pub state: String,
     /// Where peers reach it.
     pub peer: SocketAddr,
     /// GPU actors it has.
+    #[serde(default)]
     pub devices: u16,
     /// Partitions of the directory it is home to.
+    #[serde(default)]
     pub partitions: usize,
     /// Seconds since it was heard of.
+    #[serde(default)]
     pub silent_seconds: f64,
 }
 

@@ -11,6 +11,6 @@ mod server;
 pub mod state;
 
 pub use config::{Config, ConfigError, HttpConfig, MembershipConfig, PeerConfig, StateConfig};
-pub use http::{NodeStatus, Status};
+pub use http::{Held, NodeHeld, NodeStatus, PrefixAnswer, Status};
 pub use metrics::COORDINATOR;
 pub use server::{Ready, STOP_WITHIN, ServeError, run};

@@ -28,36 +28,36 @@ use crate::events::{self, Feed};
 use crate::hardware::HardwareStatus;
 use crate::metrics::{SharedMetrics, TenantRates};
 
-/// The body of `GET /status`.
+/// The body of `GET /status`. Parts of it that a node of another version does not tell are read as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The node's name.
     pub name: String,
     /// The version that runs.
+    #[serde(default)]
     pub version: String,
     /// Whether every actor answers.
     pub ready: bool,
     /// Seconds since it began to serve.
     pub uptime_seconds: f64,
     /// The socket of each tenant.
+    #[serde(default)]
     pub sockets: BTreeMap<String, PathBuf>,
     /// Every actor that answers.
     pub actors: Vec<ActorStatus>,
     /// What it knows of its cluster, where it is a member of one.
     pub cluster: Option<ClusterStatus>,
     /// What of the machine it has got; `None` while the arena is being made.
-    #[serde(default)]
     pub hardware: Option<HardwareStatus>,
     /// How the object store does; `None` where none is configured.
-    #[serde(default)]
     pub object: Option<ObjectStatus>,
     /// Where it publishes events as vLLM does; `None` where it does not.
-    #[serde(default)]
     pub kv_events: Option<SocketAddr>,
 }
 
 /// One actor in [`Status`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ActorStatus {
     /// Its device number.
     pub device: u16,
@@ -102,7 +102,6 @@ pub struct ActorStatus {
     /// What is on disk; `None` where there is no disk tier, or it is closed.
     pub disk: Option<DiskStatus>,
     /// Why the disk tier is closed, and what to do; `None` where it is open, or there is none.
-    #[serde(default)]
     pub disk_trouble: Option<String>,
     /// What each tenant hit lately, and would have with an infinite cache.
     pub tenants: Vec<TenantRates>,
@@ -143,7 +142,8 @@ pub enum HashStatus {
 }
 
 /// The disk tier of an actor in [`ActorStatus`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DiskStatus {
     /// Chunks on disk.
     pub chunks: u64,
@@ -154,7 +154,8 @@ pub struct DiskStatus {
 }
 
 /// The object tier in [`Status`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ObjectStatus {
     /// Which store.
     pub url: String,

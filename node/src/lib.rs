@@ -31,5 +31,5 @@ pub mod window;
 
 pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
-pub use http::{ActorStatus, HashStatus, NamespaceStatus, Status};
+pub use http::{ActorStatus, DiskStatus, HashStatus, NamespaceStatus, ObjectStatus, Status};
 pub use server::{Ready, STOP_WITHIN, ServeError, run, run_on};

@@ -30,13 +30,6 @@ pub struct NodeAddress {
     pub sockets: BTreeMap<String, PathBuf>,
 }
 
-/// What of a node's `GET /status` leads to its sessions.
-#[derive(Deserialize)]
-struct NodeSockets {
-    name: String,
-    sockets: BTreeMap<String, PathBuf>,
-}
-
 impl Addresses {
     /// Asks a coordinator for its nodes, and each node for its session sockets. A node that does not answer has none.
     ///
@@ -61,7 +54,7 @@ impl NodeAddress {
     /// # Errors
     /// The node does not answer.
     pub fn discover(http: SocketAddr) -> anyhow::Result<Self> {
-        let NodeSockets { name, sockets } = http::get_json(http, "/status")?;
+        let larder_node::Status { name, sockets, .. } = http::get_json(http, "/status")?;
         Ok(Self { name, http, sockets })
     }
 }

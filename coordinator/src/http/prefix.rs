@@ -58,28 +58,34 @@ struct Lora {
     path: String,
 }
 
-/// The answer to it.
-#[derive(Debug, Serialize)]
-pub(super) struct PrefixAnswer {
+/// The answer to `POST /v1/prefix`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PrefixAnswer {
     /// What all nodes together have.
-    cluster: Held,
+    pub cluster: Held,
     /// What each has.
-    nodes: Vec<NodeHeld>,
+    pub nodes: Vec<NodeHeld>,
     /// Nodes that did not answer: what they know is missing.
-    silent_homes: Vec<String>,
+    pub silent_homes: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct NodeHeld {
-    name: String,
+/// How much of a prompt's prefix one node has, in [`PrefixAnswer`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NodeHeld {
+    /// The node's name.
+    pub name: String,
+    /// What it has.
     #[serde(flatten)]
-    held: Held,
+    pub held: Held,
 }
 
-#[derive(Debug, Serialize)]
-struct Held {
-    chunks: usize,
-    tokens: u64,
+/// How much of a prompt's prefix is held.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Held {
+    /// Chunks from the prompt's first on.
+    pub chunks: usize,
+    /// Their tokens.
+    pub tokens: u64,
 }
 
 /// What a request asks.

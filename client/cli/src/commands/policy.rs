@@ -13,7 +13,7 @@ use larder_net::quic::{
 };
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::failure::{FAILED, Usage};
@@ -78,17 +78,6 @@ struct NodeReport {
     policies: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-}
-
-/// What of a node's `GET /status` is shown.
-#[derive(Deserialize)]
-struct Policies {
-    actors: Vec<ActorPolicy>,
-}
-
-#[derive(Deserialize)]
-struct ActorPolicy {
-    policy: String,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -158,9 +147,9 @@ async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus)
 impl NodeReport {
     fn of(member: &NodeStatus, error: Option<String>) -> Self {
         let name = member.name.clone();
-        match http::get_json::<Policies>(member.http, "/status") {
-            Ok(Policies { actors }) => {
-                Self { name, policies: actors.into_iter().map(|actor| actor.policy).collect(), error }
+        match http::get_json::<larder_node::Status>(member.http, "/status") {
+            Ok(status) => {
+                Self { name, policies: status.actors.into_iter().map(|actor| actor.policy).collect(), error }
             }
             Err(silent) => {
                 Self { name, policies: Vec::new(), error: error.or_else(|| Some(format!("{silent:#}"))) }

@@ -3,6 +3,9 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
+use larder_coordinator::Status as CoordinatorStatus;
+use larder_node::metrics::TenantRates;
+use larder_node::{ActorStatus, ObjectStatus, Status as NodeStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Addresses;
@@ -36,96 +39,12 @@ struct ClusterStatus {
     nodes: Vec<serde_json::Value>,
 }
 
-/// What the tables show of a coordinator. Others of its fields are let pass: it may be newer.
-#[derive(Debug, Deserialize)]
-struct CoordinatorStatus {
-    version: String,
-    uptime_seconds: f64,
-    #[serde(default)]
-    epoch: String,
-    nodes: Vec<MemberStatus>,
-}
-
-/// What the table shows of a member.
-#[derive(Debug, Deserialize)]
-struct MemberStatus {
-    name: String,
-    http: SocketAddr,
-    #[serde(default)]
-    number: u16,
-    #[serde(default)]
-    state: String,
-    #[serde(default)]
-    peer: Option<SocketAddr>,
-    #[serde(default)]
-    partitions: usize,
-    #[serde(default)]
-    silent_seconds: f64,
-}
-
 /// A node that does not answer.
 #[derive(Debug, Serialize, Deserialize)]
 struct SilentNode {
     name: String,
     http: SocketAddr,
     error: String,
-}
-
-/// What the table shows of a node. Others of its fields are let pass: it may be newer.
-#[derive(Debug, Deserialize)]
-struct NodeStatus {
-    name: String,
-    ready: bool,
-    uptime_seconds: f64,
-    actors: Vec<ActorStatus>,
-    #[serde(default)]
-    object: Option<ObjectStatus>,
-}
-
-/// What is shown of an object store.
-#[derive(Debug, Deserialize)]
-struct ObjectStatus {
-    url: String,
-    trouble: Option<String>,
-}
-
-/// What the table shows of a GPU actor.
-#[derive(Debug, Deserialize)]
-struct ActorStatus {
-    device: u16,
-    policy: String,
-    chunks: u64,
-    capacity_chunks: Option<u64>,
-    used_bytes: u64,
-    arena_bytes: u64,
-    quarantined_bytes: u64,
-    sessions: u64,
-    leases: u64,
-    tokens_asked: u64,
-    tokens_hit: u64,
-    #[serde(default)]
-    disk: Option<DiskStatus>,
-    #[serde(default)]
-    disk_trouble: Option<String>,
-    /// A node of an older version does not say.
-    #[serde(default)]
-    tenants: Vec<TenantRates>,
-}
-
-/// What the table shows of a disk tier.
-#[derive(Debug, Deserialize)]
-struct DiskStatus {
-    chunks: u64,
-}
-
-/// What a tenant hit lately.
-#[derive(Debug, Deserialize)]
-struct TenantRates {
-    tenant: String,
-    window: String,
-    tokens_asked: u64,
-    hit_rate: f64,
-    infinite_hit_rate: f64,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -195,16 +114,16 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
             table.add_row([name, format!("does not answer: {error}")]);
             continue;
         }
-        let NodeStatus { name, ready, uptime_seconds, actors, object } = NodeStatus::deserialize(node)?;
-        if let Some(ObjectStatus { url, trouble: Some(trouble) }) = object {
+        let NodeStatus { name, ready, uptime_seconds, actors, object, .. } = NodeStatus::deserialize(node)?;
+        if let Some(ObjectStatus { url, trouble: Some(trouble), .. }) = object {
             troubles += &format!("\n{name} does without {url}: {trouble}");
         }
         let up = if ready { duration(uptime_seconds) } else { "not ready".into() };
         for actor in actors {
-            let cells = [name.clone(), up.clone()].into_iter().chain(actor.cells());
+            let cells = [name.clone(), up.clone()].into_iter().chain(actor_cells(&actor));
             table.add_row(cells);
             for rates in actor.tenants.iter().filter(|rates| rates.tokens_asked > 0) {
-                let cells = [name.clone(), actor.device.to_string()].into_iter().chain(rates.cells());
+                let cells = [name.clone(), actor.device.to_string()].into_iter().chain(tenant_cells(rates));
                 tenants.add_row(cells);
             }
         }
@@ -215,14 +134,14 @@ fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
 
 /// What the coordinator says of the members.
 fn members(coordinator: CoordinatorStatus) -> String {
-    let CoordinatorStatus { version, uptime_seconds, epoch, nodes } = coordinator;
+    let CoordinatorStatus { version, uptime_seconds, epoch, nodes, .. } = coordinator;
     let mut table = output::table(&["member", "number", "state", "peer address", "partitions", "heard of"]);
     for node in &nodes {
         table.add_row([
             node.name.clone(),
             node.number.to_string(),
             node.state.clone(),
-            node.peer.map_or_else(String::new, |peer| peer.to_string()),
+            node.peer.to_string(),
             output::count(node.partitions as u64),
             format!("{:.1} s ago", node.silent_seconds),
         ]);
@@ -234,41 +153,37 @@ fn members(coordinator: CoordinatorStatus) -> String {
     )
 }
 
-impl ActorStatus {
-    fn cells(&self) -> [String; 9] {
-        let chunks = match self.capacity_chunks {
-            Some(capacity) => format!("{} of {capacity}", self.chunks),
-            None => self.chunks.to_string(),
-        };
-        let hit = 100.0 * self.tokens_hit as f64 / self.tokens_asked.max(1) as f64;
-        [
-            self.device.to_string(),
-            self.policy.clone(),
-            chunks,
-            match (&self.disk, &self.disk_trouble) {
-                (_, Some(_)) => "closed".to_owned(),
-                (disk, None) => disk.as_ref().map_or_else(String::new, |disk| disk.chunks.to_string()),
-            },
-            format!("{} of {}", output::bytes(self.used_bytes), output::bytes(self.arena_bytes)),
-            output::bytes(self.quarantined_bytes),
-            self.sessions.to_string(),
-            self.leases.to_string(),
-            format!("{hit:.1} %"),
-        ]
-    }
+fn actor_cells(actor: &ActorStatus) -> [String; 9] {
+    let chunks = match actor.capacity_chunks {
+        Some(capacity) => format!("{} of {capacity}", actor.chunks),
+        None => actor.chunks.to_string(),
+    };
+    let hit = 100.0 * actor.tokens_hit as f64 / actor.tokens_asked.max(1) as f64;
+    [
+        actor.device.to_string(),
+        actor.policy.clone(),
+        chunks,
+        match (&actor.disk, &actor.disk_trouble) {
+            (_, Some(_)) => "closed".to_owned(),
+            (disk, None) => disk.as_ref().map_or_else(String::new, |disk| disk.chunks.to_string()),
+        },
+        format!("{} of {}", output::bytes(actor.used_bytes), output::bytes(actor.arena_bytes)),
+        output::bytes(actor.quarantined_bytes),
+        actor.sessions.to_string(),
+        actor.leases.to_string(),
+        format!("{hit:.1} %"),
+    ]
 }
 
-impl TenantRates {
-    fn cells(&self) -> [String; 5] {
-        let percent = |rate: f64| format!("{:.1} %", rate * 100.0);
-        [
-            self.tenant.clone(),
-            self.window.clone(),
-            output::count(self.tokens_asked),
-            percent(self.hit_rate),
-            percent(self.infinite_hit_rate),
-        ]
-    }
+fn tenant_cells(rates: &TenantRates) -> [String; 5] {
+    let percent = |rate: f64| format!("{:.1} %", rate * 100.0);
+    [
+        rates.tenant.clone(),
+        rates.window.clone(),
+        output::count(rates.tokens_asked),
+        percent(rates.hit_rate),
+        percent(rates.infinite_hit_rate),
+    ]
 }
 
 fn duration(seconds: f64) -> String {

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use larder_coordinator::{Held, NodeHeld, PrefixAnswer};
 use larder_protocol::ChunkHash;
 use larder_protocol::identity::Identity;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::failure::{FAILED, Usage};
 use crate::prompt::PromptArgs;
@@ -59,27 +60,7 @@ struct Answer {
     prompt_chunks: usize,
     chunk_tokens: u32,
     #[serde(flatten)]
-    holdings: Holdings,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Holdings {
-    cluster: Held,
-    nodes: Vec<NodeHeld>,
-    silent_homes: Vec<String>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct NodeHeld {
-    name: String,
-    #[serde(flatten)]
-    held: Held,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Held {
-    chunks: usize,
-    tokens: u64,
+    holdings: PrefixAnswer,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -112,7 +93,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 impl Answer {
     fn text(&self) -> String {
         let mut table = output::table(&["holder", "chunks", "of", "tokens"]);
-        let Holdings { cluster, nodes, silent_homes } = &self.holdings;
+        let PrefixAnswer { cluster, nodes, silent_homes } = &self.holdings;
         let row = |name: &str, held: &Held| {
             let numbers = [held.chunks, self.prompt_chunks].map(|chunks| output::count(chunks as u64));
             [name.to_owned()].into_iter().chain(numbers).chain([output::count(held.tokens)])

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use larder_coordinator::NodeStatus as Member;
-use serde::Deserialize;
+use larder_node::Status;
 
 use super::exposition::sum;
 use crate::clock::now;
@@ -76,37 +76,6 @@ pub(crate) struct Gauges {
     pub(crate) leases: u64,
 }
 
-/// What of a node's `GET /status` is shown. Others of its fields are let pass: it may be newer.
-#[derive(Debug, Deserialize)]
-struct NodeStatus {
-    name: String,
-    ready: bool,
-    uptime_seconds: f64,
-    actors: Vec<ActorStatus>,
-    #[serde(default)]
-    object: Option<serde::de::IgnoredAny>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ActorStatus {
-    chunks: u64,
-    used_bytes: u64,
-    arena_bytes: u64,
-    sessions: u64,
-    leases: u64,
-    tokens_asked: u64,
-    tokens_hit: u64,
-    evictions: u64,
-    #[serde(default)]
-    disk: Option<DiskStatus>,
-}
-
-#[derive(Debug, Deserialize)]
-struct DiskStatus {
-    chunks: u64,
-    waiting_bytes: u64,
-}
-
 impl Targets {
     /// Those named, or the newest development cluster.
     ///
@@ -150,7 +119,7 @@ impl Targets {
 
 impl NodeSample {
     fn ask(name: String, address: SocketAddr, state: Option<String>) -> Self {
-        let answers = http::get_json::<NodeStatus>(address, "/status")
+        let answers = http::get_json::<Status>(address, "/status")
             .and_then(|status| Ok((status, http::get_text(address, "/metrics")?)));
         match answers {
             Ok((status, metrics)) => {
@@ -167,7 +136,7 @@ impl NodeSample {
 }
 
 impl Said {
-    fn of(status: &NodeStatus, metrics: &str) -> Self {
+    fn of(status: &Status, metrics: &str) -> Self {
         let actors = || status.actors.iter();
         let total = |name, labels: &[(&str, &str)]| sum(metrics, name, labels);
         let disk = || actors().filter_map(|actor| actor.disk.as_ref());
