@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
+use larder_net::quic::CredentialFiles;
 use larder_net::trace::TracingConfig;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use strsim::levenshtein;
 
 pub use self::object::{ObjectConfig, ObjectWrite};
@@ -24,7 +25,7 @@ use crate::host::PciAddress;
 /// A node's configuration. Every key has a default; an unknown key is an error.
 ///
 /// Sizes are numbers of bytes or texts as `"1GiB"` (2^30) and `"1GB"` (10^9).
-#[derive(Deserialize, Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The node's name; the host's where there is none.
@@ -59,7 +60,7 @@ pub struct Config {
 }
 
 /// The HTTP endpoint for metrics and health.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
     /// Where to listen.
@@ -67,7 +68,7 @@ pub struct HttpConfig {
 }
 
 /// Events as vLLM publishes its own.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct KvEventsConfig {
     /// Where subscribers connect (ZeroMQ over TCP), without authentication.
@@ -81,7 +82,7 @@ pub struct KvEventsConfig {
 }
 
 /// How events tell a hash.
-#[derive(Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum EventHashes {
     /// Its last 64 bits as a number, as vLLM does by default.
@@ -92,16 +93,18 @@ pub enum EventHashes {
 }
 
 /// The host tier.
-#[derive(Deserialize, Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostConfig {
     /// Memory for blocks, all actors together. It is taken when the node starts.
+    #[serde(serialize_with = "exact")]
     pub arena_bytes: ByteSize,
     /// At most so many chunks, all actors together, whatever their size. The arena must be larger than these chunks:
     /// blocks that are being written have their place besides them.
     pub capacity_chunks: Option<u64>,
     /// Size of the pieces in which engines map the arena, and in which it changes between tenants; no block is larger.
     /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, where it is not given.
+    #[serde(serialize_with = "exact")]
     pub extent_bytes: Option<ByteSize>,
     /// Fraction of the arena above which committed blocks are evicted.
     pub high_watermark: f64,
@@ -117,15 +120,16 @@ pub struct HostConfig {
 }
 
 /// The disk tier.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
     /// A folder of its own on the drive; made where it is not there. It belongs to one node at a time.
     pub folder: PathBuf,
     /// What it takes there, all actors together. The space is taken when the node starts for the first time.
+    #[serde(serialize_with = "exact")]
     pub capacity_bytes: ByteSize,
     /// Size of the pieces in which it is written and given up again. Fixed when the tier is made.
-    #[serde(default = "default_segment_bytes")]
+    #[serde(default = "default_segment_bytes", serialize_with = "exact")]
     pub segment_bytes: ByteSize,
     /// When chunks are written: `write_through`, `write_through_selective` or `write_back`.
     #[serde(default)]
@@ -134,7 +138,7 @@ pub struct DiskConfig {
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
     /// Bytes that are verified a second while the drive has nothing else to do; 0 for none.
-    #[serde(default = "mib::<16>")]
+    #[serde(default = "mib::<16>", serialize_with = "exact")]
     pub scrub_bytes_per_second: ByteSize,
     /// How long a lease waits for chunks from disk.
     #[serde(default = "number::<5_000, _>")]
@@ -142,7 +146,7 @@ pub struct DiskConfig {
 }
 
 /// A GPU to serve.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct GpuConfig {
     /// Its address on the PCI bus, as `0000:65:00.0`.
@@ -150,17 +154,18 @@ pub struct GpuConfig {
 }
 
 /// The device tier: what the node takes of each GPU for blocks that loads by the device lane want again and again.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct GpuTierConfig {
     /// Memory of each GPU; none where it is 0. It is taken when it is first used.
+    #[serde(serialize_with = "exact")]
     pub device_bytes: ByteSize,
     /// Which block goes first: one of [`PolicyName::ALL`].
     pub policy: String,
 }
 
 /// Who may use the node.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// The tenant's name; part of its namespaces' fingerprints.
@@ -169,20 +174,23 @@ pub struct TenantConfig {
     pub socket: PathBuf,
     /// At most so much of the arena, all actors together. Where there are several tenants, half of the arena is kept for all of
     /// them in equal parts, whether they use it or not, so that none can leave the others with nothing.
+    #[serde(serialize_with = "exact")]
     pub max_bytes: Option<ByteSize>,
     /// At most so much in write windows, all sessions together; they are memory besides the arena, taken when a session
     /// opens. Where it is not given, as much as `session.max_sessions` windows of the largest size take, but no more than the
     /// tenant's part of half the memory that the arena leaves.
+    #[serde(serialize_with = "exact")]
     pub max_window_bytes: Option<ByteSize>,
 }
 
 /// What one engine session may hold.
-#[derive(Deserialize, Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionConfig {
     /// Sessions of one tenant at a time.
     pub max_sessions: u32,
     /// The largest write window. Windows are memory besides the arena; `tenants.max_window_bytes` bounds all of a tenant's.
+    #[serde(serialize_with = "exact")]
     pub max_window_bytes: ByteSize,
     /// Blocks that one session leases at a time.
     pub max_leased_blocks: u64,
@@ -198,13 +206,13 @@ pub struct SessionConfig {
 }
 
 /// Where lookups are recorded: hashes only.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct RecordConfig {
     /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
     pub path: PathBuf,
     /// Size of one file.
-    #[serde(default = "mib::<RECORD_MIB>")]
+    #[serde(default = "mib::<RECORD_MIB>", serialize_with = "exact")]
     pub max_bytes: ByteSize,
     /// Older files that are kept.
     #[serde(default = "number::<OLD_FILES, _>")]
@@ -212,7 +220,7 @@ pub struct RecordConfig {
 }
 
 /// The cluster that the node is a member of.
-#[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterConfig {
     /// The coordinator's address for nodes, as `host:port`.
@@ -232,7 +240,7 @@ pub struct ClusterConfig {
     #[serde(default = "yes")]
     pub share: bool,
     /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
-    #[serde(default = "mib::<256>")]
+    #[serde(default = "mib::<256>", serialize_with = "exact")]
     pub staging_bytes: ByteSize,
     /// How long a lease waits for blocks from other nodes.
     #[serde(default = "number::<2_000, _>")]
@@ -245,6 +253,7 @@ pub struct ClusterConfig {
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where
     /// it is not given.
+    #[serde(serialize_with = "exact")]
     pub send_bytes_per_second: Option<ByteSize>,
 }
 
@@ -335,6 +344,44 @@ impl Default for Config {
     }
 }
 
+impl DiskConfig {
+    /// A tier of `capacity_bytes` in `folder`, with all the defaults.
+    #[must_use]
+    pub fn new(folder: PathBuf, capacity_bytes: ByteSize) -> Self {
+        Self {
+            folder,
+            capacity_bytes,
+            segment_bytes: default_segment_bytes(),
+            write: WritePolicy::default(),
+            write_after_uses: default_write_after_uses(),
+            scrub_bytes_per_second: default_scrub_bytes(),
+            read_deadline_ms: default_read_deadline_ms(),
+        }
+    }
+}
+
+impl ClusterConfig {
+    /// The cluster of the coordinator at `host:port`, with all the defaults.
+    #[must_use]
+    pub fn new(coordinator: String, credentials: CredentialFiles) -> Self {
+        let CredentialFiles { ca, certificate, key } = credentials;
+        Self {
+            coordinator,
+            listen: default_peer_listen(),
+            advertise: None,
+            ca,
+            certificate,
+            key,
+            share: default_share(),
+            staging_bytes: default_staging_bytes(),
+            fetch_deadline_ms: default_fetch_deadline_ms(),
+            find_deadline_ms: default_find_deadline_ms(),
+            max_datagram_bytes: default_datagram_bytes(),
+            send_bytes_per_second: None,
+        }
+    }
+}
+
 impl RecordConfig {
     /// Records to `path`, in files of the usual size and number.
     #[must_use]
@@ -382,6 +429,14 @@ impl Default for SessionConfig {
             max_lingering_processes: 64,
         }
     }
+}
+
+/// Writes a size as a number: as a text it would be rounded.
+fn exact<S: Serializer>(
+    size: &(impl Into<Option<ByteSize>> + Copy),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    (*size).into().map(|size| size.0).serialize(serializer)
 }
 
 fn mib<const MIB: u64>() -> ByteSize {

@@ -28,7 +28,7 @@ pub use options::DevOptions;
 pub use runtime_dir::{RuntimeDirError, runtime_dir};
 
 use self::child::{Child, Spec};
-use self::files::{Files, NodeFile};
+use self::files::{Files, node_config};
 use crate::clock::now;
 use crate::cluster::{Addresses, NodeAddress};
 use crate::http;
@@ -201,7 +201,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
         let name = format!("node-{number}");
         let socket = files.socket(&name)?;
         let credentials = files.issue(&authority, Role::Node, &name)?;
-        let file = |http| NodeFile::new(&name, options, socket.clone(), peer, credentials.clone(), http);
+        let file = |http| node_config(&name, options, socket.clone(), peer, credentials.clone(), http);
         let config = files.write_config(&name, &file(None))?;
         let (child, ready) = Child::start(spec("node", &name, config)).await?;
         files.write_config(&name, &file(Some(ready.http)))?;

@@ -1,6 +1,6 @@
 //! The numbers of an arena.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::ExtentSpec;
 use crate::host::CpuSet;
@@ -28,7 +28,7 @@ pub enum Binding {
 }
 
 /// Whether the arena uses huge pages.
-#[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
     /// Extent by extent: reserved ones (`vm.nr_hugepages`) as far as there are any, then transparent ones, where the system

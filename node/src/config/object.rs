@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use larder_core::store::WritePolicy;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{WRITE_AFTER_USES, number};
 
 /// The object tier: a store that all nodes share. Credentials come from the environment, by the names that the store's own
 /// tools use (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
-#[derive(Deserialize, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectConfig {
     /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
@@ -47,7 +47,7 @@ pub struct ObjectConfig {
 }
 
 /// When chunks are written to the object store.
-#[derive(Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectWrite {
     /// When they are committed: every node finds them from then on.
@@ -59,6 +59,26 @@ pub enum ObjectWrite {
     WriteBack,
     /// Never: it is only read.
     Off,
+}
+
+impl ObjectConfig {
+    /// The store at `url`, with all the defaults.
+    #[must_use]
+    pub fn new(url: String) -> Self {
+        Self {
+            url,
+            endpoint: None,
+            allow_http: false,
+            settings: BTreeMap::new(),
+            write: ObjectWrite::default(),
+            write_after_uses: default_write_after_uses(),
+            max_requests: default_object_requests(),
+            queue_orders: default_object_queue(),
+            request_timeout_ms: default_request_timeout_ms(),
+            read_deadline_ms: default_object_deadline_ms(),
+            find_deadline_ms: default_object_find_deadline_ms(),
+        }
+    }
 }
 
 impl fmt::Debug for ObjectConfig {

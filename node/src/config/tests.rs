@@ -107,6 +107,8 @@ fn every_key_can_be_set() {
         "#,
     )
     .unwrap();
+    let written = toml::to_string(&config).unwrap();
+    assert_eq!(Config::parse(&written), Ok(config.clone()), "what is written is what is read: {written}");
     assert_eq!(config.host.arena_bytes, ByteSize::gib(64));
     assert_eq!(config.host.extent_bytes, Some(ByteSize::mib(4)));
     assert_eq!(config.host.huge_pages, HugePages::Never);

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::str::FromStr;
 
 use larder_device::cuda::PciPlace;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The place of a device on the PCI bus.
 ///
 /// Read as sysfs (`0000:65:00.0`) and as nvidia-smi (`00000000:65:00.0`) write it, in either case; written as sysfs does.
-#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[serde(try_from = "String")]
+#[derive(Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
     domain: u32,
     bus: u8,
@@ -57,6 +57,12 @@ impl TryFrom<String> for PciAddress {
 
     fn try_from(text: String) -> Result<Self, ParsePciError> {
         text.parse()
+    }
+}
+
+impl From<PciAddress> for String {
+    fn from(address: PciAddress) -> Self {
+        address.to_string()
     }
 }
 

@@ -2,10 +2,9 @@
 
 use larder_node::arena::PAGE_BYTES;
 use larder_node::disk::DEFAULT_SEGMENT_BYTES;
-use serde::Serialize;
 
 /// A disk tier, as a node's config file has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DevDisk {
     /// Bytes that it takes.
     pub capacity_bytes: u64,

@@ -6,9 +6,14 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use bytesize::ByteSize;
+use larder_coordinator as coordinator;
 use larder_net::quic::CredentialFiles;
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::trace::TracingConfig;
+use larder_node::config::{
+    ClusterConfig, DiskConfig, HostConfig, HttpConfig, ObjectConfig, SessionConfig, TenantConfig,
+};
 use larder_protocol::identity::{Identity, Role};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -30,111 +35,6 @@ pub(super) struct Files {
     dir: PathBuf,
     _removes: Option<TempDir>,
     _lock: File,
-}
-
-/// The config file of a node.
-#[derive(Debug, Serialize)]
-pub(super) struct NodeFile {
-    name: String,
-    http: Listen,
-    host: NodeHost,
-    session: NodeSession,
-    tenants: Vec<NodeTenant>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    disk: Option<NodeDisk>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    object: Option<NodeObject>,
-    tracing: TracingConfig,
-    cluster: NodeCluster,
-}
-
-/// The config file of a coordinator.
-#[derive(Debug, Serialize)]
-pub(super) struct CoordinatorFile {
-    http: Listen,
-    peer: CoordinatorPeer,
-    state: CoordinatorState,
-    membership: CoordinatorMembership,
-    tracing: TracingConfig,
-}
-
-#[derive(Debug, Serialize)]
-struct CoordinatorPeer {
-    listen: SocketAddr,
-    #[serde(flatten)]
-    credentials: CredentialPaths,
-}
-
-#[derive(Debug, Serialize)]
-struct CoordinatorState {
-    path: PathBuf,
-}
-
-#[derive(Debug, Serialize)]
-struct CoordinatorMembership {
-    grace_ms: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct CredentialPaths {
-    ca: PathBuf,
-    certificate: PathBuf,
-    key: PathBuf,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeCluster {
-    coordinator: String,
-    listen: SocketAddr,
-    #[serde(flatten)]
-    credentials: CredentialPaths,
-    share: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    staging_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    send_bytes_per_second: Option<u64>,
-}
-
-#[derive(Debug, Serialize)]
-struct Listen {
-    listen: SocketAddr,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeHost {
-    arena_bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    capacity_chunks: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    extent_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    low_watermark: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    high_watermark: Option<f64>,
-    policy: &'static str,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeObject {
-    url: String,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeDisk {
-    folder: PathBuf,
-    #[serde(flatten)]
-    size: DevDisk,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeSession {
-    max_window_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeTenant {
-    name: String,
-    socket: PathBuf,
 }
 
 impl Files {
@@ -210,16 +110,16 @@ impl Files {
     /// The config of the coordinator, which keeps its addresses when it is started again.
     pub(super) fn coordinator(
         &self,
-        credentials: CredentialFiles,
+        CredentialFiles { ca, certificate, key }: CredentialFiles,
         addresses: Option<&ReadyLine>,
         tracing: &TracingConfig,
-    ) -> CoordinatorFile {
-        let peer = addresses.and_then(|ready| ready.peer).unwrap_or_else(any_port);
-        CoordinatorFile {
-            http: Listen { listen: addresses.map_or_else(any_port, |ready| ready.http) },
-            peer: CoordinatorPeer { listen: peer, credentials: credentials.into() },
-            state: CoordinatorState { path: self.dir.join("coordinator.redb") },
-            membership: CoordinatorMembership { grace_ms: GRACE_MS },
+    ) -> coordinator::Config {
+        let listen = addresses.and_then(|ready| ready.peer).unwrap_or_else(any_port);
+        coordinator::Config {
+            http: coordinator::HttpConfig { listen: addresses.map_or_else(any_port, |ready| ready.http) },
+            peer: coordinator::PeerConfig { listen, ca, certificate, key },
+            state: coordinator::StateConfig { path: self.dir.join("coordinator.redb") },
+            membership: coordinator::MembershipConfig { grace_ms: GRACE_MS, ..Default::default() },
             tracing: tracing.clone(),
         }
     }
@@ -233,51 +133,55 @@ impl Files {
     }
 }
 
-impl NodeFile {
-    /// The config of a node of the cluster whose coordinator is at `coordinator`. It keeps its HTTP address when it is
-    /// started again.
-    pub(super) fn new(
-        name: &str,
-        options: &DevOptions,
-        socket: PathBuf,
-        coordinator: SocketAddr,
-        credentials: CredentialFiles,
-        http: Option<SocketAddr>,
-    ) -> Self {
-        let ArenaSize { arena_bytes, extent_bytes, watermarks, staging_bytes } = ArenaSize::of(options);
-        let (low_watermark, high_watermark) = watermarks.unzip();
-        Self {
-            name: name.to_owned(),
-            http: Listen { listen: http.unwrap_or_else(any_port) },
-            host: NodeHost {
-                arena_bytes,
-                capacity_chunks: options.chunks_per_node,
-                extent_bytes,
-                low_watermark,
-                high_watermark,
-                policy: options.policy.as_str(),
-            },
-            // A window holds at least one block.
-            session: NodeSession { max_window_bytes: options.block_bytes.unwrap_or(0).max(STAGING_BYTES) },
-            disk: options.disk.map(|size| NodeDisk { folder: socket.with_extension("disk"), size }),
-            object: options.object_store.clone().map(|url| NodeObject { url }),
-            tracing: options.tracing.clone(),
-            tenants: vec![NodeTenant { name: TENANT.to_owned(), socket }],
-            cluster: NodeCluster {
-                coordinator: coordinator.to_string(),
-                listen: any_port(),
-                credentials: credentials.into(),
-                share: options.share,
-                staging_bytes,
-                send_bytes_per_second: options.send_bytes_per_second,
-            },
-        }
-    }
-}
-
-impl From<CredentialFiles> for CredentialPaths {
-    fn from(CredentialFiles { ca, certificate, key }: CredentialFiles) -> Self {
-        Self { ca, certificate, key }
+/// The config of a node of the cluster whose coordinator is at `coordinator`. The node keeps its HTTP address when it is
+/// started again.
+pub(super) fn node_config(
+    name: &str,
+    options: &DevOptions,
+    socket: PathBuf,
+    coordinator: SocketAddr,
+    credentials: CredentialFiles,
+    http: Option<SocketAddr>,
+) -> larder_node::Config {
+    let size = ArenaSize::of(options);
+    let host = HostConfig {
+        arena_bytes: ByteSize(size.arena_bytes),
+        capacity_chunks: options.chunks_per_node,
+        extent_bytes: size.extent_bytes.map(ByteSize),
+        policy: options.policy.to_string(),
+        ..HostConfig::default()
+    };
+    let (low_watermark, high_watermark) =
+        size.watermarks.unwrap_or((host.low_watermark, host.high_watermark));
+    let disk = |size: DevDisk| DiskConfig {
+        segment_bytes: ByteSize(size.segment_bytes),
+        ..DiskConfig::new(socket.with_extension("disk"), ByteSize(size.capacity_bytes))
+    };
+    let cluster = ClusterConfig::new(coordinator.to_string(), credentials);
+    // A window holds at least one block.
+    let max_window_bytes = ByteSize(options.block_bytes.unwrap_or(0).max(STAGING_BYTES));
+    larder_node::Config {
+        name: Some(name.to_owned()),
+        http: HttpConfig { listen: http.unwrap_or_else(any_port) },
+        host: HostConfig { low_watermark, high_watermark, ..host },
+        session: SessionConfig { max_window_bytes, ..SessionConfig::default() },
+        disk: options.disk.map(disk),
+        object: options.object_store.clone().map(ObjectConfig::new),
+        tracing: options.tracing.clone(),
+        tenants: vec![TenantConfig {
+            name: TENANT.to_owned(),
+            socket,
+            max_bytes: None,
+            max_window_bytes: None,
+        }],
+        cluster: Some(ClusterConfig {
+            listen: any_port(),
+            share: options.share,
+            staging_bytes: size.staging_bytes.map_or(cluster.staging_bytes, ByteSize),
+            send_bytes_per_second: options.send_bytes_per_second.map(ByteSize),
+            ..cluster
+        }),
+        ..larder_node::Config::default()
     }
 }
 
@@ -457,15 +361,19 @@ mod tests {
         let credentials =
             CredentialFiles { ca: path("ca.pem"), certificate: path("a.pem"), key: path("a.key") };
         let coordinator = ([127, 0, 0, 1], 7_601).into();
-        let file =
-            NodeFile::new("node-0", &options, path("/run/node-0.sock"), coordinator, credentials, None);
-        let file = toml::to_string(&file).unwrap();
-        assert!(file.contains("listen = \"127.0.0.1:0\""), "{file}");
-        assert!(file.contains("[[tenants]]\nname = \"default\"\nsocket = \"/run/node-0.sock\""), "{file}");
-        assert!(file.contains("capacity_chunks = 3000\npolicy = \"adaptive\""), "{file}");
-        assert!(
-            file.contains("coordinator = \"127.0.0.1:7601\"") && file.contains("key = \"a.key\""),
-            "{file}"
+        let config =
+            node_config("node-0", &options, path("/run/node-0.sock"), coordinator, credentials, None);
+        assert_eq!(config.http.listen.to_string(), "127.0.0.1:0");
+        assert_eq!((config.host.capacity_chunks, config.host.policy.as_str()), (Some(3_000), "adaptive"));
+        let [tenant] = &config.tenants[..] else { panic!("one tenant") };
+        assert_eq!((tenant.name.as_str(), &tenant.socket), ("default", &path("/run/node-0.sock")));
+        let cluster = config.cluster.clone().unwrap();
+        assert_eq!((cluster.coordinator.as_str(), cluster.key), ("127.0.0.1:7601", path("a.key")));
+        let file = toml::to_string(&config).unwrap();
+        assert_eq!(
+            larder_node::Config::parse(&file),
+            Ok(config),
+            "what is written is what the node reads: {file}"
         );
     }
 }

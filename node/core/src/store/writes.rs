@@ -17,7 +17,7 @@ use super::namespaces::Pool;
 use super::{Checksums, Store};
 
 /// When a chunk is written from memory to a tier below.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WritePolicy {
     /// When it is committed: it survives a restart from then on.
