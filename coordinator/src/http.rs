@@ -19,7 +19,7 @@ use crate::membership::{MemberReport, Patience};
 use crate::metrics::Metrics;
 use crate::prefix::Question;
 use crate::serve::SharedMembership;
-use crate::server::Uptime;
+use crate::uptime::Uptime;
 
 /// The body of `GET /status`. Parts of it that a coordinator of another version does not tell are read as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

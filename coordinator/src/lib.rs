@@ -9,6 +9,7 @@ pub mod ring;
 mod serve;
 mod server;
 pub mod state;
+mod uptime;
 
 pub use config::{Config, ConfigError, HttpConfig, MembershipConfig, PeerConfig, StateConfig};
 pub use http::{Held, NodeHeld, NodeStatus, PrefixAnswer, Status};

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::membership::{Beat, JoinRefused, Membership};
 use crate::metrics::Metrics;
-use crate::server::Uptime;
+use crate::uptime::Uptime;
 
 /// The membership, shared with HTTP. It is locked for moments only.
 #[derive(Debug, Clone)]

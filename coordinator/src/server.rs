@@ -4,7 +4,7 @@ use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix_web::web::{Data, ServiceConfig};
 use larder_net::quic::{
@@ -16,11 +16,12 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
 use crate::http::{Bodies, State, routes};
-use crate::membership::{Membership, Millis};
+use crate::membership::Membership;
 use crate::metrics::Metrics;
 use crate::prefix;
 use crate::serve::{self, Server, SharedMembership};
 use crate::state::{StateError, StateFile};
+use crate::uptime::Uptime;
 
 /// The coordinator serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,25 +79,6 @@ impl ServeError {
     #[must_use]
     pub fn is_the_askers(&self) -> bool {
         matches!(self, Self::Credentials(_) | Self::NotACoordinator { .. })
-    }
-}
-
-/// The coordinator's clock.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Uptime(Instant);
-
-impl Uptime {
-    #[expect(clippy::disallowed_methods, reason = "the server is the shell: its clock is the system's")]
-    fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    pub(crate) fn elapsed(self) -> Duration {
-        self.0.elapsed()
-    }
-
-    pub(crate) fn now(self) -> Millis {
-        u64::try_from(self.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 

@@ -1,18 +1,16 @@
 //! What the command line understands.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use bytesize::ByteSize;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
-use larder_core::store::policy::PolicyName;
+use clap::{CommandFactory as _, Parser, Subcommand};
+use larder_net::trace::{ExportError, Exporter};
 
 use crate::commands::{
     bench, ca, completions, config, coordinator, dev, doctor, lookup, man, metrics, node, pin, plan, policy,
     replay, size, status, top, unpin, r#where,
 };
 use crate::logging::LogOptions;
+use crate::tracing::{self, host_name};
 
 /// Keeps the KV cache that LLM engines compute, and hands it to whichever engine needs it next.
 #[derive(Debug, Parser)]
@@ -78,6 +76,28 @@ impl Command {
         }
     }
 
+    /// Starts to send the spans of this process, where somebody wants them. What is wrong with a configuration file the
+    /// command itself says.
+    pub(crate) fn start_tracing(&self) -> Result<Option<Exporter>, ExportError> {
+        let (config, name, instance) = match self {
+            Self::Node(args) => {
+                let Some(config) = args.config_file() else { return Ok(None) };
+                let instance = config.name.clone();
+                (config.tracing, "larder-node", instance.unwrap_or_else(host_name))
+            }
+            Self::Coordinator(args) => {
+                let Some(config) = args.config_file() else { return Ok(None) };
+                (config.tracing, "larder-coordinator", host_name())
+            }
+            Self::Replay(args) => {
+                let instance = format!("{}-{}", host_name(), std::process::id());
+                (args.tracing.config(), "larder-replay", instance)
+            }
+            _ => return Ok(None),
+        };
+        tracing::start(config, name, instance)
+    }
+
     /// Does it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
@@ -99,41 +119,10 @@ impl Command {
             Self::Ca(args) => ca::run(&args),
             Self::Node(args) => node::run(&args),
             Self::Coordinator(args) => coordinator::run(&args),
-            Self::Completions(args) => completions::run(&args),
-            Self::Man(args) => man::run(&args),
+            Self::Completions(args) => completions::run(&args, Larder::command()),
+            Self::Man(args) => man::run(&args, Larder::command()),
         }
     }
-}
-
-/// Bytes as people write them: `4096`, `64KiB`, `1.5 GB`; at least 1.
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    match text.parse::<ByteSize>() {
-        Ok(ByteSize(0)) => Err("must be at least 1 byte".into()),
-        Ok(ByteSize(bytes)) => Ok(bytes),
-        Err(_) => Err("not a number of bytes such as 4096, 64KiB or 1.5GB".into()),
-    }
-}
-
-/// A time as people write it: `500ms`, `90s`, `10m`, `1h`; at least a millisecond.
-pub(crate) fn time(text: &str) -> Result<Duration, String> {
-    let wrong = || "not a time such as 500ms, 90s, 10m or 1h".to_owned();
-    let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let number: u64 = text[..unit].parse().map_err(|_| wrong())?;
-    let unit_ms = match &text[unit..] {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(wrong()),
-    };
-    let time = number.checked_mul(unit_ms).filter(|&ms| ms > 0).ok_or_else(wrong)?;
-    Ok(Duration::from_millis(time))
-}
-
-/// The policies of a node, by name.
-pub(crate) fn policy() -> impl TypedValueParser<Value = PolicyName> {
-    let values = PolicyName::ALL.map(|name| PossibleValue::new(name.as_str()).help(name.about()));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<PolicyName>())
 }
 
 #[cfg(test)]
@@ -141,7 +130,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use clap::CommandFactory as _;
+    use larder_core::store::policy::PolicyName;
 
     use super::*;
 
@@ -167,26 +156,6 @@ mod tests {
         }
         let help = Larder::command().render_long_help().to_string();
         assert!(help.contains("Exit status") && !help.contains("--parent"), "{help}");
-    }
-
-    #[test]
-    fn sizes_are_read_as_people_write_them() {
-        assert_eq!(bytes("4096"), Ok(4_096));
-        assert_eq!(bytes("64KiB"), Ok(65_536));
-        assert_eq!(bytes("1.5 GB"), Ok(1_500_000_000));
-        assert!(bytes("0").is_err() && bytes("many").is_err() && bytes("-1").is_err());
-    }
-
-    #[test]
-    fn times_are_read_as_people_write_them() {
-        let ms = |text| time(text).map(|time| time.as_millis());
-        assert_eq!(
-            (ms("500ms"), ms("90s"), ms("10m"), ms("2h")),
-            (Ok(500), Ok(90_000), Ok(600_000), Ok(7_200_000))
-        );
-        for text in ["", "5", "0s", "s", "-1s", "1.5s", "1d", "99999999999999999999s", "9999999999999999h"] {
-            assert!(time(text).is_err(), "{text}");
-        }
     }
 
     /// Commands below which there are no others.

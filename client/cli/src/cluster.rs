@@ -58,3 +58,6 @@ impl NodeAddress {
         Ok(Self { name, http, sockets })
     }
 }
+
+/// The tenant of a development cluster.
+pub const TENANT: &str = "default";

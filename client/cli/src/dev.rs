@@ -19,6 +19,7 @@ use larder_net::quic::CredentialFiles;
 use larder_node::Status;
 use larder_protocol::identity::Role;
 
+pub use crate::cluster::TENANT;
 pub use arena::DEFAULT_ARENA_BYTES;
 pub(crate) use child::ReadyLine;
 pub use disk::DevDisk;
@@ -253,9 +254,6 @@ const RESTART_PAUSE: Duration = Duration::from_millis(250);
 
 const COORDINATOR: &str = "coordinator";
 const ADMIN: &str = "admin";
-
-/// The tenant of a development cluster.
-pub const TENANT: &str = "default";
 
 /// The program that starts itself again as a server.
 fn this_program() -> Result<PathBuf, DevError> {

@@ -25,6 +25,7 @@ mod prompt;
 mod signals;
 mod top;
 mod tracing;
+mod values;
 mod visit;
 
 use std::ffi::OsString;

@@ -16,7 +16,7 @@ use crate::failure::Usage;
 use crate::replay::DEFAULT_BLOCK_BYTES;
 use crate::replay::namespace::replay_namespace;
 use crate::trace::TraceReader;
-use crate::{args, namespace_file};
+use crate::{namespace_file, values};
 
 /// Which prompt.
 #[derive(Debug, clap::Args)]
@@ -47,7 +47,7 @@ pub(crate) struct PromptArgs {
     namespace: Option<PathBuf>,
 
     /// Bytes of one chunk's block in the namespace of `larder replay`
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value_t = DEFAULT_BLOCK_BYTES,
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value_t = DEFAULT_BLOCK_BYTES,
           conflicts_with = "namespace")]
     block_bytes: u64,
 }

@@ -5,8 +5,6 @@ use std::path::Path;
 use clap::Args;
 use larder_net::trace::{ExportError, Exporter, Service, TracingConfig};
 
-use crate::args::Command;
-
 /// Where the spans of a cluster for development, or of a replay, go.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tracing")]
@@ -32,33 +30,18 @@ impl TraceOptions {
     }
 }
 
-impl Command {
-    /// Starts to send the spans of this process, where somebody wants them. What is wrong with a configuration file the
-    /// command itself says.
-    pub(crate) fn start_tracing(&self) -> Result<Option<Exporter>, ExportError> {
-        let (config, name, instance) = match self {
-            Self::Node(args) => {
-                let Some(config) = args.config_file() else { return Ok(None) };
-                let instance = config.name.clone();
-                (config.tracing, "larder-node", instance.unwrap_or_else(host_name))
-            }
-            Self::Coordinator(args) => {
-                let Some(config) = args.config_file() else { return Ok(None) };
-                (config.tracing, "larder-coordinator", host_name())
-            }
-            Self::Replay(args) => {
-                let instance = format!("{}-{}", host_name(), std::process::id());
-                (args.tracing.config(), "larder-replay", instance)
-            }
-            _ => return Ok(None),
-        };
-        let service = Service { name, instance, version: env!("CARGO_PKG_VERSION") };
-        Exporter::start(&config.or_from_environment(), &service)
-    }
+/// Starts to send the spans of this process, where somebody wants them.
+pub(crate) fn start(
+    config: TracingConfig,
+    name: &'static str,
+    instance: String,
+) -> Result<Option<Exporter>, ExportError> {
+    let service = Service { name, instance, version: env!("CARGO_PKG_VERSION") };
+    Exporter::start(&config.or_from_environment(), &service)
 }
 
 /// What this host is called.
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"));
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }

@@ -35,7 +35,8 @@ use std::ops::Range;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::chunk::ChunkHash;
-use crate::namespace::{Fingerprint, PoolSpec};
+use crate::namespace::Fingerprint;
+use crate::pools::PoolSpec;
 
 /// Bytes up to which whole layers share one checksum.
 ///

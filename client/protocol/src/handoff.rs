@@ -8,7 +8,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::chain::Chain;
-use crate::session::Leased;
+use crate::lease::Leased;
 
 /// Hands over some layers of reserved chunks.
 ///

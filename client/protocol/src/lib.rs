@@ -10,6 +10,7 @@ pub mod handoff;
 pub mod hashing;
 pub mod identity;
 pub mod lane;
+pub mod lease;
 pub mod limits;
 pub mod membership;
 pub mod namespace;
@@ -23,6 +24,6 @@ pub mod trace;
 
 pub use chain::{Chain, ChainError};
 pub use chunk::{ChunkHash, ChunkRef};
-pub use namespace::{Fingerprint, NamespaceSpec, PoolSpec};
-pub use pools::{HitPolicy, PoolRules, PoolSet};
+pub use namespace::{Fingerprint, NamespaceSpec};
+pub use pools::{HitPolicy, PoolRules, PoolSet, PoolSpec};
 pub use trace::{InvalidTraceparent, TraceContext};

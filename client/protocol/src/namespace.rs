@@ -5,9 +5,8 @@ use std::fmt;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::chunk::ChunkHash;
-use crate::geometry::AttentionGeometry;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_TOKENS, MAX_LAYERS, MAX_NAME_BYTES, MAX_POOLS, MAX_SLICES};
-use crate::pools::HitPolicy;
+use crate::pools::{HitPolicy, PoolSpec};
 
 /// What an engine says of its KV. Two engines that differ in any of it never see each other's blocks.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -40,19 +39,6 @@ pub struct NamespaceSpec {
     pub flat: bool,
 }
 
-/// One kind of state of a chunk.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct PoolSpec {
-    /// `kv` for attention; else the engine's word.
-    pub name: String,
-    /// Layers that one slice holds.
-    pub layers: u32,
-    /// Bytes of one layer of one chunk in one slice.
-    pub layer_bytes: u64,
-    /// Which chunks of a prefix must have it.
-    pub hit: HitPolicy,
-}
-
 /// Who computes chunk hashes, and how.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum HashAlgorithm {
@@ -74,22 +60,6 @@ pub struct EngineHash {
 /// 32 bytes that stand for a namespace and the tenant it belongs to; part of every key.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
-
-impl PoolSpec {
-    /// The attention pool of a model of this shape; `None` if its blocks exceed 64 bits.
-    #[must_use]
-    pub fn attention(geometry: &AttentionGeometry, chunk_tokens: u32) -> Option<Self> {
-        geometry.block_bytes(chunk_tokens)?;
-        let layer_bytes = geometry.layer_bytes(chunk_tokens)?;
-        Some(Self { name: "kv".into(), layers: geometry.layers, layer_bytes, hit: HitPolicy::All })
-    }
-
-    /// Bytes of one block: one chunk of this pool in one slice.
-    #[must_use]
-    pub fn block_bytes(&self) -> u64 {
-        self.layer_bytes.saturating_mul(self.layers.into())
-    }
-}
 
 impl NamespaceSpec {
     /// Whether the namespace is possible at all.

@@ -6,8 +6,21 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::geometry::AttentionGeometry;
 use crate::limits::MAX_POOLS;
-use crate::namespace::PoolSpec;
+
+/// One kind of state of a chunk.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct PoolSpec {
+    /// `kv` for attention; else the engine's word.
+    pub name: String,
+    /// Layers that one slice holds.
+    pub layers: u32,
+    /// Bytes of one layer of one chunk in one slice.
+    pub layer_bytes: u64,
+    /// Which chunks of a prefix must have it.
+    pub hit: HitPolicy,
+}
 
 /// Which chunks of a prefix must have a pool's block.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -34,6 +47,22 @@ pub struct PoolRules {
     reaches: [Option<u32>; MAX_POOLS],
     every: PoolSet,
     obligatory: PoolSet,
+}
+
+impl PoolSpec {
+    /// The attention pool of a model of this shape; `None` if its blocks exceed 64 bits.
+    #[must_use]
+    pub fn attention(geometry: &AttentionGeometry, chunk_tokens: u32) -> Option<Self> {
+        geometry.block_bytes(chunk_tokens)?;
+        let layer_bytes = geometry.layer_bytes(chunk_tokens)?;
+        Some(Self { name: "kv".into(), layers: geometry.layers, layer_bytes, hit: HitPolicy::All })
+    }
+
+    /// Bytes of one block: one chunk of this pool in one slice.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.layer_bytes.saturating_mul(self.layers.into())
+    }
 }
 
 impl HitPolicy {

@@ -11,6 +11,7 @@ use crate::chunk::ChunkHash;
 use crate::frame::MalformedMessage;
 use crate::handoff::{AskInPlace, Follow, HandOver, InPlace};
 use crate::lane::{AskCopy, CopyProgress, LoadPages, RegisterTensors, SavePages, TensorsRegistered};
+pub use crate::lease::{Extent, Leased, Place};
 use crate::namespace::{Fingerprint, NamespaceSpec};
 use crate::pools::PoolSet;
 use crate::trace::TraceContext;
@@ -397,23 +398,6 @@ pub struct Reserved {
     pub extents: Vec<Extent>,
 }
 
-/// Blocks may be read.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Leased {
-    /// The lease; release it. 0 where nothing is leased.
-    pub lease: u64,
-    /// Chunks leased, from the chain's first on.
-    pub chunks: u32,
-    /// Where the blocks stand that restoring these chunks needs, and no others: for each chunk, for each slice of the
-    /// session, for each pool of [`PoolRules::needed`](crate::PoolRules::needed).
-    pub places: Vec<Place>,
-    /// The checksum of each of these blocks, over its bytes and its name
-    /// ([`block_checksum`](crate::checksum::block_checksum)).
-    pub checksums: Vec<u64>,
-    /// Extents that the session sees for the first time; their descriptors come along in this order.
-    pub extents: Vec<Extent>,
-}
-
 /// What a node found of a chunk that was reported.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Checked {
@@ -423,24 +407,6 @@ pub enum Checked {
     Right,
     /// It is not in the node's memory, or is being verified for somebody else already.
     Nothing,
-}
-
-/// The place of one block in the arena.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the extent.
-    pub extent: u32,
-    /// Offset in it, in bytes.
-    pub offset: u64,
-}
-
-/// A piece of the arena: one sealed memory file.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Its number. An extent that comes back renewed has the same number and other memory.
-    pub extent: u32,
-    /// Its size.
-    pub bytes: u64,
 }
 
 /// Chunks stay.

@@ -2,10 +2,8 @@
 
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
 use clap_complete::Shell;
 
-use crate::args::Larder;
 use crate::output;
 
 /// Print what a shell needs to complete `larder` commands
@@ -22,27 +20,29 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    output::print(&completions(args.shell)?)?;
+/// Prints the completions of `larder`.
+pub(crate) fn run(args: &Args, larder: clap::Command) -> anyhow::Result<ExitCode> {
+    output::print(&completions(args.shell, larder)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn completions(shell: Shell) -> anyhow::Result<String> {
+fn completions(shell: Shell, mut larder: clap::Command) -> anyhow::Result<String> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Larder::command(), "larder", &mut script);
+    clap_complete::generate(shell, &mut larder, "larder", &mut script);
     Ok(String::from_utf8(script)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum as _;
+    use clap::{CommandFactory as _, ValueEnum as _};
 
     use super::*;
+    use crate::args::Larder;
 
     #[test]
     fn every_shell_gets_completions_with_the_commands_in_them() {
         for &shell in Shell::value_variants() {
-            let script = completions(shell).unwrap();
+            let script = completions(shell, Larder::command()).unwrap();
             assert!(script.contains("replay") && script.contains("chunks-per-node"), "{shell}");
         }
     }

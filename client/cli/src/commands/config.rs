@@ -10,9 +10,10 @@ use larder_coordinator::Config as CoordinatorConfig;
 use larder_net::quic::{CredentialFiles, Credentials};
 use larder_node::Config;
 use larder_node::host::HostFacts;
+use larder_node::limits::Limits;
+use larder_node::session::{NotASocket, check_socket_path};
 use serde_json::json;
 
-use crate::commands::node;
 use crate::config_report::ConfigReport;
 use crate::failure::Usage;
 use crate::output;
@@ -83,7 +84,7 @@ impl Check {
             Role::Node => {
                 let config = Config::load(&self.file).with_context(wrong)?;
                 let limits = config.resolve(&HostFacts::read(Path::new("/"))?).with_context(wrong)?;
-                node::check_sockets(&limits).with_context(wrong)?;
+                check_sockets(&limits).with_context(wrong)?;
                 let mut report = ConfigReport::of_node(&limits);
                 report.warnings.extend(limits.cluster.and_then(|cluster| unusable(&cluster.credentials)));
                 report
@@ -107,6 +108,11 @@ impl Check {
 }
 
 /// Why nobody starts with these certificates on this machine; the file may be meant for another.
+/// Whether sockets can be made where the configuration wants them. Nothing is opened.
+pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
+    limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
+}
+
 fn unusable(files: &CredentialFiles) -> Option<String> {
     let error = Credentials::load(files).err()?;
     Some(format!("on this machine it would not start: {:#}", anyhow::Error::from(error)))

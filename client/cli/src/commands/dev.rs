@@ -10,7 +10,7 @@ use crate::cluster::Addresses;
 use crate::dev::{DevCluster, DevDisk, DevError, DevOptions};
 use crate::failure::Usage;
 use crate::tracing::TraceOptions;
-use crate::{args, output, signals};
+use crate::{output, signals, values};
 
 /// Run a development cluster on this machine until Ctrl-C or SIGTERM
 ///
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     nodes: u16,
 
     /// Memory of each node's arena [default: what the chunks need, or 256 MiB]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     arena_bytes: Option<u64>,
 
     /// The most chunks that each node keeps [default: what the arena holds]
@@ -39,11 +39,11 @@ pub(crate) struct Args {
     chunks_per_node: Option<u64>,
 
     /// Bytes of one chunk's block, to size the arena by --chunks-per-node
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes, requires = "chunks_per_node")]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, requires = "chunks_per_node")]
     block_bytes: Option<u64>,
 
     /// Give each node a disk tier of so many bytes in the cluster's directory; with --dir it outlives the cluster
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     disk_bytes: Option<u64>,
 
     /// Give the nodes an object store that they share, such as file:///FOLDER or s3://BUCKET/PREFIX
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     object_store: Option<String>,
 
     /// Who is evicted first
-    #[arg(long, value_parser = args::policy(), default_value_t)]
+    #[arg(long, value_parser = values::policy(), default_value_t)]
     policy: PolicyName,
 
     /// Each node serves only what was put there itself
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     no_share: bool,
 
     /// Each node sends so many bytes of blocks a second to others at most, as over a slower network
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     send_bytes_per_second: Option<u64>,
 
     /// Where config files, sockets and logs go [default: a directory of its own, removed at the end]

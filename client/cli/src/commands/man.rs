@@ -5,10 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::CommandFactory as _;
 use serde_json::json;
 
-use crate::args::Larder;
 use crate::failure::Usage;
 use crate::output;
 
@@ -28,10 +26,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+/// Writes the pages of `larder` and the commands below it.
+pub(crate) fn run(args: &Args, larder: clap::Command) -> anyhow::Result<ExitCode> {
     let wrong = || Usage(format!("cannot write to {}", args.dir.display()));
     fs::create_dir_all(&args.dir).with_context(wrong)?;
-    let pages = pages()?;
+    let pages = pages(larder)?;
     for (name, page) in &pages {
         fs::write(args.dir.join(name), page).with_context(wrong)?;
     }
@@ -46,8 +45,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Every page by its file's name.
-fn pages() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-    let mut larder = Larder::command().disable_help_subcommand(true);
+fn pages(larder: clap::Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let mut larder = larder.disable_help_subcommand(true);
     larder.build();
     let mut pages = Vec::new();
     let mut commands = vec![larder];
@@ -64,7 +63,10 @@ fn pages() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
+    use crate::args::Larder;
 
     /// The pages of a command and those below it.
     fn expected(command: &clap::Command, prefix: &str, names: &mut Vec<String>) {
@@ -80,7 +82,7 @@ mod tests {
         let mut names = Vec::new();
         expected(&Larder::command(), "", &mut names);
         names.sort_unstable();
-        let pages = pages().unwrap();
+        let pages = pages(Larder::command()).unwrap();
         assert_eq!(pages.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), names);
         for (name, page) in pages {
             let page = String::from_utf8(page).unwrap();

@@ -7,7 +7,6 @@ use anyhow::Context as _;
 use larder_node::config::RecordConfig;
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
-use larder_node::session::{NotASocket, check_socket_path};
 use larder_node::{Config, Ready};
 
 use crate::commands::config;
@@ -67,11 +66,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether sockets can be made where the configuration wants them. Nothing is opened.
-pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
-    limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
-}
-
 impl Args {
     /// What the config file says, if it can be read.
     pub(crate) fn config_file(&self) -> Option<Config> {
@@ -93,7 +87,7 @@ fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits
         config.record = Some(RecordConfig::to(path.to_owned()));
     }
     let limits = config.resolve(&HostFacts::read(Path::new("/"))?)?;
-    check_sockets(&limits)?;
+    config::check_sockets(&limits)?;
     Ok(limits)
 }
 

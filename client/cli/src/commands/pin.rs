@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::failure::FAILED;
 use crate::prompt::{Prompt, PromptArgs};
-use crate::{args, output, visit};
+use crate::{output, values, visit};
 
 /// Keep a prompt from eviction for a time
 ///
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     prompt: PromptArgs,
 
     /// How long: 500ms, 90s, 10m, 1h; the node may grant less
-    #[arg(long = "for", value_name = "TIME", value_parser = args::time, default_value = "10m")]
+    #[arg(long = "for", value_name = "TIME", value_parser = values::time, default_value = "10m")]
     duration: Duration,
 
     /// The node's session socket [default: that of every node of the newest development cluster]

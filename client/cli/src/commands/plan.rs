@@ -13,7 +13,7 @@ use crate::plan::cluster::MAX_CLUSTER_NODES;
 use crate::plan::sweep::{self, Grid};
 use crate::plan::{Outcome, PlanPolicy, Sharing, Workload, advice, html, table};
 use crate::trace::history::{History, oldest_first};
-use crate::{args, output};
+use crate::{output, values};
 
 /// Show what policies, capacities and node counts would make of a trace
 ///
@@ -84,7 +84,7 @@ pub(crate) struct Args {
     price_per_gpu_hour: f64,
 
     /// Bytes of one chunk over all ranks; `larder size` computes it [default: 128 KiB a token, Llama 3 8B in bf16]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     chunk_bytes: Option<u64>,
 
     /// Where the report goes [default: plan.html, none with --json]

@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::failure::{FAILED, Usage};
-use crate::{args, dev, http, output};
+use crate::{dev, http, output, values};
 
 /// Show by which policy nodes evict, or set another one while they run
 ///
@@ -37,7 +37,7 @@ An admin's certificate: `larder ca issue admin me`. A development cluster has on
 Exit status: 1 where a node did not do it or does not answer.")]
 pub(crate) struct Args {
     /// The policy to set
-    #[arg(value_name = "POLICY", value_parser = args::policy())]
+    #[arg(value_name = "POLICY", value_parser = values::policy())]
     policy: Option<PolicyName>,
 
     /// The nodes that this coordinator knows [default: the newest development cluster]

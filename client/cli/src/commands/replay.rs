@@ -24,7 +24,7 @@ use crate::replay::{
 };
 use crate::trace::{Request, TraceReader};
 use crate::tracing::TraceOptions;
-use crate::{args, output, signals};
+use crate::{output, signals, values};
 use anyhow::{Context as _, bail};
 
 /// Play a trace through real engine sessions and check every byte that comes back
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     chunks_per_node: u64,
 
     /// Bytes of one chunk's block
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value_t = DEFAULT_BLOCK_BYTES)]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value_t = DEFAULT_BLOCK_BYTES)]
     block_bytes: u64,
 
     /// Give each node a disk tier for so many chunks
@@ -76,7 +76,7 @@ pub(crate) struct Args {
     disk_chunks_per_node: Option<u64>,
 
     /// Who is evicted first
-    #[arg(long, value_parser = args::policy(), default_value_t, conflicts_with = "coordinator")]
+    #[arg(long, value_parser = values::policy(), default_value_t, conflicts_with = "coordinator")]
     policy: PolicyName,
 
     /// Each node serves only what it computed itself

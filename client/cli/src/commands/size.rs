@@ -11,7 +11,7 @@ use super::plan::positive;
 use crate::failure::Usage;
 use crate::size::report::{Sizes, Surroundings};
 use crate::size::{Deployment, Footprint, ModelConfig, SizeError};
-use crate::{args, output};
+use crate::{output, values};
 
 /// Show what a model's KV takes, what memory and disk hold of it, and how fast it moves
 ///
@@ -46,11 +46,11 @@ pub(crate) struct Args {
     chunk_tokens: u32,
 
     /// Memory that holds chunks
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value = "64GiB")]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value = "64GiB")]
     memory: u64,
 
     /// Disk that holds chunks
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes, default_value = "1TiB")]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value = "1TiB")]
     disk: u64,
 
     /// Speed of the link between two nodes, in Gbit/s

@@ -13,7 +13,7 @@ use crate::top::render::{Order, Sort, render};
 use crate::top::sample::{Sample, Targets};
 use crate::top::terminal::{Screen, keys};
 use crate::top::view::View;
-use crate::{args, output, signals};
+use crate::{output, signals, values};
 
 /// Watch what nodes do, as it happens
 ///
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     sort: Sort,
 
     /// How long one interval is
-    #[arg(long, value_name = "TIME", value_parser = args::time, default_value = "1s")]
+    #[arg(long, value_name = "TIME", value_parser = values::time, default_value = "1s")]
     interval: Duration,
 
     /// Show one interval and end; so it is where standard output is no terminal

@@ -13,7 +13,7 @@ use super::namespace::replay_namespace;
 use super::part_chunks;
 use crate::clock::now;
 use crate::cluster::NodeAddress;
-use crate::dev::TENANT;
+use crate::cluster::TENANT;
 
 /// A node as a replay sees it: one session, which all requests share, with one of its devices.
 pub struct Link {

@@ -10,9 +10,10 @@ use larder_client::SessionOptions;
 use larder_ipc::Mapping;
 use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_protocol::HitPolicy;
+use larder_protocol::PoolSpec;
 use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::limits::SESSION_VERSION;
-use larder_protocol::namespace::{HashAlgorithm, PoolSpec};
+use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::session::{
     Extent, Found, Leased, Place, Registered, Request, Reserved, Response, Welcome, decode_request,
 };

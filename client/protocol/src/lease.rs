@@ -1,0 +1,38 @@
+//! Blocks that an engine may read, and where they stand.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+/// Blocks may be read.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Leased {
+    /// The lease; release it. 0 where nothing is leased.
+    pub lease: u64,
+    /// Chunks leased, from the chain's first on.
+    pub chunks: u32,
+    /// Where the blocks stand that restoring these chunks needs, and no others: for each chunk, for each slice of the
+    /// session, for each pool of [`PoolRules::needed`](crate::PoolRules::needed).
+    pub places: Vec<Place>,
+    /// The checksum of each of these blocks, over its bytes and its name
+    /// ([`block_checksum`](crate::checksum::block_checksum)).
+    pub checksums: Vec<u64>,
+    /// Extents that the session sees for the first time; their descriptors come along in this order.
+    pub extents: Vec<Extent>,
+}
+
+/// The place of one block in the arena.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the extent.
+    pub extent: u32,
+    /// Offset in it, in bytes.
+    pub offset: u64,
+}
+
+/// A piece of the arena: one sealed memory file.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its number. An extent that comes back renewed has the same number and other memory.
+    pub extent: u32,
+    /// Its size.
+    pub bytes: u64,
+}
