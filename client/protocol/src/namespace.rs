@@ -62,6 +62,32 @@ pub struct EngineHash {
 pub struct Fingerprint(pub [u8; 32]);
 
 impl NamespaceSpec {
+    /// A namespace of blocks without structure: one slice, and one pool with one layer of `block_bytes`; Larder hashes its
+    /// chunks.
+    #[must_use]
+    pub fn of_blocks(model: impl Into<String>, chunk_tokens: u32, block_bytes: u64) -> Self {
+        Self {
+            model: model.into(),
+            revision: String::new(),
+            kv_dtype: "bytes".into(),
+            layout: "flat".into(),
+            hash: HashAlgorithm::Larder,
+            chunk_tokens,
+            engine_block_tokens: chunk_tokens,
+            tensor_parallel: 1,
+            pipeline_parallel: 1,
+            context_parallel: 1,
+            slices: 1,
+            pools: vec![PoolSpec {
+                name: "kv".into(),
+                layers: 1,
+                layer_bytes: block_bytes,
+                hit: HitPolicy::All,
+            }],
+            flat: false,
+        }
+    }
+
     /// Whether the namespace is possible at all.
     ///
     /// # Errors

@@ -6,8 +6,8 @@ use larder_core::Millis;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::{Facts, PolicyName, Removal, Verdict};
 use larder_core::store::{Checksums, LookupOptions, Store, StoreLimits};
-use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::{Chain, ChunkHash};
 
 fn main() {
     divan::main();
@@ -89,27 +89,16 @@ struct Filled {
 
 impl Filled {
     fn new(chunks: u64, capacity_chunks: u64) -> Self {
-        let mut store = Store::new(StoreLimits {
-            extents: 1 << 10,
-            extent_bytes: 64 << 20,
-            capacity_chunks: Some(capacity_chunks),
-            high_watermark_bytes: u64::MAX,
-            low_watermark_bytes: u64::MAX,
-            policy: PolicyName::Lru,
-            recompute_doubles_at: None,
-            trust_engines: false,
-            tenant_bytes: vec![u64::MAX],
-            max_leased_blocks: u64::MAX,
-            max_reserved_bytes: u64::MAX,
-            max_pinned_bytes: u64::MAX,
-            reservation_ttl_ms: u64::MAX,
-            max_pin_ms: u64::MAX,
-            peers: None,
-            disk: None,
-            object: None,
-        });
+        let limits = StoreLimits::of_chunks(1 << 10, 64 << 20, capacity_chunks, PolicyName::Lru);
+        let mut store = Store::new(limits);
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
-        let registered = store.register(session, "default", &spec(), &[0], &[BLOCK_BYTES]);
+        let registered = store.register(
+            session,
+            "default",
+            &NamespaceSpec::of_blocks("bench", 16, BLOCK_BYTES),
+            &[0],
+            &[BLOCK_BYTES],
+        );
         let registered = registered.expect("the namespace is possible");
         let (namespace, root) = (registered.namespace, registered.root);
         let mut filled = Self { store, session, namespace, root, prompts: chunks / PROMPT };
@@ -149,22 +138,4 @@ fn chain(root: ChunkHash, prompt: u64) -> Chain {
         ChunkHash(std::array::from_fn(|_| rng.u8(..)))
     };
     Chain::from_root(root, (prompt * PROMPT..(prompt + 1) * PROMPT).map(name).collect())
-}
-
-fn spec() -> NamespaceSpec {
-    NamespaceSpec {
-        model: "bench".into(),
-        revision: String::new(),
-        kv_dtype: "bytes".into(),
-        layout: "flat".into(),
-        hash: HashAlgorithm::Larder,
-        chunk_tokens: 16,
-        engine_block_tokens: 16,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK_BYTES, hit: HitPolicy::All }],
-        flat: false,
-    }
 }

@@ -14,9 +14,9 @@ use larder_core::directory::{BatchId, Changes, Outbox, Shard};
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
 use larder_core::store::{Change, ChangeKind, Checksums, Store, StoreLimits};
-use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
+use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, PARTITIONS, Table};
-use larder_protocol::{Chain, ChunkHash, Fingerprint, HitPolicy, PoolSpec};
+use larder_protocol::{Chain, ChunkHash, Fingerprint};
 
 /// Chunks that are cached.
 const CHUNKS: u64 = 1_000_000;
@@ -114,7 +114,15 @@ fn resident() -> u64 {
 fn store(policy: PolicyName, evicted: u64) -> Store {
     let mut store = Store::new(limits(policy));
     let session = store.open_session(TenantId(0), ProcessId(0), 0);
-    let registered = store.register(session, "default", &spec(), &[0], &[BLOCK_BYTES]).unwrap();
+    let registered = store
+        .register(
+            session,
+            "default",
+            &NamespaceSpec::of_blocks("bench", 16, BLOCK_BYTES),
+            &[0],
+            &[BLOCK_BYTES],
+        )
+        .unwrap();
     store.keep_journal();
     for prompt in 0..(CHUNKS + evicted) / PROMPT {
         let chain = chain(registered.root, prompt);
@@ -185,25 +193,7 @@ fn directory() -> (Outbox, Shard) {
 }
 
 fn limits(policy: PolicyName) -> StoreLimits {
-    StoreLimits {
-        extents: 128,
-        extent_bytes: 64 << 20,
-        capacity_chunks: Some(CHUNKS),
-        high_watermark_bytes: u64::MAX,
-        low_watermark_bytes: u64::MAX,
-        policy,
-        recompute_doubles_at: None,
-        trust_engines: true,
-        tenant_bytes: vec![u64::MAX],
-        max_leased_blocks: u64::MAX,
-        max_reserved_bytes: u64::MAX,
-        max_pinned_bytes: 0,
-        reservation_ttl_ms: u64::MAX,
-        max_pin_ms: 0,
-        peers: None,
-        disk: None,
-        object: None,
-    }
+    StoreLimits { trust_engines: true, ..StoreLimits::of_chunks(128, 64 << 20, CHUNKS, policy) }
 }
 
 fn chain(root: ChunkHash, prompt: u64) -> Chain {
@@ -212,22 +202,4 @@ fn chain(root: ChunkHash, prompt: u64) -> Chain {
         ChunkHash(std::array::from_fn(|_| rng.u8(..)))
     };
     Chain::from_root(root, (prompt * PROMPT..(prompt + 1) * PROMPT).map(name).collect())
-}
-
-fn spec() -> NamespaceSpec {
-    NamespaceSpec {
-        model: "memory".into(),
-        revision: String::new(),
-        kv_dtype: "bytes".into(),
-        layout: "flat".into(),
-        hash: HashAlgorithm::Larder,
-        chunk_tokens: 16,
-        engine_block_tokens: 16,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK_BYTES, hit: HitPolicy::All }],
-        flat: false,
-    }
 }

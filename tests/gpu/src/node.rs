@@ -14,7 +14,6 @@ use larder_device::{EngineMemory, PagedLayout};
 use larder_node::host::HostFacts;
 use larder_node::{Config, Ready};
 use larder_protocol::lane::CopyEnd;
-use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{Chain, HitPolicy, NamespaceSpec, PoolSpec};
 
 /// The node; dropping it kills it.
@@ -161,21 +160,7 @@ impl Session {
 }
 
 fn spec(pool: PoolSpec) -> NamespaceSpec {
-    NamespaceSpec {
-        model: "check".into(),
-        revision: String::new(),
-        kv_dtype: "uint8".into(),
-        layout: "LBHNC".into(),
-        hash: HashAlgorithm::Larder,
-        chunk_tokens: CHUNK_TOKENS,
-        engine_block_tokens: CHUNK_TOKENS,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![pool],
-        flat: false,
-    }
+    NamespaceSpec { pools: vec![pool], ..NamespaceSpec::of_blocks("check", CHUNK_TOKENS, 1) }
 }
 
 const CHUNK_TOKENS: u32 = 16;

@@ -6,7 +6,7 @@ use larder_cli::dev::TENANT;
 use larder_client::{LookupOptions, Namespace, Session, SessionError, SessionOptions};
 use larder_protocol::namespace::{EngineHash, HashAlgorithm};
 use larder_protocol::session::RefusalCode;
-use larder_protocol::{Chain, ChunkHash, HitPolicy, NamespaceSpec, PoolSpec};
+use larder_protocol::{Chain, ChunkHash, NamespaceSpec};
 
 use super::Run;
 use super::engine::with_causes;
@@ -132,26 +132,8 @@ fn ids(next: &mut u64, count: usize) -> Vec<ChunkHash> {
 }
 
 fn spec() -> NamespaceSpec {
-    NamespaceSpec {
-        model: "soak parents".into(),
-        revision: String::new(),
-        kv_dtype: "bytes".into(),
-        layout: "flat".into(),
-        hash: HashAlgorithm::Engine(EngineHash { name: "soak".into(), seed: String::new() }),
-        chunk_tokens: 16,
-        engine_block_tokens: 16,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![PoolSpec {
-            name: "kv".into(),
-            layers: 1,
-            layer_bytes: BLOCK_BYTES as u64,
-            hit: HitPolicy::All,
-        }],
-        flat: false,
-    }
+    let hash = HashAlgorithm::Engine(EngineHash { name: "soak".into(), seed: String::new() });
+    NamespaceSpec { hash, ..NamespaceSpec::of_blocks("soak parents", 16, BLOCK_BYTES as u64) }
 }
 
 const BLOCK_BYTES: usize = 64 << 10;

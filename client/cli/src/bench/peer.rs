@@ -54,21 +54,11 @@ impl PeerBench {
     pub fn start(transfer: Transfer, blocks_per_get: usize) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let options = DevOptions {
-            nodes: 2,
             arena_bytes: Some(ARENA_BYTES),
             extent_bytes: Some(EXTENT_BYTES),
             ..DevOptions::new()?
         };
-        let (cluster, writer, reader) = runtime.block_on(async {
-            let cluster = DevCluster::start(options).await?;
-            cluster.joined().await?;
-            let connect = async |node: usize| {
-                let sockets = &cluster.addresses().nodes[node].sockets;
-                End::connect(sockets.get(TENANT).context("the node has a socket")?, transfer).await
-            };
-            let ends = (connect(0).await?, connect(1).await?);
-            anyhow::Ok((cluster, ends.0, ends.1))
-        })?;
+        let (cluster, [writer, reader]) = runtime.block_on(End::pair(options, transfer))?;
         let pids = cluster.pids().into_iter().skip(1).filter_map(|(_, pid)| pid).collect();
         Ok(Self {
             runtime,
@@ -162,7 +152,22 @@ impl PeerBench {
 }
 
 impl End {
-    pub(super) async fn connect(socket: &Path, transfer: Transfer) -> anyhow::Result<Self> {
+    /// Starts a cluster of two nodes, and an engine at each.
+    pub(super) async fn pair(
+        options: DevOptions,
+        transfer: Transfer,
+    ) -> anyhow::Result<(DevCluster, [Self; 2])> {
+        let cluster = DevCluster::start(DevOptions { nodes: 2, ..options }).await?;
+        cluster.joined().await?;
+        let connect = async |node: usize| {
+            let sockets = &cluster.addresses().nodes[node].sockets;
+            Self::connect(sockets.get(TENANT).context("the node has a socket")?, transfer).await
+        };
+        let ends = [connect(0).await?, connect(1).await?];
+        Ok((cluster, ends))
+    }
+
+    async fn connect(socket: &Path, transfer: Transfer) -> anyhow::Result<Self> {
         let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
         let options = SessionOptions { client, ..SessionOptions::default() };
         let session = Session::connect(socket, options).await?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use larder_client::LookupOptions;
+use larder_node::Status;
 use larder_protocol::session::Wait;
 use larder_protocol::{Chain, ChunkHash};
 use tokio::runtime::{Builder, Runtime};
@@ -16,7 +17,7 @@ use super::peer::End;
 use super::transfer::Transfer;
 use crate::clock::now;
 use crate::content::chunk_hash;
-use crate::dev::{DevCluster, DevDisk, DevOptions, TENANT};
+use crate::dev::{DevCluster, DevDisk, DevOptions};
 use crate::http;
 
 /// Two nodes with disks, and an engine at each.
@@ -54,7 +55,6 @@ impl PrefetchBench {
     fn start(send_bytes_per_second: Option<u64>) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let options = DevOptions {
-            nodes: 2,
             arena_bytes: Some(ARENA_BYTES),
             extent_bytes: Some(EXTENT_BYTES),
             chunks_per_node: Some(PART as u64 * 2),
@@ -62,17 +62,7 @@ impl PrefetchBench {
             send_bytes_per_second,
             ..DevOptions::new()?
         };
-        let (cluster, near, far) = runtime.block_on(async {
-            let cluster = DevCluster::start(options).await?;
-            cluster.joined().await?;
-            let connect = async |node: usize| {
-                let sockets = &cluster.addresses().nodes[node].sockets;
-                let socket = sockets.get(TENANT).context("the node has a socket")?;
-                End::connect(socket, Transfer::of(BLOCK_BYTES)).await
-            };
-            let ends = (connect(0).await?, connect(1).await?);
-            anyhow::Ok((cluster, ends.0, ends.1))
-        })?;
+        let (cluster, [near, far]) = runtime.block_on(End::pair(options, Transfer::of(BLOCK_BYTES)))?;
         Ok(Self { runtime, cluster, near, far, next_id: 0 })
     }
 
@@ -145,9 +135,9 @@ impl PrefetchBench {
 fn wait_for_disk(node: SocketAddr) -> anyhow::Result<()> {
     let start = now();
     loop {
-        let status: serde_json::Value = http::get_json(node, "/status")?;
-        let waiting_bytes = &status["actors"][0]["disk"]["waiting_bytes"];
-        if waiting_bytes.as_u64().context("the node has a disk")? == 0 {
+        let status: Status = http::get_json(node, "/status")?;
+        let disk = status.actors.first().and_then(|actor| actor.disk);
+        if disk.context("the node has a disk")?.waiting_bytes == 0 {
             return Ok(());
         }
         anyhow::ensure!(now() - start < PATIENCE, "the disk does not keep up");

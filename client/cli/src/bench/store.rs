@@ -33,25 +33,9 @@ impl StoreBench {
     pub fn filled(chunks: u64, capacity_chunks: u64) -> anyhow::Result<Self> {
         let extent_bytes = 64 << 20;
         let slots = capacity_chunks + 2 * CHUNKS;
-        let mut store = Store::new(StoreLimits {
-            extents: u32::try_from((slots * BLOCK_BYTES).div_ceil(extent_bytes) + 1)?,
-            extent_bytes,
-            capacity_chunks: Some(capacity_chunks),
-            high_watermark_bytes: u64::MAX,
-            low_watermark_bytes: u64::MAX,
-            policy: PolicyName::Lru,
-            recompute_doubles_at: None,
-            trust_engines: false,
-            tenant_bytes: vec![u64::MAX],
-            max_leased_blocks: u64::MAX,
-            max_reserved_bytes: u64::MAX,
-            max_pinned_bytes: u64::MAX,
-            reservation_ttl_ms: u64::MAX,
-            max_pin_ms: u64::MAX,
-            peers: None,
-            disk: None,
-            object: None,
-        });
+        let extents = u32::try_from((slots * BLOCK_BYTES).div_ceil(extent_bytes) + 1)?;
+        let limits = StoreLimits::of_chunks(extents, extent_bytes, capacity_chunks, PolicyName::Lru);
+        let mut store = Store::new(limits);
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let spec = replay_namespace(BLOCK_BYTES);
         let registered = store.register(session, "default", &spec, &[0], &[BLOCK_BYTES])?;

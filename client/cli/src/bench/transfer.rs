@@ -23,15 +23,6 @@ pub struct Transfer {
     pub in_flight: usize,
 }
 
-/// How fast blocks come, and what that takes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rate {
-    /// Payload, in 10^9 bytes a second.
-    pub gigabytes_per_s: f64,
-    /// CPU seconds of both ends for 10^9 bytes.
-    pub cpu_s_per_gigabyte: f64,
-}
-
 /// Counts the CPU time of passes whose ends are both in this process.
 #[derive(Debug, Default)]
 pub(super) struct CpuMeter {
@@ -108,31 +99,6 @@ impl CpuMeter {
     }
 }
 
-/// Raw TCP over loopback, where the calling thread is the one that asks: the other end is a thread of its own.
-///
-/// # Errors
-/// The system gives no socket or no thread.
-pub fn raw_tcp(transfer: Transfer, rounds: usize, placement: &Placement) -> anyhow::Result<Rate> {
-    let mut tcp = RawTcp::start(transfer, placement)?;
-    let [seconds] = measure::medians(rounds, [&mut || tcp.pass()])?;
-    Ok(Rate::new(transfer, seconds, tcp.cpu_s_per_gigabyte()))
-}
-
-/// QUIC with mutual TLS over loopback as the processes of a cluster use it, with nothing else done.
-///
-/// # Errors
-/// The system gives no socket or no thread.
-pub fn bare_quinn(
-    transfer: Transfer,
-    settings: &TransportSettings,
-    rounds: usize,
-    placement: &Placement,
-) -> anyhow::Result<Rate> {
-    let mut quinn = BareQuinn::start(transfer, settings, placement)?;
-    let [seconds] = measure::medians(rounds, [&mut || quinn.pass()])?;
-    Ok(Rate::new(transfer, seconds, quinn.cpu_s_per_gigabyte()))
-}
-
 /// QUIC beside raw TCP, in turns: throughput, then CPU time.
 ///
 /// # Errors
@@ -186,12 +152,6 @@ pub fn peer_get_beside_both(
     ])
 }
 
-impl Rate {
-    fn new(transfer: Transfer, seconds: f64, cpu_s_per_gigabyte: f64) -> Self {
-        Self { gigabytes_per_s: transfer.bytes() as f64 / seconds / 1e9, cpu_s_per_gigabyte }
-    }
-}
-
 fn byte(at: usize) -> u8 {
     (at / 4_099) as u8
 }
@@ -223,10 +183,8 @@ mod tests {
         let placement = Placement::choose().unwrap();
         let transfer = Transfer::of(1 << 20);
         let settings = TransportSettings::default();
-        let tcp = raw_tcp(transfer, 1, &placement).unwrap();
-        let quinn = bare_quinn(transfer, &settings, 1, &placement).unwrap();
-        for rate in [tcp, quinn] {
-            assert!(rate.gigabytes_per_s > 0.0 && rate.cpu_s_per_gigabyte > 0.0, "{rate:?}");
+        for found in quinn_beside_tcp("blocks", transfer, &settings, 1, &placement).unwrap() {
+            assert!(found.value > 0.0 && found.yardstick_value > 0.0, "{found:?}");
         }
     }
 }

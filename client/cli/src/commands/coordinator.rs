@@ -83,8 +83,5 @@ impl Args {
 }
 
 fn announce(ready: Ready) {
-    let line = ReadyLine { ready: true, http: ready.http, peer: Some(ready.peer), sockets: BTreeMap::new() };
-    if let Err(error) = output::print_json(&line) {
-        tracing::warn!(%error, "cannot say that it serves");
-    }
+    ReadyLine { ready: true, http: ready.http, peer: Some(ready.peer), sockets: BTreeMap::new() }.print();
 }

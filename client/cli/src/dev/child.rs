@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::STOP_GRACE;
 use super::error::{DevError, Died, LogTail};
+use crate::output;
 
 /// The one line that a server prints on standard output, when it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +31,15 @@ pub(crate) struct ReadyLine {
     /// Its session sockets, by tenant; the coordinator has none.
     #[serde(default)]
     pub(crate) sockets: BTreeMap<String, PathBuf>,
+}
+
+impl ReadyLine {
+    /// Prints it, so that whoever started this server knows.
+    pub(crate) fn print(&self) {
+        if let Err(error) = output::print_json(self) {
+            tracing::warn!(%error, "cannot say that it serves");
+        }
+    }
 }
 
 /// A process that was ready once.

@@ -1,28 +1,15 @@
 //! The namespace of a replay: one block a chunk, hashes from the trace.
 
+use larder_protocol::NamespaceSpec;
 use larder_protocol::namespace::{EngineHash, HashAlgorithm};
-use larder_protocol::{HitPolicy, NamespaceSpec, PoolSpec};
 
 use crate::trace::CHUNK_TOKENS;
 
 /// The namespace of a replay whose chunks have blocks of `block_bytes`.
 #[must_use]
 pub fn replay_namespace(block_bytes: u64) -> NamespaceSpec {
-    NamespaceSpec {
-        model: "larder replay".into(),
-        revision: String::new(),
-        kv_dtype: "bytes".into(),
-        layout: "flat".into(),
-        hash: HashAlgorithm::Engine(EngineHash { name: "larder trace".into(), seed: String::new() }),
-        chunk_tokens: CHUNK_TOKENS as u32,
-        engine_block_tokens: CHUNK_TOKENS as u32,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: block_bytes, hit: HitPolicy::All }],
-        flat: false,
-    }
+    let hash = HashAlgorithm::Engine(EngineHash { name: "larder trace".into(), seed: String::new() });
+    NamespaceSpec { hash, ..NamespaceSpec::of_blocks("larder replay", CHUNK_TOKENS as u32, block_bytes) }
 }
 
 #[cfg(test)]

@@ -46,6 +46,33 @@ pub struct StoreLimits {
     pub object: Option<ObjectStoreLimits>,
 }
 
+impl StoreLimits {
+    /// Bounds a store of one tenant by its memory and `capacity_chunks` alone: nothing is pinned, nothing stands below or
+    /// beside the store, and what engines hold has no bound.
+    #[must_use]
+    pub fn of_chunks(extents: u32, extent_bytes: u64, capacity_chunks: u64, policy: PolicyName) -> Self {
+        Self {
+            extents,
+            extent_bytes,
+            capacity_chunks: Some(capacity_chunks),
+            high_watermark_bytes: u64::MAX,
+            low_watermark_bytes: u64::MAX,
+            policy,
+            recompute_doubles_at: None,
+            trust_engines: false,
+            tenant_bytes: vec![u64::MAX],
+            max_leased_blocks: u64::MAX,
+            max_reserved_bytes: u64::MAX,
+            max_pinned_bytes: 0,
+            reservation_ttl_ms: u64::MAX,
+            max_pin_ms: 0,
+            peers: None,
+            disk: None,
+            object: None,
+        }
+    }
+}
+
 /// What other nodes may take of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerStoreLimits {

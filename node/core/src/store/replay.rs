@@ -3,8 +3,8 @@
 //! It is the store that runs in production, with blocks of one byte in an arena so large that only the number of
 //! chunks is scarce. No byte is moved.
 
-use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::{Chain, ChunkHash};
 
 use super::ids::{ProcessId, SessionId, TenantId};
 use super::policy::PolicyName;
@@ -84,25 +84,8 @@ impl Player {
     ) -> Result<Self, Refused> {
         // One request is written besides what is cached.
         let slots = capacity_chunks + longest + 1;
-        let mut store = Store::new(StoreLimits {
-            extents: 1,
-            extent_bytes: slots * SLOT_ALIGNMENT,
-            capacity_chunks: Some(capacity_chunks),
-            high_watermark_bytes: u64::MAX,
-            low_watermark_bytes: u64::MAX,
-            policy,
-            recompute_doubles_at: None,
-            trust_engines: false,
-            tenant_bytes: vec![u64::MAX],
-            max_leased_blocks: u64::MAX,
-            max_reserved_bytes: u64::MAX,
-            max_pinned_bytes: 0,
-            reservation_ttl_ms: 1,
-            max_pin_ms: 0,
-            peers: None,
-            disk: None,
-            object: None,
-        });
+        let limits = StoreLimits::of_chunks(1, slots * SLOT_ALIGNMENT, capacity_chunks, policy);
+        let mut store = Store::new(StoreLimits { reservation_ttl_ms: 1, ..limits });
         let session = store.open_session(TenantId(0), ProcessId(0), 1);
         let registered = store.register(session, "replay", &spec(chunk_tokens), &[0], &[1])?;
         Ok(Self {
@@ -148,21 +131,8 @@ impl Player {
 }
 
 fn spec(chunk_tokens: u32) -> NamespaceSpec {
-    NamespaceSpec {
-        model: "replay".into(),
-        revision: String::new(),
-        kv_dtype: "none".into(),
-        layout: "none".into(),
-        hash: HashAlgorithm::Larder,
-        chunk_tokens,
-        engine_block_tokens: chunk_tokens,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: 1, hit: HitPolicy::All }],
-        flat: false,
-    }
+    let spec = NamespaceSpec::of_blocks("replay", chunk_tokens, 1);
+    NamespaceSpec { kv_dtype: "none".into(), layout: "none".into(), ..spec }
 }
 
 /// A chunk hash of a block's name; like a real one, every bit of it is random.

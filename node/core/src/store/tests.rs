@@ -18,7 +18,7 @@ mod pool_tiers;
 mod pools;
 mod verify;
 
-use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
+use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
 
 use super::ids::{ProcessId, SessionId, TenantId};
@@ -57,21 +57,9 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
 }
 
 fn spec() -> NamespaceSpec {
-    NamespaceSpec {
-        model: "m".into(),
-        revision: String::new(),
-        kv_dtype: "bfloat16".into(),
-        layout: "nhd".into(),
-        hash: HashAlgorithm::Larder,
-        chunk_tokens: 16,
-        engine_block_tokens: 16,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![PoolSpec { name: "kv".into(), layers: 2, layer_bytes: BLOCK / 2, hit: HitPolicy::All }],
-        flat: false,
-    }
+    let mut spec = NamespaceSpec::of_blocks("m", 16, BLOCK);
+    spec.pools[0] = PoolSpec { layers: 2, layer_bytes: BLOCK / 2, ..spec.pools[0].clone() };
+    spec
 }
 
 /// A store with one session of one process.

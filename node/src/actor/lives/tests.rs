@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use larder_client::{BlockingSession, LeaseGuard, Namespace, SessionError, SessionOptions};
-use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
-use larder_protocol::{ChunkHash, HitPolicy, PoolSpec};
+use larder_protocol::ChunkHash;
+use larder_protocol::namespace::NamespaceSpec;
 use tokio::sync::oneshot;
 
 use crate::config::Config;
@@ -120,22 +120,7 @@ fn are_right(lease: &LeaseGuard, prompt: &[ChunkHash]) {
 }
 
 fn spec() -> NamespaceSpec {
-    let pool = PoolSpec { name: "kv".into(), layers: 1, layer_bytes: BLOCK as u64, hit: HitPolicy::All };
-    NamespaceSpec {
-        model: "m".into(),
-        revision: String::new(),
-        kv_dtype: "uint8".into(),
-        layout: "nhd".into(),
-        hash: HashAlgorithm::Larder,
-        chunk_tokens: 16,
-        engine_block_tokens: 16,
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        slices: 1,
-        pools: vec![pool],
-        flat: false,
-    }
+    NamespaceSpec::of_blocks("m", 16, BLOCK as u64)
 }
 
 fn prompt(name: u8, chunks: u16) -> Vec<ChunkHash> {

@@ -67,23 +67,6 @@ const SLOT_BYTES: u64 = 4_096;
 
 /// The capacity is what bounds the store; the session is trusted, so that nothing is copied.
 fn limits(policy: PolicyName, capacity_chunks: u64, longest: u64) -> StoreLimits {
-    StoreLimits {
-        extents: 1,
-        extent_bytes: (capacity_chunks + 2 * longest) * SLOT_BYTES,
-        capacity_chunks: Some(capacity_chunks),
-        high_watermark_bytes: u64::MAX,
-        low_watermark_bytes: u64::MAX,
-        policy,
-        recompute_doubles_at: None,
-        trust_engines: true,
-        tenant_bytes: vec![u64::MAX],
-        max_leased_blocks: u64::MAX,
-        max_reserved_bytes: u64::MAX,
-        max_pinned_bytes: 0,
-        reservation_ttl_ms: u64::MAX,
-        max_pin_ms: 0,
-        peers: None,
-        disk: None,
-        object: None,
-    }
+    let extent_bytes = (capacity_chunks + 2 * longest) * SLOT_BYTES;
+    StoreLimits { trust_engines: true, ..StoreLimits::of_chunks(1, extent_bytes, capacity_chunks, policy) }
 }
