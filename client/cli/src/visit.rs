@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_client::{BlockingSession, Namespace, SessionError, SessionOptions};
+use larder_client::{Namespace, Session, SessionError, SessionOptions};
 use larder_protocol::NamespaceSpec;
 use larder_protocol::session::RefusalCode;
 
@@ -12,7 +12,7 @@ use crate::dev;
 ///
 /// # Errors
 /// Nobody answers there, or the node takes no session.
-pub(crate) fn every_device(socket: &Path) -> anyhow::Result<Vec<BlockingSession>> {
+pub(crate) fn every_device(socket: &Path) -> anyhow::Result<Vec<Session>> {
     let mut sessions = Vec::new();
     for device in 0.. {
         match device_of(socket, device) {
@@ -29,24 +29,24 @@ pub(crate) fn every_device(socket: &Path) -> anyhow::Result<Vec<BlockingSession>
 ///
 /// # Errors
 /// Nobody answers there, or the node takes no session.
-pub(crate) fn device_of(socket: &Path, device: u16) -> Result<BlockingSession, SessionError> {
+pub(crate) fn device_of(socket: &Path, device: u16) -> Result<Session, SessionError> {
     let options = SessionOptions {
         client: concat!("larder ", env!("CARGO_PKG_VERSION")).into(),
         device: Some(device),
         window_bytes: 0,
         ..SessionOptions::default()
     };
-    BlockingSession::connect(socket, options)
+    Session::connect(socket, options).wait()
 }
 
 /// Makes a namespace known to a device, as an engine with all of its slices would.
 ///
 /// # Errors
 /// The node does not take it.
-pub(crate) fn register(session: &BlockingSession, spec: &NamespaceSpec) -> Result<Namespace, SessionError> {
+pub(crate) fn register(session: &Session, spec: &NamespaceSpec) -> Result<Namespace, SessionError> {
     let slices: Vec<u16> = (0..spec.slices).collect();
     let block_bytes: Vec<u64> = spec.pools.iter().map(|pool| pool.block_bytes()).collect();
-    session.register(spec, &slices, &block_bytes)
+    session.register(spec, &slices, &block_bytes).wait()
 }
 
 /// This socket, or those of the newest development cluster.

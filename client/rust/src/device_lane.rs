@@ -4,23 +4,24 @@
 //! bytes never pass through the engine's process. A copy goes on whoever waits for it, and its end says whether all bytes are
 //! where they should be: of one that did not end as [`CopyEnd::Done`](larder_protocol::lane::CopyEnd::Done) nothing may be used.
 
-mod blocking;
 mod messages;
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_device::{EngineMemory, HostMemory, PagedLayout};
-use larder_protocol::lane::CopyProgress;
-use larder_protocol::session::Request;
-use tokio::time::Instant;
+use larder_protocol::lane::{AskCopy, CopyProgress, RegisterTensors};
+use larder_protocol::session::{Request, Response};
 
 pub use messages::layout_message;
 
+use crate::call::{Call, Step};
 use crate::engine_lane::{CopyFlags, LoadPages};
 use crate::error::SessionError;
+use crate::exchange::Exchange;
 use crate::lease::LeaseGuard;
 use crate::link::Link;
 use crate::lock;
@@ -29,6 +30,7 @@ use crate::options::millis;
 use crate::reservation::Reservation;
 use crate::session::Session;
 use crate::verify::Damaged;
+use larder_ipc::Mapping;
 
 /// An engine's tensors that the node knows, until the session ends. Cheap to clone.
 #[derive(Clone)]
@@ -57,10 +59,14 @@ pub struct SavePages {
 ///
 /// Dropping it lets it go on, unless it still waits for its flag: then it is given up. What it touches stays kept from others in
 /// either case.
-pub struct NodeCopy {
+pub struct NodeCopy(Arc<Copying>);
+
+/// What calls that wait for a copy share with it.
+struct Copying {
     link: Arc<Link>,
     number: u64,
-    known: Mutex<CopyProgress>,
+    /// What the node told last.
+    progress: Mutex<CopyProgress>,
 }
 
 impl NodeTensors {
@@ -116,31 +122,18 @@ impl NodeCopy {
     /// How far it was when the node told last. Its layers count from the first that was asked for.
     #[must_use]
     pub fn progress(&self) -> CopyProgress {
-        *lock(&self.known)
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub(crate) fn heard(&self, news: CopyProgress) {
-        *lock(&self.known) = news;
-    }
-
-    /// Whether there is nothing to wait for until so many layers are done.
-    pub(crate) fn has(&self, layers: u32) -> bool {
-        let known = self.progress();
-        known.end.is_some() || known.layers >= layers
+        *lock(&self.0.progress)
     }
 
     fn new(link: &Arc<Link>, number: u64) -> Self {
-        Self { link: Arc::clone(link), number, known: Mutex::new(CopyProgress { layers: 0, end: None }) }
+        let progress = Mutex::new(CopyProgress { layers: 0, end: None });
+        Self(Arc::new(Copying { link: Arc::clone(link), number, progress }))
     }
 }
 
-impl Drop for NodeCopy {
+impl Drop for Copying {
     fn drop(&mut self) {
-        if lock(&self.known).end.is_none() {
+        if lock(&self.progress).end.is_none() {
             self.link.post(&Request::ForgetCopy(self.number));
         }
     }
@@ -148,7 +141,10 @@ impl Drop for NodeCopy {
 
 impl fmt::Debug for NodeCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeCopy").field("number", &self.number).field("known", &self.progress()).finish()
+        f.debug_struct("NodeCopy")
+            .field("number", &self.0.number)
+            .field("progress", &self.progress())
+            .finish()
     }
 }
 
@@ -170,18 +166,44 @@ impl Session {
     ///
     /// # Panics
     /// Where the namespace has no such block.
-    pub async fn register_tensors(
+    pub fn register_tensors(
         &self,
         namespace: &Namespace,
         block: usize,
         layout: &PagedLayout,
         memory: Vec<EngineMemory>,
-    ) -> Result<NodeTensors, SessionError> {
-        self.exchange(messages::register(namespace, block, layout, memory)?).await
+    ) -> Call<NodeTensors> {
+        let blocks = namespace.blocks_per_chunk();
+        assert!(block < blocks, "a chunk has {blocks} blocks, not {block}");
+        let Some((memory, descriptors)) = messages::shared(memory) else {
+            return Call::new(self, Step::Done(Err(SessionError::NotShared)));
+        };
+        let request = Request::RegisterTensors(RegisterTensors {
+            namespace: namespace.number(),
+            block: block as u16,
+            layout: layout_message(layout),
+            memory,
+        });
+        let (namespace, layout) = (namespace.clone(), layout.clone());
+        let mut exchange = Exchange::new(request, move |link, response, descriptors| {
+            let (Response::TensorsRegistered(known), [words]) = (response, descriptors.as_slice()) else {
+                return Err(SessionError::wrong_answer("tensors come to be known, with a page of words"));
+            };
+            let mut mapped = lock(&link.words);
+            let words = match &*mapped {
+                Some(words) => words,
+                None => mapped.insert(Arc::new(Mapping::writable(words.as_fd(), known.word_bytes)?)),
+            };
+            let words = words.host_memory();
+            Ok(NodeTensors(Arc::new(Known { number: known.tensors, namespace, block, layout, words })))
+        });
+        exchange.descriptors = descriptors;
+        Call::new(self, Step::Ask(exchange))
     }
 
-    /// Has the node begin to copy what is leased into pages. The lease may be given back meanwhile. Blocks that the session
-    /// verifies are verified first, where they stand and on the caller's thread: [`NodeTensors::verify`] does it on another.
+    /// Has the node begin to copy what is leased into pages. The lease may be given back when the copy has begun. Blocks that the
+    /// session verifies are verified as the call is made, where they stand and on this thread: [`NodeTensors::verify`] does it on
+    /// another.
     ///
     /// Cancel safe: a copy that has begun goes on.
     ///
@@ -190,14 +212,16 @@ impl Session {
     ///
     /// # Panics
     /// Where the tensors hold another block than that to load.
-    pub async fn load_pages(
+    pub fn load_pages(
         &self,
         tensors: &NodeTensors,
         lease: &LeaseGuard,
         load: &LoadPages,
         flags: CopyFlags,
-    ) -> Result<NodeCopy, SessionError> {
-        self.exchange(messages::load(tensors, lease, load, flags)?).await
+    ) -> Call<NodeCopy> {
+        assert_eq!(tensors.0.block, load.block, "tensors hold the block that is loaded into them");
+        let message = messages::load(tensors.0.number, lease.number(), load, flags);
+        self.copy(Request::LoadPages(message)).checked(tensors.verify(lease, load))
     }
 
     /// Has the node begin to copy pages into reserved chunks. When it is done, [`Session::commit_handed_over`] commits
@@ -208,41 +232,53 @@ impl Session {
     /// # Errors
     /// `Refused` where the pages are not those of the chunks or the tensors, or the reservation ended; `Busy`; the general ones of
     /// [`SessionError`].
-    pub async fn save_pages(
+    pub fn save_pages(
         &self,
         tensors: &NodeTensors,
         reservation: &Reservation,
         save: &SavePages,
         flags: CopyFlags,
-    ) -> Result<NodeCopy, SessionError> {
-        self.exchange(messages::save(tensors, reservation, save, flags)).await
+    ) -> Call<NodeCopy> {
+        self.copy(Request::SavePages(messages::save(tensors.0.number, reservation.number(), save, flags)))
     }
 
-    /// Waits until so many layers of a copy are done, or it has ended, or `patience` has passed, and says how far it is then.
+    /// Waits until so many layers of a copy are done, or it has ended, or `patience` has passed since the call was made, and says how far
+    /// it is then.
     /// Layers that are done may be used while the others are under way. `u32::MAX` waits for the end.
     ///
     /// Cancel safe.
     ///
     /// # Errors
     /// The general ones of [`SessionError`].
-    pub async fn wait_for_copy(
-        &self,
-        copy: &NodeCopy,
-        layers: u32,
-        patience: Duration,
-    ) -> Result<CopyProgress, SessionError> {
-        let until = Instant::now() + patience;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if copy.has(layers) {
-                return Ok(copy.progress());
-            }
-            let wait = millis(left.min(self.timeout() / 4));
-            let news = self.exchange(messages::ask(copy, layers, wait)).await?;
-            copy.heard(news);
-            if left.is_zero() {
-                return Ok(news);
-            }
-        }
+    pub fn wait_for_copy(&self, copy: &NodeCopy, layers: u32, patience: Duration) -> Call<CopyProgress> {
+        let (known, asked) = (Arc::clone(&copy.0), Arc::clone(&copy.0));
+        let known = move || {
+            let progress = *lock(&known.progress);
+            (progress.end.is_some() || progress.layers >= layers).then_some(progress)
+        };
+        Call::until(self, patience, known, move |wait| news(&asked, layers, wait))
     }
+
+    fn copy(&self, request: Request) -> Call<NodeCopy> {
+        self.ask(request, |link, response, _| match response {
+            Response::Copying(number) => Ok(NodeCopy::new(link, number)),
+            _ => Err(SessionError::wrong_answer("a copy begins")),
+        })
+    }
+}
+
+/// Asks how far a copy is, which hears it as it comes.
+fn news(copy: &Arc<Copying>, layers: u32, wait: Duration) -> Exchange<CopyProgress> {
+    let request = Request::AskCopy(AskCopy { copy: copy.number, layers, wait_ms: millis(wait) });
+    // A request that nobody receives an answer to must not keep the session.
+    let copy = Arc::downgrade(copy);
+    Exchange::new(request, move |_, response, _| {
+        let Response::CopyProgress(progress) = response else {
+            return Err(SessionError::wrong_answer("a copy has progress"));
+        };
+        if let Some(copy) = copy.upgrade() {
+            *lock(&copy.progress) = progress;
+        }
+        Ok(progress)
+    })
 }

@@ -118,14 +118,6 @@ impl SessionError {
         Self::Protocol(ProtocolError::WrongAnswer { what })
     }
 
-    /// The error of a socket while a session is being opened.
-    pub(crate) fn opening(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => Self::Closed { reason: None },
-            _ => Self::Socket(error),
-        }
-    }
-
     /// Whether the session cannot go on.
     pub(crate) fn is_fatal(&self) -> bool {
         matches!(self, Self::Protocol(_) | Self::Descriptor(_) | Self::Closed { .. } | Self::Socket(_))

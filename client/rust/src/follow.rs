@@ -39,8 +39,12 @@ pub struct InPlace {
 
 /// Chunks that are followed: layers of them may be read as they come, and all of them from when they are whole.
 ///
-/// Dropping it lets them go at once, without blocking, from any thread: read what is wanted before.
-pub struct Follow {
+/// Dropping it lets them go at once, without blocking, from any thread: read what is wanted before. A call that waits for its layers
+/// keeps them until it ends.
+pub struct Follow(pub(crate) Arc<Followed>);
+
+/// What calls that wait for layers share with the follow.
+pub(crate) struct Followed {
     link: Arc<Link>,
     namespace: Namespace,
     asked: Arc<[ChunkHash]>,
@@ -54,25 +58,17 @@ struct State {
     lease: Option<Arc<LeaseGuard>>,
 }
 
-/// What the node told of a follow.
-pub(crate) struct News {
-    pub(crate) in_place: InPlace,
-    pub(crate) lease: Option<LeaseGuard>,
-    pub(crate) sums: Vec<LayersSum>,
-    pub(crate) checksums: Vec<u64>,
-}
-
 impl Follow {
     pub(crate) fn new(link: &Arc<Link>, namespace: Namespace, asked: Arc<[ChunkHash]>, number: u64) -> Self {
         let known = InPlace { chunks: asked.len() as u32, layers: 0, is_whole: asked.is_empty() };
         let state = Mutex::new(State { known, lease: None });
-        Self { link: Arc::clone(link), namespace, asked, number, state }
+        Self(Arc::new(Followed { link: Arc::clone(link), namespace, asked, number, state }))
     }
 
     /// What was in place when the node told last.
     #[must_use]
     pub fn in_place(&self) -> InPlace {
-        lock(&self.state).known
+        self.0.in_place()
     }
 
     /// The blocks, once the node has told where they stand, which it has when the first layer is in place. Of its chunks only
@@ -80,22 +76,36 @@ impl Follow {
     /// chunks, also when this is dropped.
     #[must_use]
     pub fn lease(&self) -> Option<Arc<LeaseGuard>> {
-        lock(&self.state).lease.clone()
+        self.0.lease()
     }
 
     /// The namespace of the chunks.
     #[must_use]
     pub fn namespace(&self) -> &Namespace {
-        &self.namespace
+        self.0.namespace()
     }
 
     /// Chunks that were asked for.
     #[must_use]
     pub fn asked(&self) -> usize {
-        self.asked.len()
+        self.0.asked.len()
+    }
+}
+
+impl Followed {
+    pub(crate) fn in_place(&self) -> InPlace {
+        lock(&self.state).known
     }
 
-    pub(crate) fn hashes(&self) -> &Arc<[ChunkHash]> {
+    pub(crate) fn lease(&self) -> Option<Arc<LeaseGuard>> {
+        lock(&self.state).lease.clone()
+    }
+
+    pub(crate) fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    pub(crate) fn hashes(&self) -> &[ChunkHash] {
         &self.asked
     }
 
@@ -104,8 +114,13 @@ impl Follow {
     }
 
     /// Takes what the node told: checksums before anybody counts on the layers that they are of.
-    pub(crate) fn heard(&self, news: News) -> Result<(), SessionError> {
-        let News { in_place, lease, sums, checksums } = news;
+    pub(crate) fn heard(
+        &self,
+        in_place: InPlace,
+        lease: Option<LeaseGuard>,
+        sums: Vec<LayersSum>,
+        checksums: Vec<u64>,
+    ) -> Result<(), SessionError> {
         let mut state = lock(&self.state);
         if let Some(lease) = lease {
             state.lease = Some(Arc::new(lease));
@@ -125,7 +140,7 @@ impl InPlace {
     }
 }
 
-impl Drop for Follow {
+impl Drop for Followed {
     fn drop(&mut self) {
         if lock(&self.state).lease.is_none() {
             self.link.post(&Request::Release(self.number));

@@ -1,18 +1,22 @@
 //! Hand-over: the requests by which layers are given and taken while their chunks are being written.
 
 use std::ops::Range;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use larder_protocol::Chain;
-use tokio::time::Instant;
+use larder_protocol::handoff::{self, AskInPlace, Writer};
+use larder_protocol::session::{Request, Response};
 
-use crate::blocking::BlockingSession;
+use crate::call::Call;
 use crate::error::SessionError;
-use crate::exchange;
-use crate::follow::{Follow, FollowOptions, InPlace};
+use crate::exchange::Exchange;
+use crate::follow::{Follow, FollowOptions, Followed, InPlace};
+use crate::lease::LeaseGuard;
 use crate::namespace::Namespace;
-use crate::reservation::{Reservation, StagedLayers};
-use crate::session::{Session, within};
+use crate::options::millis;
+use crate::reservation::{LayersPart, Reservation, StagedLayers};
+use crate::session::Session;
 
 impl Session {
     /// Asks for room as [`Session::reserve`] does, in a numbered attempt at a hand-over: reservations of earlier attempts for
@@ -22,14 +26,14 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::reserve`].
-    pub async fn reserve_attempt(
+    pub fn reserve_attempt(
         &self,
         namespace: &Namespace,
         chain: &Chain,
         priority: i8,
         attempt: u64,
-    ) -> Result<Reservation, SessionError> {
-        self.exchange(exchange::reserve(namespace, chain, &[], priority, attempt)?).await
+    ) -> Call<Reservation> {
+        self.reserve_with(namespace, chain, &[], priority, attempt)
     }
 
     /// Gives some layers of one pool of reserved chunks room to be filled; waits until the write window has some. `positions`
@@ -42,21 +46,16 @@ impl Session {
     ///
     /// # Panics
     /// Where the reservation has no such chunk, or the namespace no such layers.
-    pub async fn stage_layers(
+    pub fn stage_layers(
         &self,
         reservation: &Reservation,
         positions: &[u32],
         pool: usize,
         layers: Range<u32>,
-    ) -> Result<StagedLayers, SessionError> {
-        let range = match reservation.layers_room(positions, pool, &layers)? {
-            Some((window, bytes)) => {
-                let range = async { Ok(window.take(bytes).await) };
-                Some(within(self.timeout(), range).await?)
-            }
-            None => None,
-        };
-        Ok(reservation.staged_layers(positions, pool, layers, range))
+    ) -> Call<StagedLayers> {
+        let needed = reservation.layers_room(positions, pool, &layers);
+        let staged = reservation.staged_layers(positions, pool, layers);
+        self.take_room(needed, staged, StagedLayers::put_into)
     }
 
     /// Hands filled layers over: whoever follows the chunks may read them when this has returned, and before. Their room is free
@@ -67,8 +66,16 @@ impl Session {
     ///
     /// # Errors
     /// `Refused` where the reservation ended, by its deadline or a later attempt; the general ones of [`SessionError`].
-    pub async fn hand_over(&self, staged: StagedLayers) -> Result<(), SessionError> {
-        self.exchange(exchange::hand_over(staged.into_part())).await
+    pub fn hand_over(&self, staged: StagedLayers) -> Call<()> {
+        let LayersPart { request, range } = staged.into_part();
+        self.ask(Request::HandOver(request), move |_, response, _| {
+            // The node copies from the window until it answers.
+            drop(range);
+            match response {
+                Response::HandedOver => Ok(()),
+                _ => Err(SessionError::wrong_answer("layers are handed over")),
+            }
+        })
     }
 
     /// Commits chunks of which all layers were handed over, and returns how many the node keeps: others see them now.
@@ -77,16 +84,8 @@ impl Session {
     ///
     /// # Errors
     /// `Refused` where layers are missing, or the reservation ended; the general ones of [`SessionError`].
-    pub async fn commit_handed_over(
-        &self,
-        reservation: &Reservation,
-        positions: &[u32],
-    ) -> Result<u32, SessionError> {
-        let mut kept = 0;
-        for part in reservation.handed_over_parts(positions) {
-            kept += self.exchange(exchange::commit(part)).await?;
-        }
-        Ok(kept)
+    pub fn commit_handed_over(&self, reservation: &Reservation, positions: &[u32]) -> Call<u32> {
+        self.commit_parts(reservation.handed_over_parts(positions))
     }
 
     /// Follows chunks that are being written, here or on another node, or soon will be. Room for what comes from another node is
@@ -96,73 +95,67 @@ impl Session {
     ///
     /// # Errors
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
-    pub async fn follow(
-        &self,
-        namespace: &Namespace,
-        chain: &Chain,
-        options: FollowOptions,
-    ) -> Result<Follow, SessionError> {
-        self.exchange(exchange::follow(namespace, chain, options)?).await
+    pub fn follow(&self, namespace: &Namespace, chain: &Chain, options: FollowOptions) -> Call<Follow> {
+        let FollowOptions { writer, attempt, patience } = options;
+        let request = Request::Follow(handoff::Follow {
+            namespace: namespace.number(),
+            chain: chain.clone(),
+            writer: writer.map(|(node, device)| Writer { node, device }),
+            attempt,
+            patience_ms: millis(patience),
+        });
+        let (known, asked) = (namespace.clone(), chain.hashes.as_slice().into());
+        let call = self.ask(request, |link, response, _| match response {
+            Response::Following(number) if number != 0 => Ok(Follow::new(link, known, asked, number)),
+            _ => Err(SessionError::wrong_answer("a follow follows")),
+        });
+        call.checked(namespace.check(chain))
     }
 
-    /// Waits until so many layers of what is followed are in place, or nothing more will come, or `patience` has passed, and
-    /// says what is in place then.
+    /// Waits until so many layers of what is followed are in place, or nothing more will come, or `patience` has passed since the
+    /// call was made, and says what is in place then.
     ///
     /// Cancel safe. One caller at a time waits for a follow: of two, one may wait until the other hears.
     ///
     /// # Errors
     /// The general ones of [`SessionError`].
-    pub async fn wait_for_layers(
-        &self,
-        follow: &Follow,
-        layers: u32,
-        patience: Duration,
-    ) -> Result<InPlace, SessionError> {
-        let until = Instant::now() + patience;
-        loop {
-            let known = follow.in_place();
-            let left = until.saturating_duration_since(Instant::now());
+    pub fn wait_for_layers(&self, follow: &Follow, layers: u32, patience: Duration) -> Call<InPlace> {
+        let (known, asked) = (Arc::clone(&follow.0), Arc::clone(&follow.0));
+        let known = move || {
+            let in_place = known.in_place();
             // The places come with the first news.
-            if known.has(layers) && (follow.lease().is_some() || known.chunks == 0) {
-                return Ok(known);
-            }
-            let wait = left.min(self.timeout() / 4);
-            follow.heard(self.exchange(exchange::in_place(follow, known, wait)).await?)?;
-            if left.is_zero() {
-                return Ok(follow.in_place());
-            }
-        }
+            let is_enough = in_place.has(layers) && (known.lease().is_some() || in_place.chunks == 0);
+            is_enough.then_some(in_place)
+        };
+        Call::until(self, patience, known, move |wait| news(&asked, wait))
     }
 }
 
-impl BlockingSession {
-    /// Gives some layers of one pool of reserved chunks room to be filled, as [`Session::stage_layers`] does; waits until other
-    /// threads have freed enough of the write window.
-    ///
-    /// # Errors
-    /// `WindowTooSmall`; `Timeout` where no room was freed in time.
-    ///
-    /// # Panics
-    /// Where the reservation has no such chunk, or the namespace no such layers.
-    pub fn stage_layers(
-        &self,
-        reservation: &Reservation,
-        positions: &[u32],
-        pool: usize,
-        layers: Range<u32>,
-    ) -> Result<StagedLayers, SessionError> {
-        let range = match reservation.layers_room(positions, pool, &layers)? {
-            Some((window, bytes)) => Some(self.take_room(window, bytes)?),
-            None => None,
+/// Asks for news of a follow, which hears them as they come; its lease comes along when there is one.
+fn news(follow: &Arc<Followed>, wait: Duration) -> Exchange<InPlace> {
+    let known = follow.in_place();
+    let request = Request::AskInPlace(AskInPlace {
+        follow: follow.number(),
+        chunks: known.chunks,
+        layers: known.layers,
+        wait_ms: millis(wait),
+    });
+    // A request that nobody receives an answer to must not keep the session.
+    let follow = Arc::downgrade(follow);
+    Exchange::new(request, move |link, response, descriptors| {
+        let Response::InPlace(news) = response else {
+            return Err(SessionError::wrong_answer("a follow has layers in place"));
         };
-        Ok(reservation.staged_layers(positions, pool, layers, range))
-    }
-
-    /// Hands filled layers over, as [`Session::hand_over`] does.
-    ///
-    /// # Errors
-    /// `Refused` where the reservation ended, by its deadline or a later attempt; the general ones of [`SessionError`].
-    pub fn hand_over(&self, staged: StagedLayers) -> Result<(), SessionError> {
-        self.exchange(exchange::hand_over(staged.into_part()))
-    }
+        let handoff::InPlace { chunks, layers, is_whole, leased, sums, checksums } = news;
+        let in_place = InPlace { chunks, layers, is_whole };
+        let Some(follow) = Weak::upgrade(&follow) else { return Ok(in_place) };
+        let (namespace, asked) = (follow.namespace(), follow.hashes());
+        if chunks as usize > asked.len() {
+            return Err(SessionError::wrong_answer("a follow has chunks that were asked for"));
+        }
+        let accept =
+            |leased| LeaseGuard::accept_followed(link, namespace.clone(), asked, leased, &descriptors);
+        follow.heard(in_place, leased.map(accept).transpose()?, sums, checksums)?;
+        Ok(in_place)
+    })
 }

@@ -1,7 +1,6 @@
 //! The engine side of a Larder session: it talks to the node on the same host and copies blocks in and out of its arena.
 //!
-//! [`Session`] serves async callers on tokio, [`BlockingSession`] serves threads without a runtime; both hand out the
-//! same [`LeaseGuard`]s and [`Reservation`]s.
+//! A [`Session`] makes [`Call`]s: a task on tokio awaits them, a thread without a runtime waits for them, with [`Call::wait`].
 //!
 //! - **get**: [`Session::lookup`] says how much of a prompt is here, [`Session::lease`] keeps it in place,
 //!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back. What is read is verified as
@@ -12,7 +11,7 @@
 //!   [`Session::follow`] reads chunks while somebody writes them.
 //! - **GPU memory**: [`EngineLane`] copies it in the engine's process, the [`device_lane`] has the node copy it.
 
-mod blocking;
+mod call;
 pub mod device_lane;
 pub mod engine_lane;
 mod error;
@@ -20,10 +19,10 @@ mod exchange;
 mod extents;
 mod follow;
 mod handoff;
-mod handshake;
 mod lease;
 mod link;
 mod namespace;
+mod opening;
 mod options;
 mod reservation;
 mod session;
@@ -32,7 +31,7 @@ mod traffic;
 mod verify;
 mod window;
 
-pub use blocking::BlockingSession;
+pub use call::{Call, CallFuture};
 pub use device_lane::{NodeCopy, NodeTensors};
 pub use engine_lane::EngineLane;
 pub use error::{ProtocolError, SessionError};

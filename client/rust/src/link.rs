@@ -1,24 +1,28 @@
-//! What both kinds of session share: the socket, the requests that wait for answers, the extents, the window.
+//! An open session: the socket, the requests that wait for answers, the extents, the window.
+
+mod task;
+mod thread;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_protocol::TraceContext;
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{Request, Response, Welcome, decode_response};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{ProtocolError, SessionError};
-use crate::exchange::{Exchange, granted};
+use crate::exchange::{Answer, Deliver, Exchange};
 use crate::extents::Extents;
-use crate::handshake::HELLO_NUMBER;
 use crate::lock;
+use crate::opening::HELLO_NUMBER;
 use crate::options::SessionOptions;
 use crate::traffic::Traffic;
 use crate::verify::Verifier;
@@ -26,13 +30,20 @@ use crate::window::Window;
 use larder_ipc::Mapping;
 use larder_ipc::socket::{Frame, FrameReader, FrameWriter};
 
-/// An open session. It does no waiting: its owner receives, and flushes what the socket did not take at once.
+/// An open session. A [task](task) receives its answers from when a call is awaited; a [thread](thread) that waits for a call
+/// receives itself, and delivers what it finds to everybody.
 ///
 /// When the last handle and guard of the session is gone, the socket is shut down.
 pub(crate) struct Link {
     socket: UnixStream,
+    /// Held by whoever receives.
+    reader: Mutex<FrameReader>,
     state: Mutex<State>,
-    /// Tells the owner that the socket did not take all there is to send.
+    /// Whether there is a task that receives.
+    has_task: AtomicBool,
+    /// Tells that task, where there is one, that it may receive again.
+    reader_is_free: Arc<Notify>,
+    /// Tells that task that the socket did not take all there is to send.
     unsent: Arc<Notify>,
     /// One permit for each request that a caller may have outstanding.
     callers: Arc<Semaphore>,
@@ -67,15 +78,10 @@ struct Pending {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Hands the answer to whoever waits for it. Says whether the session can go on.
-type Deliver = Box<dyn FnOnce(&Arc<Link>, Response, Vec<OwnedFd>) -> bool + Send>;
-
-/// The result of a request, once it is there; without one the session has ended.
-pub(crate) type Answer<T> = oneshot::Receiver<Result<T, SessionError>>;
-
 impl Link {
     pub(crate) fn new(
         socket: UnixStream,
+        reader: FrameReader,
         welcome: Welcome,
         window: Option<Arc<Window>>,
         options: &SessionOptions,
@@ -84,6 +90,7 @@ impl Link {
         Self {
             verifier: Verifier::new(verify, verify_seed),
             socket,
+            reader: Mutex::new(reader),
             state: Mutex::new(State {
                 open: true,
                 last_words: None,
@@ -93,6 +100,8 @@ impl Link {
                 chores: VecDeque::new(),
                 chores_in_flight: 0,
             }),
+            has_task: AtomicBool::new(false),
+            reader_is_free: Arc::default(),
             unsent: Arc::default(),
             callers: Arc::new(Semaphore::new(MAX_OUTSTANDING_REQUESTS - CHORES_IN_FLIGHT)),
             extents: Mutex::new(Extents::new(welcome.trusted)),
@@ -104,38 +113,14 @@ impl Link {
         }
     }
 
-    pub(crate) fn socket(&self) -> &UnixStream {
-        &self.socket
-    }
-
-    pub(crate) fn unsent(&self) -> &Arc<Notify> {
-        &self.unsent
-    }
-
-    pub(crate) fn callers(&self) -> &Arc<Semaphore> {
-        &self.callers
-    }
-
     /// Sends a request, which belongs to `trace`, as far as the socket takes it.
-    pub(crate) fn send<T: Send + 'static>(
+    fn send<T>(
         &self,
         exchange: Exchange<T>,
         trace: Option<TraceContext>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Answer<T>, SessionError> {
-        let Exchange { request, accept, descriptors } = exchange;
-        let (reply, answer) = oneshot::channel();
-        let deliver: Deliver = Box::new(move |link, response, descriptors| {
-            let result = granted(response).and_then(|response| accept(link, response, descriptors));
-            let fatal = result.as_ref().err().filter(|error| error.is_fatal());
-            if let Some(error) = fatal {
-                tracing::warn!(%error, node = link.welcome.node, "the session ends");
-            }
-            let goes_on = fatal.is_none();
-            // Where nobody waits any more, the result comes back and gives back what it grants as it drops.
-            drop(reply.send(result));
-            goes_on
-        });
+        let Exchange { request, descriptors, deliver, answer } = exchange;
         let mut state = lock(&self.state);
         if !state.open {
             return Err(SessionError::Closed { reason: state.last_words.clone() });
@@ -181,7 +166,7 @@ impl Link {
     }
 
     /// Delivers all answers that `reader` has. Where they are none, ends the session and returns false.
-    pub(crate) fn deliver_all(self: &Arc<Self>, reader: &mut FrameReader) -> bool {
+    fn deliver_all(self: &Arc<Self>, reader: &mut FrameReader) -> bool {
         let delivered = self.try_deliver_all(reader);
         if let Err(error) = &delivered {
             // The reason of `Closed` was logged where it arose.
@@ -197,18 +182,18 @@ impl Link {
     ///
     /// # Errors
     /// `WouldBlock` where something is left still.
-    pub(crate) fn flush_rest(&self) -> io::Result<()> {
+    fn flush_rest(&self) -> io::Result<()> {
         let sent = lock(&self.state).writer.flush(self.socket.as_fd())?;
         if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
     /// What a request of a session that is over comes to.
-    pub(crate) fn closed(&self) -> SessionError {
+    fn closed(&self) -> SessionError {
         SessionError::Closed { reason: lock(&self.state).last_words.clone() }
     }
 
     /// Ends the session: all who wait for answers learn that there will be none.
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         let mut state = lock(&self.state);
         state.open = false;
         state.chores.clear();
@@ -271,7 +256,7 @@ impl Link {
             Ok(false) => self.unsent.notify_one(),
             Err(error) => {
                 tracing::debug!(%error, node = self.welcome.node, "the socket takes no more");
-                // The owner, which receives, now comes to the end of the stream and closes the session.
+                // Whoever receives now comes to the end of the stream and closes the session.
                 self.shut_down();
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::session::{Register, Registered};
-use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolRules, PoolSet};
+use larder_protocol::{Chain, ChainError, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
 /// A namespace as one session knows it. Cheap to clone; of use with the session that registered it alone.
 ///
@@ -149,6 +149,12 @@ impl Namespace {
     /// Bytes of block `block` that share one checksum.
     pub(crate) fn range_bytes(&self, block: usize) -> u64 {
         self.shape.layer_bytes[block % self.shape.layer_bytes.len()].1
+    }
+
+    /// # Errors
+    /// [`ChainError`] where `chain` cannot be of this namespace.
+    pub(crate) fn check(&self, chain: &Chain) -> Result<(), ChainError> {
+        chain.check(self.root(), self.is_flat())
     }
 
     /// A prompt's chunks from its first one on, or independent keys where the namespace is flat.

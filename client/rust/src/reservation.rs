@@ -158,14 +158,19 @@ impl Reservation {
         }
     }
 
-    /// The chunk at `position` (in the chain), in the room that was taken for it.
+    /// The chunk at `position` (in the chain), in its place in the arena. Where chunks do not go straight there it has to be
+    /// [put into](StagedChunk::put_into) the window.
     ///
     /// # Panics
     /// Where the reservation has no chunk there.
-    pub(crate) fn staged(&self, position: u32, range: Option<WindowRange>) -> StagedChunk {
+    pub(crate) fn staged(&self, position: u32) -> StagedChunk {
         let index = self.index(position);
-        let room = range.map_or(Room::Arena(index), Room::Window);
-        StagedChunk { claim: Arc::clone(&self.claim), position, pools: self.pools[index], room }
+        StagedChunk {
+            claim: Arc::clone(&self.claim),
+            position,
+            pools: self.pools[index],
+            room: Room::Arena(index),
+        }
     }
 
     fn index(&self, position: u32) -> usize {
@@ -259,6 +264,10 @@ impl StagedChunk {
     /// The namespace of its chunk.
     pub(crate) fn namespace(&self) -> &Namespace {
         &self.claim.namespace
+    }
+
+    pub(crate) fn put_into(&mut self, range: WindowRange) {
+        self.room = Room::Window(range);
     }
 
     /// The mapping in which block `block` lies, and where.

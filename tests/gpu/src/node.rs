@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use larder_client::device_lane::SavePages;
 use larder_client::engine_lane::{CopyFlags, LoadPages};
-use larder_client::{BlockingSession, Namespace, NodeCopy, NodeTensors, SessionOptions};
+use larder_client::{Namespace, NodeCopy, NodeTensors, Session, SessionOptions};
 use larder_device::{EngineMemory, PagedLayout};
 use larder_node::host::HostFacts;
 use larder_node::{Config, Ready};
@@ -25,8 +25,8 @@ struct Node {
 }
 
 /// An engine's session with it.
-struct Session {
-    session: BlockingSession,
+struct Engine {
+    session: Session,
     namespace: Namespace,
     tensors: NodeTensors,
     chain: Chain,
@@ -57,12 +57,12 @@ pub(crate) fn there_and_back(
     std::fs::create_dir_all(folder.join("disk"))?;
     let went = || {
         let node = Node::start(&folder)?;
-        Session::open(&node, layout, chunks, memory()?)?.save(chunks)?;
+        Engine::open(&node, layout, chunks, memory()?)?.save(chunks)?;
         node.wait_for_disk(chunks)?;
         drop(node);
         forget()?;
         let node = Node::start(&folder)?;
-        Session::open(&node, layout, chunks, memory()?)?.load(layout, chunks)
+        Engine::open(&node, layout, chunks, memory()?)?.load(layout, chunks)
     };
     let result = went();
     std::fs::remove_dir_all(&folder).ok();
@@ -114,46 +114,46 @@ impl Drop for Node {
     }
 }
 
-impl Session {
+impl Engine {
     fn open(node: &Node, layout: &PagedLayout, chunks: u32, memory: EngineMemory) -> anyhow::Result<Self> {
-        let session = BlockingSession::connect(&node.socket, SessionOptions::default())?;
+        let session = Session::connect(&node.socket, SessionOptions::default()).wait()?;
         let pool = PoolSpec {
             name: "kv".into(),
             layers: layout.layers(),
             layer_bytes: layout.layer_bytes(),
             hit: HitPolicy::All,
         };
-        let namespace = session.register(&spec(pool), &[0], &[layout.block_bytes()])?;
+        let namespace = session.register(&spec(pool), &[0], &[layout.block_bytes()]).wait()?;
         let tokens: Vec<u32> = (0..chunks * CHUNK_TOKENS).collect();
         let chain = namespace.chain_of_tokens(&tokens, Default::default());
-        let tensors = session.register_tensors(&namespace, 0, layout, vec![memory])?;
+        let tensors = session.register_tensors(&namespace, 0, layout, vec![memory]).wait()?;
         Ok(Self { session, namespace, tensors, chain })
     }
 
     /// Saves the chunks from the first pages.
     fn save(&self, chunks: u32) -> anyhow::Result<()> {
-        let reservation = self.session.reserve(&self.namespace, &self.chain, 0)?;
+        let reservation = self.session.reserve(&self.namespace, &self.chain, 0).wait()?;
         let positions = reservation.chunks().to_vec();
         let layers = 0..self.tensors.layout().layers();
         let save = SavePages { positions: positions.clone(), pages: (0..chunks).collect(), layers };
-        self.end(&self.session.save_pages(&self.tensors, &reservation, &save, CopyFlags::default())?)?;
-        let kept = self.session.commit_handed_over(&reservation, &positions)?;
+        self.end(&self.session.save_pages(&self.tensors, &reservation, &save, CopyFlags::default()).wait()?)?;
+        let kept = self.session.commit_handed_over(&reservation, &positions).wait()?;
         ensure!(kept == chunks, "the node keeps {kept} of {chunks} chunks");
         Ok(())
     }
 
     /// Loads them into the last pages.
     fn load(&self, layout: &PagedLayout, chunks: u32) -> anyhow::Result<()> {
-        let lease = self.session.lease(&self.namespace, &self.chain)?;
+        let lease = self.session.lease(&self.namespace, &self.chain).wait()?;
         ensure!(lease.chunks() == chunks as usize, "{} of {chunks} chunks are there again", lease.chunks());
         let all = layout.spec().pages;
         let pages = (all - chunks..all).collect();
         let load = LoadPages { block: 0, pages, first_page: 0, layers: 0..layout.layers(), by_layer: true };
-        self.end(&self.session.load_pages(&self.tensors, &lease, &load, CopyFlags::default())?)
+        self.end(&self.session.load_pages(&self.tensors, &lease, &load, CopyFlags::default()).wait()?)
     }
 
     fn end(&self, copy: &NodeCopy) -> anyhow::Result<()> {
-        let end = self.session.wait_for_copy(copy, u32::MAX, PATIENCE)?.end;
+        let end = self.session.wait_for_copy(copy, u32::MAX, PATIENCE).wait()?.end;
         ensure!(end == Some(CopyEnd::Done), "a copy of the node's ended as {end:?}");
         Ok(())
     }

@@ -13,9 +13,7 @@ use std::time::Duration;
 
 use larder_client::device_lane::SavePages;
 use larder_client::engine_lane::{CopyFlags, LoadPages};
-use larder_client::{
-    BlockingSession, LookupOptions, Namespace, NodeCopy, NodeTensors, Session, SessionError, SessionOptions,
-};
+use larder_client::{LookupOptions, Namespace, NodeCopy, NodeTensors, Session, SessionError, SessionOptions};
 use larder_device::host::{Fault, HostControl, HostDevice};
 use larder_device::layout::{Shape, VllmOrder, vllm};
 use larder_device::{Device, EngineMemory, HostMemory, PagedLayout};
@@ -133,7 +131,7 @@ impl Drop for Node {
 
 /// An engine whose pages the node knows.
 struct GpuEngine {
-    session: BlockingSession,
+    session: Session,
     namespace: Namespace,
     tensors: NodeTensors,
     pages: GpuPages,
@@ -154,26 +152,26 @@ impl GpuEngine {
     fn connect(socket: &Path, device: u16) -> Self {
         let options =
             SessionOptions { window_bytes: 1 << 20, device: Some(device), ..SessionOptions::default() };
-        let session = BlockingSession::connect(socket, options).unwrap();
-        let namespace = session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+        let session = Session::connect(socket, options).wait().unwrap();
+        let namespace = session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
         let (layout, bytes) = layout();
         let (descriptor, memory) = gpu_memory(bytes);
         let shared = EngineMemory::Descriptor { descriptor, bytes };
-        let tensors = session.register_tensors(&namespace, 0, &layout, vec![shared]).unwrap();
+        let tensors = session.register_tensors(&namespace, 0, &layout, vec![shared]).wait().unwrap();
         Self { session, namespace, tensors, pages: GpuPages(memory) }
     }
 
     /// Saves and commits the chunks that are missing, all in one copy.
     fn put(&self, hashes: &[ChunkHash]) -> CopyEnd {
         let chain = self.namespace.chain(hashes.to_vec());
-        let reservation = self.session.reserve(&self.namespace, &chain, 0).unwrap();
+        let reservation = self.session.reserve(&self.namespace, &chain, 0).wait().unwrap();
         let positions = reservation.chunks().to_vec();
         positions.iter().for_each(|&position| self.compute(position, &hashes[position as usize]));
         let pages = positions.iter().flat_map(|&position| GpuPages::of(position)).collect();
         let save = SavePages { positions: positions.clone(), pages, layers: 0..SHAPE.layers };
-        let copy = self.session.save_pages(&self.tensors, &reservation, &save, NO_FLAGS).unwrap();
+        let copy = self.session.save_pages(&self.tensors, &reservation, &save, NO_FLAGS).wait().unwrap();
         let end = self.end(&copy);
-        let committed = self.session.commit_handed_over(&reservation, &positions);
+        let committed = self.session.commit_handed_over(&reservation, &positions).wait();
         match end {
             CopyEnd::Done => assert_eq!(committed.unwrap(), positions.len() as u32),
             _ => assert!(matches!(committed, Err(SessionError::Refused(_))), "{committed:?}"),
@@ -184,17 +182,18 @@ impl GpuEngine {
     /// Stores chunks through the write window, as an engine without a GPU does.
     fn put_by_window(&self, hashes: &[ChunkHash]) {
         let chain = self.namespace.chain(hashes.to_vec());
-        let reservation = self.session.reserve(&self.namespace, &chain, 0).unwrap();
+        let reservation = self.session.reserve(&self.namespace, &chain, 0).wait().unwrap();
         for &position in reservation.chunks() {
-            let mut staged = self.session.stage(&reservation, position).unwrap();
+            let mut staged = self.session.stage(&reservation, position).wait().unwrap();
             staged.copy_from(0, 0, &block(&hashes[position as usize]));
-            self.session.commit(&reservation, vec![staged]).unwrap();
+            self.session.commit(&reservation, vec![staged]).wait().unwrap();
         }
     }
 
     /// Reads what is here from the arena, and checks every byte; how many chunks that were.
     fn get_from_arena(&self, hashes: &[ChunkHash]) -> usize {
-        let lease = self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).unwrap();
+        let lease =
+            self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).wait().unwrap();
         for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
             let mut bytes = vec![0; BLOCK_BYTES];
             lease.copy_block(position, 0, &mut bytes).unwrap();
@@ -205,9 +204,10 @@ impl GpuEngine {
 
     /// Begins to load these chunks, giving the lease back at once.
     fn load(&self, hashes: &[ChunkHash], flags: CopyFlags) -> Result<NodeCopy, SessionError> {
-        let lease = self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).unwrap();
+        let lease =
+            self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).wait().unwrap();
         assert_eq!(lease.chunks(), hashes.len());
-        self.session.load_pages(&self.tensors, &lease, &GpuPages::load(hashes.len() as u32), flags)
+        self.session.load_pages(&self.tensors, &lease, &GpuPages::load(hashes.len() as u32), flags).wait()
     }
 
     /// In which tiers a lookup finds these chunks.
@@ -219,7 +219,7 @@ impl GpuEngine {
     fn tiers_among(&self, hashes: &[ChunkHash], tiers: Vec<Tier>) -> Vec<(Tier, u32)> {
         let options = LookupOptions { prompt_tokens: 1_000, tiers, ..LookupOptions::default() };
         let chain = self.namespace.chain(hashes.to_vec());
-        let found = self.session.lookup(&self.namespace, &chain, options).unwrap();
+        let found = self.session.lookup(&self.namespace, &chain, options).wait().unwrap();
         found.spans.iter().map(|span| (span.tier, span.to - span.from)).collect()
     }
 
@@ -236,7 +236,7 @@ impl GpuEngine {
     }
 
     fn progress(&self, copy: &NodeCopy, layers: u32, patience: Duration) -> CopyProgress {
-        self.session.wait_for_copy(copy, layers, patience).unwrap()
+        self.session.wait_for_copy(copy, layers, patience).wait().unwrap()
     }
 
     fn end(&self, copy: &NodeCopy) -> CopyEnd {
@@ -292,7 +292,7 @@ fn a_part_of_a_prompts_pages_and_layers_is_loaded_and_nothing_else_is_touched() 
     let gpu = node.engine(0);
     let hashes = prompt(b'a', 4);
     gpu.put_by_window(&hashes);
-    let lease = gpu.session.lease(&gpu.namespace, &gpu.namespace.chain(hashes.clone())).unwrap();
+    let lease = gpu.session.lease(&gpu.namespace, &gpu.namespace.chain(hashes.clone())).wait().unwrap();
     // From the middle of the second chunk to the end of the third.
     let load = LoadPages {
         pages: [GpuPages::of(1), GpuPages::of(2)].concat()[1..].to_vec(),
@@ -300,7 +300,7 @@ fn a_part_of_a_prompts_pages_and_layers_is_loaded_and_nothing_else_is_touched() 
         layers: 1..3,
         ..GpuPages::load(1)
     };
-    let copy = gpu.session.load_pages(&gpu.tensors, &lease, &load, NO_FLAGS).unwrap();
+    let copy = gpu.session.load_pages(&gpu.tensors, &lease, &load, NO_FLAGS).wait().unwrap();
     assert_eq!(gpu.end(&copy), CopyEnd::Done);
     assert!(gpu.has(2, &hashes[2], 1..3) && !gpu.has(2, &hashes[2], 0..1) && !gpu.has(2, &hashes[2], 3..4));
     assert!(!gpu.has(1, &hashes[1], 1..3), "its first page was not asked for");
@@ -333,16 +333,20 @@ fn layers_are_saved_one_by_one_and_committed_when_none_is_missing() {
     let node = Node::start();
     let gpu = node.engine(0);
     let hashes = prompt(b'a', 2);
-    let reservation = gpu.session.reserve(&gpu.namespace, &gpu.namespace.chain(hashes.clone()), 0).unwrap();
+    let reservation =
+        gpu.session.reserve(&gpu.namespace, &gpu.namespace.chain(hashes.clone()), 0).wait().unwrap();
     (0..).zip(&hashes).for_each(|(position, hash)| gpu.compute(position, hash));
     let pages: Vec<u32> = (0..2).flat_map(GpuPages::of).collect();
     for layers in [2..4, 0..1, 1..2] {
-        assert_eq!(refused_as(gpu.session.commit_handed_over(&reservation, &[0, 1])), RefusalCode::Place);
+        assert_eq!(
+            refused_as(gpu.session.commit_handed_over(&reservation, &[0, 1]).wait()),
+            RefusalCode::Place
+        );
         let save = SavePages { positions: vec![0, 1], pages: pages.clone(), layers };
-        let copy = gpu.session.save_pages(&gpu.tensors, &reservation, &save, NO_FLAGS).unwrap();
+        let copy = gpu.session.save_pages(&gpu.tensors, &reservation, &save, NO_FLAGS).wait().unwrap();
         assert_eq!(gpu.end(&copy), CopyEnd::Done);
     }
-    assert_eq!(gpu.session.commit_handed_over(&reservation, &[0, 1]).unwrap(), 2);
+    assert_eq!(gpu.session.commit_handed_over(&reservation, &[0, 1]).wait().unwrap(), 2);
     assert_eq!(gpu.get_from_arena(&hashes), 2);
 }
 
@@ -382,7 +386,7 @@ fn what_an_engine_says_of_its_memory_and_pages_is_checked() {
     let register = |layout: &PagedLayout, bytes| {
         let (descriptor, _) = gpu_memory(4_096);
         let shared = EngineMemory::Descriptor { descriptor, bytes };
-        gpu.session.register_tensors(&gpu.namespace, 0, layout, vec![shared])
+        gpu.session.register_tensors(&gpu.namespace, 0, layout, vec![shared]).wait()
     };
     assert_eq!(refused_as(register(&right, bytes)), RefusalCode::Device, "the file is shorter");
     assert_eq!(refused_as(register(&right, 4_096)), RefusalCode::Device, "the layout reaches beyond it");
@@ -390,11 +394,11 @@ fn what_an_engine_says_of_its_memory_and_pages_is_checked() {
     let other = PagedLayout::new(spec, &regions).unwrap();
     assert_eq!(refused_as(register(&other, regions[0])), RefusalCode::Namespace);
     let own = EngineMemory::Own { address: 4_096, bytes };
-    let not_shared = gpu.session.register_tensors(&gpu.namespace, 0, &right, vec![own]);
+    let not_shared = gpu.session.register_tensors(&gpu.namespace, 0, &right, vec![own]).wait();
     assert!(matches!(not_shared, Err(SessionError::NotShared)));
 
-    let lease = gpu.session.lease(&gpu.namespace, &gpu.namespace.chain(prompt(b'a', 2))).unwrap();
-    let load = |load: LoadPages, flags| gpu.session.load_pages(&gpu.tensors, &lease, &load, flags);
+    let lease = gpu.session.lease(&gpu.namespace, &gpu.namespace.chain(prompt(b'a', 2))).wait().unwrap();
+    let load = |load: LoadPages, flags| gpu.session.load_pages(&gpu.tensors, &lease, &load, flags).wait();
     let all = GpuPages::load;
     for (wrong, flags) in [
         (all(3), NO_FLAGS),
@@ -410,10 +414,11 @@ fn what_an_engine_says_of_its_memory_and_pages_is_checked() {
     let twice = LoadPages { pages: vec![3, 3], ..all(1) };
     assert_eq!(gpu.end(&load(twice, NO_FLAGS).unwrap()), CopyEnd::Refused);
     let foreign = node.engine(0);
-    let its = foreign.session.lease(&foreign.namespace, &foreign.namespace.chain(prompt(b'a', 1))).unwrap();
-    let not_its = gpu.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).unwrap_err();
+    let its =
+        foreign.session.lease(&foreign.namespace, &foreign.namespace.chain(prompt(b'a', 1))).wait().unwrap();
+    let not_its = gpu.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).wait().unwrap_err();
     assert_eq!(refused_as::<()>(Err(not_its)), RefusalCode::Unknown, "another session's lease");
-    let not_its = foreign.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS);
+    let not_its = foreign.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).wait();
     // Numbers are of the whole actor: another session's tensors are unknown to this one.
     assert_eq!(refused_as(not_its), RefusalCode::Unknown);
     node.wait_for("device_copies", 0);

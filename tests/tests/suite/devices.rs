@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
-use larder_client::{BlockingSession, LookupOptions, SessionError, SessionOptions};
+use larder_client::{LookupOptions, Session, SessionError, SessionOptions};
 use larder_net::quic::ca::{Authority, Validity};
 use larder_node::Config;
 use larder_node::host::{HostFacts, PciDevice};
@@ -20,8 +20,8 @@ use super::Engine;
 
 fn engine(socket: &Path, device: Option<u16>) -> Result<Engine, SessionError> {
     let options = SessionOptions { window_bytes: 1 << 20, device, ..SessionOptions::default() };
-    let session = BlockingSession::connect(socket, options)?;
-    let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64])?;
+    let session = Session::connect(socket, options).wait()?;
+    let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).wait()?;
     Ok(Engine { session, namespace })
 }
 
@@ -173,15 +173,18 @@ fn a_prefetch_brings_what_a_sibling_has_in_memory_and_on_disk() {
     wait::until("all of it is on disk", || (node.actors()[0]["disk"]["chunks"] == 30).then_some(()));
     first.put(&prompt(b'b', 20));
     wait::until("a part of it is on disk alone", || {
-        let found =
-            first.session.lookup(&first.namespace, &first.namespace.chain(hashes.clone()), all()).unwrap();
+        let found = first
+            .session
+            .lookup(&first.namespace, &first.namespace.chain(hashes.clone()), all())
+            .wait()
+            .unwrap();
         let tiers: Vec<Tier> = found.spans.iter().map(|span| span.tier).collect();
         (tiers == [Tier::Host, Tier::Disk]).then_some(())
     });
     let chain = second.namespace.chain(hashes.clone());
-    let ticket = second.session.prefetch(&second.namespace, &chain, all()).unwrap();
+    let ticket = second.session.prefetch(&second.namespace, &chain, all()).wait().unwrap();
     assert_eq!(ticket.tokens(), 30 * u64::from(CHUNK_TOKENS));
-    let lease = second.session.collect(ticket, Wait::Complete).unwrap();
+    let lease = second.session.collect(ticket, Wait::Complete).wait().unwrap();
     assert_eq!(lease.chunks(), 30);
     for (position, hash) in hashes.iter().enumerate() {
         let mut bytes = vec![0; BLOCK_BYTES];

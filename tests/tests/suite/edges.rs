@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-use larder_client::{BlockingSession, SessionError, SessionOptions};
+use larder_client::{Session, SessionError, SessionOptions};
 use larder_protocol::frame::FrameHeader;
 use larder_protocol::session::{RefusalCode, Response};
 use larder_tests::cluster::Cluster;
@@ -67,10 +67,8 @@ fn write_windows_come_out_of_their_tenants_budget_and_go_back_to_it() {
     let node = NodeProcess::start(LARDER, &config).unwrap();
     let held = || node.metric("larder_tenant_window_bytes{state=\"held\"");
     let connect = |window_bytes| {
-        BlockingSession::connect(
-            node.socket("default"),
-            SessionOptions { window_bytes, ..SessionOptions::default() },
-        )
+        Session::connect(node.socket("default"), SessionOptions { window_bytes, ..SessionOptions::default() })
+            .wait()
     };
     let (first, second) = (connect(1 << 20).unwrap(), connect(1 << 20).unwrap());
     assert_eq!(held(), f64::from(2 << 20));

@@ -12,7 +12,6 @@ use larder_protocol::ChunkHash;
 use larder_tests::content::{BLOCK_BYTES, block, prompt};
 use larder_tests::node::NodeProcess;
 use larder_tests::wait::until;
-use tokio::runtime::Runtime;
 
 use super::gpu_pages::{GpuPages, LONG, SHAPE, layered, layout};
 use super::{Engine, LARDER};
@@ -54,21 +53,21 @@ impl GpuEngine {
     /// Saves the chunks that are missing.
     fn put(&self, hashes: &[ChunkHash]) -> Result<usize, CopyError> {
         let Engine { session, namespace } = &self.engine;
-        let reservation = session.reserve(namespace, &namespace.chain(hashes.to_vec()), 0).unwrap();
+        let reservation = session.reserve(namespace, &namespace.chain(hashes.to_vec()), 0).wait().unwrap();
         for &position in reservation.chunks() {
             self.compute(position, &hashes[position as usize]);
-            let staged = session.stage(&reservation, position).unwrap();
+            let staged = session.stage(&reservation, position).wait().unwrap();
             let save = SavePages { block: 0, pages: GpuPages::of(position), layers: 0..SHAPE.layers };
             let copy = self.lane.save(&self.tensors, staged, &save, CopyFlags::default()).unwrap();
             let staged = copy.wait(LONG).expect("the copy ends")?;
-            assert_eq!(session.commit(&reservation, vec![staged]).unwrap(), 1);
+            assert_eq!(session.commit(&reservation, vec![staged]).wait().unwrap(), 1);
         }
         Ok(reservation.chunks().len())
     }
 
     fn lease(&self, hashes: &[ChunkHash]) -> Arc<larder_client::LeaseGuard> {
         let Engine { session, namespace } = &self.engine;
-        Arc::new(session.lease(namespace, &namespace.chain(hashes.to_vec())).unwrap())
+        Arc::new(session.lease(namespace, &namespace.chain(hashes.to_vec())).wait().unwrap())
     }
 }
 
@@ -110,25 +109,24 @@ fn a_save_that_fails_commits_nothing_and_gives_its_room_back() {
 fn layers_that_a_gpu_engine_hands_over_are_read_while_others_are_computed() {
     let node = NodeProcess::small(LARDER).unwrap();
     let mut gpu = GpuEngine::connect(&node);
-    gpu.engine.namespace = gpu.engine.session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
-    let runtime = Runtime::new().unwrap();
-    let reader = Session::connect(node.socket("default"), SessionOptions::default());
-    let reader = runtime.block_on(reader).unwrap();
-    let namespace = runtime.block_on(reader.register(&layered(), &[0], &[BLOCK_BYTES as u64])).unwrap();
+    gpu.engine.namespace =
+        gpu.engine.session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
+    let reader = Session::connect(node.socket("default"), SessionOptions::default()).wait().unwrap();
+    let namespace = reader.register(&layered(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
     let hashes = prompt(b'a', 3);
     let options = FollowOptions { writer: None, attempt: 0, patience: LONG };
-    let follow =
-        runtime.block_on(reader.follow(&namespace, &namespace.chain(hashes.clone()), options)).unwrap();
+    let follow = reader.follow(&namespace, &namespace.chain(hashes.clone()), options).wait().unwrap();
     let own = &gpu.engine.namespace;
-    let reservation = gpu.engine.session.reserve(own, &own.chain(hashes.clone()), 0).unwrap();
+    let reservation = gpu.engine.session.reserve(own, &own.chain(hashes.clone()), 0).wait().unwrap();
     let pages: Vec<u32> = (0..3).flat_map(GpuPages::of).collect();
     for layers in [0..1, 1..3, 3..4] {
         (0..).zip(&hashes).for_each(|(position, hash)| gpu.compute(position, hash));
-        let staged = gpu.engine.session.stage_layers(&reservation, &[0, 1, 2], 0, layers.clone()).unwrap();
+        let staged =
+            gpu.engine.session.stage_layers(&reservation, &[0, 1, 2], 0, layers.clone()).wait().unwrap();
         let part = gpu.lane.part(&gpu.tensors, &layers).unwrap();
         let copy = gpu.lane.save_layers(&part, staged, &pages, CopyFlags::default()).unwrap();
-        gpu.engine.session.hand_over(copy.wait(LONG).unwrap().unwrap()).unwrap();
-        let here = runtime.block_on(reader.wait_for_layers(&follow, layers.end, LONG)).unwrap();
+        gpu.engine.session.hand_over(copy.wait(LONG).unwrap().unwrap()).wait().unwrap();
+        let here = reader.wait_for_layers(&follow, layers.end, LONG).wait().unwrap();
         assert_eq!((here.chunks, here.layers), (3, layers.end));
         let (lease, layer_bytes) = (follow.lease().unwrap(), BLOCK_BYTES / SHAPE.layers as usize);
         for (position, hash) in hashes.iter().enumerate() {
@@ -138,7 +136,7 @@ fn layers_that_a_gpu_engine_hands_over_are_read_while_others_are_computed() {
             assert!(read[..come] == block(hash)[..come], "wrong bytes in layers to {} of {hash}", layers.end);
         }
     }
-    assert_eq!(gpu.engine.session.commit_handed_over(&reservation, &[0, 1, 2]).unwrap(), 3);
+    assert_eq!(gpu.engine.session.commit_handed_over(&reservation, &[0, 1, 2]).wait().unwrap(), 3);
     let whole = gpu.lane.part(&gpu.tensors, &(2..5));
     assert!(matches!(whole, Err(LaneError::Mismatch(_))), "there is no layer 4");
 }
@@ -187,9 +185,9 @@ fn pages_that_are_not_those_of_the_lease_are_refused() {
     let beyond = LoadPages { first_page: u64::MAX, ..GpuPages::load(2) };
     assert!(matches!(load(beyond), Err(LaneError::Mismatch(_))));
     let Engine { session, namespace } = &gpu.engine;
-    let reservation = session.reserve(namespace, &namespace.chain(prompt(b'b', 1)), 0).unwrap();
+    let reservation = session.reserve(namespace, &namespace.chain(prompt(b'b', 1)), 0).wait().unwrap();
     let save = SavePages { block: 0, pages: GpuPages::of(0), layers: 0..u32::MAX };
-    let staged = session.stage(&reservation, 0).unwrap();
+    let staged = session.stage(&reservation, 0).wait().unwrap();
     let refused = gpu.lane.save(&gpu.tensors, staged, &save, CopyFlags::default());
     assert!(matches!(refused, Err(LaneError::Mismatch(_))));
     let no_such_page = LoadPages { pages: vec![SHAPE.pages], ..GpuPages::load(1) };

@@ -11,7 +11,6 @@ use larder_tests::cluster::Cluster;
 use larder_tests::content;
 use larder_tests::wait;
 use rustix::process::Signal;
-use tokio::runtime::{Builder, Runtime};
 
 use super::LARDER;
 
@@ -24,44 +23,36 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An engine of a node.
 struct Engine {
-    runtime: Runtime,
     session: Session,
     namespace: Namespace,
 }
 
 impl Engine {
     fn connect(cluster: &Cluster, node: usize) -> Self {
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let options = SessionOptions { window_bytes: 16 << 20, ..SessionOptions::default() };
-        let (session, namespace) = runtime.block_on(async {
-            let session = Session::connect(cluster.socket(node), options).await.unwrap();
-            let bytes = u64::from(LAYERS) * LAYER_BYTES as u64;
-            let namespace = session.register(&layered(), &[0], &[bytes]).await.unwrap();
-            (session, namespace)
-        });
-        Self { runtime, session, namespace }
+        let session = Session::connect(cluster.socket(node), options).wait().unwrap();
+        let bytes = u64::from(LAYERS) * LAYER_BYTES as u64;
+        let namespace = session.register(&layered(), &[0], &[bytes]).wait().unwrap();
+        Self { session, namespace }
     }
 
     fn reserve(&self, hashes: &[ChunkHash], attempt: u64) -> Reservation {
         let chain = self.namespace.chain(hashes.to_vec());
-        let reserve = self.session.reserve_attempt(&self.namespace, &chain, 0, attempt);
-        self.runtime.block_on(reserve).unwrap()
+        self.session.reserve_attempt(&self.namespace, &chain, 0, attempt).wait().unwrap()
     }
 
     /// Hands one layer of every chunk over.
     fn hand_over(&self, of: &Reservation, hashes: &[ChunkHash], layer: u32) -> Result<(), SessionError> {
-        self.runtime.block_on(async {
-            let positions = of.chunks().to_vec();
-            let mut staged = self.session.stage_layers(of, &positions, 0, layer..layer + 1).await?;
-            for (chunk, &position) in positions.iter().enumerate() {
-                staged.copy_from(chunk, 0, 0, &layer_of(&hashes[position as usize], layer));
-            }
-            self.session.hand_over(staged).await
-        })
+        let positions = of.chunks().to_vec();
+        let mut staged = self.session.stage_layers(of, &positions, 0, layer..layer + 1).wait()?;
+        for (chunk, &position) in positions.iter().enumerate() {
+            staged.copy_from(chunk, 0, 0, &layer_of(&hashes[position as usize], layer));
+        }
+        self.session.hand_over(staged).wait()
     }
 
     fn commit(&self, of: &Reservation) -> u32 {
-        self.runtime.block_on(self.session.commit_handed_over(of, of.chunks())).unwrap()
+        self.session.commit_handed_over(of, of.chunks()).wait().unwrap()
     }
 
     fn follow(&self, hashes: &[ChunkHash], writer: Option<usize>, attempt: u64) -> Follow {
@@ -78,11 +69,11 @@ impl Engine {
         let chain = self.namespace.chain(hashes.to_vec());
         let options =
             FollowOptions { writer: writer.map(|node| (format!("node-{node}"), 0)), attempt, patience };
-        self.runtime.block_on(self.session.follow(&self.namespace, &chain, options))
+        self.session.follow(&self.namespace, &chain, options).wait()
     }
 
     fn wait(&self, follow: &Follow, layers: u32) -> InPlace {
-        self.runtime.block_on(self.session.wait_for_layers(follow, layers, PATIENCE)).unwrap()
+        self.session.wait_for_layers(follow, layers, PATIENCE).wait().unwrap()
     }
 
     /// Tokens of a prompt that can be served from these tiers.
@@ -93,7 +84,7 @@ impl Engine {
             tiers: tiers.to_vec(),
             ..larder_client::LookupOptions::default()
         };
-        self.runtime.block_on(self.session.lookup(&self.namespace, &chain, options)).unwrap().tokens
+        self.session.lookup(&self.namespace, &chain, options).wait().unwrap().tokens
     }
 }
 

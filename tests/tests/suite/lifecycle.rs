@@ -61,7 +61,7 @@ fn a_node_that_stops_tells_its_engines_and_takes_its_socket_away() {
     let status = node.stop().unwrap();
     assert_eq!(status.code(), Some(0));
     let chain = engine.namespace.chain(prompt(b'a', 2));
-    let error = engine.session.lease(&engine.namespace, &chain).map(drop).unwrap_err();
+    let error = engine.session.lease(&engine.namespace, &chain).wait().map(drop).unwrap_err();
     assert!(matches!(error, SessionError::Closed { .. }), "{error:?}");
     assert_eq!(error.to_string(), "the node closed the session: the node is stopping");
 }

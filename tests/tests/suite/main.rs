@@ -27,7 +27,7 @@ mod tenants;
 mod tracing;
 mod verify;
 
-use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
+use larder_client::{LookupOptions, Namespace, Session, SessionOptions};
 use larder_protocol::ChunkHash;
 use larder_tests::content::{BLOCK_BYTES, block, namespace};
 
@@ -39,27 +39,27 @@ const ENGINE: &str = env!("CARGO_BIN_EXE_test-engine");
 
 /// A well-behaved engine.
 struct Engine {
-    session: BlockingSession,
+    session: Session,
     namespace: Namespace,
 }
 
 impl Engine {
     fn connect(socket: &std::path::Path) -> Self {
         let options = SessionOptions { window_bytes: 1 << 20, ..SessionOptions::default() };
-        let session = BlockingSession::connect(socket, options).unwrap();
-        let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+        let session = Session::connect(socket, options).wait().unwrap();
+        let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
         Self { session, namespace }
     }
 
     /// Stores the chunks that are missing; how many that were.
     fn put(&self, hashes: &[ChunkHash]) -> usize {
         let chain = self.namespace.chain(hashes.to_vec());
-        let reservation = self.session.reserve(&self.namespace, &chain, 0).unwrap();
+        let reservation = self.session.reserve(&self.namespace, &chain, 0).wait().unwrap();
         let positions = reservation.chunks().to_vec();
         for &position in &positions {
-            let mut staged = self.session.stage(&reservation, position).unwrap();
+            let mut staged = self.session.stage(&reservation, position).wait().unwrap();
             staged.copy_from(0, 0, &block(&hashes[position as usize]));
-            assert_eq!(self.session.commit(&reservation, vec![staged]).unwrap(), 1);
+            assert_eq!(self.session.commit(&reservation, vec![staged]).wait().unwrap(), 1);
         }
         positions.len()
     }
@@ -67,7 +67,7 @@ impl Engine {
     /// Reads what is here of a prompt and checks every byte; how many chunks that were.
     fn get(&self, hashes: &[ChunkHash]) -> usize {
         let chain = self.namespace.chain(hashes.to_vec());
-        let lease = self.session.lease(&self.namespace, &chain).unwrap();
+        let lease = self.session.lease(&self.namespace, &chain).wait().unwrap();
         for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
             let mut bytes = vec![0; BLOCK_BYTES];
             lease.copy_block(position, 0, &mut bytes).unwrap();
@@ -80,6 +80,6 @@ impl Engine {
     fn find(&self, hashes: &[ChunkHash], prompt_tokens: u64) -> u64 {
         let chain = self.namespace.chain(hashes.to_vec());
         let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
-        self.session.lookup(&self.namespace, &chain, options).unwrap().tokens
+        self.session.lookup(&self.namespace, &chain, options).wait().unwrap().tokens
     }
 }

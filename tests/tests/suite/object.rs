@@ -43,7 +43,7 @@ fn object_status(node: &NodeProcess) -> Value {
 fn tiers(engine: &Engine, hashes: &[ChunkHash]) -> Vec<Tier> {
     let chain = engine.namespace.chain(hashes.to_vec());
     let options = LookupOptions { prompt_tokens: 10_000, ..LookupOptions::default() };
-    let found = engine.session.lookup(&engine.namespace, &chain, options).unwrap();
+    let found = engine.session.lookup(&engine.namespace, &chain, options).wait().unwrap();
     found.spans.iter().map(|span| span.tier).collect()
 }
 
@@ -249,16 +249,16 @@ fn tickets_that_are_cancelled_while_objects_load_leave_nothing_and_one_that_is_c
     let chain = engine.namespace.chain(hashes.clone());
     let options = || LookupOptions { prompt_tokens: 10_000, ..LookupOptions::default() };
     let near = LookupOptions { tiers: vec![Tier::Host, Tier::Disk, Tier::Peer], ..options() };
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, near).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, near).wait().unwrap();
     assert_eq!(ticket.tokens(), 0, "only named tiers are searched");
     drop(ticket);
     for _ in 0..20 {
-        drop(engine.session.prefetch(&engine.namespace, &chain, options()).unwrap());
+        drop(engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap());
     }
     wait::until("nothing is held", || nothing_is_held(&other).then_some(()));
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
     assert_eq!(ticket.tokens(), tokens(60));
-    let lease = engine.session.collect(ticket, Wait::Complete).unwrap();
+    let lease = engine.session.collect(ticket, Wait::Complete).wait().unwrap();
     assert_eq!(lease.chunks(), 60);
     drop(lease);
     assert_eq!(engine.get(&hashes), 60);
@@ -283,8 +283,8 @@ fn where_computing_is_faster_than_the_object_store_nothing_is_brought() {
         prefill_tokens_per_second: Some(tokens_per_second),
         ..LookupOptions::default()
     };
-    let fast = engine.session.prefetch(&engine.namespace, &chain, computing(1e12)).unwrap();
+    let fast = engine.session.prefetch(&engine.namespace, &chain, computing(1e12)).wait().unwrap();
     assert_eq!((fast.found().tokens, fast.tokens(), fast.tokens_to_recompute()), (tokens(20), 0, tokens(20)));
-    let slow = engine.session.prefetch(&engine.namespace, &chain, computing(1.0)).unwrap();
+    let slow = engine.session.prefetch(&engine.namespace, &chain, computing(1.0)).wait().unwrap();
     assert_eq!((slow.tokens(), slow.tokens_to_recompute()), (tokens(20), 0));
 }

@@ -1,6 +1,6 @@
 //! Hybrid models: engines save recurrent state at some boundaries, and prefixes end there, wherever they come from.
 
-use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions};
+use larder_client::{LookupOptions, Namespace, Session, SessionOptions};
 use larder_protocol::session::Wait;
 use larder_protocol::{ChunkHash, HitPolicy, NamespaceSpec, PoolSet, PoolSpec};
 use larder_tests::cluster::Cluster;
@@ -12,17 +12,17 @@ use super::LARDER;
 
 /// An engine of a model with attention and recurrent layers.
 struct Hybrid {
-    session: BlockingSession,
+    session: Session,
     namespace: Namespace,
 }
 
 impl Hybrid {
     fn connect(socket: &std::path::Path) -> Self {
         let options = SessionOptions { window_bytes: 1 << 20, ..SessionOptions::default() };
-        let session = BlockingSession::connect(socket, options).unwrap();
+        let session = Session::connect(socket, options).wait().unwrap();
         let mut spec: NamespaceSpec = namespace();
         spec.pools.push(PoolSpec { name: "mamba".into(), hit: HitPolicy::Last, ..spec.pools[0].clone() });
-        let namespace = session.register(&spec, &[0], &[BLOCK_BYTES as u64; 2]).unwrap();
+        let namespace = session.register(&spec, &[0], &[BLOCK_BYTES as u64; 2]).wait().unwrap();
         Self { session, namespace }
     }
 
@@ -31,21 +31,22 @@ impl Hybrid {
         let chain = self.namespace.chain(hashes.to_vec());
         let pools: Vec<PoolSet> =
             (0..hashes.len()).map(|at| PoolSet(if states.contains(&at) { 2 } else { 0 })).collect();
-        let reservation = self.session.reserve_pools(&self.namespace, &chain, &pools, 0).unwrap();
+        let reservation = self.session.reserve_pools(&self.namespace, &chain, &pools, 0).wait().unwrap();
         let positions = reservation.chunks().to_vec();
         for &position in &positions {
-            let mut staged = self.session.stage(&reservation, position).unwrap();
+            let mut staged = self.session.stage(&reservation, position).wait().unwrap();
             for number in staged.blocks() {
                 staged.copy_from(number, 0, &content(&hashes[position as usize], number));
             }
-            assert_eq!(self.session.commit(&reservation, vec![staged]).unwrap(), 1);
+            assert_eq!(self.session.commit(&reservation, vec![staged]).wait().unwrap(), 1);
         }
         positions.len()
     }
 
     /// Reads what can be restored and checks every byte; how many chunks that were.
     fn get(&self, hashes: &[ChunkHash]) -> usize {
-        let lease = self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).unwrap();
+        let lease =
+            self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).wait().unwrap();
         for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
             assert_eq!(
                 [0, 1].map(|number| lease.has_block(position, number)),
@@ -63,7 +64,7 @@ impl Hybrid {
     fn find(&self, hashes: &[ChunkHash]) -> u64 {
         let options = LookupOptions { prompt_tokens: 10_000, ..LookupOptions::default() };
         let chain = self.namespace.chain(hashes.to_vec());
-        self.session.lookup(&self.namespace, &chain, options).unwrap().tokens / u64::from(CHUNK_TOKENS)
+        self.session.lookup(&self.namespace, &chain, options).wait().unwrap().tokens / u64::from(CHUNK_TOKENS)
     }
 }
 
@@ -121,8 +122,8 @@ fn a_prefetch_brings_the_states_that_another_node_has() {
     let prompt_tokens = 7 * u64::from(CHUNK_TOKENS);
     let prefetch = |prompt_tokens| {
         let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
-        let ticket = reader.session.prefetch(&reader.namespace, &chain, options).unwrap();
-        reader.session.collect(ticket, Wait::Complete).unwrap().chunks()
+        let ticket = reader.session.prefetch(&reader.namespace, &chain, options).wait().unwrap();
+        reader.session.collect(ticket, Wait::Complete).wait().unwrap().chunks()
     };
     wait::until("the prefix comes up to its first state", || (prefetch(prompt_tokens) == 3).then_some(()));
     assert_eq!(prefetch(10_000), 7);

@@ -80,16 +80,16 @@ fn a_prefetch_brings_a_prompt_from_memory_disk_and_a_peer_and_tells_how_far_it_i
     let spread = Spread::new();
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
     let tiers: Vec<Tier> = ticket.found().spans.iter().map(|span| span.tier).collect();
     assert_eq!(tiers, [Tier::Host, Tier::Disk, Tier::Peer]);
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (tokens(30), 0));
     wait::until("all has come", || {
-        let progress = engine.session.progress(&ticket).unwrap();
+        let progress = engine.session.progress(&ticket).wait().unwrap();
         assert!(progress.tokens_in_place >= tokens(10) && progress.tokens_expected == tokens(30));
         progress.is_done.then_some(())
     });
-    let lease = engine.session.collect(ticket, Wait::BestEffort).unwrap();
+    let lease = engine.session.collect(ticket, Wait::BestEffort).wait().unwrap();
     assert_eq!(check(&lease, &spread.hashes), 30);
     assert_eq!(spread.held("leases"), 1.0);
     drop(lease);
@@ -101,15 +101,15 @@ fn an_engine_waits_as_long_as_it_says() {
     let spread = Spread::new();
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
-    let at_once = engine.session.collect(ticket, Wait::BestEffort).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
+    let at_once = engine.session.collect(ticket, Wait::BestEffort).wait().unwrap();
     assert!(check(&at_once, &spread.hashes) >= 10, "what was in memory is there at once");
     drop(at_once);
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
-    let complete = engine.session.collect(ticket, Wait::Complete).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
+    let complete = engine.session.collect(ticket, Wait::Complete).wait().unwrap();
     assert_eq!(check(&complete, &spread.hashes), 30);
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
-    let in_time = engine.session.collect(ticket, Wait::TimeoutMs(5_000)).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
+    let in_time = engine.session.collect(ticket, Wait::TimeoutMs(5_000)).wait().unwrap();
     assert_eq!(check(&in_time, &spread.hashes), 30);
 }
 
@@ -119,13 +119,13 @@ fn only_named_tiers_are_searched_and_a_request_that_cannot_use_a_hit_brings_noth
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     let near = LookupOptions { tiers: vec![Tier::Host, Tier::Disk], ..options() };
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, near).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, near).wait().unwrap();
     assert_eq!(ticket.tokens(), tokens(20));
     drop(ticket);
     let unusable = LookupOptions { skip_read: true, ..options() };
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, unusable).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, unusable).wait().unwrap();
     assert_eq!((ticket.found().tokens, ticket.tokens()), (0, 0));
-    assert_eq!(engine.session.collect(ticket, Wait::Complete).unwrap().chunks(), 0);
+    assert_eq!(engine.session.collect(ticket, Wait::Complete).wait().unwrap().chunks(), 0);
     assert!(spread.cluster.node(0).metric("larder_tokens_skipped_total") >= 10_000.0);
 }
 
@@ -135,7 +135,7 @@ fn what_is_pinned_on_a_prefetch_stays() {
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     let pinning = LookupOptions { pin: Some(Duration::from_secs(60)), ..options() };
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, pinning).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, pinning).wait().unwrap();
     assert!(ticket.found().pin.is_some());
     drop(ticket);
     assert_eq!(spread.held("pins"), 1.0);
@@ -147,9 +147,9 @@ fn a_cancelled_prefetch_leaves_nothing_and_so_does_a_session_that_ends() {
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     for _ in 0..20 {
-        drop(engine.session.prefetch(&engine.namespace, &chain, options()).unwrap());
+        drop(engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap());
     }
-    let kept = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
+    let kept = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
     drop(engine);
     drop(kept);
     let nothing = || {
@@ -169,19 +169,19 @@ fn where_computing_is_faster_nothing_is_brought_and_the_answer_says_so() {
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
     // This measures disk and peer.
-    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
     assert_eq!(ticket.tokens(), tokens(30));
-    engine.session.collect(ticket, Wait::Complete).unwrap().release();
+    engine.session.collect(ticket, Wait::Complete).wait().unwrap().release();
     // Memory holds 60 chunks: this pushes the prompt out, to disk and to the peer.
     engine.put(&prompt(b'x', 60));
     wait::until("the prompt is on disk alone", || {
-        let found = engine.session.lookup(&engine.namespace, &chain, options()).unwrap();
+        let found = engine.session.lookup(&engine.namespace, &chain, options()).wait().unwrap();
         found.spans.first().is_some_and(|span| span.tier == Tier::Disk).then_some(())
     });
-    let fast = engine.session.prefetch(&engine.namespace, &chain, computing(1e12)).unwrap();
+    let fast = engine.session.prefetch(&engine.namespace, &chain, computing(1e12)).wait().unwrap();
     assert_eq!(fast.tokens(), 0, "an engine that computes as fast as this waits for nothing");
     assert_eq!(fast.tokens_to_recompute(), fast.found().tokens);
-    let slow = engine.session.prefetch(&engine.namespace, &chain, computing(1.0)).unwrap();
+    let slow = engine.session.prefetch(&engine.namespace, &chain, computing(1.0)).wait().unwrap();
     assert_eq!((slow.tokens(), slow.tokens_to_recompute()), (slow.found().tokens, 0));
     // Only what is loaded need not be computed; the fast one loads nothing.
     let avoided = spread.cluster.node(0).metric("larder_recompute_avoided_seconds_total");
@@ -201,18 +201,18 @@ fn with_a_throttled_peer_the_choice_flips_where_the_arithmetic_says() {
     let _peer = Impostor::join(&cluster, "throttled", rows, Manners::IsThrottled).unwrap();
     let [measured, slower, faster] = &prompts;
     wait::until("the peer is believed", || {
-        let found = engine.session.lookup(&engine.namespace, measured, options()).unwrap();
+        let found = engine.session.lookup(&engine.namespace, measured, options()).wait().unwrap();
         (found.tokens == tokens(30)).then_some(())
     });
-    let ticket = engine.session.prefetch(&engine.namespace, measured, options()).unwrap();
-    assert_eq!(engine.session.collect(ticket, Wait::Complete).unwrap().chunks(), 30);
+    let ticket = engine.session.prefetch(&engine.namespace, measured, options()).wait().unwrap();
+    assert_eq!(engine.session.collect(ticket, Wait::Complete).wait().unwrap().chunks(), 30);
 
     // A block a chunk: at this speed the engine computes them as fast as they come.
     let even = f64::from(THROTTLED_BLOCKS_PER_SECOND * CHUNK_TOKENS);
-    let ticket = engine.session.prefetch(&engine.namespace, slower, computing(even / 2.5)).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, slower, computing(even / 2.5)).wait().unwrap();
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (tokens(30), 0));
-    let lease = engine.session.collect(ticket, Wait::Complete).unwrap();
+    let lease = engine.session.collect(ticket, Wait::Complete).wait().unwrap();
     assert_eq!(check(&lease, &prompt(b'b', 30)), 30);
-    let ticket = engine.session.prefetch(&engine.namespace, faster, computing(even * 2.5)).unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, faster, computing(even * 2.5)).wait().unwrap();
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (0, tokens(30)));
 }

@@ -1,6 +1,6 @@
 //! What routers ask: where a prompt is, from its tokens alone.
 
-use larder_client::{BlockingSession, SessionOptions};
+use larder_client::{Session, SessionOptions};
 use larder_protocol::namespace::{EngineHash, HashAlgorithm, NamespaceSpec};
 use larder_protocol::sha256_cbor::{self, Lora, PromptExtra};
 use larder_tests::cluster::Cluster;
@@ -26,8 +26,8 @@ fn of_vllm() -> NamespaceSpec {
 
 fn engine(cluster: &Cluster, node: usize) -> Engine {
     let options = SessionOptions { window_bytes: 1 << 20, ..SessionOptions::default() };
-    let session = BlockingSession::connect(cluster.socket(node), options).unwrap();
-    let namespace = session.register(&of_vllm(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let session = Session::connect(cluster.socket(node), options).wait().unwrap();
+    let namespace = session.register(&of_vllm(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
     Engine { session, namespace }
 }
 

@@ -45,10 +45,13 @@ fn memory_changes_tenant_only_when_all_have_left_and_then_it_is_other_memory() {
     let other = Engine::connect(&node.socket("other"));
     let chain = other.namespace.chain(prompt(b'b', 4));
     // This test process had the memory too, and lives on: the other tenant gets none of it.
-    assert!(matches!(other.session.reserve(&other.namespace, &chain, 0), Err(SessionError::Busy { .. })));
+    assert!(matches!(
+        other.session.reserve(&other.namespace, &chain, 0).wait(),
+        Err(SessionError::Busy { .. })
+    ));
     drop(keeper);
     node.wait_for("lingering_processes", 1);
-    assert!(other.session.reserve(&other.namespace, &chain, 0).is_err());
+    assert!(other.session.reserve(&other.namespace, &chain, 0).wait().is_err());
 }
 
 #[test]
@@ -69,7 +72,7 @@ fn memory_that_somebody_kept_never_shows_another_tenants_bytes() {
     for hashes in &hashes {
         wait::until("an extent to change tenant", || {
             let chain = other.namespace.chain(hashes.clone());
-            other.session.reserve(&other.namespace, &chain, 0).is_ok().then_some(())
+            other.session.reserve(&other.namespace, &chain, 0).wait().is_ok().then_some(())
         });
         other.put(hashes);
         assert_eq!(other.get(hashes), 100);

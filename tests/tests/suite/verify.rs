@@ -5,8 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use larder_client::{
-    BlockingSession, Damaged, FollowOptions, LeaseGuard, Namespace, Session, SessionError, SessionOptions,
-    Verify,
+    Damaged, FollowOptions, LeaseGuard, Namespace, Session, SessionError, SessionOptions, Verify,
 };
 use larder_protocol::session::{Checked, RefusalCode, Tier};
 use larder_protocol::{ChunkHash, NamespaceSpec, PoolSpec};
@@ -26,14 +25,14 @@ const DISK: &str = "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"16
 /// An engine that verifies so much.
 fn engine(socket: &Path, verify: Verify) -> Engine {
     let options = SessionOptions { window_bytes: 1 << 20, verify, ..SessionOptions::default() };
-    let session = BlockingSession::connect(socket, options).unwrap();
-    let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let session = Session::connect(socket, options).wait().unwrap();
+    let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
     Engine { session, namespace }
 }
 
 impl Engine {
     fn lease(&self, hashes: &[ChunkHash]) -> LeaseGuard {
-        self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).unwrap()
+        self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).wait().unwrap()
     }
 }
 
@@ -116,8 +115,8 @@ fn without_verification_wrong_bytes_are_read_and_nobody_is_told() {
 fn a_sample_finds_a_memory_that_damages_blocks() {
     let node = NodeProcess::small(LARDER).unwrap();
     let options = SessionOptions { window_bytes: 1 << 20, verify_seed: Some(1), ..SessionOptions::default() };
-    let session = BlockingSession::connect(node.socket("default"), options).unwrap();
-    let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let session = Session::connect(node.socket("default"), options).wait().unwrap();
+    let namespace = session.register(&namespace(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
     let engine = Engine { session, namespace };
     let prompts: Vec<Vec<ChunkHash>> = (0..10).map(|name| prompt(name, 100)).collect();
     prompts.iter().for_each(|hashes| assert_eq!(engine.put(hashes), 100));
@@ -186,7 +185,7 @@ fn a_sibling_is_told_of_what_came_from_it_with_a_wrong_checksum_and_drops_it() {
             tiers: vec![Tier::Host],
             ..larder_client::LookupOptions::default()
         };
-        owner.session.lookup(&owner.namespace, &chain, options).unwrap().tokens
+        owner.session.lookup(&owner.namespace, &chain, options).wait().unwrap().tokens
     });
 }
 
@@ -199,7 +198,7 @@ fn false_reports_in_a_loop_are_told_apart_bounded_and_cost_nobody_anything() {
     assert_eq!(other.put(&hashes), 4);
     let (mut right, mut refused) = (0, 0);
     for number in 0..2_000 {
-        match liar.session.report_damage(&liar.namespace, hashes[number % 4]) {
+        match liar.session.report_damage(&liar.namespace, hashes[number % 4]).wait() {
             Ok(Checked::Right) => right += 1,
             Err(SessionError::Busy { .. }) => refused += 1,
             found => panic!("{found:?}"),
@@ -213,7 +212,7 @@ fn false_reports_in_a_loop_are_told_apart_bounded_and_cost_nobody_anything() {
     assert_eq!(reports(|name| node.metric(name), "engine", "right"), f64::from(right));
     assert_eq!(reports(|name| node.metric(name), "engine", "not_examined"), f64::from(refused));
     assert_eq!(other.find(&hashes, 1_000), 64);
-    assert_eq!(other.session.report_damage(&other.namespace, hashes[0]).unwrap(), Checked::Right);
+    assert_eq!(other.session.report_damage(&other.namespace, hashes[0]).wait().unwrap(), Checked::Right);
 }
 
 #[test]
@@ -227,7 +226,7 @@ fn nobody_reports_chunks_of_a_namespace_that_its_session_has_not_registered() {
     assert_eq!(victim.put(&hashes), 4);
     flip_second(node.pid(), &hashes);
     let report =
-        |session: &BlockingSession, namespace: &Namespace, hash| session.report_damage(namespace, hash);
+        |session: &Session, namespace: &Namespace, hash| session.report_damage(namespace, hash).wait();
 
     // Another tenant has a namespace of its own under the same description: there is nothing in it.
     let other_tenant = engine(&node.socket("b"), Verify::Always);
@@ -237,7 +236,7 @@ fn nobody_reports_chunks_of_a_namespace_that_its_session_has_not_registered() {
     let found = report(&other_tenant.session, &victim.namespace, hashes[1]);
     assert!(is_unknown(&found), "{found:?}");
     let options = SessionOptions::default();
-    let stranger = BlockingSession::connect(node.socket("a"), options).unwrap();
+    let stranger = Session::connect(node.socket("a"), options).wait().unwrap();
     let found = report(&stranger, &victim.namespace, hashes[1]);
     assert!(is_unknown(&found), "{found:?}");
     assert_eq!(victim.find(&hashes, 1_000), 64, "nothing was verified");
@@ -262,7 +261,7 @@ fn reports_of_chunks_that_are_being_evicted_and_demoted_harm_nobody() {
             let engine = engine(&socket, Verify::Off);
             for number in 0..3_000 {
                 let hash = prompts[number % 12][number / 12 % 6];
-                match engine.session.report_damage(&engine.namespace, hash) {
+                match engine.session.report_damage(&engine.namespace, hash).wait() {
                     Ok(Checked::Right | Checked::Nothing) | Err(SessionError::Busy { .. }) => {}
                     found => panic!("{found:?}"),
                 }

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
-use larder_client::{BlockingSession, LookupOptions, Namespace, SessionOptions, Verify};
+use larder_client::{LookupOptions, Namespace, Session, SessionOptions, Verify};
 use larder_protocol::Chain;
 use larder_protocol::frame::HEADER_BYTES;
 use larder_protocol::session::{
@@ -21,7 +21,7 @@ use crate::replay::namespace::replay_namespace;
 /// A session whose requests are measured.
 pub struct SessionBench {
     socket: PathBuf,
-    session: BlockingSession,
+    session: Session,
     placement: Placement,
     rounds: usize,
 }
@@ -73,7 +73,7 @@ impl SessionBench {
         let answered = Response::Found(Found { tokens: CHUNKS as u64, spans, pin: None });
         let mut ping_pong =
             PingPong::start(&self.placement, request_bytes(&asked), response_bytes(&answered))?;
-        let mut lookup = || timed(|| Ok(self.session.lookup(&namespace, &chain, options.clone())?));
+        let mut lookup = || timed(|| Ok(self.session.lookup(&namespace, &chain, options.clone()).wait()?));
         let mut round_trip = || timed(|| Ok(ping_pong.round_trip()?));
         let [subject, yardstick] = medians(self.rounds * LATENCY_ROUNDS, [&mut lookup, &mut round_trip])?;
         Ok(Measurement::microseconds(name, "socket ping-pong", subject, yardstick))
@@ -94,7 +94,7 @@ impl SessionBench {
             PingPong::start(&self.placement, sizes.0 + request_bytes(&Request::Release(1)), sizes.1)?;
         let mut lease = || {
             timed(|| {
-                self.session.lease(&namespace, &chain)?.release();
+                self.session.lease(&namespace, &chain).wait()?.release();
                 Ok(())
             })
         };
@@ -122,7 +122,7 @@ impl SessionBench {
             let at = next % chains.len();
             next += 1;
             timed(|| {
-                let lease = self.session.lease(&namespace, &chains[at])?;
+                let lease = self.session.lease(&namespace, &chains[at]).wait()?;
                 anyhow::ensure!(lease.chunks() == 1, "a block that was put is not there");
                 lease.copy_block(0, 0, &mut targets[at])?;
                 lease.release();
@@ -150,7 +150,7 @@ impl SessionBench {
         let blocks = (WORKING_SET_BYTES as u64 / block_bytes).clamp(2, MOST_BLOCKS);
         let gets_with = |verify: Verify| -> anyhow::Result<_> {
             let session = open(&self.socket, verify)?;
-            let namespace = session.register(&replay_namespace(block_bytes), &[0], &[block_bytes])?;
+            let namespace = session.register(&replay_namespace(block_bytes), &[0], &[block_bytes]).wait()?;
             let ids = FIRST_VERIFIED..FIRST_VERIFIED + blocks;
             let chains: Vec<Chain> = ids.map(|id| namespace.chain(vec![chunk_hash(id)])).collect();
             for chain in &chains {
@@ -160,11 +160,11 @@ impl SessionBench {
         };
         let (verified, plain) = (gets_with(verify)?, gets_with(Verify::Off)?);
         let mut next = 0;
-        let mut batch = |(session, namespace, chains): &(BlockingSession, Namespace, Vec<Chain>)| {
+        let mut batch = |(session, namespace, chains): &(Session, Namespace, Vec<Chain>)| {
             timed(|| {
                 for _ in 0..SAMPLED_OF {
                     next += 1;
-                    let lease = session.lease(namespace, &chains[next % chains.len()])?;
+                    let lease = session.lease(namespace, &chains[next % chains.len()]).wait()?;
                     anyhow::ensure!(lease.chunks() == 1, "a block that was put is not there");
                     lease.copy_block(0, 0, &mut target)?;
                     lease.release();
@@ -208,7 +208,7 @@ impl SessionBench {
     }
 
     fn namespace(&self, block_bytes: u64) -> anyhow::Result<Namespace> {
-        Ok(self.session.register(&replay_namespace(block_bytes), &[0], &[block_bytes])?)
+        Ok(self.session.register(&replay_namespace(block_bytes), &[0], &[block_bytes]).wait()?)
     }
 
     /// A prompt of [`CHUNKS`] small chunks, all here.
@@ -221,24 +221,24 @@ impl SessionBench {
 
     /// Saves what is missing of a chain, every block with the same bytes.
     fn put_chain(&self, namespace: &Namespace, chain: &Chain, block: &[u8]) -> anyhow::Result<()> {
-        let reservation = self.session.reserve(namespace, chain, 0)?;
+        let reservation = self.session.reserve(namespace, chain, 0).wait()?;
         let mut staged = Vec::with_capacity(reservation.chunks().len());
         for &position in reservation.chunks() {
-            let mut chunk = self.session.stage(&reservation, position)?;
+            let mut chunk = self.session.stage(&reservation, position).wait()?;
             chunk.copy_from(0, 0, block);
             staged.push(chunk);
         }
         if !staged.is_empty() {
-            self.session.commit(&reservation, staged)?;
+            self.session.commit(&reservation, staged).wait()?;
         }
         Ok(())
     }
 }
 
 /// A session that verifies so much.
-fn open(socket: &Path, verify: Verify) -> anyhow::Result<BlockingSession> {
+fn open(socket: &Path, verify: Verify) -> anyhow::Result<Session> {
     let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
-    Ok(BlockingSession::connect(socket, SessionOptions { client, verify, ..SessionOptions::default() })?)
+    Ok(Session::connect(socket, SessionOptions { client, verify, ..SessionOptions::default() }).wait()?)
 }
 
 fn request_bytes(request: &Request) -> usize {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use larder_client::{BlockingSession, LookupOptions};
+use larder_client::{LookupOptions, Session};
 use larder_node::metrics::tier_name;
 use larder_protocol::NamespaceSpec;
 use larder_protocol::session::{Found, Span};
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn ask(
-    session: &BlockingSession,
+    session: &Session,
     spec: &NamespaceSpec,
     prompt: &Prompt,
     prompt_tokens: Option<u64>,
@@ -96,7 +96,7 @@ fn ask(
         Prompt::Hashes(hashes) => prompt_tokens.unwrap_or(hashes.len() as u64 * chunk_tokens + 1),
     };
     let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
-    let Found { tokens, spans, .. } = session.lookup(&namespace, &chain, options)?;
+    let Found { tokens, spans, .. } = session.lookup(&namespace, &chain, options).wait()?;
     let span = |Span { from, to, tier }: Span| HeldSpan {
         tier: tier_name(tier),
         from_chunk: from,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use larder_client::BlockingSession;
+use larder_client::Session;
 use larder_protocol::NamespaceSpec;
 use serde::Serialize;
 
@@ -76,14 +76,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn pin(
-    session: &BlockingSession,
+    session: &Session,
     socket: &Path,
     spec: &NamespaceSpec,
     prompt: &Prompt,
     duration: Duration,
 ) -> anyhow::Result<Pinned> {
     let namespace = visit::register(session, spec)?;
-    let pinned = session.pin(&namespace, &prompt.chain(&namespace), duration)?;
+    let pinned = session.pin(&namespace, &prompt.chain(&namespace), duration).wait()?;
     Ok(Pinned {
         node: session.node().to_owned(),
         device: session.device(),

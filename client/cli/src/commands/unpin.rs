@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Err(Usage(text.into()).into());
     };
     let (session, pin) = (visit::device_of(socket, args.device)?, args.pin);
-    session.unpin(pin).with_context(|| format!("node {}, device {}", session.node(), args.device))?;
+    session.unpin(pin).wait().with_context(|| format!("node {}, device {}", session.node(), args.device))?;
     if args.json {
         let unpinned = json!({"node": session.node(), "device": args.device, "unpinned": pin});
         output::print_json(&unpinned)?;

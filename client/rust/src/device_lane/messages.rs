@@ -1,122 +1,56 @@
-//! The requests of the device lane together with what their answers mean.
+//! What the requests of the device lane say.
 
-use std::os::fd::AsFd as _;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 
 use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::{EngineMemory, PagedLayout};
 use larder_protocol::lane::{
-    self, AskCopy, CopyProgress, CopyWords, IpcMemory, RegisterTensors, TensorDim, TensorLayout,
-    TensorMemory, TensorPlane, Word,
+    self, CopyWords, IpcMemory, TensorDim, TensorLayout, TensorMemory, TensorPlane, Word,
 };
-use larder_protocol::session::{Request, Response};
 
-use super::{Known, NodeCopy, NodeTensors, SavePages};
+use super::SavePages;
 use crate::engine_lane::{CopyFlags, LoadPages};
-use crate::error::SessionError;
-use crate::exchange::{Accept, Exchange};
-use crate::lease::LeaseGuard;
-use crate::namespace::Namespace;
-use crate::reservation::Reservation;
-use larder_ipc::Mapping;
 
-pub(crate) fn register(
-    namespace: &Namespace,
-    block: usize,
-    layout: &PagedLayout,
-    memory: Vec<EngineMemory>,
-) -> Result<Exchange<NodeTensors>, SessionError> {
-    let blocks = namespace.blocks_per_chunk();
-    assert!(block < blocks, "a chunk has {blocks} blocks, not {block}");
+/// Memory with the descriptors that go along; `None` where some of it no other process can have.
+pub(super) fn shared(memory: Vec<EngineMemory>) -> Option<(Vec<TensorMemory>, Vec<OwnedFd>)> {
     let mut descriptors = Vec::new();
-    let mut shared = Vec::with_capacity(memory.len());
-    for memory in memory {
-        shared.push(match memory {
-            EngineMemory::Ipc { handle, offset, bytes } => {
-                TensorMemory::Ipc(IpcMemory { handle, offset, bytes })
-            }
-            EngineMemory::Descriptor { descriptor, bytes } => {
-                descriptors.push(descriptor);
-                TensorMemory::Descriptor(bytes)
-            }
-            EngineMemory::Own { .. } => return Err(SessionError::NotShared),
-        });
-    }
-    let request = Request::RegisterTensors(RegisterTensors {
-        namespace: namespace.number(),
-        block: block as u16,
-        layout: layout_message(layout),
-        memory: shared,
+    let shared = memory.into_iter().map(|memory| match memory {
+        EngineMemory::Ipc { handle, offset, bytes } => {
+            Some(TensorMemory::Ipc(IpcMemory { handle, offset, bytes }))
+        }
+        EngineMemory::Descriptor { descriptor, bytes } => {
+            descriptors.push(descriptor);
+            Some(TensorMemory::Descriptor(bytes))
+        }
+        EngineMemory::Own { .. } => None,
     });
-    let (namespace, layout) = (namespace.clone(), layout.clone());
-    let accept: Accept<_> = Box::new(move |link, response, descriptors| {
-        let (Response::TensorsRegistered(known), [words]) = (response, descriptors.as_slice()) else {
-            return Err(SessionError::wrong_answer("tensors come to be known, with a page of words"));
-        };
-        let mut mapped = crate::lock(&link.words);
-        let words = match &*mapped {
-            Some(words) => words,
-            None => mapped.insert(Arc::new(Mapping::writable(words.as_fd(), known.word_bytes)?)),
-        };
-        let words = words.host_memory();
-        Ok(NodeTensors(Arc::new(Known { number: known.tensors, namespace, block, layout, words })))
-    });
-    Ok(Exchange { request, accept, descriptors })
+    let shared = shared.collect::<Option<_>>()?;
+    Some((shared, descriptors))
 }
 
-pub(crate) fn load(
-    tensors: &NodeTensors,
-    lease: &LeaseGuard,
-    load: &LoadPages,
-    flags: CopyFlags,
-) -> Result<Exchange<NodeCopy>, SessionError> {
-    assert_eq!(tensors.0.block, load.block, "tensors hold the block that is loaded into them");
-    tensors.verify(lease, load)?;
-    Ok(copying(Request::LoadPages(lane::LoadPages {
-        lease: lease.number(),
-        tensors: tensors.0.number,
+pub(super) fn load(tensors: u32, lease: u64, load: &LoadPages, flags: CopyFlags) -> lane::LoadPages {
+    lane::LoadPages {
+        lease,
+        tensors,
         pages: load.pages.clone(),
         first_page: load.first_page,
         from_layer: load.layers.start,
         to_layer: load.layers.end,
         by_layer: load.by_layer,
         words: words(flags),
-    })))
+    }
 }
 
-pub(crate) fn save(
-    tensors: &NodeTensors,
-    reservation: &Reservation,
-    save: &SavePages,
-    flags: CopyFlags,
-) -> Exchange<NodeCopy> {
-    copying(Request::SavePages(lane::SavePages {
-        reservation: reservation.number(),
+pub(super) fn save(tensors: u32, reservation: u64, save: &SavePages, flags: CopyFlags) -> lane::SavePages {
+    lane::SavePages {
+        reservation,
         chunks: save.positions.clone(),
-        tensors: tensors.0.number,
+        tensors,
         pages: save.pages.clone(),
         from_layer: save.layers.start,
         to_layer: save.layers.end,
         words: words(flags),
-    }))
-}
-
-/// Asks how far a copy is.
-pub(crate) fn ask(copy: &NodeCopy, layers: u32, wait_ms: u64) -> Exchange<CopyProgress> {
-    let request = Request::AskCopy(AskCopy { copy: copy.number(), layers, wait_ms });
-    let accept: Accept<_> = Box::new(|_, response, _| match response {
-        Response::CopyProgress(progress) => Ok(progress),
-        _ => Err(SessionError::wrong_answer("a copy has progress")),
-    });
-    Exchange::new(request, accept)
-}
-
-fn copying(request: Request) -> Exchange<NodeCopy> {
-    let accept: Accept<_> = Box::new(|link, response, _| match response {
-        Response::Copying(number) => Ok(NodeCopy::new(link, number)),
-        _ => Err(SessionError::wrong_answer("a copy begins")),
-    });
-    Exchange::new(request, accept)
+    }
 }
 
 fn words(CopyFlags { after, then }: CopyFlags) -> CopyWords {

@@ -60,26 +60,15 @@ impl Reservation {
         }
     }
 
-    /// Some layers of chunks, in the room that was taken for them.
+    /// Some layers of chunks, in their places in the arena. Where chunks do not go straight there they have to be
+    /// [put into](StagedLayers::put_into) the window.
     ///
     /// # Panics
     /// Where the reservation has no such chunk.
-    pub(crate) fn staged_layers(
-        &self,
-        positions: &[u32],
-        pool: usize,
-        layers: Range<u32>,
-        range: Option<WindowRange>,
-    ) -> StagedLayers {
+    pub(crate) fn staged_layers(&self, positions: &[u32], pool: usize, layers: Range<u32>) -> StagedLayers {
         let indices = positions.iter().map(|&position| self.index(position)).collect();
-        StagedLayers {
-            claim: Arc::clone(&self.claim),
-            positions: positions.to_vec(),
-            pool,
-            layers,
-            indices,
-            range,
-        }
+        let (claim, positions) = (Arc::clone(&self.claim), positions.to_vec());
+        StagedLayers { claim, positions, pool, layers, indices, range: None }
     }
 
     /// Splits the commit of chunks that were handed over into messages.
@@ -148,6 +137,10 @@ impl StagedLayers {
         let (mapping, offset) = self.place(chunk, slice);
         self.claim.link.traffic.count_written(self.bytes());
         (Arc::clone(mapping), offset)
+    }
+
+    pub(crate) fn put_into(&mut self, range: WindowRange) {
+        self.range = Some(range);
     }
 
     pub(crate) fn into_part(self) -> LayersPart {

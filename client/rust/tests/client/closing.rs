@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use larder_client::{BlockingSession, LookupOptions, ProtocolError, Session, SessionError, SessionOptions};
+use larder_client::{LookupOptions, ProtocolError, Session, SessionError, SessionOptions};
 use larder_protocol::session::{Busy, Refusal, RefusalCode, Response, Scarce};
 
 use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, memory_file, node, options, spec};
@@ -31,10 +31,10 @@ fn a_node_that_closes_mid_request_closes_a_threads_request() {
         node.open(0);
         node.next();
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Closed { .. })));
-    assert!(matches!(session.unpin(1), Err(SessionError::Closed { .. })));
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    assert!(matches!(session.lease(&namespace, &chain(1)).wait(), Err(SessionError::Closed { .. })));
+    assert!(matches!(session.unpin(1).wait(), Err(SessionError::Closed { .. })));
     node.join().unwrap();
 }
 
@@ -60,16 +60,16 @@ fn busy_and_refused_leave_the_session_usable() {
         node.answer_next(&Response::Refused(Refusal { code: RefusalCode::Unknown, message }), Vec::new());
         node.answer_next(&Response::Unpinned, Vec::new());
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let busy = session.lease(&namespace, &chain(1));
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let busy = session.lease(&namespace, &chain(1)).wait();
     let later = Duration::from_millis(20);
     assert!(
         matches!(busy, Err(SessionError::Busy { what: Scarce::Claims, retry_after }) if retry_after == later)
     );
-    let refused = session.unpin(1).unwrap_err();
+    let refused = session.unpin(1).wait().unwrap_err();
     assert_eq!(refused.to_string(), "the node refused: there is no such pin (Unknown)");
-    session.unpin(2).unwrap();
+    session.unpin(2).wait().unwrap();
     node.join().unwrap();
 }
 
@@ -82,9 +82,9 @@ fn memory_that_its_owner_may_shrink_ends_the_session() {
         node.answer_next(&response, vec![unsealed]);
         assert_eq!(node.next(), None);
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Descriptor(_))));
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    assert!(matches!(session.lease(&namespace, &chain(1)).wait(), Err(SessionError::Descriptor(_))));
     node.join().unwrap();
 }
 
@@ -108,9 +108,9 @@ fn a_lookup_that_finds_more_than_was_asked_ends_the_session() {
         node.answer_next(&found(17, None), Vec::new());
         assert_eq!(node.next(), None);
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let found = session.lookup(&namespace, &chain(1), LookupOptions::default());
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let found = session.lookup(&namespace, &chain(1), LookupOptions::default()).wait();
     assert!(matches!(found, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
     node.join().unwrap();
 }
@@ -119,7 +119,7 @@ fn a_lookup_that_finds_more_than_was_asked_ends_the_session() {
 async fn a_path_without_a_node_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("node.sock");
-    let blocking = BlockingSession::connect(&path, SessionOptions::default()).err().unwrap();
+    let blocking = Session::connect(&path, SessionOptions::default()).wait().err().unwrap();
     let error = Session::connect(&path, SessionOptions::default()).await.err().unwrap();
     assert_eq!(error.to_string(), blocking.to_string());
     assert!(error.to_string().contains("Is the node running"), "{error}");

@@ -1,19 +1,17 @@
 //! What callers give up is given back.
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use larder_client::{BlockingSession, LookupOptions, Session, SessionError};
+use larder_client::{Call, LookupOptions, Session, SessionError};
 use larder_protocol::session::{Pinned, Request, Response};
 
 use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, reserved, spec};
 
 /// Starts a request, so that it is sent, and gives it up.
-fn give_up<F: Future>(request: F) {
-    let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
+fn give_up<T: Send + 'static>(call: Call<T>) {
+    let polled = call.into_future().as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending());
 }
 
@@ -66,11 +64,11 @@ fn a_late_answer_to_a_thread_is_given_back() {
         assert_eq!(node.next(), None);
     });
     let options = larder_client::SessionOptions { timeout: Duration::from_secs(1), ..options() };
-    let session = BlockingSession::open(socket, options).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    assert!(matches!(session.lease(&namespace, &chain(1)), Err(SessionError::Timeout)));
+    let session = Session::open(socket, options).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    assert!(matches!(session.lease(&namespace, &chain(1)).wait(), Err(SessionError::Timeout)));
     timed_out.send(()).unwrap();
-    session.unpin(1).unwrap();
+    session.unpin(1).wait().unwrap();
     drop(session);
     node.join().unwrap();
 }
@@ -109,7 +107,7 @@ async fn room_in_the_window_is_free_only_when_the_node_has_answered() {
     let reservation = session.reserve(&namespace, &chain(2), 0).await.unwrap();
     let staged = session.stage(&reservation, 0).await.unwrap();
     give_up(session.commit(&reservation, vec![staged]));
-    let mut second = pin!(session.stage(&reservation, 1));
+    let mut second = session.stage(&reservation, 1).into_future();
     let polled = second.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(polled, Poll::Pending), "the node may still copy from the window");
     resume.send(()).unwrap();

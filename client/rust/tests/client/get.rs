@@ -1,6 +1,6 @@
 //! Reading what a node has.
 
-use larder_client::{BlockingSession, LeaseGuard, LookupOptions, ProtocolError, Session, SessionError};
+use larder_client::{LeaseGuard, LookupOptions, ProtocolError, Session, SessionError};
 use larder_protocol::session::{Lease, Leased, Request, Response};
 
 use crate::fake_node::{
@@ -55,15 +55,15 @@ async fn a_leased_chunk_is_read_byte_for_byte() {
 #[test]
 fn a_thread_reads_a_leased_chunk_byte_for_byte() {
     let (socket, node) = node(script);
-    let session = BlockingSession::open(socket, options()).unwrap();
+    let session = Session::open(socket, options()).wait().unwrap();
     assert_eq!((session.node(), session.tenant(), session.device()), ("node-1", "acme", 3));
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
     let lookup = LookupOptions { prompt_tokens: 70, ..LookupOptions::default() };
-    assert_eq!(session.lookup(&namespace, &chain(4), lookup).unwrap().tokens, 48);
-    let lease = session.lease(&namespace, &chain(4)).unwrap();
+    assert_eq!(session.lookup(&namespace, &chain(4), lookup).wait().unwrap().tokens, 48);
+    let lease = session.lease(&namespace, &chain(4)).wait().unwrap();
     check(&lease, 3);
     lease.release();
-    check(&session.lease(&namespace, &chain(1)).unwrap(), 1);
+    check(&session.lease(&namespace, &chain(1)).wait().unwrap(), 1);
     assert_eq!(session.counters().bytes_read, 4 * 800);
     drop(session);
     node.join().unwrap();
@@ -79,10 +79,10 @@ fn a_miss_is_a_lease_of_nothing_and_needs_no_release() {
         let number = node.expect(&Request::Unpin(1));
         node.answer(number, &Response::Unpinned, Vec::new());
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    assert_eq!(session.lease(&namespace, &chain(4)).unwrap().chunks(), 0);
-    session.unpin(1).unwrap();
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    assert_eq!(session.lease(&namespace, &chain(4)).wait().unwrap().chunks(), 0);
+    session.unpin(1).wait().unwrap();
     node.join().unwrap();
 }
 
@@ -97,10 +97,10 @@ fn a_lease_outlives_the_renewal_of_its_extent() {
         node.expect(&Request::Release(2));
         node.expect(&Request::Release(1));
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let old = session.lease(&namespace, &chain(1)).unwrap();
-    check(&session.lease(&namespace, &chain(2)).unwrap(), 2);
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let old = session.lease(&namespace, &chain(1)).wait().unwrap();
+    check(&session.lease(&namespace, &chain(2)).wait().unwrap(), 2);
     check(&old, 1);
     drop(old);
     node.join().unwrap();
@@ -115,10 +115,10 @@ fn a_place_outside_of_its_extent_ends_the_session() {
         node.answer_next(&Response::Leased(leased), descriptors);
         assert_eq!(node.next(), None);
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let lease = session.lease(&namespace, &chain(1));
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let lease = session.lease(&namespace, &chain(1)).wait();
     assert!(matches!(lease, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
-    assert!(matches!(session.unpin(1), Err(SessionError::Closed { .. })));
+    assert!(matches!(session.unpin(1).wait(), Err(SessionError::Closed { .. })));
     node.join().unwrap();
 }

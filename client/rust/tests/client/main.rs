@@ -1,6 +1,7 @@
 //! The client against a scripted node.
 #![expect(clippy::unwrap_used, reason = "what fails in a test's fixture fails the test")]
 
+mod calls;
 mod closing;
 mod concurrent;
 mod dropped;

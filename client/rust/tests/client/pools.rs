@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use larder_client::{BlockingSession, ProtocolError, SessionError};
+use larder_client::{ProtocolError, Session, SessionError};
 use larder_protocol::session::{Commit, Extent, Leased, Place, Registered, Request, Reserved, Response};
 use larder_protocol::{HitPolicy, NamespaceSpec, PoolSet};
 
@@ -52,9 +52,9 @@ fn lease_of(blocks: &'static [usize]) -> impl FnOnce(FakeNode) + Send {
 #[test]
 fn a_lease_has_the_blocks_that_restoring_needs_and_no_other_can_be_read() {
     let (socket, node) = node(lease_of(&NEEDED));
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&hybrid(), &SLICES, &BLOCK_BYTES).unwrap();
-    let lease = session.lease(&namespace, &chain(4)).unwrap();
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&hybrid(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let lease = session.lease(&namespace, &chain(4)).wait().unwrap();
     for i in 0..12 {
         let (position, block) = (i / 4, i % 4);
         let mut out = vec![0; BLOCK_BYTES[block % 2] as usize];
@@ -74,9 +74,9 @@ fn a_lease_has_the_blocks_that_restoring_needs_and_no_other_can_be_read() {
 #[test]
 fn an_answer_with_other_blocks_than_restoring_needs_ends_the_session() {
     let (socket, node) = node(lease_of(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]));
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&hybrid(), &SLICES, &BLOCK_BYTES).unwrap();
-    let lease = session.lease(&namespace, &chain(4));
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&hybrid(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let lease = session.lease(&namespace, &chain(4)).wait();
     assert!(matches!(lease, Err(SessionError::Protocol(ProtocolError::WrongAnswer { .. }))));
     node.join().unwrap();
 }
@@ -106,11 +106,11 @@ fn only_the_blocks_of_reserved_pools_are_staged_and_committed() {
         node.answer(number, &Response::Committed(3), Vec::new());
         assert_eq!(node.next(), None);
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&hybrid(), &SLICES, &BLOCK_BYTES).unwrap();
-    let reservation = session.reserve_pools(&namespace, &chain(3), &asked, 0).unwrap();
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&hybrid(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let reservation = session.reserve_pools(&namespace, &chain(3), &asked, 0).wait().unwrap();
     let staged = (0..3_usize).map(|position| {
-        let mut chunk = session.stage(&reservation, position as u32).unwrap();
+        let mut chunk = session.stage(&reservation, position as u32).wait().unwrap();
         let blocks: Vec<usize> = chunk.blocks().collect();
         assert_eq!(blocks, [vec![0, 2], vec![0, 1, 2, 3], vec![1, 3]][position]);
         for block in 0..4 {
@@ -121,7 +121,7 @@ fn only_the_blocks_of_reserved_pools_are_staged_and_committed() {
         chunk
     });
     let staged = staged.collect();
-    assert_eq!(session.commit(&reservation, staged).unwrap(), 3);
+    assert_eq!(session.commit(&reservation, staged).wait().unwrap(), 3);
     drop((session, reservation));
     node.join().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use larder_client::{BlockingSession, Counters, Session, SessionError, StagedChunk};
+use larder_client::{Counters, Session, SessionError, StagedChunk};
 use larder_ipc::Mapping;
 use larder_protocol::session::{Commit, Extent, Request, Reserved, Response};
 
@@ -69,17 +69,17 @@ async fn staged_chunks_arrive_byte_for_byte() {
 #[test]
 fn a_threads_staged_chunks_arrive_byte_for_byte() {
     let (socket, node) = node(script);
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let reservation = session.reserve(&namespace, &chain(5), 0).unwrap();
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let reservation = session.reserve(&namespace, &chain(5), 0).wait().unwrap();
     for positions in [&[1, 2][..], &[4]] {
         let staged = positions.iter().map(|&position| {
-            let mut chunk = session.stage(&reservation, position).unwrap();
+            let mut chunk = session.stage(&reservation, position).wait().unwrap();
             fill(&mut chunk);
             chunk
         });
         let staged = staged.collect();
-        assert_eq!(session.commit(&reservation, staged).unwrap(), positions.len() as u32);
+        assert_eq!(session.commit(&reservation, staged).wait().unwrap(), positions.len() as u32);
     }
     drop((session, reservation));
     node.join().unwrap();
@@ -107,12 +107,12 @@ fn a_trusted_engine_writes_straight_into_the_arena() {
         node.answer(number, &Response::Committed(2), Vec::new());
         assert_eq!(node.next(), None);
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let reservation = session.reserve(&namespace, &chain(2), 0).unwrap();
-    let mut staged = [1, 0].map(|position| session.stage(&reservation, position).unwrap());
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let reservation = session.reserve(&namespace, &chain(2), 0).wait().unwrap();
+    let mut staged = [1, 0].map(|position| session.stage(&reservation, position).wait().unwrap());
     staged.iter_mut().for_each(fill);
-    assert_eq!(session.commit(&reservation, staged.into()).unwrap(), 2);
+    assert_eq!(session.commit(&reservation, staged.into()).wait().unwrap(), 2);
     drop((session, reservation));
     node.join().unwrap();
 }
@@ -124,10 +124,10 @@ fn a_chunk_larger_than_the_window_is_refused() {
         node.answer_next(&reserved(21, [0]), Vec::new());
         node.expect(&Request::Abort(21));
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let reservation = session.reserve(&namespace, &chain(1), 0).unwrap();
-    let staged = session.stage(&reservation, 0);
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let reservation = session.reserve(&namespace, &chain(1), 0).wait().unwrap();
+    let staged = session.stage(&reservation, 0).wait();
     assert!(matches!(
         staged,
         Err(SessionError::WindowTooSmall { chunk_bytes: ROOM_BYTES, window_bytes: 895 })

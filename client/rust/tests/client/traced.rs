@@ -1,6 +1,6 @@
 //! What a traced session tells the node, and an untraced one does not.
 
-use larder_client::{BlockingSession, Session};
+use larder_client::Session;
 use larder_protocol::TraceContext;
 use larder_protocol::session::Request;
 
@@ -23,11 +23,11 @@ fn a_trace_stands_before_the_request_whose_number_it_bears_and_nowhere_else() {
         assert!(matches!(request, Request::Lookup(_)), "nothing is said of a request without a trace");
         node.answer(lookup, &found(16, None), Vec::new());
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
     let traced = session.traced(context());
-    assert_eq!(traced.lookup(&namespace, &chain(1), Default::default()).unwrap().tokens, 16);
-    assert_eq!(session.lookup(&namespace, &chain(1), Default::default()).unwrap().tokens, 16);
+    assert_eq!(traced.lookup(&namespace, &chain(1), Default::default()).wait().unwrap().tokens, 16);
+    assert_eq!(session.lookup(&namespace, &chain(1), Default::default()).wait().unwrap().tokens, 16);
     node.join().unwrap();
 }
 

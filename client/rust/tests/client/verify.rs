@@ -1,6 +1,6 @@
 //! Verifying what is read.
 
-use larder_client::{BlockingSession, Damaged, SessionOptions, Verify};
+use larder_client::{Damaged, Session, SessionOptions, Verify};
 use larder_protocol::ChunkHash;
 use larder_protocol::session::{Leased, ReportDamage, Request, Response};
 
@@ -29,9 +29,9 @@ fn with_lease(
         assert_eq!(node.expect(&Request::Release(11)), 0);
         assert_eq!(node.next(), None);
     });
-    let session = BlockingSession::open(socket, verifying(verify)).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    let lease = session.lease(&namespace, &chain(4)).unwrap();
+    let session = Session::open(socket, verifying(verify)).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let lease = session.lease(&namespace, &chain(4)).wait().unwrap();
     read(&lease);
     drop((lease, session));
     node.join().unwrap();
@@ -109,10 +109,10 @@ fn verified(seed: u64, leases: u64) -> Vec<u64> {
         }
     });
     let options = SessionOptions { verify: Verify::Sample, verify_seed: Some(seed), ..options() };
-    let session = BlockingSession::open(socket, options).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let session = Session::open(socket, options).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
     let counted = (0..leases).map(|_| {
-        let lease = session.lease(&namespace, &chain(4)).unwrap();
+        let lease = session.lease(&namespace, &chain(4)).wait().unwrap();
         let before = session.counters().bytes_verified;
         (0..12).for_each(|i| drop(read(&lease, i / 4, i % 4).unwrap()));
         session.counters().bytes_verified - before
@@ -146,10 +146,10 @@ fn a_sampled_block_that_is_wrong_is_damage() {
         }
     });
     let options = SessionOptions { verify: Verify::Sample, verify_seed: Some(1), ..options() };
-    let session = BlockingSession::open(socket, options).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
+    let session = Session::open(socket, options).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
     let damaged = (0..400).filter(|_| {
-        let lease = session.lease(&namespace, &chain(4)).unwrap();
+        let lease = session.lease(&namespace, &chain(4)).wait().unwrap();
         read(&lease, 1, 1).is_err()
     });
     let damaged = damaged.count();
@@ -167,8 +167,8 @@ fn a_lease_without_a_checksum_for_each_block_ends_the_session() {
         leased.checksums.pop();
         node.answer_next(&Response::Leased(leased), memory);
     });
-    let session = BlockingSession::open(socket, options()).unwrap();
-    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).unwrap();
-    assert!(session.lease(&namespace, &chain(4)).is_err());
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    assert!(session.lease(&namespace, &chain(4)).wait().is_err());
     node.join().unwrap();
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use larder_client::{BlockingSession, LeaseGuard, Namespace, SessionError, SessionOptions};
+use larder_client::{LeaseGuard, Namespace, Session, SessionError, SessionOptions};
 use larder_protocol::ChunkHash;
 use larder_protocol::namespace::NamespaceSpec;
 use tokio::sync::oneshot;
@@ -54,8 +54,8 @@ impl Node {
     fn engine(&self, device: u16) -> Engine {
         let options =
             SessionOptions { device: Some(device), window_bytes: 1 << 20, ..SessionOptions::default() };
-        let session = BlockingSession::connect(&self.socket, options).unwrap();
-        let namespace = session.register(&spec(), &[0], &[BLOCK as u64]).unwrap();
+        let session = Session::connect(&self.socket, options).wait().unwrap();
+        let namespace = session.register(&spec(), &[0], &[BLOCK as u64]).wait().unwrap();
         Engine { session, namespace }
     }
 
@@ -77,7 +77,7 @@ impl Drop for Node {
 }
 
 struct Engine {
-    session: BlockingSession,
+    session: Session,
     namespace: Namespace,
 }
 
@@ -86,21 +86,21 @@ impl Engine {
     fn put(&self, prompt: &[ChunkHash]) {
         let chain = self.namespace.chain(prompt.to_vec());
         let reservation = loop {
-            match self.session.reserve(&self.namespace, &chain, 0) {
+            match self.session.reserve(&self.namespace, &chain, 0).wait() {
                 Ok(reservation) => break reservation,
                 Err(SessionError::Busy { .. }) => std::thread::yield_now(),
                 Err(error) => panic!("{error}"),
             }
         };
         for &position in &reservation.chunks().to_vec() {
-            let mut staged = self.session.stage(&reservation, position).unwrap();
+            let mut staged = self.session.stage(&reservation, position).wait().unwrap();
             staged.copy_from(0, 0, &block(&prompt[position as usize]));
-            assert_eq!(self.session.commit(&reservation, vec![staged]).unwrap(), 1);
+            assert_eq!(self.session.commit(&reservation, vec![staged]).wait().unwrap(), 1);
         }
     }
 
     fn lease(&self, prompt: &[ChunkHash]) -> LeaseGuard {
-        self.session.lease(&self.namespace, &self.namespace.chain(prompt.to_vec())).unwrap()
+        self.session.lease(&self.namespace, &self.namespace.chain(prompt.to_vec())).wait().unwrap()
     }
 
     /// Reads what is here of a prompt, every byte right; how many chunks.
@@ -143,11 +143,11 @@ fn a_panic_ends_the_sessions_of_one_actor_and_the_node_goes_on() {
     other.put(&prompt(b'o', 8));
     let kept = first.lease(&prompt(b'a', 8));
     super::plant();
-    let broken = first.session.lease(&first.namespace, &first.namespace.chain(prompt(b'a', 8)));
+    let broken = first.session.lease(&first.namespace, &first.namespace.chain(prompt(b'a', 8))).wait();
     let told = |error: SessionError| error.to_string();
     let fault = "the node closed the session: a fault of Larder emptied the cache of this device";
     assert!(broken.err().map(told).is_some_and(|text| text.starts_with(fault)), "the engine hears why");
-    let after = first.session.lease(&first.namespace, &first.namespace.chain(prompt(b'a', 8)));
+    let after = first.session.lease(&first.namespace, &first.namespace.chain(prompt(b'a', 8))).wait();
     assert!(after.err().map(told).is_some_and(|text| text.starts_with(fault)), "whenever it asks");
     assert_eq!(other.get(&prompt(b'o', 8)), 8, "another actor does not notice");
     let again = node.engine(0);
@@ -173,7 +173,9 @@ fn an_actor_that_begins_anew_finds_what_it_had_on_disk() {
         std::thread::yield_now();
     }
     super::plant();
-    assert!(engine.session.lease(&engine.namespace, &engine.namespace.chain(prompt(b'a', 8))).is_err());
+    assert!(
+        engine.session.lease(&engine.namespace, &engine.namespace.chain(prompt(b'a', 8))).wait().is_err()
+    );
     let again = node.engine(0);
     while again.get(&prompt(b'a', 8)) < 8 {
         std::thread::yield_now();

@@ -58,15 +58,15 @@ fn a_driver_that_hangs_keeps_no_peer_from_the_chunks_that_it_copies() {
     assert_eq!(gpu.put(&hashes), CopyEnd::Done, "{}", cluster.node(0).log());
     std::fs::write(hang_file(dir.path()), "").unwrap();
     let copy = gpu.load(&hashes, NO_FLAGS).unwrap();
-    let reader = BlockingSession::connect(cluster.socket(1), SessionOptions::default()).unwrap();
-    let namespace = reader.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let reader = Session::connect(cluster.socket(1), SessionOptions::default()).wait().unwrap();
+    let namespace = reader.register(&layered(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
     let chain = namespace.chain(hashes.clone());
     let options = LookupOptions { prompt_tokens: 1_000, ..LookupOptions::default() };
     wait::until("the other node finds it", || {
-        let found = reader.lookup(&namespace, &chain, options.clone()).unwrap();
+        let found = reader.lookup(&namespace, &chain, options.clone()).wait().unwrap();
         (found.tokens == 4 * u64::from(CHUNK_TOKENS)).then_some(())
     });
-    let lease = reader.lease(&namespace, &chain).unwrap();
+    let lease = reader.lease(&namespace, &chain).wait().unwrap();
     assert_eq!(lease.chunks(), 4, "{}", cluster.node(0).log());
     for (position, hash) in hashes.iter().enumerate() {
         let mut bytes = vec![0; BLOCK_BYTES];
@@ -87,13 +87,13 @@ fn a_node_without_a_driver_says_what_is_missing_and_serves_on() {
         return;
     }
     let node = NodeProcess::small(LARDER).unwrap();
-    let session = BlockingSession::connect(node.socket("default"), SessionOptions::default()).unwrap();
-    let namespace = session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).unwrap();
+    let session = Session::connect(node.socket("default"), SessionOptions::default()).wait().unwrap();
+    let namespace = session.register(&layered(), &[0], &[BLOCK_BYTES as u64]).wait().unwrap();
     let (layout, bytes) = layout();
     for _ in 0..2 {
         let (descriptor, _) = gpu_memory(bytes);
         let shared = vec![EngineMemory::Descriptor { descriptor, bytes }];
-        let refused = session.register_tensors(&namespace, 0, &layout, shared).unwrap_err();
+        let refused = session.register_tensors(&namespace, 0, &layout, shared).wait().unwrap_err();
         let SessionError::Refused(refusal) = refused else { panic!("{refused:?}") };
         assert_eq!(refusal.code, RefusalCode::Device);
         assert!(refusal.message.contains("no CUDA driver is installed"), "{}", refusal.message);

@@ -1,0 +1,180 @@
+//! A request as a value.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::SessionError;
+use crate::exchange::Exchange;
+use crate::opening::Opening;
+use crate::session::Session;
+use crate::window::{Window, WindowRange};
+
+/// A request of a session: await it in a task, or [wait](Call::wait) for it on a thread. Nothing is sent before.
+///
+/// `.await` needs a tokio runtime with IO and time enabled; one thread is enough. The first call that is awaited starts a task
+/// there that receives the session's answers: the session ends with that runtime. Many calls may be awaited at the same time.
+///
+/// `.wait()` needs no runtime. The thread sends the request and receives until its answer is here. One thread at a time does so:
+/// another one's request waits for it, and its timeout starts after that.
+///
+/// A session that tasks use may be used by threads too.
+///
+/// Cancel safe: a call that is dropped before it was begun does nothing. One that is dropped while it is awaited has sent its
+/// request or not; what a late answer grants is given back. The method that makes a call says what else its request may have
+/// done.
+#[must_use = "a call asks for nothing until it is awaited or waited for"]
+pub struct Call<T>(Work<T>);
+
+/// What a call in a task has become.
+pub type CallFuture<T> = Pin<Box<dyn Future<Output = Result<T, SessionError>> + Send>>;
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all calls ask, and a box would cost each of them an allocation"
+)]
+enum Work<T> {
+    /// Opens a session; the function is the identity.
+    Open(Opening, fn(Session) -> T),
+    Ask {
+        session: Session,
+        step: Step<T>,
+        /// Decides what follows an answer; without it the answer is the result.
+        then: Option<Then<T>>,
+    },
+}
+
+/// What a call does next.
+pub(crate) enum Step<T> {
+    Done(Result<T, SessionError>),
+    Ask(Exchange<T>),
+    TakeRoom(RoomFor<T>),
+}
+
+type Then<T> = Box<dyn FnMut(T) -> Step<T> + Send>;
+
+/// Room in the write window that a value needs.
+pub(crate) struct RoomFor<T> {
+    pub(crate) window: Arc<Window>,
+    pub(crate) bytes: u64,
+    pub(crate) value: T,
+    pub(crate) give: fn(&mut T, WindowRange),
+}
+
+impl<T: Send + 'static> Call<T> {
+    /// Waits for the result on this thread.
+    ///
+    /// # Errors
+    /// As the method that made the call says; `Timeout`.
+    pub fn wait(self) -> Result<T, SessionError> {
+        let (session, mut step, mut then) = match self.0 {
+            Work::Open(opening, done) => return opening.wait().map(done),
+            Work::Ask { session, step, then } => (session, step, then),
+        };
+        loop {
+            let value = match step {
+                Step::Done(result) => return result,
+                Step::Ask(exchange) => session.link.ask_on_this_thread(exchange, session.trace)?,
+                Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
+                    session.link.deliver_late_answers();
+                    let range = window.take_within(bytes, session.link.timeout);
+                    give(&mut value, range.ok_or(SessionError::Timeout)?);
+                    value
+                }
+            };
+            match &mut then {
+                Some(then) => step = then(value),
+                None => return Ok(value),
+            }
+        }
+    }
+
+    async fn run(self) -> Result<T, SessionError> {
+        let (session, mut step, mut then) = match self.0 {
+            Work::Open(opening, done) => return opening.run().await.map(done),
+            Work::Ask { session, step, then } => (session, step, then),
+        };
+        loop {
+            let value = match step {
+                Step::Done(result) => return result,
+                Step::Ask(exchange) => session.link.ask(exchange, session.trace).await?,
+                Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
+                    let range = async { Ok(window.take(bytes).await) };
+                    give(&mut value, within(session.link.timeout, range).await?);
+                    value
+                }
+            };
+            match &mut then {
+                Some(then) => step = then(value),
+                None => return Ok(value),
+            }
+        }
+    }
+
+    pub(crate) fn new(session: &Session, step: Step<T>) -> Self {
+        Self(Work::Ask { session: session.clone(), step, then: None })
+    }
+
+    /// The same call, unless a check says that it is in vain.
+    pub(crate) fn checked<E: Into<SessionError>>(mut self, check: Result<(), E>) -> Self {
+        if let (Work::Ask { step, .. }, Err(error)) = (&mut self.0, check) {
+            *step = Step::Done(Err(error.into()));
+        }
+        self
+    }
+
+    /// The same call; `then` decides what follows each answer.
+    pub(crate) fn then(mut self, decide: impl FnMut(T) -> Step<T> + Send + 'static) -> Self {
+        if let Work::Ask { then, step: Step::Ask(_), .. } = &mut self.0 {
+            *then = Some(Box::new(decide));
+        }
+        self
+    }
+
+    /// Asks for news until `known` finds the result in those that came, or `patience` has passed. `ask` is told how long the node
+    /// may wait for news.
+    pub(crate) fn until(
+        session: &Session,
+        patience: Duration,
+        known: impl Fn() -> Option<T> + Send + 'static,
+        ask: impl Fn(Duration) -> Exchange<T> + Send + 'static,
+    ) -> Self {
+        let (until, longest) = (Instant::now() + patience, session.link.timeout / 4);
+        let mut is_last = false;
+        let mut next = move |news: Option<T>| {
+            if let Some(news) = known().or(news.filter(|_| is_last)) {
+                return Step::Done(Ok(news));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            is_last = left.is_zero();
+            Step::Ask(ask(left.min(longest)))
+        };
+        let first = next(None);
+        Self::new(session, first).then(move |news| next(Some(news)))
+    }
+}
+
+impl Call<Session> {
+    pub(crate) fn open(opening: Opening) -> Self {
+        Self(Work::Open(opening, |session| session))
+    }
+}
+
+impl<T: Send + 'static> IntoFuture for Call<T> {
+    type Output = Result<T, SessionError>;
+    type IntoFuture = CallFuture<T>;
+
+    fn into_future(self) -> CallFuture<T> {
+        Box::pin(self.run())
+    }
+}
+
+pub(crate) async fn within<T>(
+    timeout: Duration,
+    work: impl Future<Output = Result<T, SessionError>>,
+) -> Result<T, SessionError> {
+    tokio::time::timeout(timeout, work).await.unwrap_or(Err(SessionError::Timeout))
+}

@@ -1,0 +1,121 @@
+//! Calls that tasks await, and the task that receives their answers.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError, Weak};
+
+use larder_protocol::TraceContext;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+
+use super::Link;
+use crate::call::within;
+use crate::error::SessionError;
+use crate::exchange::Exchange;
+
+/// Closes the session when its task ends, in whatever way.
+struct CloseAtEnd(Weak<Link>);
+
+impl Link {
+    /// Sends a request and waits for its result.
+    ///
+    /// Cancel safe: what a late answer grants is given back.
+    pub(crate) async fn ask<T>(
+        self: &Arc<Self>,
+        exchange: Exchange<T>,
+        trace: Option<TraceContext>,
+    ) -> Result<T, SessionError> {
+        self.start_task()?;
+        let answer = async {
+            let permit = Arc::clone(&self.callers).acquire_owned().await.map_err(|_| self.closed())?;
+            let answer = self.send(exchange, trace, permit)?;
+            answer.await.map_err(|_| self.closed())?
+        };
+        within(self.timeout, answer).await.map(|result| result.keep())
+    }
+
+    /// Starts the session's task on the current runtime, unless it has one. It ends with the socket, which the last handle of
+    /// the session shuts down.
+    fn start_task(self: &Arc<Self>) -> Result<(), SessionError> {
+        if self.has_task.load(Ordering::Acquire) || self.has_task.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let socket = self.socket.try_clone().and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            UnixStream::from_std(socket)
+        });
+        let socket = socket.map_err(|error| {
+            self.has_task.store(false, Ordering::Release);
+            SessionError::Socket(error)
+        })?;
+        let (free, unsent) = (Arc::clone(&self.reader_is_free), Arc::clone(&self.unsent));
+        let link = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let link = CloseAtEnd(link);
+            tokio::select! {
+                () = receive(&socket, &link.0, &free) => {}
+                () = send_rest(&socket, &link.0, &unsent) => {}
+            }
+        });
+        Ok(())
+    }
+
+    /// Delivers all answers that are here, unless a thread receives. False where the session is over.
+    fn receive_all(self: &Arc<Self>) -> bool {
+        let mut reader = match self.reader.try_lock() {
+            Ok(reader) => reader,
+            Err(TryLockError::Poisoned(reader)) => reader.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
+        loop {
+            if !self.deliver_all(&mut reader) {
+                return false;
+            }
+            match reader.receive_now(self.socket.as_fd()) {
+                Ok(1..) => {}
+                Ok(0) => return false,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) => {
+                    tracing::debug!(%error, "a session's socket failed");
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+/// A thread that has received says that the reader is free: what came meanwhile makes the socket ready no second time.
+async fn receive(socket: &UnixStream, link: &Weak<Link>, free: &Notify) {
+    let goes_on = || link.upgrade().is_some_and(|link| link.receive_all());
+    let receive = || match goes_on() {
+        true => io::Result::<()>::Err(io::ErrorKind::WouldBlock.into()),
+        false => Ok(()),
+    };
+    while goes_on() {
+        tokio::select! {
+            _ = socket.async_io(Interest::READABLE, receive) => return,
+            () = free.notified() => {}
+        }
+    }
+}
+
+/// Sends what callers could not send without blocking.
+async fn send_rest(socket: &UnixStream, link: &Weak<Link>, unsent: &Notify) {
+    loop {
+        unsent.notified().await;
+        let flush = || link.upgrade().map_or(Ok(()), |link| link.flush_rest());
+        if socket.async_io(Interest::WRITABLE, flush).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl Drop for CloseAtEnd {
+    fn drop(&mut self) {
+        if let Some(link) = self.0.upgrade() {
+            link.close();
+        }
+    }
+}

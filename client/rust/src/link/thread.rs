@@ -1,0 +1,117 @@
+//! Calls that threads wait for: a thread receives itself.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use larder_ipc::socket::FrameReader;
+use larder_protocol::TraceContext;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::sched_yield;
+use tokio::sync::TryAcquireError;
+use tokio::sync::oneshot::error::TryRecvError;
+
+use super::Link;
+use crate::error::SessionError;
+use crate::exchange::Exchange;
+use crate::lock;
+
+impl Link {
+    /// Sends a request and receives until its answer is here. Other threads wait until then.
+    pub(crate) fn ask_on_this_thread<T>(
+        self: &Arc<Self>,
+        exchange: Exchange<T>,
+        trace: Option<TraceContext>,
+    ) -> Result<T, SessionError> {
+        self.receiving(|reader| {
+            let deadline = now() + self.timeout;
+            // Permits run out only where that many requests timed out and are not answered yet.
+            let permit = Arc::clone(&self.callers).try_acquire_owned().map_err(|error| match error {
+                TryAcquireError::Closed => self.closed(),
+                TryAcquireError::NoPermits => SessionError::Timeout,
+            })?;
+            let mut answer = self.send(exchange, trace, permit)?;
+            loop {
+                match answer.try_recv() {
+                    Ok(result) => return result.map(|result| result.keep()),
+                    Err(TryRecvError::Closed) => return Err(self.closed()),
+                    Err(TryRecvError::Empty) => self.receive(reader, deadline)?,
+                }
+            }
+        })
+    }
+
+    /// Delivers answers to requests that timed out, as they may free room in the write window.
+    pub(crate) fn deliver_late_answers(self: &Arc<Self>) {
+        self.receiving(|reader| {
+            if reader.receive_now(self.socket.as_fd()).is_ok_and(|bytes| bytes > 0) {
+                self.deliver_all(reader);
+            }
+        });
+    }
+
+    /// Has this thread receive alone.
+    fn receiving<R>(&self, work: impl FnOnce(&mut FrameReader) -> R) -> R {
+        let result = work(&mut lock(&self.reader));
+        self.reader_is_free.notify_one();
+        result
+    }
+
+    /// Sends what is left and waits for something to receive, which may be in vain.
+    fn receive(self: &Arc<Self>, reader: &mut FrameReader, deadline: Instant) -> Result<(), SessionError> {
+        let left = deadline.checked_duration_since(now()).ok_or(SessionError::Timeout)?;
+        let socket = self.socket.as_fd();
+        let wait = |reader: &mut FrameReader, until: PollFlags| {
+            let left = Timespec::try_from(left).ok();
+            // Whether it was interrupted, timed out or became ready shows in the next round.
+            let _ = poll(&mut [PollFd::new(&socket, until)], left.as_ref());
+            reader.receive_now(socket)
+        };
+        let received = match self.flush_rest() {
+            Ok(()) => match receive_soon(reader, socket) {
+                // With a task, the socket does not block.
+                Err(error) if would_block(&error) && self.has_task.load(Ordering::Acquire) => {
+                    wait(reader, PollFlags::IN)
+                }
+                Err(error) if would_block(&error) => reader.receive(socket),
+                received => received,
+            },
+            Err(error) if would_block(&error) => wait(reader, PollFlags::IN | PollFlags::OUT),
+            // What the node said before it closed may still be there.
+            Err(_) => reader.receive_now(socket),
+        };
+        match received {
+            Ok(1..) => _ = self.deliver_all(reader),
+            Err(error) if would_block(&error) => {}
+            Ok(0) | Err(_) => self.close(),
+        }
+        Ok(())
+    }
+}
+
+/// Receives what comes soon, without sleeping: a sleeping thread takes longer to wake than most answers to come.
+/// `WouldBlock` where nothing came.
+fn receive_soon(reader: &mut FrameReader, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let until = now() + SPIN;
+    loop {
+        match reader.receive_now(socket) {
+            Err(error) if would_block(&error) && now() < until => sched_yield(),
+            received => return received,
+        }
+    }
+}
+
+fn would_block(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+/// How long a thread looks for its answer before it sleeps. An answer takes 10 us where the node is awake, waking a thread
+/// on another core 15 us and more; beyond that the node is busy, and the core better used by others.
+const SPIN: Duration = Duration::from_micros(50);
+
+#[expect(clippy::disallowed_methods, reason = "requests of threads have deadlines in real time")]
+fn now() -> Instant {
+    Instant::now()
+}

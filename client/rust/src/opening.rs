@@ -1,0 +1,182 @@
+//! The opening of a session: one Hello, one Welcome.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_protocol::limits::SESSION_VERSION;
+use larder_protocol::session::{Hello, Request, Response, Welcome, decode_response};
+use tokio::io::Interest;
+use tokio::time::Instant;
+
+use crate::call::within;
+use crate::error::{ProtocolError, SessionError};
+use crate::exchange::granted;
+use crate::link::Link;
+use crate::options::SessionOptions;
+use crate::session::Session;
+use crate::window::Window;
+use larder_ipc::Mapping;
+use larder_ipc::socket::{FrameReader, FrameWriter};
+
+/// A session that is to be opened.
+pub(crate) struct Opening {
+    pub(crate) to: Node,
+    pub(crate) options: SessionOptions,
+}
+
+/// The node's end.
+pub(crate) enum Node {
+    /// Listens at a path.
+    At(PathBuf),
+    /// Is connected already.
+    On(UnixStream),
+}
+
+/// A session that waits for its Welcome.
+struct Handshake {
+    reader: FrameReader,
+}
+
+impl Opening {
+    /// Opens the session on this thread.
+    pub(crate) fn wait(self) -> Result<Session, SessionError> {
+        let Self { to, options } = self;
+        let deadline = Instant::now() + options.timeout;
+        let socket = match to {
+            Node::At(path) => {
+                UnixStream::connect(&path).map_err(|source| SessionError::Connect { path, source })?
+            }
+            Node::On(socket) => socket,
+        };
+        block_within(&socket, options.timeout)?;
+        let mut handshake = Handshake::start(socket.as_fd(), &options)?;
+        loop {
+            handshake.receive(socket.as_fd()).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => SessionError::Timeout,
+                _ => opening(error),
+            })?;
+            if let Some(welcomed) = handshake.welcomed()? {
+                return Ok(handshake.finish(socket, welcomed, &options));
+            }
+            if Instant::now() >= deadline {
+                return Err(SessionError::Timeout);
+            }
+        }
+    }
+
+    /// Opens the session in this task.
+    pub(crate) async fn run(self) -> Result<Session, SessionError> {
+        let Self { to, options } = self;
+        let opened = async {
+            let socket = match to {
+                Node::At(path) => {
+                    let connected = tokio::net::UnixStream::connect(&path).await;
+                    connected.map_err(|source| SessionError::Connect { path, source })?
+                }
+                Node::On(socket) => {
+                    socket.set_nonblocking(true).map_err(SessionError::Socket)?;
+                    tokio::net::UnixStream::from_std(socket).map_err(SessionError::Socket)?
+                }
+            };
+            let mut handshake = Handshake::start(socket.as_fd(), &options)?;
+            loop {
+                let receive = || handshake.receive(socket.as_fd());
+                socket.async_io(Interest::READABLE, receive).await.map_err(opening)?;
+                if let Some(welcomed) = handshake.welcomed()? {
+                    let socket = socket.into_std().map_err(SessionError::Socket)?;
+                    block_within(&socket, options.timeout)?;
+                    return Ok(handshake.finish(socket, welcomed, &options));
+                }
+            }
+        };
+        within(options.timeout, opened).await
+    }
+}
+
+impl Handshake {
+    /// Sends the Hello. The first message on a connection always fits in the socket's buffer.
+    fn start(socket: BorrowedFd<'_>, options: &SessionOptions) -> Result<Self, SessionError> {
+        let hello = Request::Hello(Hello {
+            version: SESSION_VERSION,
+            client: options.client.clone(),
+            device: options.device,
+            window_bytes: options.window_bytes,
+        });
+        let mut writer = FrameWriter::new();
+        writer.push_request(HELLO_NUMBER, &hello).map_err(ProtocolError::from)?;
+        match writer.flush(socket).map_err(SessionError::Socket)? {
+            true => Ok(Self { reader: FrameReader::new() }),
+            false => Err(SessionError::Socket(io::ErrorKind::WouldBlock.into())),
+        }
+    }
+
+    /// Receives once.
+    ///
+    /// # Errors
+    /// The socket's own; `UnexpectedEof` at the end of the stream.
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        match self.reader.receive(socket)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The node's answer with the window, once it is here as a whole.
+    fn welcomed(&mut self) -> Result<Option<(Welcome, Option<Window>)>, SessionError> {
+        let Some(frame) = self.reader.next_frame().map_err(ProtocolError::from)? else { return Ok(None) };
+        let response = decode_response(frame.payload).map_err(ProtocolError::from)?;
+        match response {
+            Response::Welcome(welcome) if frame.header.request == HELLO_NUMBER => {
+                let window = window(&welcome, &frame.descriptors)?;
+                Ok(Some((welcome, window)))
+            }
+            response => Err(match granted(response) {
+                Ok(_) => SessionError::wrong_answer("a session starts with a welcome"),
+                Err(error) => error,
+            }),
+        }
+    }
+
+    fn finish(
+        self,
+        socket: UnixStream,
+        (welcome, window): (Welcome, Option<Window>),
+        options: &SessionOptions,
+    ) -> Session {
+        let link = Link::new(socket, self.reader, welcome, window.map(Arc::new), options);
+        Session { link: Arc::new(link), trace: None }
+    }
+}
+
+fn window(welcome: &Welcome, descriptors: &[OwnedFd]) -> Result<Option<Window>, SessionError> {
+    if welcome.version != SESSION_VERSION {
+        return Err(ProtocolError::Version { node: welcome.version }.into());
+    }
+    let mapping = match (welcome.window_bytes, descriptors) {
+        (0, []) => None,
+        (1.., [descriptor]) => Some(Mapping::writable(descriptor.as_fd(), welcome.window_bytes)?),
+        _ => return Err(SessionError::wrong_answer("a window comes with one descriptor")),
+    };
+    Ok(mapping.map(Window::new))
+}
+
+/// Threads that receive block for so long. Tasks say with each receipt that they do not.
+fn block_within(socket: &UnixStream, timeout: Duration) -> Result<(), SessionError> {
+    socket.set_nonblocking(false).map_err(SessionError::Socket)?;
+    socket.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(SessionError::Socket)
+}
+
+/// The error of a socket while a session is being opened.
+fn opening(error: io::Error) -> SessionError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => SessionError::Closed { reason: None },
+        _ => SessionError::Socket(error),
+    }
+}
+
+/// The number of the first request.
+pub(crate) const HELLO_NUMBER: u64 = 1;

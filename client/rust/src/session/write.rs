@@ -1,0 +1,144 @@
+//! The requests that put chunks.
+
+use std::sync::Arc;
+
+use larder_protocol::session::{Commit, Request, Reserve, Response};
+use larder_protocol::{Chain, PoolSet};
+
+use super::Session;
+use crate::call::{Call, RoomFor, Step};
+use crate::error::SessionError;
+use crate::exchange::Exchange;
+use crate::namespace::Namespace;
+use crate::reservation::{CommitPart, Reservation, StagedChunk};
+use crate::window::{Window, WindowRange};
+
+impl Session {
+    /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays
+    /// longer under the `priority` policy.
+    ///
+    /// Cancel safe: the reservation is given back.
+    ///
+    /// # Errors
+    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    pub fn reserve(&self, namespace: &Namespace, chain: &Chain, priority: i8) -> Call<Reservation> {
+        self.reserve_with(namespace, chain, &[], priority, 0)
+    }
+
+    /// The same, for an engine that has not all pools of each chunk: by position in the chain, `pools` says which it will
+    /// write. Pools that every chunk has are written whether named or not; one that a chunk lacks may be added later. The
+    /// blocks that are to be written, [`StagedChunk::blocks`] says.
+    ///
+    /// Cancel safe: the reservation is given back.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`]; `Refused` where there is not one set of pools of the namespace for each chunk.
+    pub fn reserve_pools(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+    ) -> Call<Reservation> {
+        self.reserve_with(namespace, chain, pools, priority, 0)
+    }
+
+    /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until the write window has some.
+    ///
+    /// Tasks get room in the order in which they asked, threads in no particular order. A caller that keeps staged chunks without
+    /// committing them waits for itself until the timeout.
+    ///
+    /// Cancel safe: no room is taken.
+    ///
+    /// # Errors
+    /// `WindowTooSmall`; `Timeout` where no room was freed in time.
+    ///
+    /// # Panics
+    /// Where the reservation has no chunk there.
+    pub fn stage(&self, reservation: &Reservation, position: u32) -> Call<StagedChunk> {
+        let staged = reservation.staged(position);
+        self.take_room(reservation.room_needed(position), staged, StagedChunk::put_into)
+    }
+
+    /// Hands filled chunks of one reservation over, and returns how many the node keeps. Their room is free again when the
+    /// node has answered.
+    ///
+    /// Cancel safe: chunks whose message was sent are committed nevertheless; the others are not.
+    ///
+    /// # Errors
+    /// `Refused` where the reservation's deadline passed; the general ones of [`SessionError`].
+    ///
+    /// # Panics
+    /// Where a chunk belongs to another reservation.
+    pub fn commit(&self, reservation: &Reservation, staged: Vec<StagedChunk>) -> Call<u32> {
+        self.commit_parts(reservation.commit_parts(staged))
+    }
+
+    pub(crate) fn reserve_with(
+        &self,
+        namespace: &Namespace,
+        chain: &Chain,
+        pools: &[PoolSet],
+        priority: i8,
+        attempt: u64,
+    ) -> Call<Reservation> {
+        let (number, pools) = (namespace.number(), pools.to_vec());
+        let request =
+            Request::Reserve(Reserve { namespace: number, chain: chain.clone(), priority, pools, attempt });
+        let (known, asked) = (namespace.clone(), chain.len());
+        let call = self.ask(request, move |link, response, descriptors| match response {
+            Response::Reserved(reserved) => Reservation::accept(link, known, asked, reserved, &descriptors),
+            _ => Err(SessionError::wrong_answer("a reservation reserves")),
+        });
+        call.checked(namespace.check(chain))
+    }
+
+    /// One message after the other; the sum of what the node keeps.
+    pub(crate) fn commit_parts(&self, parts: Vec<CommitPart>) -> Call<u32> {
+        let mut parts = parts.into_iter();
+        let Some(first) = parts.next() else { return Call::new(self, Step::Done(Ok(0))) };
+        let call = Call::new(self, Step::Ask(commit(first)));
+        if parts.len() == 0 {
+            return call;
+        }
+        let mut kept = 0;
+        call.then(move |more| {
+            kept += more;
+            parts.next().map_or(Step::Done(Ok(kept)), |part| Step::Ask(commit(part)))
+        })
+    }
+
+    /// Takes the room in the write window that `value` needs, if it needs some.
+    pub(crate) fn take_room<T: Send + 'static>(
+        &self,
+        needed: Result<Option<(&Arc<Window>, u64)>, SessionError>,
+        value: T,
+        give: fn(&mut T, WindowRange),
+    ) -> Call<T> {
+        let step = match needed {
+            Ok(Some((window, bytes))) => {
+                Step::TakeRoom(RoomFor { window: Arc::clone(window), bytes, value, give })
+            }
+            Ok(None) => Step::Done(Ok(value)),
+            Err(error) => Step::Done(Err(error)),
+        };
+        Call::new(self, step)
+    }
+}
+
+fn commit(part: CommitPart) -> Exchange<u32> {
+    let CommitPart { reservation, chunks, ranges, sources, remaining } = part;
+    let committed = chunks.len();
+    let request = Request::Commit(Commit { reservation, chunks, sources });
+    Exchange::new(request, move |_, response, _| {
+        // The node copies from the window until it answers.
+        drop(ranges);
+        match response {
+            Response::Committed(chunks) if chunks as usize <= committed => {
+                remaining.settle(committed);
+                Ok(chunks)
+            }
+            _ => Err(SessionError::wrong_answer("a commit commits chunks that were named")),
+        }
+    })
+}

@@ -1,0 +1,121 @@
+//! Calls as values: when they are sent, and who receives their answers.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use larder_client::{LookupOptions, Session, SessionError};
+use larder_protocol::session::{Request, Response};
+
+use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, spec};
+
+#[tokio::test]
+async fn a_call_that_is_neither_awaited_nor_waited_for_asks_for_nothing() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.answer_next(&Response::Unpinned, Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    drop(session.lease(&namespace, &chain(1)));
+    drop(session.pin(&namespace, &chain(1), Duration::from_secs(1)).into_future());
+    session.unpin(1).await.unwrap();
+    drop((session, namespace));
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_session_that_a_thread_opened_may_be_awaited_and_one_that_a_task_opened_waited_for() {
+    for opened_by_a_thread in [true, false] {
+        let (socket, node) = node(|mut node| {
+            node.welcome(0, false);
+            (0..4).for_each(|_| _ = node.answer_next(&Response::Unpinned, Vec::new()));
+        });
+        let opening = Session::open(socket, options());
+        let session = if opened_by_a_thread { opening.wait() } else { opening.await }.unwrap();
+        session.unpin(1).wait().unwrap();
+        session.unpin(2).await.unwrap();
+        session.unpin(3).wait().unwrap();
+        session.unpin(4).await.unwrap();
+        node.join().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_thread_that_waits_receives_for_tasks_and_leaves_the_rest_to_them() {
+    let (all_asked, asked) = mpsc::channel::<()>();
+    let (is_left, left) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(0);
+        let number_of = |wanted: u64, requests: &[(u64, Request)]| {
+            let is_it = |(_, request): &&(u64, Request)| matches!(request, Request::Lookup(lookup) if lookup.prompt_tokens == wanted);
+            requests.iter().find(is_it).unwrap().0
+        };
+        let mut requests = vec![node.next().unwrap(), node.next().unwrap()];
+        asked.recv().unwrap();
+        requests.push(node.next().unwrap());
+        // A task's first, which the thread finds as it waits for its own, then the thread's.
+        for wanted in [1, 3] {
+            node.answer(number_of(wanted, &requests), &found(wanted, None), Vec::new());
+        }
+        left.recv().unwrap();
+        node.answer(number_of(2, &requests), &found(2, None), Vec::new());
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let ask = |prompt_tokens| {
+        let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
+        session.lookup(&namespace, &chain(1), options)
+    };
+    let tasks = [1, 2].map(|wanted| tokio::spawn(ask(wanted).into_future()));
+    // The runtime has one thread: afterwards both tasks have asked.
+    tokio::task::yield_now().await;
+    let of_thread = ask(3);
+    let waiting = thread::spawn(|| of_thread.wait().unwrap().tokens);
+    all_asked.send(()).unwrap();
+    // The runtime's only thread waits: nobody but the other thread receives.
+    assert_eq!(waiting.join().unwrap(), 3);
+    is_left.send(()).unwrap();
+    for (task, wanted) in tasks.into_iter().zip([1, 2]) {
+        assert_eq!(task.await.unwrap().unwrap().tokens, wanted);
+    }
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_late_answer_to_a_thread_is_given_back_by_a_task() {
+    let (timed_out, resume) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(0);
+        node.answer_next(&Response::Unpinned, Vec::new());
+        let number = node.next().unwrap().0;
+        resume.recv().unwrap();
+        let (response, descriptors) = leased(31, 1, 1);
+        node.answer(number, &response, descriptors);
+        node.expect(&Request::Release(31));
+    });
+    let options = larder_client::SessionOptions { timeout: Duration::from_millis(300), ..options() };
+    let session = Session::open(socket, options).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    session.unpin(1).await.unwrap();
+    let lease = session.lease(&namespace, &chain(1));
+    assert!(matches!(lease.wait(), Err(SessionError::Timeout)));
+    timed_out.send(()).unwrap();
+    tokio::task::spawn_blocking(|| node.join().unwrap()).await.unwrap();
+}
+
+#[test]
+fn a_session_ends_with_the_runtime_that_first_awaited_a_call() {
+    let (socket, node) = node(|mut node| {
+        node.welcome(0, false);
+        node.answer_next(&Response::Unpinned, Vec::new());
+        assert_eq!(node.next(), None);
+    });
+    let session = Session::open(socket, options()).wait().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(session.unpin(1).into_future()).unwrap();
+    drop(runtime);
+    assert!(matches!(session.unpin(2).wait(), Err(SessionError::Closed { .. })));
+    node.join().unwrap();
+}
