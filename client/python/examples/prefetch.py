@@ -9,23 +9,23 @@ import larder_kv
 async def tokens_in_place(session: larder_kv.AsyncSession, namespace: larder_kv.Namespace, prompt: list[int]) -> int:
     ticket = await session.lookup_and_prefetch(namespace, namespace.chain_of_tokens(prompt), prompt_tokens=len(prompt))
     # The node brings what it found from disk and other nodes; meanwhile, this may do something else.
-    with await session.collect(ticket, wait=0.5) as lease:
+    async with await session.collect(ticket, wait=0.5) as lease:
         return lease.tokens
 
 
 async def main(socket: str) -> None:
-    session = await larder_kv.AsyncSession.connect(socket)
-    namespace = await session.register(
-        larder_kv.NamespaceSpec(
-            model="example/model",
-            kv_dtype="bfloat16",
-            layout="example",
-            pools=[larder_kv.Pool(layers=4, layer_bytes=65_536)],
+    async with await larder_kv.AsyncSession.connect(socket) as session:
+        namespace = await session.register(
+            larder_kv.NamespaceSpec(
+                model="example/model",
+                kv_dtype="bfloat16",
+                layout="example",
+                pools=[larder_kv.Pool(layers=4, layer_bytes=65_536)],
+            )
         )
-    )
-    prompts = [list(range(start, start + 1_000)) for start in range(8)]
-    tokens = await asyncio.gather(*(tokens_in_place(session, namespace, prompt) for prompt in prompts))
-    print("tokens in place:", *tokens)
+        prompts = [list(range(start, start + 1_000)) for start in range(8)]
+        tokens = await asyncio.gather(*(tokens_in_place(session, namespace, prompt) for prompt in prompts))
+        print("tokens in place:", *tokens)
 
 
 if __name__ == "__main__":

@@ -8,31 +8,31 @@ LAYERS, LAYER_BYTES, CHUNK_TOKENS = 4, 65_536, 256
 
 
 def main(socket: str) -> None:
-    session = larder_kv.Session(socket)
-    namespace = session.register(
-        larder_kv.NamespaceSpec(
-            model="example/model",
-            kv_dtype="bfloat16",
-            layout="example",
-            chunk_tokens=CHUNK_TOKENS,
-            pools=[larder_kv.Pool(layers=LAYERS, layer_bytes=LAYER_BYTES)],
+    with larder_kv.Session(socket) as session:
+        namespace = session.register(
+            larder_kv.NamespaceSpec(
+                model="example/model",
+                kv_dtype="bfloat16",
+                layout="example",
+                chunk_tokens=CHUNK_TOKENS,
+                pools=[larder_kv.Pool(layers=LAYERS, layer_bytes=LAYER_BYTES)],
+            )
         )
-    )
-    prompt = list(range(1_000))
-    chain = namespace.chain_of_tokens(prompt)
+        prompt = list(range(1_000))
+        chain = namespace.chain_of_tokens(prompt)
 
-    reservation = session.reserve(namespace, chain)
-    for position in reservation.chunks:
-        staged = session.stage(reservation, position)
-        for layer in range(LAYERS):
-            staged.copy_from(bytes([layer]) * LAYER_BYTES, offset=layer * LAYER_BYTES)
-        session.commit(reservation, [staged])
+        with session.reserve(namespace, chain) as reservation:
+            for position in reservation.chunks:
+                staged = session.stage(reservation, position)
+                for layer in range(LAYERS):
+                    staged.copy_from(bytes([layer]) * LAYER_BYTES, offset=layer * LAYER_BYTES)
+                session.commit(reservation, [staged])
 
-    found = session.lookup(namespace, chain, prompt_tokens=len(prompt))
-    print(f"{found.tokens} of {len(prompt)} tokens are in the cache of {session.node}")
-    with session.lease(namespace, chain) as lease:
-        kv = memoryview(lease.view(0))
-        print(f"the last layer of the first chunk begins with {kv[-LAYER_BYTES]}")
+        found = session.lookup(namespace, chain, prompt_tokens=len(prompt))
+        print(f"{found.tokens} of {len(prompt)} tokens are in the cache of {session.node}")
+        with session.lease(namespace, chain) as lease:
+            kv = memoryview(lease.view(0))
+            print(f"the last layer of the first chunk begins with {kv[-LAYER_BYTES]}")
 
 
 if __name__ == "__main__":

@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use larder_client::LeaseGuard;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::errors::{damaged, released};
 use crate::memory::Memory;
 use crate::namespace::check_block;
 use crate::process::Own;
 use crate::view::BlockView;
+use crate::waiting::Task;
 
 /// The right to read the first `chunks` chunks of a chain; 0 of them on a miss. While it lives, the node keeps them in
-/// place. Give it back with `release()`, as a context manager, or by dropping it.
+/// place. Give it back with `release()` or `close()`, as a context manager, or by dropping it.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Lease {
     /// None once it was released. Views hold the guard too.
@@ -117,13 +119,28 @@ impl Lease {
         Ok(())
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
+    /// The same.
+    fn close(&self) -> PyResult<()> {
+        self.release()
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
     }
 
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, _args: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.release()
+    }
+
+    fn __aenter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        Task::known(slf.into_any())
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __aexit__<'py>(&self, py: Python<'py>, _error: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        self.release()?;
+        Task::known(py.None().into_bound(py))
     }
 
     fn __repr__(&self) -> String {

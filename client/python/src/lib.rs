@@ -1,7 +1,9 @@
 //! The native part of the Python package `larder-kv`: a session's requests, leases and copies for Python.
 
+#[macro_use]
+mod define;
+
 mod answers;
-mod async_session;
 mod errors;
 mod gpu;
 mod handoff;
@@ -9,6 +11,7 @@ mod lease;
 mod memory;
 mod namespace;
 mod node_copies;
+mod open;
 mod pages;
 mod process;
 mod requests;
@@ -24,8 +27,6 @@ mod waiting;
 mod _native {
     #[pymodule_export]
     use crate::answers::{Found, Pinned, Progress, Span, Stats};
-    #[pymodule_export]
-    use crate::async_session::AsyncSession;
     #[pymodule_export]
     use crate::gpu::{Gpu, GpuPagedMemory};
     #[pymodule_export]
@@ -43,7 +44,7 @@ mod _native {
     #[pymodule_export]
     use crate::scatter::ScatteredMemory;
     #[pymodule_export]
-    use crate::session::Session;
+    use crate::session::{AsyncSession, Session};
     #[pymodule_export]
     use crate::ticket::Ticket;
     #[pymodule_export]

@@ -5,19 +5,15 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use larder_client::device_lane::SavePages;
-use larder_client::engine_lane::{CopyFlags, LoadPages};
+use larder_client::engine_lane::LoadPages;
 use larder_device::{EngineMemory, PagedLayout};
 use larder_protocol::lane;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::gpu::read_layout;
-use crate::lease::Lease;
 use crate::memory::duplicate;
-use crate::namespace::{Namespace, check_block};
 use crate::process::Own;
-use crate::requests::{Request, Requests, check_reserved, seconds};
-use crate::reservation::Reservation;
 
 /// An engine's GPU memory that the node knows, until the session ends.
 #[pyclass(frozen, module = "larder_kv")]
@@ -67,13 +63,13 @@ impl SharedMemory {
 }
 
 impl NodeTensors {
-    fn new(inner: larder_client::NodeTensors) -> Self {
+    pub(crate) fn new(inner: larder_client::NodeTensors) -> Self {
         Self { inner: Own::new(inner) }
     }
 
     /// # Errors
     /// `ForkedError`.
-    fn get(&self) -> PyResult<&larder_client::NodeTensors> {
+    pub(crate) fn get(&self) -> PyResult<&larder_client::NodeTensors> {
         self.inner.get()
     }
 
@@ -81,7 +77,12 @@ impl NodeTensors {
     ///
     /// # Errors
     /// `ValueError` where there are no such layers; `ForkedError`.
-    fn load(&self, pages: Vec<u32>, first_page: u64, layers: Option<(u32, u32)>) -> PyResult<LoadPages> {
+    pub(crate) fn load(
+        &self,
+        pages: Vec<u32>,
+        first_page: u64,
+        layers: Option<(u32, u32)>,
+    ) -> PyResult<LoadPages> {
         let layers = self.layer_range(layers)?;
         Ok(LoadPages { block: self.get()?.block(), pages, first_page, layers, by_layer: true })
     }
@@ -90,7 +91,12 @@ impl NodeTensors {
     ///
     /// # Errors
     /// As [`Self::load`].
-    fn save(&self, positions: Vec<u32>, pages: Vec<u32>, layers: Option<(u32, u32)>) -> PyResult<SavePages> {
+    pub(crate) fn save(
+        &self,
+        positions: Vec<u32>,
+        pages: Vec<u32>,
+        layers: Option<(u32, u32)>,
+    ) -> PyResult<SavePages> {
         Ok(SavePages { positions, pages, layers: self.layer_range(layers)? })
     }
 
@@ -105,13 +111,13 @@ impl NodeTensors {
 }
 
 impl NodeCopy {
-    fn new(inner: larder_client::NodeCopy) -> Self {
+    pub(crate) fn new(inner: larder_client::NodeCopy) -> Self {
         Self { inner: Own::new(Arc::new(inner)) }
     }
 
     /// # Errors
     /// `ForkedError`.
-    fn share(&self) -> PyResult<Arc<larder_client::NodeCopy>> {
+    pub(crate) fn share(&self) -> PyResult<Arc<larder_client::NodeCopy>> {
         Ok(Arc::clone(self.inner.get()?))
     }
 }
@@ -122,75 +128,11 @@ impl From<lane::CopyProgress> for CopyProgress {
     }
 }
 
-impl Requests {
-    pub(crate) fn register_tensors(
-        &self,
-        namespace: &Namespace,
-        memory: Vec<SharedMemory>,
-        layers: &[Bound<'_, PyAny>],
-        pages_per_chunk: u32,
-        block: usize,
-    ) -> PyResult<impl Request<NodeTensors>> {
-        let (session, namespace) = (self.session()?.clone(), namespace.inner.clone());
-        check_block(&namespace, block)?;
-        let (layout, memory) = resolve(memory, layers, pages_per_chunk)?;
-        Ok(async move {
-            Ok(NodeTensors::new(session.register_tensors(&namespace, block, &layout, memory).await?))
-        })
-    }
-
-    pub(crate) fn load_pages(
-        &self,
-        tensors: &NodeTensors,
-        lease: &Lease,
-        pages: Vec<u32>,
-        first_page: u64,
-        layers: Option<(u32, u32)>,
-    ) -> PyResult<impl Request<NodeCopy>> {
-        let (session, lease) = (self.session()?.clone(), lease.guard()?);
-        let (load, tensors) = (tensors.load(pages, first_page, layers)?, tensors.get()?.clone());
-        Ok(async move {
-            // Verifying takes as long as reading; what was verified here is not when the node is asked.
-            let (verified, of_load, of_tensors) = (Arc::clone(&lease), load.clone(), tensors.clone());
-            let verify = move || of_tensors.verify(&verified, &of_load);
-            tokio::task::spawn_blocking(verify).await.unwrap_or(Ok(()))?;
-            Ok(NodeCopy::new(session.load_pages(&tensors, &lease, &load, CopyFlags::default()).await?))
-        })
-    }
-
-    pub(crate) fn save_pages(
-        &self,
-        tensors: &NodeTensors,
-        reservation: &Reservation,
-        positions: Vec<u32>,
-        pages: Vec<u32>,
-        layers: Option<(u32, u32)>,
-    ) -> PyResult<impl Request<NodeCopy>> {
-        let (session, reservation) = (self.session()?.clone(), reservation.share()?);
-        check_reserved(&reservation, &positions)?;
-        let (save, tensors) = (tensors.save(positions, pages, layers)?, tensors.get()?.clone());
-        Ok(async move {
-            Ok(NodeCopy::new(session.save_pages(&tensors, &reservation, &save, CopyFlags::default()).await?))
-        })
-    }
-
-    pub(crate) fn wait_for_copy(
-        &self,
-        copy: &NodeCopy,
-        layers: Option<u32>,
-        patience: f64,
-    ) -> PyResult<impl Request<CopyProgress>> {
-        let (session, copy, patience) = (self.session()?.clone(), copy.share()?, seconds(patience)?);
-        let layers = layers.unwrap_or(u32::MAX);
-        Ok(async move { Ok(session.wait_for_copy(&copy, layers, patience).await?.into()) })
-    }
-}
-
 /// The layout and the memory of what is to be known to the node.
 ///
 /// # Errors
 /// `ValueError` where they are impossible; `OSError` for a descriptor that is none.
-fn resolve(
+pub(crate) fn resolve(
     memory: Vec<SharedMemory>,
     layers: &[Bound<'_, PyAny>],
     pages_per_chunk: u32,

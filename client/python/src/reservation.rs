@@ -1,17 +1,20 @@
 //! Chunks that Python may write.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::errors::released;
 use crate::memory::Memory;
 use crate::namespace::check_block;
 use crate::process::Own;
+use crate::waiting::Task;
 
 /// The right to write those chunks of a chain that are missing. Stage them, fill them, commit them, all at once or some at a
-/// time. What is not committed when this and all its staged chunks are gone is given back.
+/// time. What is not committed is given back with `abort()` or `close()`, at the end of a `with`, or when this is gone, as soon as no
+/// staged chunk is left that could be committed.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Reservation {
     /// None once it was given back.
@@ -22,7 +25,9 @@ pub(crate) struct Reservation {
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct StagedChunk {
     position: u32,
-    of: Own<Arc<larder_client::Reservation>>,
+    namespace: larder_client::Namespace,
+    /// Which it is, and no more: a chunk that was committed keeps nothing.
+    of: Own<Weak<larder_client::Reservation>>,
     /// None once it was committed or dropped.
     slot: Own<Mutex<Option<larder_client::StagedChunk>>>,
 }
@@ -53,9 +58,13 @@ impl Reservation {
 }
 
 impl StagedChunk {
-    pub(crate) fn new(of: Arc<larder_client::Reservation>, staged: larder_client::StagedChunk) -> Self {
-        let position = staged.position();
-        Self { position, of: Own::new(of), slot: Own::new(Mutex::new(Some(staged))) }
+    pub(crate) fn new(of: &Arc<larder_client::Reservation>, staged: larder_client::StagedChunk) -> Self {
+        Self {
+            position: staged.position(),
+            namespace: of.namespace().clone(),
+            of: Own::new(Arc::downgrade(of)),
+            slot: Own::new(Mutex::new(Some(staged))),
+        }
     }
 
     /// Takes it out, to be committed with `reservation`.
@@ -66,7 +75,7 @@ impl StagedChunk {
         &self,
         reservation: &Arc<larder_client::Reservation>,
     ) -> PyResult<larder_client::StagedChunk> {
-        if !Arc::ptr_eq(self.of.get()?, reservation) {
+        if self.of.get()?.as_ptr() != Arc::as_ptr(reservation) {
             return Err(PyValueError::new_err("a staged chunk is committed with its own reservation"));
         }
         let taken = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -103,19 +112,16 @@ impl StagedChunk {
     /// Bytes of block `block`.
     ///
     /// # Errors
-    /// `ValueError` where there is none; `ForkedError`.
+    /// `ValueError` where there is none.
     pub(crate) fn block_bytes(&self, block: usize) -> PyResult<u64> {
-        let namespace = self.of.get()?.namespace();
-        check_block(namespace, block)?;
-        Ok(namespace.block_bytes(block))
+        check_block(&self.namespace, block)?;
+        Ok(self.namespace.block_bytes(block))
     }
 
     /// # Errors
     /// `ValueError` where `bytes` bytes at `offset` of block `block` are not to be written.
     pub(crate) fn check(&self, block: usize, offset: u64, bytes: u64) -> PyResult<()> {
-        let of = self.of.get()?;
-        check_block(of.namespace(), block)?;
-        let block_bytes = of.namespace().block_bytes(block);
+        let block_bytes = self.block_bytes(block)?;
         if offset.checked_add(bytes).is_none_or(|end| end > block_bytes) {
             let text = format!("{bytes} bytes at {offset} do not fit in a block of {block_bytes}");
             return Err(PyValueError::new_err(text));
@@ -146,6 +152,30 @@ impl Reservation {
         let reservation = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(reservation);
         Ok(())
+    }
+
+    /// The same.
+    fn close(&self) -> PyResult<()> {
+        self.abort()
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.abort()
+    }
+
+    fn __aenter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        Task::known(slf.into_any())
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __aexit__<'py>(&self, py: Python<'py>, _error: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        self.abort()?;
+        Task::known(py.None().into_bound(py))
     }
 
     fn __repr__(&self) -> String {

@@ -11,6 +11,59 @@ use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, spawn_blocking};
 
 use crate::errors::exception;
+use crate::requests::Request;
+
+/// Threads wait.
+pub(crate) struct Thread;
+
+/// Coroutines await.
+pub(crate) struct Task;
+
+impl Thread {
+    /// # Errors
+    /// As [`wait`].
+    pub(crate) fn answer<'py, T>(
+        py: Python<'py>,
+        runtime: &Handle,
+        request: impl Request<T>,
+    ) -> PyResult<Bound<'py, PyAny>>
+    where
+        T: for<'a> IntoPyObject<'a> + Send,
+    {
+        wait(py, runtime, request)?.into_bound_py_any(py)
+    }
+
+    /// An answer that is there.
+    pub(crate) fn known(answer: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+        Ok(answer)
+    }
+}
+
+impl Task {
+    /// # Errors
+    /// As [`awaitable`].
+    pub(crate) fn answer<'py, T>(
+        py: Python<'py>,
+        runtime: &Handle,
+        request: impl Request<T>,
+    ) -> PyResult<Bound<'py, PyAny>>
+    where
+        T: for<'a> IntoPyObject<'a> + Send + 'static,
+    {
+        awaitable(py, runtime, request)
+    }
+
+    /// An answer that is there.
+    ///
+    /// # Errors
+    /// As [`awaitable`].
+    pub(crate) fn known(answer: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+        let event_loop = answer.py().import("asyncio")?.call_method0("get_running_loop")?;
+        let promise = event_loop.call_method0("create_future")?;
+        promise.call_method1("set_result", (answer,))?;
+        Ok(promise)
+    }
+}
 
 /// Waits on this thread, without the interpreter's lock.
 ///

@@ -53,7 +53,7 @@ class WindowError(LarderError):
 
 
 class ReleasedError(LarderError):
-    """The lease, ticket, reservation or staged chunk was given back before."""
+    """The session was closed, or the lease, ticket, reservation or staged chunk given back, before."""
 
 
 class ForkedError(LarderError):

@@ -1,0 +1,114 @@
+//! How one definition of a session's requests becomes two Python classes.
+
+/// Makes `Session`, for threads, and `AsyncSession`, for asyncio, of the requests that are given: each a method of [`Open`] that
+/// checks what Python passed. The types in its signature are those of the stub file, which `client/python/stub` makes of them.
+///
+/// [`Open`]: crate::open::Open
+macro_rules! sessions {
+    ($(
+        $(#[doc = $doc:tt])*
+        #[pyo3($($signature:tt)*)]
+        fn $name:ident(&$this:ident $(, $argument:ident: $type:ty)* $(,)?) -> $result:ty $body:block
+    )*) => {
+        #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+        impl Open {
+            $(fn $name(&$this $(, $argument: $type)*) -> PyResult<impl Request<$result> + use<>> $body)*
+        }
+
+        sessions! {
+            @class Session, Thread, new -> Self, __enter__, __exit__, new;
+            $($(#[doc = $doc])* #[pyo3($($signature)*)] fn $name($($argument: $type),*);)*
+        }
+        sessions! {
+            @class AsyncSession, Task, staticmethod -> Bound<'py, PyAny>, __aenter__, __aexit__, connect;
+            $($(#[doc = $doc])* #[pyo3($($signature)*)] fn $name($($argument: $type),*);)*
+        }
+    };
+
+    (
+        @class $class:ident, $way:ident, $kind:ident -> $opened:ty, $enter:ident, $exit:ident, $open:ident;
+        $($(#[doc = $doc:tt])* #[pyo3($($signature:tt)*)] fn $name:ident($($argument:ident: $type:ty),*);)*
+    ) => {
+        #[pymethods]
+        #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+        impl $class {
+            #[$kind]
+            #[pyo3(signature = (
+                path: "str | PathLike[str]", *, client: "str | None" = None, device: "int | None" = None,
+                window_bytes: "int" = 64 << 20, timeout: "float" = 10.0, verify: "_Verify" = String::from("sample"),
+                verify_seed: "int | None" = None))]
+            fn $open<'py>(
+                py: Python<'py>,
+                path: PathBuf,
+                client: Option<String>,
+                device: Option<u16>,
+                window_bytes: u64,
+                timeout: f64,
+                verify: String,
+                verify_seed: Option<u64>,
+            ) -> PyResult<$opened> {
+                Self::open(py, Opening { path, client, device, window_bytes, timeout, verify, verify_seed })
+            }
+
+            $(
+                $(#[doc = $doc])*
+                #[pyo3($($signature)*)]
+                fn $name<'py>(&self, py: Python<'py>, $($argument: $type),*) -> PyResult<Bound<'py, PyAny>> {
+                    $way::answer(py, self.open.runtime(), self.open.$name($($argument),*)?)
+                }
+            )*
+
+            /// The tenant that the socket serves.
+            #[getter]
+            fn tenant(&self) -> PyResult<String> {
+                Ok(self.open.session()?.tenant().to_owned())
+            }
+
+            /// The node's name.
+            #[getter]
+            fn node(&self) -> PyResult<String> {
+                Ok(self.open.session()?.node().to_owned())
+            }
+
+            /// Number of the GPU actor that serves the session.
+            #[getter]
+            fn device(&self) -> PyResult<u16> {
+                Ok(self.open.session()?.device())
+            }
+
+            /// Bytes of the session's write window; 0 where it has none.
+            #[getter]
+            fn window_bytes(&self) -> PyResult<u64> {
+                Ok(self.open.session()?.window_bytes())
+            }
+
+            /// Bytes that the session has copied so far.
+            fn stats(&self) -> PyResult<Stats> {
+                Ok(self.open.session()?.counters().into())
+            }
+
+            /// Lets the session go, at once and without waiting. Leases, tickets and reservations keep it open until they are gone.
+            fn close(&self) -> PyResult<()> {
+                self.open.close()
+            }
+
+            fn $enter<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                $way::known(slf.into_any())
+            }
+
+            #[pyo3(signature = (*_error))]
+            fn $exit<'py>(&self, py: Python<'py>, _error: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+                self.open.close()?;
+                $way::known(py.None().into_bound(py))
+            }
+
+            fn __repr__(&self) -> String {
+                let class = stringify!($class);
+                match self.open.session() {
+                    Ok(session) => format!("<larder_kv.{class} with {}>", session.node()),
+                    Err(_) => format!("<larder_kv.{class}, closed or of another process>"),
+                }
+            }
+        }
+    };
+}
