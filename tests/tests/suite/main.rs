@@ -9,6 +9,7 @@ mod disk;
 mod edges;
 mod engine_lane;
 mod events;
+mod examples;
 mod faults;
 mod gpu_pages;
 mod handoff;
