@@ -513,6 +513,12 @@ impl FooterTail {
 }
 
 impl FooterEntry {
+    /// Whether its record ends within a segment of so many pages.
+    #[must_use]
+    pub fn is_within(&self, segment_pages: u32) -> bool {
+        self.pages > 0 && self.page.checked_add(self.pages).is_some_and(|end| end <= segment_pages)
+    }
+
     fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let mut from = Reader::bare(bytes);
         let fingerprint = Fingerprint(from.bytes()?);

@@ -148,3 +148,12 @@ fn a_header_of_many_blocks_takes_as_many_pages_as_it_says() {
     assert_eq!((pages, pages as usize * 4096), (RecordHeader::pages_for(&large.blocks), encoded.len()));
     assert_eq!(RecordHeader::decode(&encoded, STORAGE), Ok(large));
 }
+
+#[test]
+fn a_record_that_ends_behind_its_segment_or_behind_all_numbers_is_not_within_it() {
+    let ends = |page, pages| FooterEntry { page, pages, ..header().footer_entry() }.is_within(64);
+    assert!(ends(60, 4));
+    assert!(!ends(60, 5));
+    assert!(!ends(60, 0));
+    assert!(!ends(u32::MAX, 2));
+}

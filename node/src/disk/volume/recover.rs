@@ -50,11 +50,8 @@ impl Volume {
             if let Some(header) = header
                 && let Some(footer) = self.footer_of(header)?
             {
-                let fits = |entry: &FooterEntry| {
-                    entry.pages > 0
-                        && entry.page.checked_add(entry.pages) <= Some(self.geometry.segment_pages)
-                };
-                let entries = footer.entries.into_iter().filter(fits).collect();
+                let is_within = |entry: &FooterEntry| entry.is_within(self.geometry.segment_pages);
+                let entries = footer.entries.into_iter().filter(is_within).collect();
                 sealed.push(Recovered { segment: header, entries, open_at: None });
             } else {
                 let scanned = self.scan(segment, header.map(|header| header.sequence))?;
