@@ -15,7 +15,7 @@ use larder_core::store::policy::PolicyName;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::TracingConfig;
 use serde::{Deserialize, Serialize, Serializer};
-use strsim::levenshtein;
+use strsim::damerau_levenshtein;
 
 pub use self::object::{ObjectConfig, ObjectWrite};
 use crate::arena::HugePages;
@@ -468,7 +468,7 @@ fn default_peer_listen() -> SocketAddr {
 fn nearest_word(message: &str) -> Option<String> {
     let mut words = message.strip_prefix("unknown ")?.split('`').skip(1).step_by(2);
     let found = words.next()?;
-    let (distance, nearest) = words.map(|word| (levenshtein(found, word), word)).min()?;
+    let (distance, nearest) = words.map(|word| (damerau_levenshtein(found, word), word)).min()?;
     (distance <= nearest.len() / 2).then(|| nearest.to_owned())
 }
 

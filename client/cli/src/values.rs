@@ -15,20 +15,12 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A time as people write it: `500ms`, `90s`, `10m`, `1h`; at least a millisecond.
+/// A time as people write it: `500ms`, `90s`, `10m`, `1h 30m`; whole milliseconds, at least one.
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
-    let wrong = || "not a time such as 500ms, 90s, 10m or 1h".to_owned();
-    let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let number: u64 = text[..unit].parse().map_err(|_| wrong())?;
-    let unit_ms = match &text[unit..] {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(wrong()),
-    };
-    let time = number.checked_mul(unit_ms).filter(|&ms| ms > 0).ok_or_else(wrong)?;
-    Ok(Duration::from_millis(time))
+    let time = humantime::parse_duration(text).ok();
+    let milliseconds = time.and_then(|time| u64::try_from(time.as_millis()).ok()).filter(|&ms| ms > 0);
+    let wrong = "not a time such as 500ms, 90s, 10m, 1h or 1h 30m";
+    milliseconds.map(Duration::from_millis).ok_or_else(|| wrong.to_owned())
 }
 
 /// The policies of a node, by name.
@@ -56,7 +48,8 @@ mod tests {
             (ms("500ms"), ms("90s"), ms("10m"), ms("2h")),
             (Ok(500), Ok(90_000), Ok(600_000), Ok(7_200_000))
         );
-        for text in ["", "5", "0s", "s", "-1s", "1.5s", "1d", "99999999999999999999s", "9999999999999999h"] {
+        assert_eq!((ms("1h 30m"), ms("1d")), (Ok(5_400_000), Ok(86_400_000)));
+        for text in ["", "5", "0", "0s", "s", "-1s", "900us", "99999999999999999999s", "9999999999999999h"] {
             assert!(time(text).is_err(), "{text}");
         }
     }

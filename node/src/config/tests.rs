@@ -136,6 +136,7 @@ fn an_error_names_the_line_the_key_and_the_nearest_known_one() {
             "mean `never`?",
         ),
         ("[hist]", "line 1: unknown field `hist`, expected one of `name`, ", "mean `host`?"),
+        ("[sessoin]", "line 1: unknown field `sessoin`, ", "mean `session`?"),
         ("[[tenants]]\nname = \"a\"", "line 1: missing field `socket`", "`socket`"),
         ("[[tenants]]\nname = \"a\"\nsocket = \"b\"\nmax = 1", "line 4: unknown field `max`", ""),
         ("[host]\narena_bytes = \"much\"", "line 2: ", "\"much\""),

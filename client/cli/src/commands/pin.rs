@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// How long: 500ms, 90s, 10m, 1h; the node may grant less
+    /// How long: 500ms, 90s, 10m, 1h 30m; the node may grant less
     #[arg(long = "for", value_name = "TIME", value_parser = values::time, default_value = "10m")]
     duration: Duration,
 
