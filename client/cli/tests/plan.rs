@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use larder_cli::plan::{Outcome, PlanPolicy, Sharing, Workload, sweep};
@@ -42,12 +42,7 @@ fn small_trace() -> String {
 
 /// A published trace, where this machine has it.
 fn published(name: &str) -> Option<Workload> {
-    let path: PathBuf =
-        [env!("CARGO_MANIFEST_DIR"), "../../../shared/traces", &format!("{name}.jsonl")].iter().collect();
-    let Ok(file) = File::open(&path) else {
-        eprintln!("not tested: there is no {}", path.display());
-        return None;
-    };
+    let file = File::open(larder_skips::published_trace(name)?).unwrap();
     Some(Workload::new(&TraceReader::new(BufReader::new(file)).read_all(None).unwrap(), true))
 }
 

@@ -8,7 +8,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use larder_core::store::ids::ChunkNumber;
 use larder_core::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
@@ -135,10 +134,6 @@ fn trace(name: &str) -> Option<Vec<Vec<u64>>> {
     struct Line {
         hash_ids: Vec<u64>,
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
-    let Ok(text) = std::fs::read_to_string(folder.join(name).with_extension("jsonl")) else {
-        eprintln!("no trace `{name}` in {}: skipped", folder.display());
-        return None;
-    };
+    let text = std::fs::read_to_string(larder_skips::published_trace(name)?).unwrap();
     Some(text.lines().map(|line| serde_json::from_str::<Line>(line).unwrap().hash_ids).collect())
 }

@@ -62,6 +62,8 @@ fn a_machine_without_a_gpu_is_told_so_and_passes() {
     let output = Command::new(env!("CARGO_BIN_EXE_larder-gpu")).args(["--small"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
-    let has_driver = Path::new("/dev/nvidiactl").exists();
-    assert!(has_driver || text.starts_with("nothing to check here: no CUDA driver is installed"), "{text}");
+    if Path::new("/dev/nvidiactl").exists() {
+        return larder_skips::skip("this machine has a driver");
+    }
+    assert!(text.starts_with("nothing to check here: no CUDA driver is installed"), "{text}");
 }

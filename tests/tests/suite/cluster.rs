@@ -1,12 +1,12 @@
 //! What nodes of a cluster share: between engines, and over whole traces.
 
+use larder_skips::published_trace;
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{CHUNK_TOKENS, prompt};
 use larder_tests::replay::Replay;
 use larder_tests::wait;
 use serde_json::Value;
 
-use super::replay::shared;
 use super::{Engine, LARDER};
 
 /// Nodes so small that they evict, and blocks so small that bytes cost little.
@@ -57,7 +57,7 @@ fn a_generated_trace_hits_more_where_nodes_share() {
 
 #[test]
 fn the_conversation_trace_hits_what_was_foretold_shared_and_alone() {
-    let Some(trace) = shared("conversation.jsonl") else { return };
+    let Some(trace) = published_trace("conversation") else { return };
     // One at a time: how many chunks are saved when the next request comes is then no matter of time.
     let [shared, alone] = shared_and_alone(&[trace.to_str().unwrap(), "--in-flight", "1"]);
     let near = |found: f64, expected: f64, tolerance: f64| {
@@ -73,7 +73,7 @@ fn the_conversation_trace_hits_what_was_foretold_shared_and_alone() {
 
 #[test]
 fn the_synthetic_trace_hits_more_where_nodes_share() {
-    if let Some(trace) = shared("synthetic.jsonl") {
+    if let Some(trace) = published_trace("synthetic") {
         shared_and_alone(&[trace.to_str().unwrap()]);
     }
 }

@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use larder_skips::published_trace;
 use larder_tests::cluster::{Cluster, members};
 use larder_tests::replay::Replay;
 use larder_tests::server::{self, signal};
@@ -15,7 +16,6 @@ use serde_json::Value;
 
 use super::LARDER;
 use super::cluster::{SMALL, number, play, well_ended};
-use super::replay::shared;
 
 /// How long a fault lasts: a little, or as long as it is to be endured.
 fn fault_seconds(usual: u64, heavy: u64) -> u64 {
@@ -61,7 +61,7 @@ fn a_node_killed_in_the_middle_fails_no_request_and_serves_again() {
 
 #[test]
 fn a_node_killed_with_a_hundred_fetches_under_way_fails_no_request_either() {
-    let Some(trace) = shared("conversation.jsonl") else { return };
+    let Some(trace) = published_trace("conversation") else { return };
     let folder = tempfile::tempdir().unwrap();
     let (trace, requests) = repeated(&trace, folder.path(), fault_seconds(4, 12));
     let arguments = [&[trace.to_str().unwrap()], &IN_FLIGHT_128[..]].concat();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use larder_client::LookupOptions;
 use larder_protocol::ChunkHash;
 use larder_protocol::session::{Tier, Wait};
+use larder_skips::skip;
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{CHUNK_TOKENS, prompt};
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
@@ -79,7 +80,7 @@ fn what_a_killed_node_wrote_to_a_folder_is_served_by_another() {
 #[test]
 fn what_a_killed_node_wrote_to_a_real_s3_store_is_served_by_another() {
     let Some(server) = S3Server::start().unwrap() else {
-        return println!("skipped: there is no moto_server");
+        return skip("there is no moto_server");
     };
     what_a_killed_node_wrote_is_served_by_another(&server.config("larder"));
 }
@@ -191,7 +192,7 @@ fn serves_without_its_store(object: &str, says: &str) {
 #[test]
 fn a_node_serves_without_a_bucket_that_refuses_and_says_so() {
     let Some(server) = S3Server::start().unwrap() else {
-        return println!("skipped: there is no moto_server");
+        return skip("there is no moto_server");
     };
     serves_without_its_store(&server.config("elsewhere"), "there is no such bucket");
 }
@@ -209,7 +210,7 @@ fn a_node_serves_without_a_store_that_cannot_be_reached_and_says_so() {
 #[test]
 fn a_store_that_goes_away_means_misses_within_the_deadline_and_the_node_serves_on() {
     let Some(mut server) = S3Server::start().unwrap() else {
-        return println!("skipped: there is no moto_server");
+        return skip("there is no moto_server");
     };
     let hashes = prompt(b'a', 10);
     let object = server.config("larder") + "read_deadline_ms = 2000\n";

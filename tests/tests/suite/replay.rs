@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use larder_skips::published_trace;
 use larder_tests::cluster::Cluster;
 use larder_tests::flip::flip_a_bit_in_every_page;
 use larder_tests::model::{leaf_lru, two_tiers};
@@ -66,16 +67,6 @@ fn generated(folder: &Path, count: usize) -> PathBuf {
     path
 }
 
-/// A trace beside the project, where there is one.
-pub(super) fn shared(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces").join(name);
-    let found = path.exists();
-    if !found {
-        println!("no {name} beside the project: only the generated trace is replayed");
-    }
-    found.then_some(path)
-}
-
 #[test]
 fn a_generated_trace_played_one_by_one_hits_exactly_what_the_model_says() {
     let folder = tempfile::tempdir().unwrap();
@@ -84,7 +75,7 @@ fn a_generated_trace_played_one_by_one_hits_exactly_what_the_model_says() {
 
 #[test]
 fn the_conversation_trace_hits_what_the_model_says() {
-    if let Some(trace) = shared("conversation.jsonl") {
+    if let Some(trace) = published_trace("conversation") {
         hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "1", 1e-9);
         hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "4", 0.005);
         // So many at a time save late, and the more so the busier the machine: a cap on what that may change.
@@ -94,7 +85,7 @@ fn the_conversation_trace_hits_what_the_model_says() {
 
 #[test]
 fn the_synthetic_trace_hits_what_the_model_says() {
-    if let Some(trace) = shared("synthetic.jsonl") {
+    if let Some(trace) = published_trace("synthetic") {
         hold_against_the_model(&trace, &[3_000, 10_000], "1", 1e-9);
         hold_against_the_model(&trace, &[3_000, 10_000], "16", 0.03);
     }
@@ -169,7 +160,7 @@ fn replay_above_a_disk_at(parts: &[&[String]], speed: &str) -> (f64, f64) {
 
 #[test]
 fn a_node_with_a_disk_hits_what_a_model_of_the_same_two_tiers_hits() {
-    let Some(trace) = shared("conversation.jsonl") else { return };
+    let Some(trace) = published_trace("conversation") else { return };
     let lines: Vec<String> = std::fs::read_to_string(&trace).unwrap().lines().map(str::to_owned).collect();
     let model = two_tiers(&requests(&trace), 1_000, 30_000);
     let rate = replay_above_a_disk(&[&lines]);
@@ -179,7 +170,7 @@ fn a_node_with_a_disk_hits_what_a_model_of_the_same_two_tiers_hits() {
 
 #[test]
 fn a_node_that_is_killed_half_way_loses_no_hit_that_its_disk_should_give() {
-    let Some(trace) = shared("conversation.jsonl") else { return };
+    let Some(trace) = published_trace("conversation") else { return };
     let lines: Vec<String> =
         std::fs::read_to_string(&trace).unwrap().lines().take(6_000).map(str::to_owned).collect();
     let (first, second) = lines.split_at(3_000);

@@ -25,7 +25,7 @@ impl Server {
             command.env("INITIAL_NO_AUTH_ACTION_COUNT", "1");
         }
         let Ok(mut process) = command.spawn() else {
-            println!("skipped: there is no moto_server (tests/run installs it)");
+            larder_skips::skip("there is no moto_server");
             return None;
         };
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();

@@ -1,7 +1,5 @@
 //! What each policy lets go first, seen through the store; and what they come to on real traces.
 
-use std::path::Path;
-
 use serde::Deserialize;
 
 use super::*;
@@ -169,11 +167,7 @@ fn trace(name: &str) -> Option<Vec<TraceRequest>> {
         input_length: u64,
         hash_ids: Vec<u64>,
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
-    let Ok(text) = std::fs::read_to_string(folder.join(name).with_extension("jsonl")) else {
-        println!("no trace `{name}` in {}: skipped", folder.display());
-        return None;
-    };
+    let text = std::fs::read_to_string(larder_skips::published_trace(name)?).unwrap();
     let request = |line| {
         let Line { input_length, hash_ids } = serde_json::from_str(line).unwrap();
         TraceRequest { tokens: input_length, blocks: hash_ids }
