@@ -76,16 +76,24 @@ pub enum CredentialsError {
     Authorities(#[source] rustls::server::VerifierBuilderError),
 }
 
+impl CredentialFiles {
+    /// Authorities, certificate and key as they stand in the files.
+    pub(super) fn read(&self) -> Result<[Vec<u8>; 3], CredentialsError> {
+        let read = |path: &PathBuf| {
+            std::fs::read(path).map_err(|source| CredentialsError::Read { path: path.clone(), source })
+        };
+        Ok([read(&self.ca)?, read(&self.certificate)?, read(&self.key)?])
+    }
+}
+
 impl Credentials {
     /// Reads PEM files.
     ///
     /// # Errors
     /// [`CredentialsError`] says which part is wrong.
     pub fn load(files: &CredentialFiles) -> Result<Self, CredentialsError> {
-        let read = |path: &PathBuf| {
-            std::fs::read(path).map_err(|source| CredentialsError::Read { path: path.clone(), source })
-        };
-        Self::from_pem(&read(&files.ca)?, &read(&files.certificate)?, &read(&files.key)?)
+        let [ca, certificate, key] = files.read()?;
+        Self::from_pem(&ca, &certificate, &key)
     }
 
     /// The same, from the files' contents.

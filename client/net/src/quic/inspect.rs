@@ -52,12 +52,23 @@ pub enum InspectError {
 /// # Errors
 /// [`InspectError`]: what would be turned down.
 pub fn inspect(files: &CredentialFiles, now: SystemTime) -> Result<Inspected, InspectError> {
-    let identity = Credentials::load(files)?.identity().clone();
-    let read = |path: &std::path::PathBuf| {
-        std::fs::read(path).map_err(|source| CredentialsError::Read { path: path.clone(), source })
-    };
-    let authorities = certificates(&read(&files.ca)?, Part::Ca)?;
-    let chain = certificates(&read(&files.certificate)?, Part::Certificate)?;
+    let [ca, certificate, key] = files.read()?;
+    inspect_pem(&ca, &certificate, &key, now)
+}
+
+/// The same, from the files' contents.
+///
+/// # Errors
+/// [`InspectError`]: what would be turned down.
+pub fn inspect_pem(
+    ca: &[u8],
+    certificate: &[u8],
+    key: &[u8],
+    now: SystemTime,
+) -> Result<Inspected, InspectError> {
+    let identity = Credentials::from_pem(ca, certificate, key)?.identity().clone();
+    let authorities = certificates(ca, Part::Ca)?;
+    let chain = certificates(certificate, Part::Certificate)?;
     for usage in [KeyUsage::client_auth(), KeyUsage::server_auth()] {
         verify(&authorities, &chain, now, usage).map_err(explain)?;
     }
