@@ -38,6 +38,7 @@ pub mod tier;
 mod trouble;
 
 pub use metrics::ObjectMetrics;
+pub use record::read_object;
 pub use store::unknown_setting;
 pub use tier::ObjectTier;
 pub use trouble::{Trouble, TroubleKind};

@@ -42,6 +42,7 @@ fn dependencies_between_crates_run_one_way() {
         "coordinator",
         "cli",
         "tests",
+        "fuzz",
         "gpu",
     ];
     let folders = [
@@ -57,6 +58,7 @@ fn dependencies_between_crates_run_one_way() {
         "coordinator",
         "client/cli",
         "tests",
+        "tests/fuzz",
         "tests/gpu",
     ];
     for (i, folder) in folders.iter().enumerate() {

@@ -1,0 +1,6 @@
+//! The target `certificates` as a program of cargo-fuzz.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    larder_fuzz::certificates(bytes);
+});
