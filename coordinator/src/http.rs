@@ -1,4 +1,4 @@
-//! What the coordinator answers over HTTP.
+//! The coordinator's HTTP answers.
 
 mod bodies;
 mod prefix;

@@ -1,9 +1,11 @@
-//! Membership: who is in the cluster, and the table that says so.
+//! Membership: knows the cluster's members, and makes the table that names them.
 //!
-//! Pure: it takes `now` and returns tables. A node is a member from its join on; silent for a while it is suspect, for long
-//! it is removed. Every change makes a new table with a higher epoch, several at once where they come together. A
-//! coordinator that starts opens a new term and removes nobody for its grace time. Of two processes with one name the one
-//! that is heard of stays: the other may join when that one has missed [`MISSED_HEARTBEATS`].
+//! Pure: it takes `now` and returns tables. A node is a member from its join on, with an incarnation that grows with every
+//! start. A node that is silent for a while is suspect; a node that is silent for long, or that others report as silent, is
+//! removed. A node that comes back is another incarnation, and everything known of the earlier one is void at once. Every
+//! change makes a new table with a higher epoch; changes that come together share one table. A coordinator that starts opens
+//! a new term, removes nobody for its grace time, and refuses to fall behind an epoch that nodes have seen. Of two processes
+//! with one name, the one that is heard stays: the other may join when the first has missed [`MISSED_HEARTBEATS`].
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

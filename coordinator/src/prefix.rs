@@ -1,4 +1,4 @@
-//! How much of a prefix each node holds, for routers that route by cache.
+//! Finds how much of a prefix each node holds, for routers that route by cache.
 //!
 //! The coordinator holds no rows: it asks the homes, as a node does.
 

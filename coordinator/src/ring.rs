@@ -1,7 +1,8 @@
-//! The ring: which node should be home to which partition.
+//! The ring: chooses the home of each partition.
 //!
-//! A consistent-hash ring proposes; a bound on every node's load and the table before decide. A partition moves only when
-//! its home is gone or has too much, or when a node has too little: joining and leaving move what they must and no more.
+//! A consistent-hash ring (with a hash function fixed by a golden test) proposes; a bound on every node's load and the table
+//! before decide. A partition moves only when its home is gone or has too much, or when a node has too little. Joining and
+//! leaving move no more than they must.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};

@@ -1,4 +1,4 @@
-//! Serving those who follow: streams of nodes and watchers.
+//! Serves the streams of nodes and watchers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! What the coordinator keeps on disk: its state, in one embedded store.
+//! The coordinator's state on disk, in one embedded store.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;

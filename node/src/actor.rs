@@ -1,8 +1,9 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
-//! The core decides; the actor tells it what happened and performs its effects (`perform`): it copies (`copies`), reads and writes
-//! tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows at theirs
-//! (`handoff`) and has its GPU copy (`device_lane`). `answer` says what a session reads, `lives` what a panic ends.
+//! The core decides. The actor tells it each event and performs its effects (`perform`): it copies (`copies`), reads and
+//! writes tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows
+//! chunks at other nodes (`handoff`) and has its GPU copy (`device_lane`). `answer` writes the replies to sessions, `lives`
+//! handles panics.
 
 mod answer;
 mod below;

@@ -1,9 +1,9 @@
 //! The memory of the host tier: extents that engines map.
 //!
-//! Each extent is a memory file of its own. Engines map it read-only: the file is sealed against new writable mappings,
-//! writes and changes of size after the node has mapped it (with `trust_engines`, against changes of size alone). An
-//! extent goes from one tenant to another only with new memory ([`Arena::vacate`]), so that a mapping that somebody kept
-//! never shows another tenant's bytes.
+//! Each extent is a memory file of its own (memfd). The node maps it, binds it to the NUMA node and faults it in. Engines map
+//! it read-only: after the node has mapped the file, it is sealed against new writable mappings, writes and changes of size
+//! (with `trust_engines`, against changes of size alone). An extent goes from one tenant to another only with new memory
+//! ([`Arena::vacate`]), so that an old mapping never shows another tenant's bytes.
 
 mod extent;
 mod limits;

@@ -1,8 +1,8 @@
-//! The node in its cluster: the peer thread, and what runs there.
+//! The node in its cluster: the peer thread and its parts.
 //!
-//! One arbiter with a current-thread runtime has the QUIC endpoint, the exchange, the directory and the follower of the
-//! coordinator. They start in the order in which they need each other: the asking half, the directory, the GPU actors
-//! (elsewhere), then the serving half.
+//! One arbiter with a current-thread runtime has the QUIC endpoint, the exchange, the directory and the coordinator's client.
+//! They share state without locks. They start in the order in which they need each other: the asking half, the directory, the
+//! GPU actors (elsewhere), then the serving half.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

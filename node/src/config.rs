@@ -1,7 +1,7 @@
-//! What a node's configuration file says.
+//! A node's configuration file.
 //!
-//! Nothing here is checked against the machine or against each other: [`Config::resolve`] does that, and makes the
-//! numbers that the modules work with.
+//! Nothing here is checked against the machine or against other values: [`Config::resolve`] does that, and makes the limits
+//! for the modules.
 
 mod object;
 

@@ -1,7 +1,7 @@
-//! The copy lane: threads that move blocks into the arena, with their checksums: from write windows, and from siblings.
+//! The copy lane: threads that move blocks into the arena, with their checksums, from write windows and from siblings.
 //!
-//! The same threads give extents new memory. Nothing here decides anything: an order says which bytes go where, and its
-//! completion comes back on a channel of its own, so a completion can never be refused.
+//! The same threads give extents new memory. Nothing here decides: an order says which bytes go where, and its completion
+//! comes back on a channel of its own, so a completion can never be refused.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,9 @@
 //! The device lane of an actor: copies between engines' GPU memory and the arena, on the device's own thread.
 //!
-//! The core decides what is copied, what may be reused, and who hears what. The thread, which alone calls the device, starts when
-//! an engine first makes GPU memory known: a node whose engines never do needs no driver and takes nothing of a GPU.
+//! The core decides what is copied, which slots may be reused, and who hears of the end. The thread starts when an engine
+//! first registers GPU memory: a node without such engines needs no driver and opens no GPU. All copies are made in the
+//! node's context, so an engine that dies takes none along. A GPU that failed is opened again when tensors are registered
+//! again, once its context is gone.
 
 mod devices;
 mod refused;

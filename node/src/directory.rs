@@ -1,7 +1,4 @@
-//! The directory: which node holds which chunk.
-//!
-//! It is sharded over the nodes: the partition table says which node is home to a run of chunks. What a node holds it
-//! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
+//! The shell of the directory ([`larder_core::directory`]): a mailbox on the peer thread.
 
 mod actor;
 pub(crate) mod metrics;

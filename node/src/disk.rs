@@ -1,19 +1,21 @@
-//! The disk tier: chunks that stay when memory is needed, and when the node restarts.
+//! The disk tier: keeps chunks when memory is needed, and when the node restarts.
 //!
-//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, and answers each when the
-//! bytes are where they belong: a write when it is synced, a read when key, length and checksums were found right. What is
-//! on disk is described in [`format`](mod@format); which segment takes what, and which is given up, is decided in [`log`].
+//! A tier stands by itself: one preallocated, locked file of segments per actor. Its thread ([`tier`]) takes orders that name
+//! places in the arena, and answers each order when the bytes are in place: a write after its sync, a read after key, length
+//! and checksums were right. [`format`](mod@format) describes the bytes on disk. [`log`] decides which segment takes a record
+//! and which is freed. One sync serves all writes that were waiting.
 //!
-//! | what goes wrong | what comes of it |
+//! | fault | result |
 //! | --- | --- |
-//! | the node is killed, or power is lost | what was acknowledged is there at the next start |
+//! | the node is killed, or power is lost | acknowledged records are there at the next start |
 //! | bytes are damaged | a miss, counted; the record is forgotten |
-//! | a read fails | a miss, counted; the record is forgotten, and what else its segment holds goes on being read |
+//! | a read fails | a miss, counted; the record is forgotten, the other records of its segment can still be read |
 //! | reads fail again and again | the tier closes itself: the drive is broken |
 //! | a write or sync fails, or the device is full | the tier closes itself, every later order is answered `Closed`, the node goes on |
 //! | the folder or the file is removed | the tier closes itself |
 //! | more orders than the queue holds | `Busy` |
 //! | two processes want one folder | the second is refused |
+//! | the tier cannot be opened | the node serves from memory and says so |
 
 use std::path::PathBuf;
 

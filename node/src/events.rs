@@ -1,8 +1,8 @@
-//! Events: the ordered stream of what a node's actors gained and lost, for whoever routes requests by it.
+//! Events: the ordered stream of gained and lost chunks of a node's actors, for routers that follow it.
 //!
-//! A follower first gets what is held (the snapshot), page by page, then what changes. Changes that happen while the
-//! snapshot is read come after it, in order: a follower that applies everything in the order in which it comes knows what
-//! is held, since gaining a chunk twice, or losing one that was not there, changes nothing.
+//! A follower first gets the held chunks (the snapshot), page by page, then the changes. Changes during the snapshot come
+//! after it, in order. A follower that applies everything in order knows which chunks are held: to gain a chunk twice, or to
+//! lose an absent one, changes nothing.
 //!
 //! Served as server-sent events (WHATWG HTML, section 9.2). The id of an event is `DEVICE:SEQUENCE`; sequence numbers of a
 //! device have no gaps. A follower that is too slow gets `lagged` as its last event, and starts again.

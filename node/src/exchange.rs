@@ -1,8 +1,11 @@
 //! The exchange: blocks that travel between nodes.
 //!
-//! A node that wants blocks opens a stream to a holder and asks; the holder's actor leases them, and they are sent from
-//! the arena without a copy. What comes is written straight into the slots that the asking actor reserved, and handed
-//! over only when its length, key and checksum are right.
+//! A node that wants blocks opens a stream to a holder and asks. The holder's actor leases them, and they are sent from the
+//! arena without a copy; the lease ends when the last byte is acknowledged. Incoming bytes are written straight into the
+//! slots that the asking actor reserved, and are handed over only when length, key and checksum are right.
+//!
+//! [`larder_core::exchange`] decides how much each peer is asked for and sent. This module tells it the facts, and keeps
+//! connections, streams and timers.
 
 mod fetch;
 mod follow;

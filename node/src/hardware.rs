@@ -1,4 +1,4 @@
-//! What of the machine a node has got: memory, CPUs and interfaces near its GPUs, for its log, its status and its metrics.
+//! The memory, CPUs and interfaces that a node got near its GPUs, for its log, its status and its metrics.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What the machine is: memory, CPUs, NUMA nodes, GPUs and networks, as the kernel's files say.
+//! Facts of the machine: memory, CPUs, NUMA nodes, GPUs and networks, from the kernel's files.
 //!
 //! All files are read below a root that the caller names, so that a tree of fixtures can stand in for the machine.
 

@@ -1,7 +1,7 @@
-//! What a node answers over HTTP: health, metrics, status, events.
+//! The node's HTTP answers: health, metrics, status, events.
 //!
-//! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give
-//! up soon.
+//! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give up
+//! soon.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,12 +1,13 @@
-//! Events of what the node gains and loses, as vLLM publishes its own: for routers that follow engines by them.
+//! Publishes the node's gained and lost chunks as vLLM publishes its own, for routers that follow engines by them.
 //!
 //! A ZeroMQ PUB socket sends messages of three frames: topic, number, and a batch in MessagePack, `[seconds, [event, ...],
-//! rank]`, where the rank is the GPU's number, as of an engine's data-parallel rank. An event is a map with a `type`
-//! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so that a subscriber sees what it has missed:
-//! messages for one that is too slow are dropped. As nobody keeps what was
-//! before, a node begins each topic by `AllBlocksCleared` and what it holds, and does so again where it has lost track itself.
+//! rank]`. The rank is the GPU's number, as an engine's data-parallel rank is. An event is a map with a `type`
+//! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so that a slow subscriber, for which
+//! messages are dropped, sees its loss. Nobody keeps old messages: a node begins each topic with `AllBlocksCleared` and its
+//! contents, and does so again where it has lost track itself.
 //!
-//! What a node cannot know stays empty: tokens, and LoRA adapters. Hashes are those of chunks, and `block_size` is a chunk's.
+//! Facts that a node cannot know stay empty: tokens and LoRA adapters. Hashes are those of chunks, and `block_size` is a
+//! chunk's.
 
 mod publisher;
 

@@ -1,7 +1,6 @@
-//! The numbers that the node's modules work with: what the configuration comes to on this machine.
+//! The numbers that the node's modules work with: the configuration, resolved on this machine.
 //!
-//! [`Config::resolve`](crate::config::Config::resolve) is the one place where they are made. Each module receives the
-//! part that is its own.
+//! [`Config::resolve`](crate::config::Config::resolve) is the only place that makes them. Each module receives its own part.
 
 mod error;
 mod near;

@@ -1,6 +1,7 @@
-//! What a node counts, as Prometheus shows it.
+//! A node's metrics, as Prometheus shows them.
 //!
-//! Handles are taken out of their families once, by whoever counts; counting is one relaxed addition.
+//! Handles are taken out of their families once; counting is one relaxed addition. Gauges are updated when somebody asks. A
+//! metric that is not in the table cannot be registered.
 
 mod actor;
 mod rates;

@@ -1,23 +1,24 @@
 //! The object tier: chunks in a store that all nodes share, and that outlives them.
 //!
-//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, as the disk tier's
-//! does. A block is one object, so that what ranks write apart never meets. Its bytes are a record of the disk tier's
-//! format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a storage whose identity is
-//! [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the chunk as 64
-//! hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a store's partitions and a local
-//! folder's directories; slice and pool as decimal numbers. A pool that a chunk does not have has no object. The number is the format's version: builds with another one
-//! neither read nor delete these objects.
+//! A tier stands by itself: a node has one, which its actors share. Its thread ([`tier`]) takes orders that name places in
+//! the arena, as the disk tier's does. A block is one object, so that ranks and pools never overwrite each other. Its bytes
+//! are a record of the disk tier's format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a
+//! storage whose identity is [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the
+//! chunk as 64 hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a store's partitions and
+//! a local folder's directories; slice and pool as decimal numbers. A pool that a chunk lacks has no object. The number after
+//! `v` is the format's version: builds with another version neither read nor delete these objects.
 //!
-//! A node does not know what the store has. It remembers what it saw (`larder_core::tiers::known`), and asks for the rest
-//! (`larder_core::tiers::search`).
+//! A node does not know which objects the store has. It remembers those that it saw (`larder_core::tiers::known`), and asks
+//! for the rest (`larder_core::tiers::search`). A chunk is uploaded only where the store has none of that name
+//! (`If-None-Match`), so two nodes never overwrite each other.
 //!
-//! | what goes wrong | what comes of it |
+//! | fault | result |
 //! | --- | --- |
-//! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without |
-//! | the same later | `Closed` is the answer; after some failures in a row the store is left alone for a while |
+//! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without the tier |
+//! | the same later | `Closed` is the answer; after some failures in a row the node leaves the store alone for a while |
 //! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
 //! | more orders than the queue holds | `Busy` |
-//! | the store is slow | an order ends at its deadline, a `find` says what it knows at its own |
+//! | the store is slow | an order ends at its deadline; a `find` answers at its own with the facts that it has |
 
 use std::collections::BTreeMap;
 use std::fmt;

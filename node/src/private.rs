@@ -1,4 +1,4 @@
-//! Files and folders that this user alone may read: they hold KV, or say what prompts there were.
+//! Files and folders that only this user may read: they hold KV or lookups of prompts.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;

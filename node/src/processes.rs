@@ -1,7 +1,8 @@
-//! The engine processes behind the sessions, and how the node learns that one is gone.
+//! The engine processes behind the sessions, and how the node learns of their exit.
 //!
-//! A closed socket proves nothing: mappings and transfers may live on. Only the exit of the process does, which its
-//! pidfd reports. A process without one opens no session: what it held could never be used again.
+//! A closed socket proves nothing: mappings and transfers may live on. Only the exit of the process proves that nobody
+//! touches its memory, and its pidfd reports the exit. A process without a pidfd opens no session: memory that it held could
+//! never be used again.
 
 mod peer;
 

@@ -1,9 +1,9 @@
-//! What an infinite cache would have hit of a namespace, beside what this one did: over sliding windows.
+//! Estimates the hits of an infinite cache in a namespace, beside the real hits, over sliding windows.
 //!
-//! A chunk that comes for the first time within the window is a miss even for an infinite cache; whatever comes again is
-//! a hit, since a chunk's hash names its whole prefix. So distinct chunks, counted by HyperLogLog (Flajolet et al. 2007),
-//! against all chunks asked tell how much more could be hit with more capacity: where the two rates are close, more
-//! memory buys nothing.
+//! A chunk that comes for the first time within the window is a miss even for an infinite cache. Every later lookup of the
+//! chunk is a hit, since a chunk's hash names its whole prefix. So the number of distinct chunks, counted by HyperLogLog
+//! (Flajolet et al. 2007), against the number of all chunks tells how much more capacity could hit: where the two rates are
+//! close, more memory buys nothing.
 //!
 //! Time is cut into slots; a window is the present slot and the whole ones before it.
 

@@ -1,4 +1,15 @@
-//! The actors of one node among themselves: who of them holds a chunk, and how to ask for it.
+//! The actors of one node among themselves: which of them holds a chunk, and how to ask it.
+//!
+//! Each actor has a store, an arena near its GPU and a disk tier of its own. A sibling is a holder like a peer: it grants its
+//! chunk, the copy threads copy the blocks into the reader's arena and check them, and the placement rules between nodes
+//! apply. So leases, tickets, pools, chunks on the sibling's disk and load-or-recompute work as they do with peers, and a
+//! chunk ends up near the GPU that reads it. It is copied, not read in place: the engine reads it over its bus once more
+//! either way, a far arena would be read across the NUMA link at every use, and isolation of tenants rests on extents that
+//! stay with one actor's processes.
+//!
+//! The chunks of a namespace are whole in one store. So all ranks of an engine talk to the same actor, or each rank registers
+//! a namespace with the rank in its `layout`: then each rank's share is found, fetched and evicted by itself, and the
+//! engine's scheduler takes the shortest of the ranks' prefixes.
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

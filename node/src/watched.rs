@@ -1,4 +1,6 @@
-//! Panics on the peer thread: they are caught, counted and told of, and what panicked begins again.
+//! Panics on the peer thread: catches, counts and logs them, and starts the panicked part again with nothing.
+//!
+//! A panic ends a request, a connection or the directory's rows, not the thread.
 
 use std::any::Any;
 use std::future::Future;

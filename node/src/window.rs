@@ -1,4 +1,7 @@
 //! A session's write window: the memory through which an engine hands blocks over.
+//!
+//! A window is memory of its own, so a vanished engine's window needs no quarantine: it goes back to the system with the
+//! session, even while somebody still maps it.
 
 mod budget;
 

@@ -1,4 +1,4 @@
-//! What a device can do; only its thread calls it.
+//! The trait of a device; only its thread calls it.
 
 use std::os::fd::OwnedFd;
 

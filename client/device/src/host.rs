@@ -1,4 +1,4 @@
-//! A device made of host memory, for tests: it finishes out of order, and fails, stalls and is late when it is told to.
+//! A device made of host memory, for tests: it ends orders in any order, and fails, stalls and is late on command.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd as _;

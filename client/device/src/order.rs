@@ -1,4 +1,4 @@
-//! What a device is asked to copy: merged orders over many chunks and layers.
+//! Orders to a device: merged copies over many chunks and layers.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Which regions and tensors a device knows, and who uses them; the same for every device.
+//! The regions and tensors that a device knows, and their users; the same for every device.
 
 use std::collections::BTreeMap;
 

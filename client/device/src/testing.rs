@@ -1,4 +1,4 @@
-//! What tests of devices share: paged memory with a reference, and orders over it.
+//! Helpers for tests of devices: paged memory with a reference, and orders over it.
 
 use crate::device::Device;
 use crate::layout::{PagedLayout, Shape, VllmOrder, sglang_latent, sglang_split, vllm};

@@ -1,7 +1,8 @@
-//! The thread of one device, which alone calls it.
+//! The thread of one device, its only caller.
 //!
-//! It takes orders from a bounded ring. Whoever asks never waits for the device: a call of it that hangs, hangs this thread
-//! alone.
+//! It takes orders from a bounded ring. Callers never wait for the device: a device call that hangs, hangs this thread alone.
+//! A caller hears the end of each order once. Places in the ring are given back when the end was heard, so the number of ends
+//! that wait is bounded too.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

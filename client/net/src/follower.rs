@@ -1,6 +1,6 @@
-//! The follower: keeps a stream to the coordinator, and knows the latest table.
+//! The coordinator's client: keeps a stream to the coordinator, and knows the latest table.
 //!
-//! It dials again for ever, so that neither side's absence is more than that: whoever follows goes on with the last table.
+//! It dials again for ever. While the coordinator is away, its followers go on with the last table.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! The HTTP server of a node or a coordinator: few connections, each of which costs little whatever its client does.
+//! The HTTP server of a node or a coordinator: few connections, each cheap whatever its client does.
 //!
-//! A client that is silent loses its connection after [`IDLE`], one that does not read after [`UNREAD`]; where there are as many
-//! connections as there may be, the one that has been idle for the longest makes way, and one address has half of them at most.
-//! What a client sends ahead stays in the socket (`sips`).
+//! A silent client loses its connection after [`IDLE`], a client that does not read after [`UNREAD`]. At the limit of
+//! connections, the connection that has been idle for the longest makes way for a new one; one address has half of the
+//! connections at most. Bytes that a client sends ahead stay in the socket (`sips`).
 
 mod connections;
 mod sips;

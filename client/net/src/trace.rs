@@ -1,9 +1,11 @@
-//! Where a request stands in a distributed trace, and the spans of what is done for it.
+//! The place of a request in a distributed trace, and the spans of its work.
 //!
-//! Everything done for a request carries its [`Trace`]. One that is not recorded is a null pointer: nothing is made,
-//! measured or sent for it. Spans are made with `tracing`, for whoever subscribes to [`TARGET`]; [`Exporter`] sends them
-//! to a collector. They are never entered, since work for a request goes on in actors, tasks and other processes at the
-//! same time: a span ends when the last [`Trace`] that refers to it is dropped.
+//! All work for a request carries its [`Trace`]. A trace that is not recorded is a null pointer: nothing is made, measured or
+//! sent for it. The decision falls once, where the request comes in: its caller decides, else a configured fraction. A
+//! message of its own, before the request on the socket or stream, tells the next process. Spans are made with `tracing`, for
+//! subscribers of [`TARGET`]; [`Exporter`] sends them to a collector. Spans are never entered, since work for a request goes
+//! on in actors, tasks and other processes at the same time: a span ends when the last [`Trace`] that refers to it is
+//! dropped.
 
 mod config;
 mod export;

@@ -1,9 +1,8 @@
-//! The messages of a hand-over: chunks that are read layer by layer while they are being written.
+//! Messages of a hand-over: chunks that are read layer by layer while they are being written.
 //!
-//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same node,
-//! or on another one, follows the chunks ([`Follow`]) and is told which layers are in place. A layer that is in place was
-//! summed when it was copied, and verified wherever it has come to; what it belongs to can be found by others only once all of
-//! the chunk is committed.
+//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same
+//! node, or on another one, follows the chunks ([`Follow`]) and is told which layers are in place. A layer in place was
+//! summed when it was copied, and verified wherever it arrived. Others find a chunk only once all of it is committed.
 
 use rkyv::{Archive, Deserialize, Serialize};
 

@@ -1,14 +1,14 @@
-//! The messages of the device lane: the node copies between an engine's GPU memory and blocks, as the engine asks.
+//! Messages of the device lane: the node copies between an engine's GPU memory and blocks, at the engine's request.
 //!
 //! The engine says once where its tensors are ([`RegisterTensors`]). From then on its requests carry page numbers: load these
-//! leased chunks into these pages ([`LoadPages`]), save these pages as these reserved chunks ([`SavePages`]). Each begins a copy,
-//! of which the engine hears how far it is and how it ended ([`AskCopy`]). What is saved was handed over, as with
+//! leased chunks into these pages ([`LoadPages`]), save these pages as these reserved chunks ([`SavePages`]). Each request
+//! begins a copy; the engine asks for its progress and end ([`AskCopy`]). A save is a hand-over, as with
 //! [`HandOver`](crate::handoff::HandOver): the node has summed its own bytes, and the chunk's commit names no source.
 //!
-//! **Words.** A session has one page of 32-bit words that both sides map. A copy can wait for one of them, which the engine's
-//! stream raises when the pages are as they should be, and can raise one by each layer that is done, for which the engine's
-//! stream waits. A word counts as reached up to 2^31 behind what it says, so numbers may wrap. A copy that fails raises its word
-//! to the end: streams go on, and the answer says that nothing came.
+//! **Words.** A session has one page of 32-bit words that both sides map. A copy can wait for a word that the engine's stream
+//! raises when the pages are ready. A copy can raise a word by one for each finished layer, for which the engine's stream
+//! waits. A word counts as reached up to 2^31 behind its value, so numbers may wrap. A failed copy raises its word to the
+//! end: streams go on, and the answer says that nothing came.
 
 use rkyv::{Archive, Deserialize, Serialize};
 

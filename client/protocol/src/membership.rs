@@ -1,8 +1,8 @@
-//! The messages between the coordinator and those who follow it.
+//! Messages between the coordinator and its followers.
 //!
-//! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed
-//! as in [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; whoever only wants tables (engines,
-//! admins) with `Watch`.
+//! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed as
+//! in [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; a process that only wants tables (an
+//! engine or admin) starts with `Watch`.
 
 use std::net::SocketAddr;
 

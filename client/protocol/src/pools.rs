@@ -1,8 +1,14 @@
-//! Pools: which of a chunk's kinds of state a prefix needs, and how long a prefix can be restored.
+//! Pools: kinds of state of a chunk, and the longest prefix that can be restored from them.
 //!
-//! An attention layer needs the state of every chunk of a prefix, a sliding window that of the last few, a recurrent layer
-//! that of the last one alone. A prefix is of use only where every pool can be restored at its end: the attention state of
-//! ten chunks without the recurrent state after the tenth makes garbage.
+//! An attention layer needs the state of every chunk of a prefix (`all`), a sliding window that of the last few
+//! (`window(n)`), a recurrent layer that of the last one alone (`last`, the same as a window of one). A prefix is of use only
+//! where every pool can be restored at its end: the attention state of ten chunks without the recurrent state after the tenth
+//! makes garbage. [`PoolRules`] is the only place that knows these rules; it passes over the chunks once and keeps a counter
+//! per pool.
+//!
+//! Only pools that are not `all` may be missing. Both sides of a session work out from the rules which blocks a lease names
+//! or a reservation writes, so messages carry no marks. A flat namespace has `all` pools only: its keys stand in no order, so
+//! none is the last.
 
 use rkyv::{Archive, Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
-//! The messages between an engine and the node on its host.
+//! Messages between an engine and the node on its host.
 //!
-//! A session starts with [`Request::Hello`], then registers one namespace or more. Requests may be sent without waiting
-//! for earlier answers. `Release` has no answer: it cannot be refused.
+//! A session starts with [`Request::Hello`], then registers one namespace or more. Requests may be sent without waiting for
+//! earlier answers. `Release` has no answer: it cannot be refused.
 
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};

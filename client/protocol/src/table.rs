@@ -1,6 +1,6 @@
-//! The partition table: which node is home to which part of the chunk-hash space.
+//! The partition table: names the home of each part of the chunk-hash space.
 //!
-//! The coordinator makes it, and numbers every version with an epoch; nodes and clients only look into it.
+//! The coordinator makes the table, and numbers every version with an epoch; nodes and clients only read it.
 
 use std::fmt;
 use std::net::SocketAddr;

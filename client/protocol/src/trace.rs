@@ -1,4 +1,4 @@
-//! Where a request stands in a distributed trace, as W3C Trace Context writes it.
+//! The place of a request in a distributed trace, as W3C Trace Context writes it.
 //!
 //! <https://www.w3.org/TR/trace-context/>: `00-TRACE ID-PARENT ID-FLAGS`, in lowercase hexadecimal digits.
 

@@ -1,4 +1,4 @@
-//! Bodies of questions: how many bytes of them may be here, and where they are understood.
+//! Request bodies: bounds the bytes in memory, and parses on threads of their own.
 
 use std::sync::Arc;
 use std::time::Duration;

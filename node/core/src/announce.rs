@@ -1,8 +1,11 @@
-//! What others hear of what an actor gains and loses: other actors of its node at once, followers of events and the directory in
-//! messages of a few milliseconds.
+//! Tells others what an actor gains and loses. Other actors of the node hear at once; the directory and followers of events
+//! hear in messages that cover a few milliseconds.
 //!
-//! A directory that does not take what is told is told again. Where changes were lost, on either side, it is told page by page all that
-//! is held, with what changes between two pages in between.
+//! The actor repeats a message that the directory does not take. Where changes were lost, on either side, the actor tells
+//! everything that it holds, page by page, with the changes between two pages in between.
+//!
+//! Others hear of a chunk once, however it moves between memory and disk. They never hear of a chunk that only the object
+//! store has.
 
 use std::time::Duration;
 

@@ -1,10 +1,15 @@
-//! Bringing: chunks that a request wants and memory does not have, from wherever they are.
+//! Brings the chunks that a request wants and memory does not have.
 //!
-//! A lookup, lease or prefetch begins in `gather`. What is missing is looked for (`locate`): other actors of this
-//! node, the directory, the object store, each for what those before it do not have. A lease or prefetch then has the store
-//! take slots, and each chunk is fetched from where it is: from disk and object store in turn (`tiers`), from other actors in
-//! orders of some MiB (`fetch`). A chunk is fetched once, whoever waits for it, and comes from the next place that may have it
-//! where one fails. When all that a gather waits for has come or failed to, or its time is up, it ends as a lease of the prefix that is here. A prefetch (`prefetch`) is a gather that nobody waits for yet.
+//! A lookup, lease or prefetch begins in `gather`. `locate` looks for missing chunks: it asks other actors of this node, then
+//! the directory, then the object store, each for the chunks that the ones before do not have. For a lease or prefetch, the
+//! store then takes slots, and each chunk is fetched from its place: from disk or object store (`tiers`), or from other
+//! actors in orders of some MiB (`fetch`). A chunk is fetched once, however many requests wait for it. Where one place fails,
+//! the next place that may have the chunk is asked. A gather ends as a lease of the prefix that is here, when each of its
+//! chunks has come or failed, or when its time is up. A prefetch (`prefetch`) is a gather that nobody waits for yet.
+//!
+//! No question blocks the actor. Each has a deadline; a chunk that nobody has reported by then counts as absent. A directory
+//! row does not say which pools a holder has besides the `all` pools. A lookup counts on none of them; a lease or prefetch
+//! asks for all of them, and ends where the received state can be restored.
 
 mod fetch;
 mod gather;

@@ -1,4 +1,4 @@
-//! What something is done for, as far as a trace of it is recorded; nothing is made for what is not.
+//! The cause of some work, if its trace is recorded. Work without a recorded trace carries nothing.
 
 use std::any::Any;
 use std::fmt;

@@ -1,7 +1,13 @@
-//! Copies between engines' GPU memory and blocks, which a device makes.
+//! Copies by a device between engines' GPU memory and blocks.
 //!
-//! An engine's request begins a copy (`asks`), and the device says how it ends (`ends`). The store keeps what is touched in place,
-//! the [`Account`] says who hears of it, and a few blocks stay in the GPU's own memory ([`DeviceTier`], `promote`).
+//! An engine's request begins a copy (`asks`), and the device says how the copy ends (`ends`). The store keeps the touched
+//! slots in place, the [`Account`] decides who hears of the end, and a few blocks stay in the GPU's
+//! own memory ([`DeviceTier`], `promote`).
+//!
+//! A save is a hand-over. The device writes into reserved slots, the copy threads sum the bytes there, and the commit names
+//! no source. So a copy that failed, stalled or came late cannot be committed, and a reader that follows the chunk gets each
+//! layer as it comes. Copies that took too long, or whose session ended, keep their slots in quarantine while the device may
+//! touch them. A copy that has not begun, because the engine's stream did not raise its word, is then given up.
 
 mod account;
 mod asks;

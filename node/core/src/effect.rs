@@ -1,4 +1,4 @@
-//! What a core wants done.
+//! The effects that a core asks its shell to perform.
 
 mod device;
 

@@ -1,4 +1,4 @@
-//! What happens to a core.
+//! The events that a shell tells its core.
 
 use larder_protocol::session::Request;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};

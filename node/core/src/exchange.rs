@@ -1,9 +1,9 @@
-//! The exchange: whom this node asks for blocks, how much of it at a time, and how much it sends to whom.
+//! The exchange: decides which peers this node asks for blocks, how much at a time, and how much it sends to each peer.
 //!
-//! One [`Exchange`] decides for all peers of a node. Its shell asks for a turn ([`Exchange::fetch`]), asks the peer once
-//! [`Effect::Turn`] comes, says how that went ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`]) and,
-//! whatever came of it, leaves. After each call it does what is wanted ([`Exchange::poll_effect`], until there is nothing
-//! more); at [`Exchange::next_deadline`] it says that time has passed:
+//! One [`Exchange`] decides for all peers of a node. Its shell asks for a turn ([`Exchange::fetch`]) and asks the peer once
+//! [`Effect::Turn`] comes. It reports the result ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`])
+//! and always leaves at the end. After each call it performs the effects ([`Exchange::poll_effect`], until none is left). At
+//! [`Exchange::next_deadline`] it reports that time has passed:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -28,8 +28,12 @@
 //! assert_eq!(fetch(&mut exchange, Duration::ZERO, NodeNumber(2)), Err(NoPeer::NotAMember));
 //! ```
 //!
-//! A peer of which nothing is heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life, until it gives
-//! one. The other half, what this node sends, goes by its [`Sending`] and its [`Pace`].
+//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it gives one. The
+//! node's sending half obeys its [`Sending`] and its [`Pace`].
+//!
+//! Credits and a number of streams bound the requests to one peer. A node that sends too much answers `Busy`; it is asked
+//! again at the time that it named, unless others have the chunk. A fetch's deadline counts from the moment when its peer is
+//! asked, since a long wait in line says nothing of the peer.
 
 mod busy;
 mod fetch;

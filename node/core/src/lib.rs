@@ -1,8 +1,8 @@
-//! The decisions of a Larder node, and no IO: no thread, socket, file or clock. Time is an argument.
+//! The decisions of a Larder node, without IO: no thread, socket, file or clock. Time is an argument.
 //!
-//! A [`Core`] decides for one actor. Its shell tells it what happened ([`Core::handle`]), does what it wants
-//! ([`Core::poll_effect`], until there is nothing more), and tells it again at [`Core::next_deadline`] and a few times a second
-//! that time has passed:
+//! A [`Core`] decides for one actor. Its shell tells it each event ([`Core::handle`]) and performs its effects
+//! ([`Core::poll_effect`], until none is left). The shell also reports that time has passed, at [`Core::next_deadline`] and a
+//! few times a second:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -11,15 +11,16 @@
 //! fn settle(core: &mut Core, now: Duration, event: Event) {
 //!     core.handle(now, event);
 //!     while let Some(effect) = core.poll_effect() {
-//!         perform(&effect); // Whatever comes of it is an event of its own, at once or later.
+//!         perform(&effect); // The result is an event of its own, at once or later.
 //!     }
 //! }
 //! ```
 //!
-//! Answers may come in any order, late, twice or never. A slot into which something is being written is given to nobody until
-//! its effect is answered. What sessions ask begins in `requests`; what is decided stands in [`store`] (what is kept), `copies` (what
-//! is copied before it counts), `device` (what a GPU copies and keeps), `bring` (where chunks come from) and [`tiers`] (disk and
-//! object store), and what others hear in `announce`. The [`directory`] and the [`exchange`] of a node are cores of their own.
+//! Answers may come in any order, late, twice or never. While something is written into a slot, nobody else gets the slot
+//! until the effect is answered. Requests of sessions begin in `requests`. Decisions stand in [`store`] (which chunks are
+//! kept), `copies` (copying before chunks count), `device` (GPU copies), `bring` (where chunks come from), [`tiers`] (disk
+//! and object store) and `announce` (what others hear). The [`directory`] and the [`exchange`] of a node are cores of their
+//! own.
 
 mod announce;
 mod bring;

@@ -1,7 +1,8 @@
-//! Load or recompute: what each source has delivered lately, and how much of a prefix is worth waiting for.
+//! Load or recompute: measures each source, and decides how much of a prefix is worth waiting for.
 //!
-//! Loading the first `k` chunks takes as long as its slowest source needs for what it has to deliver before them and for
-//! them; what is not loaded is computed afterwards at the engine's own speed. The `k` with the least sum is loaded.
+//! Loading the first `k` chunks takes as long as its slowest source needs for its queue and for these chunks. The engine
+//! computes the other chunks afterwards, at its own speed. The `k` with the least total time is loaded. A source is measured
+//! only while it has something to do. A source that was never measured is tried.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Chunks that moved to another actor: this one gives them up, once nobody uses them here any more.
+//! Chunks that moved to another actor: this actor gives them up once nobody uses them here.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,8 +1,11 @@
-//! Placement: where the blocks of a chunk stay after a node has read them from another.
+//! Placement: decides where the blocks of a chunk stay after a node has read them from another.
 //!
-//! Blocks stay where they were computed until somebody else reads them. What then happens depends on how many copies
-//! there are and how often the chunk was read; the rules were found by replaying production traces: copying on every
-//! read costs more than a point of hit rate, since the copies crowd out other chunks.
+//! Blocks stay where they were computed until somebody else reads them. The decision then depends on the number of copies and
+//! the number of reads: the only copy migrates to its reader, a chunk with [`REPLICATE_READS`] reads or more is replicated,
+//! and any other chunk passes through. A chunk that its holder has on disk does not migrate: its reader keeps a copy in
+//! memory and does not write it again, since each move would wear a drive. The rules were found by replaying production
+//! traces: copying on every read costs more than a point of hit rate, since the copies crowd out other chunks. A replica is
+//! made of a fetch that a reader made for itself, so replication has no transfers of its own.
 
 /// What a node does with blocks that it fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,4 +1,15 @@
-//! Who goes next where transfers wait: by class, and by how long they have waited.
+//! Chooses the next transfer in a line, by class and by waiting time.
+//!
+//! Transfers wait in three places. In each, a transfer that an engine waits for goes first, but not for ever:
+//!
+//! | where | what goes first | what keeps the others going |
+//! | --- | --- | --- |
+//! | reads before the disk or object store (`tiers/reads`), fetches before a peer's streams and credits (`exchange/gate`) | leases and collected tickets, then prefetches | 250 ms of waiting make up for the class |
+//! | bytes that are being sent to peers (`exchange/sending`) | a quarter is kept from prefetches | the asker is told when to ask again |
+//! | the disk's thread | reads, then writes, then freeing segments, then the scrubber | a read waits for one batch of writes at most, and a write for one of reads; the scrubber gets a turn after 10 s |
+//!
+//! On a connection, streams share evenly. QUIC's own priorities are strict: a stream of a lower one could wait past every
+//! deadline.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

@@ -1,4 +1,6 @@
-//! How much a node verifies because others say that chunks are damaged: so much a second for each of them, and so much at once.
+//! Bounds how much a node verifies because others report damaged chunks: an amount a second for each reporter, and a burst.
+//!
+//! A reporter that is right pays nothing.
 
 use std::collections::HashMap;
 

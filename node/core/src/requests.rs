@@ -1,4 +1,4 @@
-//! What sessions ask. Each request is answered once, by an effect that repeats its number.
+//! Requests of sessions. Each is answered once, by an effect that repeats its number.
 
 use larder_protocol::session::{Pin, Request, Reserve, Reserved, Response};
 

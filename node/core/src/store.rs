@@ -1,22 +1,28 @@
-//! The store: one actor's chunks and everything that is decided about them.
+//! The store: one actor's chunks and all decisions about them.
 //!
-//! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied, read, written or fetched it returns, and is told how
-//! that ended. Whoever uses it does so in this order:
+//! Pure: it takes `now`, moves no byte and asks no clock. It returns what it wants copied, read, written or fetched, and is
+//! told how each ended. Callers use it in this order:
 //!
-//! 1. **Who.** [`Store::open_session`] and [`Store::register`]; [`Store::close_session`] when the engine's socket closes,
-//!    [`Store::process_gone`] when its process is gone, which is later: until then nothing that it was shown is written to.
-//! 2. **Put.** [`Store::reserve`] takes slots; [`Store::begin_commit`] says what to copy; [`Store::finish_commit`] with its checksums
-//!    makes it readable. [`Store::begin_layers`] and [`Store::finish_layers`] do the same for layers ahead of their commit.
-//! 3. **Get.** [`Store::lookup`] says what is here, [`Store::lease`] where it stands, [`Store::release`] ends that.
-//!    [`Store::gather`] leases what has to come first: each [`Wanted`] is to be followed by [`Store::fetched`], and
-//!    [`Store::finish_gather`] ends it. [`Store::follow`] reads what is being written.
-//! 4. **Others.** [`Store::grant`] lends to a peer, [`Store::end_grant`] ends it; [`Store::give_up`] lets a chunk go that moved.
-//! 5. **Below.** [`Store::next_write`] says what to write to a tier, each to be followed by [`Store::written`].
-//! 6. **Afterwards**, whatever was called: [`Store::take_changes`], [`Store::take_abandoned`], [`Store::take_progressed`],
-//!    [`Store::take_told`] and [`Store::take_renewals`] say what others are to hear or do. [`Store::tick`] ends what is too old.
+//! 1. **Sessions.** [`Store::open_session`] and [`Store::register`]; [`Store::close_session`] when the engine's socket
+//!    closes, [`Store::process_gone`] when its process is gone, which is later: until then, memory that the engine was shown
+//!    is not written to.
+//! 2. **Put.** [`Store::reserve`] takes slots; [`Store::begin_commit`] says which bytes to copy; [`Store::finish_commit`]
+//!    with their checksums makes the chunks readable. [`Store::begin_layers`] and [`Store::finish_layers`] do the same for
+//!    layers ahead of their commit.
+//! 3. **Get.** [`Store::lookup`] says which chunks are here, [`Store::lease`] says where they stand, [`Store::release`] ends
+//!    the lease. [`Store::gather`] leases chunks that must come first: [`Store::fetched`] answers each [`Wanted`], and
+//!    [`Store::finish_gather`] ends the gather. [`Store::follow`] reads chunks that are being written.
+//! 4. **Peers.** [`Store::grant`] lends to a peer, [`Store::end_grant`] ends it; [`Store::give_up`] lets go of a chunk that
+//!    moved.
+//! 5. **Lower tiers.** [`Store::next_write`] says what to write to a tier; [`Store::written`] answers each.
+//! 6. **After every call**: [`Store::take_changes`], [`Store::take_abandoned`], [`Store::take_progressed`],
+//!    [`Store::take_told`] and [`Store::take_renewals`] say what others are to hear or do. [`Store::tick`] ends what is too
+//!    old.
 //!
-//! Each of these has a module of its name or its field's; `room` evicts, `hand_out` is the one way by which places leave, `index` and
-//! `slab` are what all of them stand on, `verify` and `loads` keep chunks in place while they are summed or copied by a device.
+//! Most of these have a module of their name. `room` evicts, `hand_out` is the only exit for places, all modules use `index`
+//! and `slab`, `verify` and `loads` keep chunks in place while a thread sums them or a device copies them.
+//!
+//! A request claims all chunks that it needs before the store makes room for anything.
 
 mod admission;
 mod checksums;

@@ -1,9 +1,9 @@
 //! The tiers below memory, disk and object store: one contract for both.
 //!
-//! A chunk to be read waits in the tier's line (`reads`); its turn makes an [`Effect::Read`], whose answer says that its
-//! blocks are in their slots, or why they are not. What follows of an answer differs: a chunk that the disk has lost other
-//! nodes or the object store may have; one that the object store has lost nobody has.
-//! What is written there is decided in `writes`, and which namespaces are described on disk in `described`.
+//! A chunk to be read waits in the tier's line (`reads`). Its turn makes an [`Effect::Read`]; the answer says that its blocks
+//! are in their slots, or why they are not. After a failed read the two tiers differ: other nodes or the object store may
+//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides what is written, and
+//! `described` which namespaces are described on disk.
 
 pub(crate) mod described;
 pub mod known;

@@ -1,4 +1,4 @@
-//! How the store's results read on the wire.
+//! The store's results as messages of the protocol.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What an actor has the tiers below do, disk and object store: look for chunks, read them, write them.
+//! The actor's calls to the tiers below, disk and object store: find chunks, read them, write them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,7 @@
-//! Bytes that are copied and summed by the copy lane, and extents that get new memory there.
+//! Copies and sums by the copy lane, and extents that get new memory there.
+//!
+//! The actor copies small blocks itself ([`INLINE_COPY_BYTES`](crate::copy::INLINE_COPY_BYTES)): handing a copy over costs
+//! more.
 
 use std::sync::Arc;
 

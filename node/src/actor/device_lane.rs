@@ -1,6 +1,7 @@
-//! The device lane: what the core wants copied becomes an order for the device, and what the device says is told the core.
+//! The device lane: turns the core's copies into orders for the device, and tells the core the device's answers.
 //!
-//! Engines' memory is made known here, since it comes with descriptors.
+//! Engines' memory is registered here, since it comes with descriptors. The actor never waits for the device: it asks through
+//! the thread's bounded ring, and repeats a refused request at its tick.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

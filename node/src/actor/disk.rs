@@ -1,4 +1,4 @@
-//! What an actor does with its disk besides reading and writing: it learns what is there when it starts, and what left.
+//! The actor's disk at the start and afterwards: the actor learns which chunks are there, and which left.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Hand-overs: what is followed at other nodes, and what peers follow here.
+//! Hand-overs: chunks that sessions follow at other nodes, and chunks that peers follow here.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

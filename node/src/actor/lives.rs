@@ -1,14 +1,14 @@
-//! The lives of an actor: a panic ends one, not the node.
+//! The lives of an actor: a panic ends one life, not the node.
 //!
-//! Whatever the actor does runs under [`GpuActor::guard`] or [`GpuActor::spawn`]. After a panic nothing that the actor decided
-//! can be relied on, so the store and everything that refers to it are dropped, every session ends with an error that says
-//! so, and a new store begins, from disk where there is one. What follows of an earlier life (answers of tiers, peers and
-//! copy threads) is dropped when it comes. Numbers go on, so that none of an earlier life means anything in a later one.
+//! All work of the actor runs under [`GpuActor::guard`] or [`GpuActor::spawn`]. After a panic none of the actor's decisions
+//! can be relied on. The store and everything that refers to it are dropped, every session ends with an error that says so,
+//! and a new store begins, from disk if there is one. Answers that belong to an earlier life (of tiers, peers and copy
+//! threads) are dropped when they come. Numbers go on, so that a number of an earlier life means nothing in a later one.
 //!
-//! **Memory.** The new store has no extent until nobody can touch what the old one put there: copies, sends to peers and
-//! devices hold an extent's memory and let go of it; engines map it until their process ends. Extents that living engines
-//! were shown get new memory instead, once for each process: an engine that keeps its old mappings costs that much memory, and
-//! the next time its extents wait until it is gone.
+//! **Memory.** The new store has no extent until nobody can touch the old store's bytes. Copies, sends to peers and devices
+//! hold an extent's memory and let go of it; engines map it until their process ends. Extents that living engines were shown
+//! get new memory instead, once for each process: an engine that keeps its old mappings costs that much memory, and the next
+//! time its extents wait until it is gone.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

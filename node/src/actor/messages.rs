@@ -1,4 +1,4 @@
-//! What an actor is asked, and what it answers.
+//! The messages that an actor takes, and its answers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! What an actor does for others than its sessions: it tells what it holds, sends what peers ask for, gives up what
-//! moved.
+//! The actor's work for other actors and nodes: it tells what it holds, sends blocks, gives up chunks that moved.
 
 use std::sync::Arc;
 use std::time::Duration;

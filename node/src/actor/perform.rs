@@ -1,4 +1,4 @@
-//! What the core wants done: each effect is carried out, and what comes of it is told the core.
+//! Performs the core's effects, and tells the core their results.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Chunks that another actor of this node has: they are copied from its memory into this actor's, near its GPU.
+//! Copies chunks of another actor of this node into this actor's memory, near its GPU.
 
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;

@@ -1,4 +1,4 @@
-//! What the spans of requests say.
+//! The fields of requests' spans.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a node's configuration file says of the object store.
+//! The object store's part of a node's configuration file.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Why the device lane does nothing of what an engine asks.
+//! Reasons why the device lane refuses a request.
 
 use larder_device::DeviceError;
 use larder_protocol::session::{Refusal, RefusalCode, Response};

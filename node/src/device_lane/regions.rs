@@ -1,4 +1,4 @@
-//! What a device has of memory: extents that it pinned, and what sessions made known. Only its thread uses it.
+//! The memory that a device knows: extents that it pinned, and memory that sessions registered. Only its thread uses it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

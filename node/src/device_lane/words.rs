@@ -1,4 +1,4 @@
-//! The page of words by which copies and an engine's streams wait for each other.
+//! The page of words by which copies and an engine's streams wait for each other. Each session has one of its own.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! The directory's actor: a mailbox around the shard, the outbox and the cache.
+//!
+//! After a panic the directory begins again empty, and every stream to it starts anew.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

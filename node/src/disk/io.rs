@@ -1,7 +1,7 @@
 //! The device: transfers between aligned memory and the tier's file.
 //!
-//! Behind one small trait stand io_uring, plain positional reads and writes where the kernel does not allow that, and in
-//! tests a device that loses, tears and damages what it is told to.
+//! One small trait has three implementations: io_uring; plain positional reads and writes where the kernel does not allow
+//! io_uring; and in tests a device that loses, tears and damages data on command.
 
 use std::fs::File;
 use std::io;

@@ -1,9 +1,9 @@
-//! The log: which segment takes the next record, which is given up next, where each record stands.
+//! The log: decides which segment takes the next record and which is freed next, and knows where each record stands.
 //!
-//! Pure: it says what is to be written, and is told when that is done. The segments form a queue by age. The oldest is given
-//! up whole; those of its records that were read since they were written are moved to the young end first, up to half a
-//! segment, so that each turn gains at least the other half. A segment of which the drive could not read something is given up
-//! before its turn, and all its records are moved: when it is written anew, the drive replaces what it cannot read.
+//! Pure: it says what is to be written, and is told when that is done. The segments form a queue by age. The oldest segment
+//! is freed as a whole. Before that, its records that were read since they were written move to the young end, up to half a
+//! segment, so that each turn gains at least the other half. A segment with bytes that the drive could not read is freed
+//! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
 
 use std::collections::VecDeque;
 

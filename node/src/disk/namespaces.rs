@@ -1,7 +1,8 @@
 //! Descriptions of the namespaces whose chunks are on disk: a restarted node can use them before any engine comes.
 //!
-//! One file for each beside the tier, called by the first bytes of the fingerprint in hexadecimal. A description is right where its own fingerprint
-//! is its name: no other checksum is needed. One of which the tier has no record is deleted.
+//! One file for each beside the tier. Its name is the first bytes of the fingerprint in hexadecimal. A description is right
+//! if its own fingerprint is its name: no other checksum is needed. The description of a namespace without records is
+//! deleted.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! What a disk tier is asked, and what it answers.
+//! Orders to a disk tier, and its answers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One tier's records on one device: carries orders out, on the thread that calls.
+//! One tier's records on one device: carries out orders on the caller's thread.
 
 use std::collections::VecDeque;
 use std::io;

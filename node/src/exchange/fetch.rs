@@ -1,4 +1,4 @@
-//! Fetching: blocks of a peer, straight into the slots that wait for them.
+//! Fetching: blocks of a peer, straight into their slots.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,8 +1,11 @@
 //! Follows between nodes: layers come from the writer's node as its engine hands them over.
 //!
-//! The reader asks once, when it has room for everything, and the writer's node sends what there is as it becomes so: a
-//! layer costs half a round trip. Each message says which order it is for, and has a number; each piece of a block is summed
-//! as it is written to its slot, which takes none twice, since who follows here may be reading what came before.
+//! The reader takes room for all missing chunks, or for none. It asks once, and the writer's node sends each layer as soon as
+//! it is in place: a layer costs half a round trip, where a fetch of each would take one and a half. Each message names its
+//! order and has a number. Each piece of a block is summed as it is written to its slot, and no byte is written twice, since
+//! a reader here may be reading it. A whole chunk's blocks must have the checksums of the commit. These streams do not pass
+//! the gate before a peer: they live as long as a prefill, and would keep fetches from the few streams there. The reader asks
+//! the writer's node every second whether it is there.
 
 use std::cell::RefCell;
 use std::rc::Rc;

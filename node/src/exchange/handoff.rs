@@ -1,4 +1,4 @@
-//! What actors and the exchange tell each other of follows.
+//! Messages about follows between actors and the exchange.
 
 use std::sync::Arc;
 

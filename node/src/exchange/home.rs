@@ -1,4 +1,4 @@
-//! What the exchange tells this node's part of the directory: who is a member, and what peers ask of it.
+//! Messages of the exchange to this node's part of the directory: the members, and questions of peers.
 
 use std::sync::Arc;
 

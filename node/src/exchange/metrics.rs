@@ -1,4 +1,4 @@
-//! What the exchange counts.
+//! The counters of the exchange.
 
 mod by_peer;
 pub(crate) mod table;

@@ -1,4 +1,4 @@
-//! Connections to other nodes, dialled on need and kept, and what the exchange decides of them.
+//! Connections to other nodes, dialled on need and kept, and the exchange's decisions about them.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,4 +1,4 @@
-//! A place of a fetch or follow with the exchange, from when it begins until it is dropped: then it leaves.
+//! The place of a fetch or follow in the exchange, from its begin until it is dropped: then it leaves.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,6 @@
-//! Serving: what other processes ask of this node.
+//! Serving: answers requests of other processes to this node.
+//!
+//! An asker that stops reading loses its answer ([`STALL_DEADLINE`]).
 
 use std::rc::Rc;
 use std::sync::Arc;

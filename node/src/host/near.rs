@@ -1,4 +1,4 @@
-//! What is near to what: CPUs and memory to a NUMA node, a network interface to a GPU.
+//! Nearness: CPUs and memory of a NUMA node, network interface of a GPU.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Network interfaces, where they sit in the machine, and which one leads where.
+//! Network interfaces, their places in the machine, and the destinations that they lead to.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

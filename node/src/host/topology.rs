@@ -1,4 +1,4 @@
-//! NUMA nodes: which CPUs and how much memory are together, and how far they are from each other.
+//! NUMA nodes: their CPUs, their memory, and the distances between them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

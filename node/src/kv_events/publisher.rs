@@ -1,9 +1,9 @@
 //! A ZeroMQ PUB socket: as much of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) and of publish and subscribe
 //! (<https://rfc.zeromq.org/spec/29/>) as a publisher needs.
 //!
-//! Whoever reaches the port may connect, so all that a subscriber can make the node hold has a bound: connections, in all and from
-//! one address, the bytes of a frame, subscriptions, and messages that wait. The ZeroMQ crate of the tests has none of these: it makes
-//! room for whatever length a frame says.
+//! Anybody who reaches the port may connect, so every resource of a subscriber has a bound: connections (in all and from one
+//! address), the bytes of a frame, subscriptions, and waiting messages. The ZeroMQ crate of the tests bounds none of these:
+//! it reserves whatever length a frame announces, so that 20 bytes of a stranger would end the node.
 
 use std::collections::HashMap;
 use std::io;

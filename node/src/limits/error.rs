@@ -1,4 +1,4 @@
-//! Why a configuration cannot be used on this machine.
+//! Reasons why a configuration cannot be used on this machine.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,6 @@
-//! Which CPUs, memory and network interface are near to what a thread serves, and what of that cannot be had.
+//! Chooses CPUs, memory and network interface near a thread's work, and lists the parts that cannot be near.
+//!
+//! A part that cannot be near is taken from the nearest NUMA node that has it. Fixtures of one to eight NUMA nodes test this.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Makes numbers of configuration, for the machine it is to run on.
+//! Makes limits from the configuration and the machine.
 
 use std::collections::HashSet;
 use std::net::Ipv6Addr;

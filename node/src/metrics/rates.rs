@@ -1,8 +1,8 @@
 //! Hit rates over sliding windows beside those of an infinite cache, per namespace and tenant.
 //!
-//! Labels are bounded: tenants stand in the configuration, a store knows so many namespaces at a time, and the gauges of
-//! one whose number is given to another are taken away. Namespaces share no chunk, so a tenant's tokens are the sum of
-//! those of its namespaces.
+//! Labels are bounded: tenants stand in the configuration, a store knows a bounded number of namespaces at a time, and the
+//! gauges of a namespace go when its number is given to another. Namespaces share no chunk, so a tenant's tokens are the sum
+//! of those of its namespaces.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,6 +1,6 @@
-//! When a store that fails is left alone.
+//! Decides when a failing store is left alone, reading and writing apart.
 //!
-//! Pure: it is told what came of requests, and says whether the next may be made.
+//! Pure: it is told the results of requests, and says whether the next may be made.
 
 use std::time::Duration;
 

@@ -1,4 +1,7 @@
-//! What the object thread does: orders to requests, answers to facts.
+//! The work of the object thread: turns orders into requests, and answers into facts.
+//!
+//! Blocks are sent from their place in the arena, and a write is answered only when the HTTP client has let go of the last of
+//! them. Incoming bytes are summed and copied to their place as they come.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! What a store that does not do what it is asked says, without anything secret.
+//! Error messages for a store that fails, without anything secret.
 
 use std::error::Error as _;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Connections that have not said hello: how many there may be, and which of them makes way.
+//! Connections that have not said hello yet: bounds their number, and chooses the one that makes way.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

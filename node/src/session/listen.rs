@@ -1,4 +1,4 @@
-//! One socket a tenant: whoever can open it is that tenant.
+//! One socket per tenant: a process that can open it is that tenant.
 
 use std::path::Path;
 use std::sync::Arc;

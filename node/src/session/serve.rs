@@ -1,4 +1,8 @@
 //! One open session: requests to its actor, answers back.
+//!
+//! All answers of a session go through one channel, in the order in which the actor made them: an answer may speak of memory
+//! that an earlier answer brought. After an answer the task looks for the next request for a moment before it sleeps, since
+//! waking a thread costs more than a lookup.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

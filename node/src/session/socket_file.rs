@@ -1,4 +1,4 @@
-//! The file of a tenant's socket: made where nothing else stands, and taken away only as long as it is the one made.
+//! The file of a tenant's socket: made where nothing else stands, and removed only if it is still the same file.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! What the write windows of one tenant may take together.
+//! The bytes that the write windows of one tenant may take together. A session takes its whole window at hello.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! How an order is given to the GPU.
+//! Gives an order to the GPU.
 #![expect(unsafe_code, reason = "hands addresses to kernels and to the copy engine")]
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Which way of copying is taken for which shape of order: the one that measured faster here. Pure.
+//! Chooses the way of copying for each shape of order: the way that measured faster on this machine. Pure.
 
 use std::collections::BTreeMap;
 

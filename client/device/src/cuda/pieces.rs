@@ -1,4 +1,4 @@
-//! How an order is divided: into one launch, a launch a layer, or pieces that pass through a staging buffer. Pure.
+//! Divides an order: into one launch, a launch per layer, or pieces that pass through a staging buffer. Pure.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What kernels are told, byte for byte as `kernels/pages.cu` declares it.
+//! The arguments of kernels, byte for byte as `kernels/pages.cu` declares them.
 
 use crate::layout::PagedLayout;
 

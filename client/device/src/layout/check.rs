@@ -1,4 +1,4 @@
-//! Whether paged memory is what it says it is.
+//! Checks whether paged memory is as its engine described it.
 
 use super::{ALIGNMENT, LayoutError, LayoutSpec, MAX_DIMS, MAX_PLANES, Plane};
 

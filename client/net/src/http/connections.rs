@@ -1,4 +1,4 @@
-//! The connections of a server: how many there may be, and which idle one makes way for a new one.
+//! The connections of a server: bounds their number, and chooses the idle one that makes way for a new one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

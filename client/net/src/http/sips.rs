@@ -1,4 +1,6 @@
 //! A socket whose reader takes little at a time.
+//!
+//! actix-http decodes everything that it has read: 6 KB of memory for a request of 20 bytes.
 
 use std::io;
 use std::pin::Pin;

@@ -1,6 +1,6 @@
-//! A small certificate authority: makes what the processes of a cluster show each other.
+//! A small certificate authority: makes the certificates that the processes of a cluster show each other.
 //!
-//! For development clusters and for operators without an authority of their own; certificates of any other authority do as
+//! For development clusters, and for operators without an authority of their own. Certificates of any other authority do as
 //! well, provided they carry an identity as [`larder_protocol::identity`] says.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

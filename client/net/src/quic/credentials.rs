@@ -1,4 +1,6 @@
-//! Who a process is, and whom it trusts: certificates, and what TLS makes of them.
+//! A process's own certificate and its trust in others, as TLS takes them.
+//!
+//! Both sides show a certificate. A node speaks for itself alone: others refuse its announcements for another node.
 
 use std::fmt;
 use std::io;

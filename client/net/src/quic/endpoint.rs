@@ -1,4 +1,4 @@
-//! Endpoints and connections whose other side is known.
+//! Endpoints and connections with known identities on the other side.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
-//! Those who connect to a server: how many connections each may have, and how many bytes of requests may be on their way.
+//! Bounds on those who connect to a server: connections of each identity, and bytes of requests in flight.
 //!
-//! Any certificate of the cluster opens connections. What each may take is bounded by who it is, so that one that asks for
-//! too much, by fault or by will, is in its own way alone.
+//! Any certificate of the cluster opens connections. The bounds go by identity and role, so a process that asks for too much,
+//! by fault or by will, is only in its own way. Handshakes are counted by address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

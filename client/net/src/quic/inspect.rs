@@ -1,4 +1,4 @@
-//! Whether certificate files will do, and for how long.
+//! Checks whether certificate files can be used, and for how long.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! Certificates that are renewed while a process runs.
+//! Certificates that are renewed while a process runs: it looks for changed files every [`RENEWAL_CHECK`].
 
 use std::io;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! How QUIC is set, and why: every knob is here.
+//! QUIC's settings and their reasons: every knob is here.
 //!
 //! Figures are of one core each side, 4 MiB blocks over loopback, quinn 0.11, on small shared machines.
 //!

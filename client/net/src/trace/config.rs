@@ -1,4 +1,4 @@
-//! What a configuration says of tracing, and what of that can be used.
+//! The tracing part of a configuration, checked.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
-//! From spans to a collector: OTLP over HTTP, on a thread of its own.
+//! Sends spans to a collector: OTLP over HTTP, on a thread of its own.
 //!
-//! HTTP and not gRPC: collectors take both on their usual ports, and this needs neither a second HTTP stack nor a runtime.
+//! HTTP and not gRPC: collectors take both on their usual ports, and HTTP needs neither a second HTTP stack nor a runtime.
 
 use std::io;
 use std::sync::Arc;

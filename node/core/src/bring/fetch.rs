@@ -1,6 +1,6 @@
-//! Chunks that come from other actors, of this node or others: ask who has them next, order, take what came.
+//! Fetches chunks from other actors, of this node or of others: chooses the holder, orders, takes the answer.
 //!
-//! Placement decides for each whether it stays. One that no actor gave may be in the object store.
+//! Placement decides for each chunk whether it stays. A chunk that no actor gave may still be in the object store.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,17 +1,19 @@
-//! Lookups and leases: what is here, and what has to come first.
+//! Lookups and leases: finds the chunks that are here, and brings the rest first.
 //!
-//! **A get** in order: a session asks to read a prompt's chunks. The store walks the chain ([`Store::find`]). Where all of it is in
-//! memory, or nobody else has the rest, the prefix that is here is leased at once ([`Store::lease_found`]). Else it is found out who
-//! has the rest (`locate`); the store claims what is here and takes slots for what is to come ([`Store::gather`]); each chunk is
-//! read from a tier or fetched from another actor (`load`). When the last has come or failed to, or time is up, the gather ends as
-//! a lease of the prefix that is here by then ([`Store::finish_gather`]). Other requests of the session go on meanwhile.
+//! **A get** in order:
 //!
-//! A lookup goes the same way as far as `locate`, and brings nothing.
+//! 1. A session asks to read a prompt's chunks, and the store walks the chain ([`Store::find`]).
+//! 2. If memory has all of it, or nobody else has the rest, the store leases the prefix at once ([`Store::lease_found`]).
+//! 3. Otherwise `locate` finds the holders of the rest. The store claims the chunks that are here and takes slots for the
+//!    others ([`Store::gather`]).
+//! 4. Each missing chunk is read from a tier or fetched from another actor (`load`).
+//! 5. When the last chunk has come or failed, or time is up, the gather ends as a lease of the prefix that is here by then
+//!    ([`Store::finish_gather`]). Other requests of the session go on meanwhile.
 //!
-//! [`Store::find`]: crate::store::Store::find
-//! [`Store::lease_found`]: crate::store::Store::lease_found
-//! [`Store::gather`]: crate::store::Store::gather
-//! [`Store::finish_gather`]: crate::store::Store::finish_gather
+//! A lookup takes the same way as far as `locate`, and brings nothing.
+//!
+//! [`Store::find`]: crate::store::Store::find [`Store::lease_found`]: crate::store::Store::lease_found [`Store::gather`]:
+//! crate::store::Store::gather [`Store::finish_gather`]: crate::store::Store::finish_gather
 
 use std::time::Duration;
 

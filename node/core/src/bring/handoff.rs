@@ -1,7 +1,7 @@
-//! Hand-overs: chunks that are followed while they are being written, here or at another node.
+//! Hand-overs: sessions follow chunks while an engine writes them, here or at another node.
 //!
-//! A session that follows asks how far its chunks are, and is answered when there are news or it has waited long enough. What
-//! another node's engine writes, that node is asked for once: it sends layers as it has them.
+//! A session that follows asks for the progress of its chunks. The answer comes when there is news, or when the session has
+//! waited long enough. A node asks the writer's node once; the writer's node then sends layers as they become ready.
 
 use std::collections::HashMap;
 use std::time::Duration;

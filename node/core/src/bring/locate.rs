@@ -1,4 +1,4 @@
-//! Where chunks are that this actor does not have: its siblings, peers by the directory, then the object store for the rest.
+//! Finds chunks that this actor lacks: asks its siblings, then peers by the directory, then the object store for the rest.
 
 use std::time::Duration;
 

@@ -1,7 +1,9 @@
-//! Prefetches: what is found of a prompt is brought while the engine does something else.
+//! Prefetches: bring a prompt's chunks while the engine does something else.
 //!
-//! A ticket is a gather that nobody waits for yet. All its chunks are ordered at once, each from where it is, as far as that
-//! is faster than computing them. The engine asks how far it is, collects what has come, or cancels.
+//! A ticket is a gather that nobody waits for yet. It orders all its chunks at once, each from its place, as far as loading
+//! is faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a cancelled
+//! prefetch stops soon. The engine asks for the progress, collects the chunks that have come, or cancels. A prefetch that an
+//! engine starts to wait for changes its class where it stands: at the disk, the object store and the gate before a peer.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Chunks that peers ask for and that are on disk alone: they are read, sent, and do not stay.
+//! Reads chunks from disk for peers. The chunks are sent and do not stay in memory.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! The account of copies by a device: who asked for them, what they keep from reuse, who hears how they ended.
+//! The account of copies by a device: who asked for them, which slots they keep, who hears of their end.
 //!
-//! Three things of a copy end apart from each other: its caller hears of it at the deadline at the latest, what it touches is
-//! free only when the device let go of it, and its number means something until its caller was told.
+//! A copy has three ends, at three times. Its caller hears at the deadline at the latest. Its memory is free only when the
+//! device let go of it. Its number is valid until its caller was told.
 
 use std::collections::BTreeMap;
 

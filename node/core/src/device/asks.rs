@@ -1,4 +1,4 @@
-//! What sessions ask of a device: loads and saves to be made, and news of them.
+//! Requests of sessions to a device: start loads and saves, and ask for news of them.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! How copies by a device end: what the device says of them, and the sums of what was saved.
+//! The ends of copies by a device: the device's answers, and the sums of saved blocks.
 
 use larder_protocol::lane::CopyEnd;
 use larder_protocol::session::Response;

@@ -1,4 +1,4 @@
-//! The device tier as a core uses it: what comes there, and what lookups say of it.
+//! The core's use of the device tier: promotes blocks, and tells lookups which blocks are there.
 
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Found, Lookup, Span, Tier};

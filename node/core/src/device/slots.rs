@@ -1,4 +1,4 @@
-//! The life of slots that a device copies into and out of: what may be reused.
+//! The life of slots that a device copies into and out of: decides which may be reused.
 
 use crate::event::Ticket;
 

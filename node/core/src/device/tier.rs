@@ -1,8 +1,9 @@
-//! The device tier: which blocks have a copy in the GPU memory that the node owns.
+//! The device tier: knows which blocks have a copy in the GPU memory that the node owns.
 //!
-//! It is a cache above host memory: a block comes here when its chunk is read from GPU memory's side for the second time, and
-//! the host keeps its own. So what leaves is dropped, and nothing has to be brought back. A block's name stands for its bytes, so that a
-//! copy is right for as long as it is here, whatever becomes of the chunk on the host.
+//! It is a cache above host memory. A block comes here when its chunk is loaded for the second time, in one merged order per
+//! load; later loads take it from here. The host keeps its own copy, so the tier drops blocks and writes nothing back. A
+//! block's name stands for its bytes, since blocks are summed before they are copied here: a copy stays right whatever
+//! becomes of the chunk on the host. All slots have the size of the first engine's blocks. A lost GPU takes its tier along.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
-//! What homes have answered lately.
+//! Recent answers of homes.
 //!
-//! So the head of a system prompt does not go to its home with every lookup, and a lease right after a lookup asks
-//! nobody again. Two generations bound it by age and by number without a list to keep in order.
+//! So the head of a system prompt does not go to its home with every lookup, and a lease right after a lookup asks nobody
+//! again. Two generations bound the cache by age and by number, without an ordered list.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The holders that announce to a home: how far each stream has come.
+//! The holders that announce to a home, with the position of each stream.
 
 use std::collections::HashMap;
 

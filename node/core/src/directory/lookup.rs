@@ -1,4 +1,4 @@
-//! One question of an actor: which homes it goes to, what their answers come to.
+//! One question of an actor: chooses the homes to ask and merges their answers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

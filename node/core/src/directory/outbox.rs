@@ -1,11 +1,12 @@
-//! What this node's actors hold, and what of it the homes have still to be told.
+//! The chunks that this node's actors hold, and the changes that the homes have not heard yet.
 //!
-//! To each home every actor speaks in a stream of its own, one batch at a time. A stream toggles: within it, a key is
-//! gained and lost in turn, so that both ends can keep the sum of what was said and compare it from time to time. Every
-//! doubt (a batch that is missing, a home that starts again, sums that differ) ends in a new stream with all that is held.
+//! Each actor has a stream of its own to each home, one batch at a time. Within a stream, a key is gained and lost in turn,
+//! so both ends can keep the sum of all changes and compare it from time to time. Every doubt (a missing batch, a home that
+//! starts again, different sums) ends in a new stream with everything that the actor holds.
 //!
-//! What the actors have for one home goes in one message. When homes are told, and asked to compare sums, is chance, the
-//! same each time for a pair of nodes: after a new table a thousand nodes do not all speak at once.
+//! The changes of all actors for one home go in one message. The times of messages and comparisons are random, but fixed for
+//! each pair of nodes: after a new table a thousand nodes do not all speak at once. A new table bothers only the nodes whose
+//! partitions it moves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
-//! The rows that this node is home to.
+//! The rows of which this node is home.
 //!
-//! A row is ten bytes: the digest of the chunk's key, and a number for its holder. The tables are one a partition, so
-//! that a partition that moves away goes as a whole. Two chunks of one digest cost a round trip, as any stale row.
+//! A row is ten bytes: the digest of the chunk's key, and a number for its holder. There is one table a partition, so that a
+//! partition moves away as a whole. Two chunks with one digest cost a round trip, as any stale row does. A row for which the
+//! home has no room is counted; the home asks for the row again once it has room.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What one actor has still to tell one home.
+//! The changes that one actor has still to tell one home.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What a device is to copy, in plain numbers: the shell, which knows the memory, makes the device's order of it.
+//! Orders for a device, in plain numbers. The shell knows the memory and makes the device's own order from them.
 
 use std::ops::Range;
 

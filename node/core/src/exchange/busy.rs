@@ -1,4 +1,4 @@
-//! How long somebody waits who was told that there is too much to do.
+//! Says how long to wait after the answer `Busy`.
 
 use std::time::Duration;
 

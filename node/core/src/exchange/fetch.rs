@@ -1,4 +1,4 @@
-//! Fetches: when each may ask its peer, and whether it asks again where that is busy.
+//! Fetches: decides when each may ask its peer, and whether it asks a busy peer again.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The gate before a peer: so many streams of blocks and so many bytes at a time.
+//! The gate before a peer: bounds streams of blocks and bytes in flight.
 
 use super::{ExchangeLimits, RequestId};
 use crate::priority::Turns;

@@ -1,4 +1,4 @@
-//! The pace: how fast a node sends blocks, to all peers together.
+//! The pace: bounds the rate at which a node sends blocks, to all peers together.
 
 use std::num::NonZeroU64;
 use std::time::Duration;

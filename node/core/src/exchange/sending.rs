@@ -1,7 +1,8 @@
-//! Who may have how much of what is being sent.
+//! Divides the bytes that may be in flight among the peers that this node sends to.
 //!
-//! Nobody has a fixed share: a peer may have as much under way as is left free for the others. The first gets half of all,
-//! whoever comes next half of the rest. So peers that stop reading never have everything.
+//! Nobody has a fixed share. A peer may have as much in flight as is left free for the others: the first gets half of all,
+//! each next one half of the rest. So peers that stop reading never have everything. A quarter is kept from askers that only
+//! prefetch; they are told when to ask again.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,7 @@
-//! Which peers are silent, which are only slow, and when a silent one is asked for a sign of life.
+//! Tells silent peers from slow ones, and decides when a silent peer is asked for a sign of life.
+//!
+//! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left
+//! out.
 
 use std::time::Duration;
 

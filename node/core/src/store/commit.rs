@@ -1,6 +1,6 @@
-//! Commits: how a put ends.
+//! Commits: the end of a put.
 //!
-//! The caller copies and sums what an order says; then its blocks can be read, unless the right to commit has ended.
+//! The caller copies and sums the bytes of an order. Then the blocks can be read, unless the right to commit has ended.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,6 +1,7 @@
-//! The disk below the store: which chunks are there, which left it.
+//! The disk below the store: knows which chunks are there and which left.
 //!
-//! What is on disk alone keeps its place in the prefix tree and takes no slot.
+//! A chunk that only the disk has stays in the index, without a slot. So it keeps its place in the prefix tree, which
+//! announcements need; leaf-first eviction counts only children in memory.
 
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};

@@ -1,9 +1,16 @@
 //! Follows: chunks that are read, layer by layer, while they are being written.
 //!
-//! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. Layers
-//! are in place when they were copied and summed; which ones are, is kept for each block that is being written. Nobody else
-//! sees the chunk before it is committed. When the writing of a chunk ends without a commit, its slots stay as they are until
-//! the last reader that may have been shown them lets go.
+//! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. A
+//! layer is in place when it was copied and summed; this module keeps the layers in place of each block that is being
+//! written. Nobody else sees a chunk before its commit, and the commit copies nothing again. No byte of a slot is written
+//! twice, since an engine may be reading it.
+//!
+//! **A writing that fails leaves its slots to its followers.** They hear that the chunk is lost. The slots are quarantined
+//! until the last follower that may have seen them has let go, peers and vanished processes included. A follower gives up a
+//! silent writer, or a silent writer's node, after its patience.
+//!
+//! **Attempts.** A reservation may carry an attempt's number. A later attempt ends those before it for the same chunks, so a
+//! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
 use std::collections::{BTreeSet, HashMap};
 

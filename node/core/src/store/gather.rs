@@ -1,7 +1,7 @@
-//! Gathers: leases of which some chunks have to come from disk, other nodes or the object store first.
+//! Gathers: leases of which some chunks must first come from disk, other nodes or the object store.
 //!
-//! A gather claims what is here and takes slots for the rest. Each chunk that is fetched is fetched once, however many
-//! gathers wait for it. When the last has come, or failed to, the gather ends as a lease of the prefix that is here.
+//! A gather claims the chunks that are here and takes slots for the rest. Each chunk is fetched once, however many gathers
+//! wait for it. When the last has come or failed, the gather ends as a lease of the prefix that is here.
 
 mod fetch;
 

@@ -1,4 +1,7 @@
 //! Numbers that stand for things inside one store.
+//!
+//! A chunk's id is a place in the index and the place's generation. The place is used again; an id that outlived its chunk
+//! finds nothing.
 
 use std::num::NonZeroU32;
 

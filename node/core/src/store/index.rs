@@ -1,8 +1,7 @@
-//! The index: which chunks are here, and the prefix tree they form.
+//! The index: knows which chunks are here, and the prefix tree that they form.
 //!
-//! A chunk keeps its own hash only. Those of its parent and its anchor are found in the tree: a chunk whose parent is
-//! here needs no more, and of the few others, which eviction from the leaves leaves behind seldom, they stand apart. That
-//! makes a third of the memory.
+//! A chunk keeps its own hash only; the tree gives the hashes of its parent and its anchor. Eviction from the leaves seldom
+//! leaves a chunk without its parent: for those few, both hashes stand apart. That saves a third of the memory.
 
 use std::hash::BuildHasher;
 

@@ -1,4 +1,4 @@
-//! The journal: which chunks were gained and lost, in order, for those who tell other nodes.
+//! The journal: gained and lost chunks, in order, for modules that tell other nodes.
 
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkRef, Fingerprint};

@@ -1,4 +1,7 @@
-//! What bounds a store.
+//! The limits of a store.
+//!
+//! `capacity_chunks` bounds the *committed* chunks. Reservations take their slots beyond it, so the arena must exceed the
+//! capacity by the bytes that are being written at a time. Without `capacity_chunks` the watermarks do the same in bytes.
 
 use std::num::NonZeroU32;
 

@@ -1,7 +1,7 @@
-//! A store that takes the place of one whose decisions cannot be relied on, over the same memory.
+//! A new store over the memory of a store whose decisions cannot be relied on.
 //!
-//! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns it once nobody can touch
-//! what the old store put there, or gives it new memory.
+//! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns an extent once nobody
+//! can touch the old store's bytes, or gives it new memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

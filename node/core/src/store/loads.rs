@@ -1,4 +1,5 @@
-//! Loads and saves by devices: what they touch stays as it is until the device let go of it, whoever asked for them.
+//! Loads and saves by devices: their memory stays as it is until the device let go, whatever becomes of lease, session and
+//! process.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,4 +1,9 @@
-//! Lookups and leases: how a get starts and ends.
+//! Lookups and leases: the start and the end of a get.
+//!
+//! Lookups, leases, pins and tickets end at the longest place where every pool can be restored
+//! ([`PoolRules`](larder_protocol::pools::PoolRules)). A chunk that lacks an `all` pool in some slice counts as absent
+//! everywhere. Two bytes a chunk say which of the other pools it has in every slice: one byte for memory, one for its record
+//! on disk. The window before a chain's first chunk is the caller's to judge.
 
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};

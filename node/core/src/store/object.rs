@@ -1,4 +1,5 @@
-//! The object store beside the store. What is there alone is not in the index: nobody holds it, so nobody is told of it.
+//! The object store beside the store. The index leaves out chunks that only the object store has: nobody holds them, so
+//! nobody is told.
 
 use super::Store;
 use super::ids::{ChunkId, NamespaceId};

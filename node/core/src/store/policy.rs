@@ -1,8 +1,8 @@
-//! Which chunk goes first.
+//! Chooses the chunk to evict first.
 //!
-//! The store tells a policy what enters, what is used, what leaves and what may not leave just now; the policy answers
-//! which chunk should go next. That only leaves go is the store's business: a chunk with a cached child is blocked
-//! like one that is leased, so a policy never sees the tree.
+//! The store tells a policy which chunks enter, are used, leave, or are *blocked*: leased, pinned, being written, or with a
+//! cached child. The policy chooses the next victim among the others. So a policy never sees the prefix tree, and only leaves
+//! go. The store reports transitions only: a lease of a long prefix costs one call, for its last chunk.
 
 mod adaptive;
 mod arc;

@@ -1,4 +1,4 @@
-//! Why the store did nothing, in words for engines.
+//! Reasons why the store did nothing, in words for engines.
 
 use larder_protocol::ChainError;
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};

@@ -1,7 +1,7 @@
-//! Plays a trace of requests through a store: what the policies are measured with.
+//! Plays a trace of requests through a store, to measure policies.
 //!
-//! It is the store that runs in production, with blocks of one byte in an arena so large that only the number of
-//! chunks is scarce. No byte is moved.
+//! The store is the production store, with blocks of one byte in an arena so large that only the number of chunks is scarce.
+//! No byte is moved.
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
 use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};

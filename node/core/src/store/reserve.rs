@@ -1,7 +1,8 @@
-//! Reservations: how a put starts.
+//! Reservations: the start of a put.
 //!
-//! A chunk's block goes from absent to writing when it is reserved, and to ready when its bytes were copied and summed.
-//! A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all.
+//! A reservation turns absent blocks into blocks that are being written; they are ready when their bytes were copied and
+//! summed. A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all. A
+//! pool is added to a chunk only where nobody is writing the chunk: a chunk has one writer per slice at a time.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,6 @@
 //! Room: eviction, ahead of need and on need.
+//!
+//! Eviction runs when a commit passes the capacity or the high watermark, so that a reservation seldom has to evict.
 
 use std::collections::HashSet;
 

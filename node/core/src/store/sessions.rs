@@ -1,4 +1,4 @@
-//! Who holds what: sessions, the processes behind them, and what vanished processes may still touch.
+//! Sessions, the processes behind them, and the memory that vanished processes may still touch.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! Shares: what all tenants draw from, and what is kept for those that have little of it.
+//! Shares: divides a resource among tenants, and keeps a part for tenants that have little of it.
 
 use std::collections::HashMap;
 

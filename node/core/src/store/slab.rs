@@ -1,11 +1,13 @@
-//! Slots: which piece of the arena holds which block.
+//! Slots: maps each piece of the arena to its block.
 //!
-//! The arena is a number of extents of one size. An extent serves one tenant and one slot size at a time; when its last
-//! slot is freed it serves whoever comes next. It changes tenant only with new memory (see [`Slab::take_renewals`]),
-//! and only when every process that held the old one is gone, which the caller says.
+//! The arena is a number of extents of one size. An extent serves one tenant and one slot size at a time; when its last slot
+//! is freed, it may serve any other. It changes tenant only with new memory (see [`Slab::take_renewals`]), and only when the
+//! caller says that every process that held the old memory is gone. So an idle engine keeps its tenant's extents for as long
+//! as it lives. Half of the arena is kept for all tenants in equal parts, so that no tenant can leave the others with
+//! nothing.
 //!
-//! **Invariant:** free + used + quarantined = total, in bytes, always. What is left over at the end of an extent whose
-//! size is no multiple of the slot's counts as free.
+//! **Invariant:** free + used + quarantined = total, in bytes, always. The rest at the end of an extent whose size is no
+//! multiple of the slot's counts as free.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What a store holds, in numbers.
+//! The contents of a store, in numbers.
 
 use super::disk::Disk;
 use super::object::Objects;

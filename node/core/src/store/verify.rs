@@ -1,8 +1,7 @@
-//! Verifying chunks that somebody says are damaged: which blocks to sum, and what becomes of a chunk that is wrong.
+//! Verifies chunks that are reported as damaged: names the blocks to sum, and drops a chunk that is wrong.
 //!
-//! A chunk that is verified is claimed, so that it is neither evicted nor written to meanwhile. One that is wrong is there for
-//! nobody from then on: it leaves the policy, the disk and what others were told at once, and its slots when the last of those
-//! who read it has let go.
+//! A chunk that is being verified is claimed, so it is neither evicted nor overwritten meanwhile. A wrong chunk leaves the
+//! policy, the disk and the announcements at once, so nobody finds it. Its slots are freed when its last reader has let go.
 
 use std::collections::HashMap;
 

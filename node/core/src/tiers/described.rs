@@ -1,4 +1,7 @@
-//! Namespaces and the disk: each is described there before the first of its chunks is written, and as long as one is there.
+//! Namespaces on disk: each is described there before the first of its chunks is written, and for as long as a chunk is
+//! there.
+//!
+//! So a restarted node can serve peers before any engine comes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! What a node knows of the things in the store, which others write and delete too.
+//! A memory of which objects the store has. Other nodes write and delete objects too.
 //!
-//! Pure, and a hint: who trusts it too much asks the store for something that is not there, or writes what is.
+//! Pure, and a hint: a caller that trusts it too much asks the store for an absent object, or writes a present one. An
+//! absence is remembered for [`ABSENT_FOR`] only.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Reads that wait for a tier: by class, and so many bytes at a time.
+//! Reads that wait for a tier: ordered by class, bounded by bytes in flight.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
-//! Which objects of a chain are asked for, to learn how much of its beginning is there.
+//! Finds how much of a chain's beginning the store has, in few rounds of questions.
 //!
-//! Pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last; each later one divides what is left
-//! between the last that is there and the first that is not. It takes a chunk to be there where a later one is:
-//! whoever writes a chain writes it from its beginning. A hole costs whoever reads one answer `NotHeld`, nothing
-//! else.
+//! Pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last. Each later round divides the gap between the last
+//! present chunk and the first absent one. So the number of rounds grows with the chain's logarithm. A chunk counts as
+//! present if a later chunk is present, since a writer writes a chain from its beginning. A hole costs its reader one answer
+//! `NotHeld`, nothing else.
 
 use std::collections::BTreeSet;
 

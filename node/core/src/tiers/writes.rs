@@ -1,8 +1,11 @@
-//! The writing side of the tiers below: what the store wants there becomes effects, as many as a tier keeps up with.
+//! Writes to the tiers below: the store's wishes become effects, as many as a tier keeps up with.
 //!
-//! A write ends with [`Event::WriteEnded`](crate::Event::WriteEnded); a tier that has too much to do is asked again when one of its
-//! writes has ended, or at the next tick. A chunk goes to disk only once its namespace is described there (`described`), so that
-//! a restarted node can use it.
+//! A write ends with [`Event::WriteEnded`](crate::Event::WriteEnded). A busy tier is asked again when one of its writes has
+//! ended, or at the next tick. A chunk goes to disk only once its namespace is described there (`described`), so that a
+//! restarted node can use it.
+//!
+//! Chunks go to the object store from memory, never from the disk. A chunk that leaves memory goes to both, so that none is
+//! read again to be written.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Where each chunk's record stands: about 62 bytes a record.
+//! Finds the record of each chunk: about 62 bytes a record.
 
 use std::cmp::Reverse;
 use std::hash::BuildHasher;

@@ -1,6 +1,6 @@
-//! How many reads may fail before the drive counts as broken.
+//! Bounds how many reads may fail before the drive counts as broken.
 //!
-//! Pure. Every drive loses a sector now and then; a broken one fails again and again, and may take seconds for each.
+//! Pure. Every drive loses a sector now and then. A broken drive fails again and again, and may take seconds for each read.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A record's bytes, verified as they come.
+//! Verifies a record's bytes as they come.
 
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::RangeChecksum;

@@ -1,4 +1,4 @@
-//! Reading records: for orders, for the scrubber, for who asks what is there.
+//! Reads records: for orders, for the scrubber, for snapshots of the contents.
 
 use std::collections::VecDeque;
 use std::io;

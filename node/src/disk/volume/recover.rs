@@ -1,9 +1,9 @@
-//! Finding out at start what is on disk.
+//! Finds out at the start which records are on disk.
 //!
-//! A sealed segment's footer says what it holds; nothing else of it is read. A segment without a right footer is searched
-//! page by page: it was open, or damaged. A record counts when its payload is right too, so that what a killed process left
-//! half written is never found later. Pages that the drive cannot read count as empty; what is good in their segment is moved
-//! away.
+//! A sealed segment's footer lists its records; nothing else of the segment is read. A segment without a right footer was
+//! open or is damaged, and is searched page by page. A record counts only when its payload is right too, so that a
+//! half-written record of a killed process is never found later. Unreadable pages count as empty; the good records of their
+//! segment are moved away.
 
 use std::io;
 

@@ -1,6 +1,6 @@
-//! What is counted for each other node.
+//! Counters for each other node.
 //!
-//! Labels are names of members; what they name goes when the member does.
+//! Labels are names of members. A label goes when its member does.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! One request to the store, and what the store's answers say of the store.
+//! One request to the store, and what its answer says of the store's health.
 
 use futures_util::TryStreamExt as _;
 use larder_core::store::ids::ChunkKey;

@@ -1,4 +1,4 @@
-//! How reading and writing fare, apart from each other: what was heard of the store, and when it is left alone.
+//! The health of reading and of writing, apart from each other: the last news of the store, and when it is left alone.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};

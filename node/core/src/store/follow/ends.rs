@@ -1,4 +1,4 @@
-//! How follows end: the writing fails, nothing comes for too long, or the follower goes.
+//! Ends of follows: the writing fails, nothing comes for too long, or the follower goes.
 
 use larder_protocol::{ChunkHash, Fingerprint};
 

@@ -1,4 +1,4 @@
-//! Which layers of a block are in place.
+//! The layers of a block that are in place.
 
 use std::ops::Range;
 

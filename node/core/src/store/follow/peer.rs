@@ -1,4 +1,4 @@
-//! What peers follow: they are told of each layer, the commit, or the loss of a chunk.
+//! Follows by peers: a peer is told of each layer, the commit, or the loss of a chunk.
 
 use larder_protocol::checksum::{layer_ranges, layers_checksum};
 use larder_protocol::{ChunkHash, Fingerprint};

@@ -1,4 +1,4 @@
-//! What comes of chunks that are followed: layers, then the commit.
+//! Progress of followed chunks: layers, then the commit.
 
 use std::ops::Range;
 

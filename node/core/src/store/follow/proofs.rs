@@ -1,4 +1,4 @@
-//! What proves to a session that the layers which it follows are right.
+//! Checksums by which a session verifies the layers that it follows.
 
 use std::ops::Range;
 

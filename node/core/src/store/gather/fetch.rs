@@ -1,4 +1,4 @@
-//! Chunks on their way from disk, other nodes or the object store: each once, whoever waits for it.
+//! Chunks on their way from disk, other nodes or the object store: each once, however many gathers wait for it.
 
 use larder_protocol::session::Tier;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};

@@ -1,7 +1,7 @@
-//! Chunks by a key that each has, the smallest first: for orders in which a chunk may come in anywhere.
+//! Chunks by key, the smallest first: for orders in which a chunk may enter anywhere.
 //!
-//! A binary heap of the chunks that may go. An entry whose chunk left, changed its key or is blocked is dropped when it
-//! comes up, or when such entries outnumber the others; so every operation takes amortised O(log n).
+//! A binary heap of the chunks that may go. An entry is dropped when it comes up after its chunk left, changed its key or was
+//! blocked, or when such entries outnumber the others. So every operation takes amortised O(log n).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,8 +1,8 @@
-//! Chunks in lists, each in the order in which they were put at its end: what most policies share.
+//! Ordered lists of chunks, which most policies share: a chunk enters at the end.
 //!
-//! Every operation takes constant time but one: a blocked chunk that the search for a victim meets is parked, and
-//! comes back into its old place through a sorted map when it may go again. A chunk is parked at most once between two
-//! moves, and the map holds only chunks older than the whole list, so it stays small.
+//! Every operation takes constant time but one: the search for a victim parks each blocked chunk that it meets, and the chunk
+//! comes back into its old place through a sorted map when it may go again. A chunk is parked at most once between two moves,
+//! and the map holds only chunks older than the whole list, so it stays small.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! How often something was seen lately, about: a count-min sketch with 4-bit counters that are halved now and then.
+//! Estimates how often something was seen lately: a count-min sketch with 4-bit counters that are halved now and then.
 //!
 //! As in Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017) and Caffeine.
 

@@ -1,4 +1,4 @@
-//! What recomputing a chunk costs.
+//! The cost of recomputing a chunk.
 //!
 //! Every token costs the same in the layers' products with their weights, and in attention as much as stands before it: the
 //! cost of chunk `i` is that of the first one times `1 + i / d`, where at `d` chunks both parts are alike. It takes one of

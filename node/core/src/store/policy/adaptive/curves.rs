@@ -1,4 +1,4 @@
-//! How likely a chunk is used at what age, and what it is worth for that.
+//! Learns how likely a use is at each age, and what a chunk is worth for that.
 
 /// Classes by number of uses: 1, 2, 3 to 4, 5 to 8, more.
 pub(super) const CLASSES: usize = 5;

@@ -1,4 +1,4 @@
-//! What `lru` would have hit, counted beside what was hit: the net under the learned order.
+//! Counts the hits that `lru` would have had, beside the real hits: the net under the learned order.
 
 /// Whom to follow.
 #[derive(Debug)]
