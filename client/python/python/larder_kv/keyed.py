@@ -1,4 +1,9 @@
-"""Blocks under single keys: what the adapters for caches share whose engines look up, load and save key by key."""
+"""Blocks under single keys: shared by the adapters for caches that look up, load and save key by key.
+
+These calls never raise for a fault of a node: such a fault is a miss, and counted. Their namespaces are flat, so one
+lookup answers for every key by itself. Keys are written from the last to the first, so that a prompt's head is evicted
+last.
+"""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""What the connector counts, for vLLM's logs and Prometheus."""
+"""The connector's counters, for vLLM's logs and Prometheus."""
 
 import threading
 from collections.abc import Mapping
