@@ -7,7 +7,7 @@ use larder_net::trace::{ExportError, Exporter, Service, TracingConfig};
 
 use crate::args::Command;
 
-/// Where the spans of a cluster for development, or of a replay, go.
+/// The destination of the spans of a development cluster or a replay.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tracing")]
 pub(crate) struct TraceOptions {
@@ -15,7 +15,7 @@ pub(crate) struct TraceOptions {
     #[arg(long, value_name = "URL")]
     trace_endpoint: Option<String>,
 
-    /// The fraction of requests that are traced
+    /// Fraction of the requests to trace
     #[arg(long, value_name = "FRACTION", default_value_t = 1.0, requires = "trace_endpoint", value_parser = fraction)]
     trace_ratio: f64,
 }

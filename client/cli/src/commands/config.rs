@@ -17,11 +17,11 @@ use crate::config_report::ConfigReport;
 use crate::failure::Usage;
 use crate::output;
 
-/// Look at configuration files
+/// Check configuration files
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder config check node.toml            What it comes to on this machine, or what is wrong in which line
+  larder config check node.toml            The values on this machine, or the wrong lines
   larder node --print-config > node.toml   Every key with its default")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -33,10 +33,10 @@ enum Command {
     Check(Check),
 }
 
-/// Show what a node's or a coordinator's configuration comes to on this machine
+/// Show the values of a node's or coordinator's configuration on this machine
 ///
-/// Nothing is started and no file that it names is opened: `larder doctor --config FILE` looks at those. A tenant's socket
-/// whose place is taken by something else is refused.
+/// The command starts nothing and opens none of the files that the configuration names: `larder doctor --config FILE` checks
+/// those. It refuses a tenant's socket whose path something else takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -44,12 +44,12 @@ Examples:
   larder config check coordinator.toml --json      One object with `file`, `role`, `values` and `warnings`
   larder config check /etc/larder/x.toml --role node
 
-Exit status: 2 where the file cannot be used.")]
+Exit status: 2 if the file cannot be used.")]
 struct Check {
-    /// The file
+    /// The configuration file
     file: PathBuf,
 
-    /// Whose it is [default: a coordinator's where it has [peer], [state] or [membership]]
+    /// Server of the configuration [default: coordinator if the file has [peer], [state] or [membership], else node]
     #[arg(long, value_name = "ROLE")]
     role: Option<Role>,
 

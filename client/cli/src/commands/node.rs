@@ -17,7 +17,7 @@ use crate::{output, parent, signals};
 
 /// Run a node until Ctrl-C or SIGTERM
 ///
-/// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}.
+/// When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,11 +32,11 @@ Examples:
     name = \"default\"
     socket = \"/run/larder/default.sock\"")]
 pub(crate) struct Args {
-    /// The config file; all defaults where there is none
+    /// The configuration file [default: every key has its default]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Record lookups to this file and older ones beside it, as hashes only
+    /// Record lookups to this file, as hashes only; older records are kept in files beside it
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "config")]
     print_config: bool,
 
-    /// End when this process does, which must be the one that started this
+    /// End with this process, which must be the parent
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
 }

@@ -36,22 +36,21 @@ Examples:
   larder ca rotate start --dir ca     1. A new authority; ca.pem trusts both. Copy ca.pem to every process, wait
   larder ca rotate reissue --dir ca   2. New certificates from it. Copy NAME.pem and NAME.key to their process, wait
   larder ca rotate finish --dir ca    3. ca.pem trusts the new one alone. Copy ca.pem to every process
-  larder ca rotate --dir ca           Where it stands
+  larder ca rotate --dir ca           Show the state
   larder ca rotate reissue --dir ca --certificates out --days 90")]
 pub(super) struct Rotate {
-    /// What to do
+    /// The step to take; without one, the command shows the state
     step: Option<Step>,
 
-    /// Where the authority's files are
+    /// Folder of the authority's files
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Where certificates of processes are, with their keys; may be given several times [default: beside the
-    /// authority's]
+    /// Folder of processes' certificates with their keys; may be given several times [default: the authority's folder]
     #[arg(long, value_name = "DIR")]
     certificates: Vec<PathBuf>,
 
-    /// Days until what is made expires [default: 3650 for the authority, 365 for certificates]
+    /// Days until new files expire [default: 3650 for the authority, 365 for certificates]
     #[arg(long, value_name = "N", value_parser = days())]
     days: Option<u32>,
 
@@ -62,11 +61,11 @@ pub(super) struct Rotate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Step {
-    /// Makes the new authority, and has ca.pem trust both
+    /// Makes the new authority; ca.pem then trusts both
     Start,
-    /// Issues every certificate anew, by the new authority
+    /// Issues every certificate again, by the new authority
     Reissue,
-    /// Has ca.pem trust the new authority alone
+    /// Makes ca.pem trust the new authority alone
     Finish,
 }
 
