@@ -83,10 +83,10 @@ pub struct Counts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRefused {
     /// Another life of it is newer: it may join again as this incarnation.
-    #[error("another life of the node is newer; it may join as incarnation {0}")]
+    #[error("a newer incarnation of this node was a member; the node may join as incarnation {0}")]
     Outdated(u64),
     /// Another process of this name is heard of.
-    #[error("another process of this name lives at {address}; it is asked for again in {retry_after_ms} ms")]
+    #[error("another process of this name lives at {address}; try again in {retry_after_ms} ms")]
     InUse {
         /// Where peers reach that process.
         address: SocketAddr,
@@ -96,11 +96,11 @@ pub enum JoinRefused {
         is_news: bool,
     },
     /// The cluster is full.
-    #[error("the cluster has {MAX_MEMBERS} nodes, and cannot have more: stop one of them first")]
+    #[error("the cluster has {MAX_MEMBERS} nodes, the limit: stop one of them first")]
     Full,
     /// Its numbers are none that time or a coordinator could have brought about.
     #[error(
-        "it says that it is incarnation {incarnation} and knows of term {term}: neither can be; restart the node, and look at its clock"
+        "the node names incarnation {incarnation} and term {term}, which are impossible: restart the node, and check its clock"
     )]
     Implausible {
         /// What it said.

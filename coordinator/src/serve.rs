@@ -82,7 +82,7 @@ impl Server {
             }
             _ => {
                 self.metrics.rejected("not_allowed");
-                tracing::warn!(peer = %connection.peer(), %remote, "this role may not follow like this");
+                tracing::warn!(peer = %connection.peer(), %remote, "this role may not follow in this way");
             }
         }
     }
@@ -118,7 +118,7 @@ impl Server {
         self.listen(guest, number, incarnation, &mut receive, &sender).await;
         drop(sender);
         if timeout(FLUSH_DEADLINE, writing).await.is_err() {
-            tracing::debug!(node = name, "a node does not read what it is told");
+            tracing::debug!(node = name, "a node does not read its messages");
         }
     }
 
@@ -133,7 +133,7 @@ impl Server {
                         node = name,
                         member = %other,
                         rival = %address,
-                        "a process wants to join under the name of a member: it may once that one is silent"
+                        "a process wants to join under the name of a member: it may join once the member is silent"
                     );
                 }
                 CoordinatorMessage::InUse(InUse { address: other, retry_after_ms })

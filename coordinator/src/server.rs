@@ -48,7 +48,7 @@ pub enum ServeError {
     Credentials(#[from] CredentialsError),
     /// The certificate is somebody else's.
     #[error(
-        "the certificate is that of {found}, not of a coordinator: `larder ca issue coordinator NAME` makes one"
+        "the certificate belongs to {found}, not to a coordinator: issue one by `larder ca issue coordinator NAME`"
     )]
     NotACoordinator {
         /// Whose it is.

@@ -22,7 +22,7 @@ pub struct StateFile {
 pub enum StateError {
     /// The file cannot be opened.
     #[error(
-        "cannot open the state {}: is another coordinator running with it, and is it this program's file? Moved away, a new one is made, and the nodes tell it what it needs",
+        "cannot open the state {}: does another coordinator use it, and is it this program's file? If you move the file away, the coordinator makes a new one, and the nodes tell it their epoch",
         path.display()
     )]
     Open {
@@ -32,7 +32,7 @@ pub enum StateError {
         source: Box<redb::Error>,
     },
     /// The file has something else in it.
-    #[error("the state {} is damaged: move it away, and the nodes tell a new one what it needs", path.display())]
+    #[error("the state {} is damaged: move it away; the coordinator makes a new one, and the nodes tell it their epoch", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,

@@ -76,7 +76,7 @@ pub enum ClusterError {
     Credentials(#[from] CredentialsError),
     /// The certificate is somebody else's.
     #[error(
-        "the certificate is that of {found}, not of the node `{name}`: `larder ca issue node {name}` makes one, or set the node's name"
+        "the certificate belongs to {found}, not to the node `{name}`: issue one by `larder ca issue node {name}`, or set the node's name"
     )]
     SomebodyElse {
         /// Whose it is.

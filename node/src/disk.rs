@@ -65,7 +65,7 @@ pub struct DiskOptions {
 #[non_exhaustive]
 pub enum OpenError {
     /// The folder cannot be made, or its file not opened.
-    #[error("the disk tier's {} cannot be opened: check that it can be written by this user", path.display())]
+    #[error("the disk tier's {} cannot be opened: check that this user can write there", path.display())]
     Folder {
         /// The path.
         path: PathBuf,
@@ -73,20 +73,20 @@ pub enum OpenError {
         source: std::io::Error,
     },
     /// Another process has it.
-    #[error("the disk tier's {} belongs to another process that runs: give each node a folder of its own", path.display())]
+    #[error("the disk tier's {} belongs to another running process: give each node a folder of its own", path.display())]
     Locked {
         /// The path.
         path: PathBuf,
     },
     /// The file is something else.
-    #[error("{} is no disk tier of Larder: name another folder, or remove it", path.display())]
+    #[error("{} is no disk tier of Larder: name another folder, or remove the file", path.display())]
     NotOurs {
         /// The path.
         path: PathBuf,
     },
     /// Another version of the format.
     #[error(
-        "{} has format version {found}, this build reads {}: remove it to begin anew, or run the build that wrote it",
+        "{} has format version {found}, this build reads {}: remove the file to begin anew, or run the build that wrote it",
         path.display(), format::VERSION
     )]
     Version {
@@ -121,7 +121,7 @@ pub enum OpenError {
         segment_bytes: u64,
     },
     /// The file system is full.
-    #[error("{} needs {}, and the file system has not that much: lower the capacity or free space", path.display(), ByteSize(*bytes))]
+    #[error("{} needs {}, but the file system has less: lower the capacity or free space", path.display(), ByteSize(*bytes))]
     NoSpace {
         /// The path.
         path: PathBuf,
@@ -137,7 +137,7 @@ pub enum OpenError {
         source: std::io::Error,
     },
     /// The system gives no thread.
-    #[error("the system gives the disk tier no thread")]
+    #[error("cannot start the disk tier's thread")]
     Thread(#[source] std::io::Error),
 }
 

@@ -58,7 +58,7 @@ pub enum HostError {
         source: io::Error,
     },
     /// A file of the kernel says something unexpected.
-    #[error("{} does not say {what}: `{found}`", path.display())]
+    #[error("{} has no {what}: `{found}`", path.display())]
     Unexpected {
         /// The file.
         path: PathBuf,

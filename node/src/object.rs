@@ -101,7 +101,7 @@ pub enum OpenError {
     },
     /// Another kind of store.
     #[error(
-        "the object tier knows no store `{url}`: use s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
+        "the object tier does not support the store `{url}`: use s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
     )]
     Scheme {
         /// As configured.
@@ -116,7 +116,7 @@ pub enum OpenError {
         key: String,
     },
     /// The folder cannot be made.
-    #[error("the object tier's folder {} cannot be made: check that it can be written by this user", path.display())]
+    #[error("the object tier's folder {} cannot be made: check that this user can write there", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -124,7 +124,7 @@ pub enum OpenError {
         source: std::io::Error,
     },
     /// Something is missing in the settings, or wrong.
-    #[error("the object tier's {url} cannot be used: {reason}. Correct its settings or the environment's")]
+    #[error("the object tier's {url} cannot be used: {reason}. Correct its settings or the environment")]
     Settings {
         /// As configured.
         url: String,
@@ -140,7 +140,7 @@ pub enum OpenError {
         trouble: Trouble,
     },
     /// The system gives no thread.
-    #[error("the system gives the object tier no thread")]
+    #[error("cannot start the object tier's thread")]
     Thread(#[source] std::io::Error),
 }
 

@@ -26,12 +26,12 @@ pub(crate) fn take_from_others(file: &File, path: &Path) {
         let mode = file.metadata()?.permissions().mode();
         if mode & OTHERS != 0 {
             file.set_permissions(Permissions::from_mode(mode & 0o700))?;
-            tracing::warn!(path = %path.display(), "others could use this file: it is this user's alone now");
+            tracing::warn!(path = %path.display(), "others could use this file: now only this user can");
         }
         io::Result::Ok(())
     };
     if let Err(error) = tighten() {
-        tracing::warn!(%error, path = %path.display(), "others may use this file: take the rights from them");
+        tracing::warn!(%error, path = %path.display(), "others may use this file: take their rights away");
     }
 }
 

@@ -61,7 +61,7 @@ pub struct Membership {
 pub enum EnterError {
     /// Too many processes of the tenant have closed their sessions but still run.
     #[error(
-        "{lingering} processes of this tenant have closed their session but still run, and keep memory from reuse: end them"
+        "{lingering} processes of this tenant closed their session but still run, and keep memory out of use: end them"
     )]
     TooManyLinger {
         /// How many.
@@ -112,7 +112,7 @@ impl Processes {
 
     async fn wait_for_exit(self, id: ProcessId, exit: Exit) {
         if let Err(error) = exit.wait().await {
-            tracing::error!(process = id.0, %error, "cannot watch a process: what it held stays quarantined");
+            tracing::error!(process = id.0, %error, "cannot watch a process: its memory stays quarantined");
             return;
         }
         let process = {

@@ -57,7 +57,7 @@ impl Watch {
     fn tell(&self, task: &'static str, panic: &(dyn Any + Send)) {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-        tracing::error!(task, said, "a task panicked: what it worked on is dropped, and it begins again");
+        tracing::error!(task, said, "a task panicked: its work is dropped, and it begins again");
         self.panics.with_label_values(&[task]).inc();
     }
 

@@ -133,7 +133,7 @@ impl DevCluster {
             tokio::time::sleep(pause).await;
             while let Err(error) = self.children[number].restart().await {
                 let Some(pause) = recent.next(now()) else { return died };
-                tracing::warn!(%error, "it does not start again: that is tried once more");
+                tracing::warn!(%error, "a process does not start again: one more try follows");
                 tokio::time::sleep(pause).await;
             }
         }

@@ -101,7 +101,7 @@ impl PromptArgs {
         let wrong = || Usage(format!("cannot use the trace {}", path.display()));
         let file = io::BufReader::new(fs::File::open(path).with_context(wrong)?);
         let requests = TraceReader::new(file).read_all(Some(1)).with_context(wrong)?;
-        Ok(TraceName::of(requests.first().context("it has no request").with_context(wrong)?))
+        Ok(TraceName::of(requests.first().context("the trace has no request").with_context(wrong)?))
     }
 }
 
@@ -138,7 +138,7 @@ fn read_list<T>(path: &Path, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyho
     }
     let list = parse_list(&text, parse).with_context(wrong)?;
     if list.is_empty() {
-        return Err(anyhow::anyhow!("it is empty")).with_context(wrong);
+        return Err(anyhow::anyhow!("the input is empty")).with_context(wrong);
     }
     Ok(list)
 }

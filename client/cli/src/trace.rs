@@ -159,7 +159,7 @@ pub enum TraceError {
         found: u32,
     },
     /// A recorded id is no number that a node records.
-    #[error("line {line}: the id {id} has more than 53 bits, which no node records")]
+    #[error("line {line}: the id {id} has more than 53 bits; nodes record 53 at most")]
     LargeId {
         /// Number of the line.
         line: u64,
@@ -176,7 +176,7 @@ pub enum TraceError {
     #[error("the trace is empty")]
     Empty,
     /// Not one request of the namespace that was asked for.
-    #[error("no lookup is of the namespace {wanted}; there are: {}", known.join(", "))]
+    #[error("no lookup has the namespace {wanted}; the log has: {}", known.join(", "))]
     NoSuchNamespace {
         /// The namespace.
         wanted: String,

@@ -157,10 +157,10 @@ pub enum DeviceError {
         reason: String,
     },
     /// No such region or tensors.
-    #[error("there is no such region, or there are no such tensors")]
+    #[error("there are no such regions or tensors")]
     Unknown,
     /// Orders or tensors use it.
-    #[error("it is in use")]
+    #[error("the region is in use")]
     InUse,
     /// The layout does not fit its regions.
     #[error(transparent)]

@@ -119,7 +119,7 @@ pub enum OrderError {
     #[error("there is no page {0}")]
     NoPage(u32),
     /// A place beyond its region, in none, or unaligned.
-    #[error("{bytes} bytes at {} of region {} are no place for a block", .place.offset, .place.region.0)]
+    #[error("a block of {bytes} bytes does not fit at {} of region {}", .place.offset, .place.region.0)]
     NoPlace {
         /// The place.
         place: Place,

@@ -26,7 +26,7 @@ pub struct Mapping {
 #[non_exhaustive]
 pub enum MappingError {
     /// Not a regular file: a pipe, a socket, a device.
-    #[error("the descriptor that came as memory is no memory file")]
+    #[error("the descriptor for memory is no memory file")]
     NotAFile,
     /// Reading it could end in `SIGBUS`, as its owner may shrink it.
     #[error("the memory file is not sealed against shrinking")]

@@ -204,7 +204,7 @@ impl Follower {
             }
             CoordinatorMessage::Contested(rival) => {
                 let own = self.own_address();
-                tracing::warn!(%rival, own, "another process wants to join under this node's name: it may not while this one lives");
+                tracing::warn!(%rival, own, "another process wants to join under this node's name: it may not while this node lives");
             }
             CoordinatorMessage::Removed => return Err("this node was removed".into()),
             CoordinatorMessage::Table(table) => self.learn(table),

@@ -70,7 +70,7 @@ pub enum ChainError {
         parent: ChunkHash,
     },
     /// The same hash twice in one list.
-    #[error("chunk {hash:?} comes twice in one list")]
+    #[error("the list has chunk {hash:?} twice")]
     Duplicate {
         /// The hash.
         hash: ChunkHash,
@@ -78,7 +78,7 @@ pub enum ChainError {
     /// The chunk does not fit between the chunks around it: its parent, a child or the first chunk of its run is known in
     /// another place.
     #[error(
-        "chunk {hash:?} cannot be number {index} beside {near:?}, which is known in another place: give every chunk its own hash"
+        "chunk {hash:?} cannot be number {index} beside {near:?}: that chunk is known in another place; give every chunk its own hash"
     )]
     Misplaced {
         /// The hash.

@@ -53,7 +53,7 @@ pub enum FrameError {
 
 /// The bytes of a message are none of that kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("its bytes are no message of this version of the protocol")]
+#[error("the frame's bytes are no message of this version of the protocol")]
 pub struct MalformedMessage;
 
 impl FrameHeader {

@@ -241,7 +241,7 @@ impl Encoding {
 #[non_exhaustive]
 pub enum NamespaceError {
     /// A text is empty or too long.
-    #[error("`{field}` has {bytes} bytes; it must say something, in at most {MAX_NAME_BYTES}")]
+    #[error("`{field}` has {bytes} bytes; it must have 1 to {MAX_NAME_BYTES}")]
     Name {
         /// Which text.
         field: &'static str,
@@ -278,7 +278,7 @@ pub enum NamespaceError {
     ZeroRanks,
     /// No pool, or too many.
     #[error(
-        "a namespace has 1 to {MAX_POOLS} pools, this has {found}: layers that are needed at the same chunks share one"
+        "a namespace has 1 to {MAX_POOLS} pools, this has {found}: put layers that are needed at the same chunks into one pool"
     )]
     Pools {
         /// Pools found.
@@ -286,7 +286,7 @@ pub enum NamespaceError {
     },
     /// The first pool is not the one that every chunk has.
     #[error(
-        "the first pool is `kv` with hit policy `all`, the state that every chunk has; this is `{pool}` with {hit:?}"
+        "the first pool must be `kv` with hit policy `all`, the state of every chunk; this is `{pool}` with {hit:?}"
     )]
     FirstPool {
         /// Its name.
@@ -304,7 +304,7 @@ pub enum NamespaceError {
     },
     /// A pool of a flat namespace that is needed only at the end of a prefix.
     #[error(
-        "pool `{pool}` has hit policy {hit:?}, but keys of a flat namespace stand in no order: only `all` means anything there"
+        "pool `{pool}` has hit policy {hit:?}, but keys of a flat namespace have no order: use `all`"
     )]
     FlatPool {
         /// The pool.
@@ -313,7 +313,7 @@ pub enum NamespaceError {
         hit: HitPolicy,
     },
     /// Two pools of one name.
-    #[error("pool `{pool}` comes twice: give each kind of state a name of its own")]
+    #[error("pool `{pool}` is there twice: give each kind of state a name of its own")]
     DuplicatePool {
         /// The name.
         pool: String,

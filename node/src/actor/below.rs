@@ -91,7 +91,7 @@ impl GpuActor {
         let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
             let answer = answer.map_or_else(
                 |_| {
-                    tracing::error!(?tier, "the tier's thread failed: what it read into stays unused");
+                    tracing::error!(?tier, "the tier's thread failed: the memory of its reads stays unused");
                     ReadAnswer::Lost
                 },
                 ReadAnswer::from,
@@ -122,7 +122,7 @@ impl GpuActor {
         let order = self.write_order(write).map_err(|error| {
             let why = match error {
                 OrderError::Misnamed { .. } => {
-                    tracing::error!(%error, ?tier, %chunk, "the store gave another chunk than it says");
+                    tracing::error!(%error, ?tier, %chunk, "the store handed out a chunk under a wrong name");
                     "misnamed"
                 }
                 _ => {

@@ -80,7 +80,7 @@ impl GpuActor {
                 self.tell(Event::ExtentRenewed(extent));
             }
             Ok(Err(error)) => {
-                tracing::error!(extent, %error, "an extent got no new memory: it is tried again");
+                tracing::error!(extent, %error, "an extent got no new memory: the node tries again");
                 self.renewals.push(self.arena.vacate(extent));
             }
             Err(_) => tracing::error!(extent, "the copy lane failed: the extent stays unused"),

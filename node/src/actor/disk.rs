@@ -110,7 +110,7 @@ impl GpuActor {
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
         tracing::warn!(
             ?chunk,
-            "a chunk on disk disagrees with others in parent, index or anchor: it is forgotten"
+            "a chunk on disk contradicts others in parent, index or anchor: it is forgotten"
         );
         self.count_unwritten("disagrees");
         self.remove_from_disk(ChunkKey { fingerprint, hash: chunk.hash });
@@ -136,7 +136,7 @@ impl GpuActor {
             let description = match recorded {
                 Ok(Ok(())) => Description::There,
                 failed => {
-                    tracing::error!(?failed, namespace = %fingerprint, "cannot be described on disk: its chunks stay in memory");
+                    tracing::error!(?failed, namespace = %fingerprint, "a namespace cannot be described on disk: its chunks stay in memory");
                     Description::Failed
                 }
             };
@@ -153,7 +153,7 @@ impl GpuActor {
             for fingerprint in &deleted {
                 if let Err(error) = folder.forget(fingerprint) {
                     // It is tried again when the node starts.
-                    tracing::warn!(%error, namespace = %fingerprint, "the description of a namespace stays, of no use");
+                    tracing::warn!(%error, namespace = %fingerprint, "the unused description of a namespace cannot be removed");
                 }
             }
         });

@@ -63,7 +63,7 @@ impl GpuActor {
         if let Some(sibling) = siblings.actor(device)
             && sibling.verify.try_send(VerifyChunks { by, fingerprint, hashes }).is_err()
         {
-            tracing::debug!(device, "a sibling is busy: the next who reads its chunk tells it");
+            tracing::debug!(device, "a sibling is busy: the next reader of the chunk reports it");
         }
     }
 

@@ -94,7 +94,7 @@ impl Placement {
             }
             Err(error) => tracing::warn!(
                 %refusal, %error,
-                "nobody says where memory is: allow move_pages in the container's seccomp profile to know"
+                "the kernel does not say where memory is: allow move_pages in the container's seccomp profile"
             ),
         });
         if let Ok(bytes_on) = found {

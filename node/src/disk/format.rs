@@ -222,7 +222,7 @@ pub struct FooterTail {
 #[non_exhaustive]
 pub enum FormatError {
     /// Something else stands there, or nothing yet.
-    #[error("nothing of this kind stands here")]
+    #[error("there is no such structure")]
     Magic,
     /// Another version wrote them.
     #[error("format version {found}; this build reads version {VERSION}")]
@@ -231,7 +231,7 @@ pub enum FormatError {
         found: u16,
     },
     /// Another storage's, or another place's, or a past use's.
-    #[error("it belongs to another storage or another place")]
+    #[error("the structure belongs to another storage or another place")]
     Foreign,
     /// Damaged.
     #[error("the checksum is wrong")]

@@ -54,7 +54,7 @@ impl NamespaceFolder {
                 },
                 None if is_ours(name) => {
                     if let Err(error) = fs::remove_file(&path) {
-                        tracing::warn!(%error, path = %path.display(), "the description of a namespace stays, of no use");
+                        tracing::warn!(%error, path = %path.display(), "the unused description of a namespace cannot be removed");
                     }
                 }
                 None => {}

@@ -67,7 +67,7 @@ pub enum OrderError {
     )]
     Blocks,
     /// The checksum of a block is that of a block with another name.
-    #[error("the checksum of slice {slice}, pool {pool} is that of another block")]
+    #[error("the checksum of slice {slice}, pool {pool} belongs to another block")]
     Misnamed {
         /// Its slice.
         slice: u16,

@@ -159,7 +159,7 @@ async fn receive_all(
                 node = order.node,
                 order = order.order.0,
                 ?followed,
-                "a node sent what was not asked for"
+                "a node sent bytes that nobody asked for"
             );
             return Err(FetchFailure::Malformed);
         }

@@ -186,7 +186,7 @@ impl Peers {
         actix_rt::spawn(async move {
             let report = PeerRequest::Damaged(chunks);
             if let Err(error) = peers.ask(node, &report, REPORT_DEADLINE, &Trace::default()).await {
-                tracing::warn!(%error, "a holder was not told that a chunk of its came damaged");
+                tracing::warn!(%error, "a holder did not hear of its damaged chunk");
             }
             drop(place);
         });

@@ -56,7 +56,7 @@ pub enum ConfigError {
         found: usize,
     },
     /// The same GPU twice.
-    #[error("[[gpus]] {pci} stands there twice: remove one")]
+    #[error("[[gpus]] names {pci} twice: remove one")]
     DuplicateGpu {
         /// Its address.
         pci: PciAddress,
@@ -71,7 +71,7 @@ pub enum ConfigError {
     },
     /// The arena does not fit into the machine, or the node's control group, beside huge pages that it does not get.
     #[error(
-        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, leaving a tenth for write windows and the rest",
+        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest",
         exact(*arena_bytes), exact(*memory_bytes), exact(memory_bytes / 10 * 9)
     )]
     ArenaTooLarge {
@@ -84,7 +84,7 @@ pub enum ConfigError {
     },
     /// Write windows do not fit into the machine beside the arena.
     #[error(
-        "[[tenants]] max_window_bytes come to {}, beside the arena there are {}: lower them, or [host] arena_bytes",
+        "[[tenants]] max_window_bytes together are {}, but the arena leaves {}: lower them, or [host] arena_bytes",
         exact(*window_bytes), exact(*left_bytes)
     )]
     WindowsTooLarge {
@@ -116,7 +116,7 @@ pub enum ConfigError {
         extent_bytes: u64,
     },
     /// More extents than there are numbers for.
-    #[error("an arena of {} in extents of {} has too many: raise [host] extent_bytes", exact(*arena_bytes), exact(*extent_bytes))]
+    #[error("an arena of {} has too many extents of {}: raise [host] extent_bytes", exact(*arena_bytes), exact(*extent_bytes))]
     TooManyExtents {
         /// Bytes of one arena.
         arena_bytes: u64,
@@ -186,7 +186,7 @@ pub enum ConfigError {
     },
     /// Where other nodes are to dial this one, nobody can dial.
     #[error(
-        "[cluster] advertise is {address}: write an address and a port at which other nodes reach this one"
+        "[cluster] advertise is {address}: write an address and a port at which other nodes reach this node"
     )]
     Advertise {
         /// As configured.
@@ -210,7 +210,7 @@ pub enum ConfigError {
     #[error(transparent)]
     TracingEndpoint(#[from] InvalidEndpoint),
     /// No tenant.
-    #[error("no [[tenants]]: add one, or leave the key away for the default one")]
+    #[error("no [[tenants]]: add one, or leave the key out for the default tenant")]
     NoTenants,
     /// A tenant whose name no certificate, label or topic could carry.
     #[error("[[tenants]] name {}: it must be {NAME_RULE}", shown(name))]
@@ -220,7 +220,7 @@ pub enum ConfigError {
     },
     /// A tenant may not have one extent.
     #[error(
-        "[[tenants]] {name}: max_bytes is {}, less than the smallest part of the arena that a tenant can have: set it to {} or more",
+        "[[tenants]] {name}: max_bytes is {}, less than a tenant's smallest part of the arena: set it to {} or more",
         ByteSize(*max_bytes),
         ByteSize(*least_bytes)
     )]
@@ -233,13 +233,13 @@ pub enum ConfigError {
         least_bytes: u64,
     },
     /// Two tenants of one name.
-    #[error("[[tenants]] {name} stands there twice: names must differ")]
+    #[error("[[tenants]] has {name} twice: names must differ")]
     DuplicateTenant {
         /// The name.
         name: String,
     },
     /// Two tenants on one socket.
-    #[error("[[tenants]] {name} has the socket {} of another: whoever opens a socket is its tenant", socket.display())]
+    #[error("[[tenants]] {name} has the socket {} of another tenant: give each tenant a socket of its own", socket.display())]
     DuplicateSocket {
         /// The second tenant.
         name: String,
@@ -261,7 +261,7 @@ pub enum ConfigError {
     },
     /// Trusted engines of several tenants: each could write over the others' blocks.
     #[error(
-        "trust_engines lets engines write over any block: it takes one tenant, not {tenants}; set it to false"
+        "trust_engines lets engines write over any block: it needs a single tenant, not {tenants}; set it to false"
     )]
     TrustWithSeveralTenants {
         /// Tenants found.
@@ -306,7 +306,7 @@ fn needed(extent_bytes: u64, actors: u64) -> u64 {
 
 fn display_controllers(present: &[PciAddress]) -> String {
     if present.is_empty() {
-        return "this machine has no display controller: leave [[gpus]] away".into();
+        return "this machine has no display controller: leave [[gpus]] out".into();
     }
     let addresses: Vec<String> = present.iter().map(ToString::to_string).collect();
     format!("this machine has {}", addresses.join(", "))

@@ -207,7 +207,7 @@ impl Engine {
             let _ = released.await;
             match put {
                 Err(Failed::Trouble(trouble)) if creates && trouble.kind == TroubleKind::Unsupported => {
-                    tracing::warn!("the store cannot refuse what is there already: objects are written over");
+                    tracing::warn!("the store cannot refuse existing objects: they are written over");
                     self.can_create.set(false);
                 }
                 other => return other.map(|_| bytes),

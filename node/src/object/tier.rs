@@ -219,7 +219,7 @@ async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError
     let within = if options.start_without { options.deadline.min(START_WAIT) } else { options.deadline };
     match engine.probe(Instant::now() + within).await {
         Err(trouble) if options.start_without => {
-            tracing::error!(url = options.url, %trouble, "the object store is left alone, and tried again");
+            tracing::error!(url = options.url, %trouble, "the node leaves the object store alone, and tries again later");
             engine.leave_alone(&trouble);
             Ok(())
         }

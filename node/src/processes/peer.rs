@@ -30,7 +30,7 @@ pub enum PeerError {
     Gone,
     /// The node cannot see it.
     #[error(
-        "the node cannot tell when this engine's process ends, and so would never use again what it holds: run the node on \
+        "the node cannot see when this engine's process ends, so it could never reuse the engine's memory: run the node on \
          Linux 6.5 or later, or let it share the engine's PID namespace (`hostPID: true`, `--pid=host`)"
     )]
     Unseen,

@@ -32,7 +32,7 @@ impl Objects {
         let opened = tokio::task::spawn_blocking(open).await;
         let tier = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         match &tier {
-            Ok(_) => tracing::info!(url, "the object tier is there"),
+            Ok(_) => tracing::info!(url, "the object tier is open"),
             Err(error) => {
                 let source = std::error::Error::source(error).map(ToString::to_string);
                 tracing::error!(%error, source, "the node serves without its object tier");

@@ -69,15 +69,15 @@ struct Session {
 enum End {
     #[error("the engine closed its socket")]
     Closed,
-    #[error("its process is gone, though somebody holds the socket")]
+    #[error("the engine's process is gone, though another process holds the socket")]
     ProcessGone,
     #[error("the node stops")]
     Stopping,
-    #[error("a fault of Larder emptied its actor")]
+    #[error("a fault of Larder emptied the session's actor")]
     Fault,
-    #[error("what came is no session: {what}")]
+    #[error("the engine's bytes are no session: {what}")]
     Protocol { number: u64, what: String },
-    #[error("its socket failed: {0}")]
+    #[error("the session's socket failed: {0}")]
     Socket(io::Error),
 }
 

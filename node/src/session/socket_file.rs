@@ -102,7 +102,7 @@ impl Drop for SocketFile {
             }
             Ok(_) => tracing::warn!(
                 socket = %self.path.display(),
-                "another file stands where the socket was made, and stays"
+                "another file stands in the socket's place, and stays"
             ),
             Err(error) => {
                 tracing::debug!(%error, socket = %self.path.display(), "the socket's file was gone already");

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         measurements.push(content_fill(rounds)?);
     }
     if measurements.is_empty() {
-        return Err(Usage("nothing has that in its name; see `larder help bench`".into()).into());
+        return Err(Usage("no bench has this text in its name: see `larder help bench`".into()).into());
     }
     if args.json {
         output::print_json(&measurements)?;

@@ -85,6 +85,6 @@ impl Args {
 fn announce(ready: Ready) {
     let line = ReadyLine { ready: true, http: ready.http, peer: Some(ready.peer), sockets: BTreeMap::new() };
     if let Err(error) = output::print_json(&line) {
-        tracing::warn!(%error, "cannot say that it serves");
+        tracing::warn!(%error, "cannot print the line that says the server is ready");
     }
 }

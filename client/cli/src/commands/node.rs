@@ -100,6 +100,6 @@ fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits
 fn announce(ready: Ready) {
     let line = ReadyLine { ready: true, http: ready.http, peer: None, sockets: ready.sockets };
     if let Err(error) = output::print_json(&line) {
-        tracing::warn!(%error, "cannot say that it serves");
+        tracing::warn!(%error, "cannot print the line that says the server is ready");
     }
 }

@@ -150,8 +150,8 @@ async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus)
     match answer {
         Some(PeerResponse::Done) => Ok(()),
         Some(PeerResponse::Refused(why)) => bail!("refused: {why}"),
-        Some(PeerResponse::Busy(_)) => bail!("it has too much to do: try again"),
-        _ => bail!("it answers something else"),
+        Some(PeerResponse::Busy(_)) => bail!("the node has too much to do: try again"),
+        _ => bail!("the node sent an unexpected answer"),
     }
 }
 
@@ -203,7 +203,7 @@ impl Args {
         let role = credentials.identity().role;
         if role != Role::Admin {
             return Err(
-                Usage(format!("the certificate is a {role}'s, and only an admin sets a policy")).into()
+                Usage(format!("the certificate belongs to a {role}; only an admin may set a policy")).into()
             );
         }
         Ok(credentials)

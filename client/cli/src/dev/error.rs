@@ -44,7 +44,7 @@ pub enum DevError {
         path: PathBuf,
     },
     /// No development cluster is running, or none that says where it is.
-    #[error("no development cluster is running: start one with `larder dev`, or say where to ask")]
+    #[error("no development cluster is running: start one with `larder dev`, or name a server")]
     NotRunning,
     /// No certificate can be made.
     #[error("cannot make the cluster's certificates")]
@@ -53,7 +53,7 @@ pub enum DevError {
         source: larder_net::quic::ca::AuthorityError,
     },
     /// The coordinator does not say where nodes find it.
-    #[error("the coordinator does not say where nodes find it")]
+    #[error("the coordinator does not print its address for nodes")]
     NoPeerAddress,
     /// The nodes do not become members.
     #[error(
@@ -89,7 +89,7 @@ pub enum DevError {
         log: LogTail,
     },
     /// A process said something else than that it is ready.
-    #[error("{name} said `{line}` instead of where it can be reached")]
+    #[error("{name} printed `{line}` instead of its addresses")]
     NotAReadyLine {
         /// Which.
         name: String,

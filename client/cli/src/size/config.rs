@@ -87,7 +87,7 @@ pub enum SizeError {
         found: usize,
     },
     /// A kind of layer that is not known.
-    #[error("`{field}` has a layer `{found}`, of which nothing is known here")]
+    #[error("`{field}` has a layer `{found}` that this program does not know")]
     LayerKind {
         /// The list.
         field: &'static str,

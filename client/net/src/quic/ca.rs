@@ -41,7 +41,7 @@ pub struct Validity {
 #[non_exhaustive]
 pub enum AuthorityError {
     /// The authority's files are not a certificate and its key.
-    #[error("this is no certificate of an authority with its key: `larder ca init` makes one")]
+    #[error("these files are no authority's certificate and key: `larder ca init` makes them")]
     NotAnAuthority(#[source] rcgen::Error),
     /// Making keys or signing failed.
     #[error("no certificate can be made")]

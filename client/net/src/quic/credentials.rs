@@ -62,7 +62,7 @@ pub enum CredentialsError {
         source: io::Error,
     },
     /// A text has nothing of what it should have.
-    #[error("there is no {part} in it: PEM is expected")]
+    #[error("the file has no {part}: PEM is expected")]
     Empty {
         /// What is missing.
         part: Part,
@@ -71,7 +71,7 @@ pub enum CredentialsError {
     #[error("the certificate names no Larder identity")]
     Identity(#[source] IdentityError),
     /// TLS cannot use them, as where the key is not the certificate's.
-    #[error("certificate, key and authorities do not fit together")]
+    #[error("certificate, key and authorities do not match")]
     Tls(#[source] rustls::Error),
     /// No authority is trusted.
     #[error("the authorities' certificates cannot be used")]

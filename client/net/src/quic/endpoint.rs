@@ -65,7 +65,7 @@ pub enum ConnectError {
     )]
     Handshake(#[from] ConnectionError),
     /// It is not known who the other side is.
-    #[error("the other side's certificate is of no use")]
+    #[error("the other side's certificate cannot be used")]
     Identity(#[from] IdentityError),
     /// The other side is somebody else.
     #[error("at this address is {found}, not {}", expected(*.role, .name.as_deref()))]
@@ -87,7 +87,7 @@ pub enum IdentityError {
     #[error("there is no readable certificate")]
     Unreadable,
     /// No identity, or several.
-    #[error("it has {found} larder:// URIs among its names, not one")]
+    #[error("the certificate has {found} larder:// URIs among its names, not one")]
     NotOne {
         /// How many there are.
         found: usize,

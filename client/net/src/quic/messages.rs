@@ -20,7 +20,7 @@ pub enum MessageError {
     #[error("the stream ended within a message")]
     Cut,
     /// The bytes are no frame of this protocol.
-    #[error("this is no frame of a message")]
+    #[error("these bytes are no frame of a message")]
     NotAFrame,
     /// Longer than any message that the other side may send.
     #[error("a message of {bytes} bytes; at most {most} are allowed")]

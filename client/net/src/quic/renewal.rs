@@ -33,7 +33,7 @@ pub async fn renew_when_changed(
             Ok(now) if now != in_use => now,
             Ok(_) => continue,
             Err(error) => {
-                tracing::warn!(%error, ?files, "the certificates cannot be read: those in use stay");
+                tracing::warn!(%error, ?files, "the certificates cannot be read: the old ones stay in use");
                 continue;
             }
         };
@@ -47,9 +47,9 @@ pub async fn renew_when_changed(
             Ok(new) => tracing::warn!(
                 found = %new.identity(),
                 expected = %credentials.identity(),
-                "the new certificate is somebody else's: the one in use stays"
+                "the new certificate has another identity: the old one stays in use"
             ),
-            Err(error) => tracing::warn!(%error, "the new certificates cannot be used: those in use stay"),
+            Err(error) => tracing::warn!(%error, "the new certificates cannot be used: the old ones stay in use"),
         }
     }
 }

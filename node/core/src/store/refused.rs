@@ -43,7 +43,7 @@ pub enum Refused {
         pools: usize,
     },
     /// A slice that the namespace does not have, or one that comes twice, or none at all.
-    #[error("slices {slices:?}: name each slice that this session holds once, out of {of}")]
+    #[error("slices {slices:?}: name each of the session's slices once, out of {of}")]
     Slices {
         /// Slices found.
         slices: Vec<u16>,
@@ -58,7 +58,7 @@ pub enum Refused {
     },
     /// A block that no slot can ever hold.
     #[error(
-        "a block of {block_bytes} bytes does not fit into an extent of {extent_bytes}: set host.extent_bytes to at least that"
+        "a block of {block_bytes} bytes does not fit into an extent of {extent_bytes}: set host.extent_bytes to the block's size at least"
     )]
     BlockTooLarge {
         /// Bytes of the block.
@@ -68,7 +68,7 @@ pub enum Refused {
     },
     /// A block that the session's write window can never hold.
     #[error(
-        "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger one, and set session.max_window_bytes to at least that"
+        "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger window, and set session.max_window_bytes to its size at least"
     )]
     WindowTooSmall {
         /// Bytes of the block.
@@ -89,7 +89,7 @@ pub enum Refused {
         most: u64,
     },
     /// A number that names nothing of this session.
-    #[error("{what} {number} is not one of this session's, or it has ended")]
+    #[error("{what} {number} does not belong to this session, or has ended")]
     Unknown {
         /// What it should name.
         what: &'static str,
@@ -108,7 +108,7 @@ pub enum Refused {
     },
     /// Layers that a chunk's pool does not have, or that are in place already.
     #[error(
-        "layers {from_layer} to {to_layer} of pool {pool} of the chunk at {position} cannot be handed over: there are none such, or they are in place"
+        "layers {from_layer} to {to_layer} of pool {pool} of the chunk at {position} cannot be handed over: the pool does not have them, or they are in place already"
     )]
     Layers {
         /// The position of the chunk.
@@ -131,7 +131,7 @@ pub enum Refused {
         position: u32,
     },
     /// Chunks that a lease does not cover, or a block that it does not have of them.
-    #[error("chunks {from} to {to} are not all covered by the lease, in the block that the tensors hold")]
+    #[error("the lease does not cover all chunks {from} to {to} in the tensors' slice and pool")]
     NotLeased {
         /// The first.
         from: u64,
@@ -147,7 +147,7 @@ pub enum Refused {
         slices: usize,
     },
     /// A namespace whose chunks cannot be followed.
-    #[error("only namespaces can be followed of which every chunk of a prefix needs all pools")]
+    #[error("chunks can be followed only in namespaces whose pools all have hit policy `all`")]
     NotFollowed,
     /// A block outside the session's write window.
     #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
@@ -172,13 +172,13 @@ pub enum Refused {
         number: u32,
     },
     /// A number that names no copy of the session, or one whose end was told.
-    #[error("there is no copy {number} in this session, or its end was told")]
+    #[error("there is no copy {number} in this session, or its end was reported already")]
     NoCopy {
         /// The number.
         number: u64,
     },
     /// Pages, layers or words that there are not.
-    #[error("{what} {found} of a copy are not among the {of} that there are")]
+    #[error("a copy names {what} {found}, but there are {of}")]
     Beyond {
         /// Of what.
         what: &'static str,
@@ -188,7 +188,7 @@ pub enum Refused {
         of: u64,
     },
     /// A fault of the node's own; its log says more.
-    #[error("the node failed; its log says more")]
+    #[error("the node failed: see its log")]
     Internal,
     /// A message that is not allowed at this point of a session.
     #[error("this message is not allowed here: a session starts with one hello")]

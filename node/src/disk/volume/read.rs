@@ -169,7 +169,7 @@ impl Volume {
         if answer == ReadAnswer::Disagrees {
             // Of no use here: who asks knows the chunk by another name, and may write it.
             let key = reading.0.key;
-            tracing::error!(chunk = %key.hash, "another place in its prompt on disk than in the store: the chunk is forgotten");
+            tracing::error!(chunk = %key.hash, "the disk has the chunk at another place in its prompt than the store: the chunk is forgotten");
             self.log.forget(&key);
             self.tell_gone(vec![key], Why::Damaged);
         }

@@ -243,5 +243,5 @@ fn a_machine_without_gpus_says_so() {
     let host = HostFacts::read(Tree::machine(64 << 20, "0").root()).unwrap();
     let config = Config::parse("gpus = [{ pci = '0000:17:00.0' }]").unwrap();
     let error = config.resolve(&host).unwrap_err().to_string();
-    assert!(error.ends_with("this machine has no display controller: leave [[gpus]] away"), "{error}");
+    assert!(error.ends_with("this machine has no display controller: leave [[gpus]] out"), "{error}");
 }

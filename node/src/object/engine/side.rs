@@ -97,7 +97,7 @@ impl Engine {
     /// The store did what it was asked, or said properly why not.
     pub(super) fn succeeded(&self, side: Side) {
         if self.side(side).breaker.borrow_mut().succeeded() {
-            tracing::info!(side = side.name(), "the object store does again what it is asked");
+            tracing::info!(side = side.name(), "the object store answers again");
             self.side(side).closed.store(false, Ordering::Release);
             self.metrics.reopened(side);
         }
@@ -117,7 +117,7 @@ impl Engine {
         let opens = note(&mut self.side(side).breaker.borrow_mut(), self.now());
         if opens {
             let name = side.name();
-            tracing::error!(%trouble, side = name, "the object store fails: it is left alone, and tried again");
+            tracing::error!(%trouble, side = name, "the object store fails: the node leaves it alone, and tries again later");
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
             self.side(side).closed.store(true, Ordering::Release);
             self.metrics.closed(side);

@@ -166,7 +166,7 @@ impl<'a> Files<'a> {
         let [next, next_key] = paths(self.dir, NEXT);
         match self.stage() {
             Stage::Reissued => {
-                return Err(Usage("a change is under way: finish it before another one starts".into()).into());
+                return Err(Usage("a change is in progress: finish it before you start another".into()).into());
             }
             Stage::Settled => {
                 let (_, made) = Authority::create(Validity::days(days))?;
@@ -188,7 +188,7 @@ impl<'a> Files<'a> {
         let [_, key] = paths(self.dir, AUTHORITY);
         let stage = self.stage();
         if stage == Stage::Settled {
-            return Err(Usage("no change is under way: `larder ca rotate start` begins one".into()).into());
+            return Err(Usage("no change is in progress: `larder ca rotate start` begins one".into()).into());
         }
         let new = self.new_authority()?;
         let signs = if stage == Stage::Started { &next_key } else { &key };
