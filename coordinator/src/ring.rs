@@ -20,7 +20,7 @@ pub struct Weighted {
     pub weight: u64,
 }
 
-/// The homes of all partitions; none where there are no nodes. `previous` is what counted before, or empty.
+/// The homes of all partitions; none if there are no nodes. `previous` is what counted before, or empty.
 ///
 /// No home has more than its share by weight, rounded up, or a tenth more, whichever is more.
 #[must_use]

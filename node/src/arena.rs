@@ -128,7 +128,7 @@ impl Arena {
     /// That memory is not where it was asked for is a warning.
     ///
     /// # Errors
-    /// Where the system does not give all of it: what was taken is given back.
+    /// Fails if the system does not give all of it: what was taken is given back.
     pub fn create(limits: &ArenaLimits, progress: &(dyn Fn(u64) + Sync)) -> Result<Self, MemoryError> {
         let spec = ExtentSpec::new(limits);
         let extents = create_extents(limits, spec, progress)?;
@@ -152,7 +152,7 @@ impl Arena {
     /// The memory of extent `extent`.
     ///
     /// # Panics
-    /// Where there is no such extent, or it has no memory: then it has no slots either, and nobody may ask.
+    /// Panics if there is no such extent, or it has no memory: then it has no slots either, and nobody may ask.
     #[must_use]
     pub fn extent(&self, extent: u32) -> &Arc<ExtentMemory> {
         self.extents[extent as usize].as_ref().expect("a vacated extent has no slots")
@@ -177,7 +177,7 @@ impl Arena {
     /// [`Self::occupy`] the extent with what comes of it. May be called again where a renewal failed.
     ///
     /// # Panics
-    /// Where there is no such extent.
+    /// Panics if there is no such extent.
     pub fn vacate(&mut self, extent: u32) -> Renewal {
         Renewal { extent, spec: self.spec, old: self.extents[extent as usize].take() }
     }
@@ -185,7 +185,7 @@ impl Arena {
     /// Gives extent `extent` its new memory.
     ///
     /// # Panics
-    /// Where there is no such extent, it has memory, or the new memory is of another arena.
+    /// Panics if there is no such extent, it has memory, or the new memory is of another arena.
     pub fn occupy(&mut self, extent: u32, memory: Arc<ExtentMemory>) {
         assert_eq!(memory.bytes(), self.spec.bytes, "extents of an arena have one size");
         let before = self.extents[extent as usize].replace(memory);

@@ -183,7 +183,7 @@ impl Cluster {
         })
     }
 
-    /// How the actor of a device reaches other nodes; `None` where chunks are not shared.
+    /// How the actor of a device reaches other nodes; `None` if chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
         let Sharing { handle, directory, restarts, .. } = self.sharing.as_ref()?;
         let (handle, following) = (handle.clone(), handle.clone());

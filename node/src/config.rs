@@ -43,7 +43,7 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// The disk below the host tier; where it is not given, what leaves memory is gone.
     pub disk: Option<DiskConfig>,
-    /// The object store that all nodes share; none where it is not given.
+    /// The object store that all nodes share; none if it is not given.
     pub object: Option<ObjectConfig>,
     /// What one engine session may hold.
     pub session: SessionConfig,
@@ -152,7 +152,7 @@ pub struct GpuConfig {
 #[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct GpuTierConfig {
-    /// Memory of each GPU; none where it is 0. It is taken when it is first used.
+    /// Memory of each GPU; none if it is 0. It is taken when it is first used.
     pub device_bytes: ByteSize,
     /// Which block goes first: one of [`PolicyName::ALL`].
     pub policy: String,
@@ -285,7 +285,7 @@ impl Config {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// Where it cannot be read, or is no configuration.
+    /// Fails if it cannot be read, or is no configuration.
     pub fn load(path: &Path) -> Result<Self, ConfigFileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
@@ -295,7 +295,7 @@ impl Config {
     /// Reads a configuration in TOML.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Fails if it is none.
     pub fn parse(text: &str) -> Result<Self, InvalidConfig> {
         toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start.min(text.len()));

@@ -78,7 +78,7 @@ impl CopyLane {
     /// Starts the threads.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// Fails if the system gives no thread.
     pub fn start(name: &str, limits: &CopyLimits) -> io::Result<Self> {
         let (queue, jobs) = sync_channel(limits.queue_orders);
         let jobs = Arc::new(Mutex::new(jobs));
@@ -145,10 +145,10 @@ impl CopyOrder {
     /// wrote them into the arena.
     ///
     /// # Errors
-    /// Where a block does not lie within the window, or its place not within the extent.
+    /// Fails if a block does not lie within the window, or its place not within the extent.
     ///
     /// # Panics
-    /// Where a layer range has no bytes, or blocks without a window go to an extent that no engine can write.
+    /// Panics if a layer range has no bytes, or blocks without a window go to an extent that no engine can write.
     pub fn new(window: Option<Arc<Window>>, moves: Vec<Move>) -> Result<Self, OutOfBounds> {
         for block in &moves {
             let Destination { memory, offset, bytes, range_bytes, .. } = &block.to;
@@ -192,7 +192,7 @@ impl ImportOrder {
     /// Blocks and where each goes.
     ///
     /// # Errors
-    /// Where a place is not within its extent, or the block has another size.
+    /// Fails if a place is not within its extent, or the block has another size.
     ///
     /// # Panics
     /// Where a layer range has no bytes.

@@ -145,7 +145,7 @@ impl DiskOptions {
     /// How the tier is divided.
     ///
     /// # Errors
-    /// Where no tier can be that size.
+    /// Fails if no tier can be that size.
     pub fn geometry(&self) -> Result<Geometry, OpenError> {
         let Self { capacity_bytes, segment_bytes, .. } = *self;
         Geometry::of(capacity_bytes, segment_bytes).ok_or(OpenError::Size { capacity_bytes, segment_bytes })
@@ -153,7 +153,7 @@ impl DiskOptions {
 }
 
 impl Geometry {
-    /// Of a tier of so many bytes in segments of so many; `None` where no tier can be that size.
+    /// Of a tier of so many bytes in segments of so many; `None` if no tier can be that size.
     #[must_use]
     pub fn of(capacity_bytes: u64, segment_bytes: u64) -> Option<Self> {
         let is_possible = (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes)

@@ -51,7 +51,7 @@ pub struct AskPage {
 pub struct Page {
     /// Some chunks.
     pub chunks: Vec<(Fingerprint, ChunkRef)>,
-    /// Where the next page begins; `None` where this was the last.
+    /// Where the next page begins; `None` if this was the last.
     pub next: Option<usize>,
 }
 

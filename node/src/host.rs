@@ -29,13 +29,13 @@ pub struct HostFacts {
     pub memory_bytes: u64,
     /// Memory that could be used now without swapping.
     pub available_bytes: u64,
-    /// What the control groups of this process (version 1 or 2) leave it; `None` where they set no limit.
+    /// What the control groups of this process (version 1 or 2) leave it; `None` if they set no limit.
     pub cgroup_limit_bytes: Option<u64>,
     /// Reserved huge pages of the machine; free are those that this process's control groups let it have.
     pub huge: HugePool,
     /// The CPUs on which this process may run.
     pub cpus: CpuSet,
-    /// The NUMA nodes, by number; none where the kernel knows of none.
+    /// The NUMA nodes, by number; none if the kernel knows of none.
     pub numa_nodes: BTreeMap<u32, NumaNode>,
     /// The devices on the PCI bus.
     pub pci: BTreeMap<PciAddress, PciDevice>,
@@ -73,7 +73,7 @@ impl HostFacts {
     /// Reads the facts below `root`: `/` for this machine.
     ///
     /// # Errors
-    /// Where a file that every Linux has is missing or says something unexpected. What only some have (NUMA, PCI, control
+    /// Fails if a file that every Linux has is missing or says something unexpected. What only some have (NUMA, PCI, control
     /// groups) may be missing.
     pub fn read(root: &Path) -> Result<Self, HostError> {
         let meminfo = Source::new(root, "proc/meminfo");

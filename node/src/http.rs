@@ -48,10 +48,10 @@ pub struct Status {
     /// What of the machine it has got; `None` while the arena is being made.
     #[serde(default)]
     pub hardware: Option<HardwareStatus>,
-    /// How the object store does; `None` where none is configured.
+    /// How the object store does; `None` if none is configured.
     #[serde(default)]
     pub object: Option<ObjectStatus>,
-    /// Where it publishes events as vLLM does; `None` where it does not.
+    /// Where it publishes events as vLLM does; `None` if it does not.
     #[serde(default)]
     pub kv_events: Option<SocketAddr>,
 }
@@ -99,9 +99,9 @@ pub struct ActorStatus {
     pub tokens_hit: u64,
     /// Chunks evicted.
     pub evictions: u64,
-    /// What is on disk; `None` where there is no disk tier, or it is closed.
+    /// What is on disk; `None` if there is no disk tier, or it is closed.
     pub disk: Option<DiskStatus>,
-    /// Why the disk tier is closed, and what to do; `None` where it is open, or there is none.
+    /// Why the disk tier is closed, and what to do; `None` if it is open, or there is none.
     #[serde(default)]
     pub disk_trouble: Option<String>,
     /// What each tenant hit lately, and would have with an infinite cache.
@@ -119,7 +119,7 @@ pub struct NamespaceStatus {
     pub fingerprint: String,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` where engines alone can.
+    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` if engines alone can.
     pub hash: Option<HashStatus>,
     /// Open sessions that registered it, over all actors.
     pub sessions: u64,
@@ -305,7 +305,7 @@ fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
 }
 
 impl State {
-    /// Every actor's report, or none where it does not answer in time.
+    /// Every actor's report, or none if it does not answer in time.
     async fn ask(&self) -> Vec<(u16, Option<Report>)> {
         let actors = self.actors.get().into_iter().flatten();
         let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskReport)));

@@ -85,7 +85,7 @@ pub struct ClusterLimits {
 pub struct ActorLimits {
     /// Its GPU, where it has one.
     pub pci: Option<PciAddress>,
-    /// The NUMA node of its GPU; `None` where nobody says.
+    /// The NUMA node of its GPU; `None` if nobody says.
     pub numa_node: Option<u32>,
     /// The CPUs of its threads, the nearest to its GPU. Never empty.
     pub cpus: CpuSet,

@@ -94,7 +94,7 @@ impl Metrics {
     /// Fresh metrics in a registry of their own.
     ///
     /// # Errors
-    /// Where two metrics share a name.
+    /// Fails if two metrics share a name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let families = Families::new(&registry, table::NODE);
@@ -147,7 +147,7 @@ impl Metrics {
     /// Everything in Prometheus' text format.
     ///
     /// # Errors
-    /// Where a metric cannot be written as text.
+    /// Fails if a metric cannot be written as text.
     pub fn render(&self) -> Result<String, prometheus::Error> {
         self.process.show();
         self.tracing.show();

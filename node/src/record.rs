@@ -61,7 +61,7 @@ impl Recorder {
     /// Opens the log, after what it holds already, and starts the thread. `lost` counts the lookups that are left out.
     ///
     /// # Errors
-    /// Where the file cannot be written, or the system gives no thread.
+    /// Fails if the file cannot be written, or the system gives no thread.
     pub fn start(limits: RecordLimits, lost: IntCounter) -> io::Result<(Self, JoinHandle<()>)> {
         let log = LogFile::open(limits)?;
         let (queue, lines) = sync_channel(QUEUE_LINES);

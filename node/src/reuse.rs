@@ -96,7 +96,7 @@ impl ReuseWindows {
 }
 
 impl Tokens {
-    /// The fraction of all tokens that was hit; 0 where nothing was asked.
+    /// The fraction of all tokens that was hit; 0 if nothing was asked.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.hit as f64 / self.asked.max(1) as f64

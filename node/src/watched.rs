@@ -30,7 +30,7 @@ impl Watch {
         Self { panics: IntCounterVec::new(options, &["task"]).unwrap() }
     }
 
-    /// What comes of something; `None` where it panicked. What it worked on must then not be used as it is.
+    /// What comes of something; `None` if it panicked. What it worked on must then not be used as it is.
     pub(crate) fn catch<T>(&self, task: &'static str, work: impl FnOnce() -> T) -> Option<T> {
         catch_unwind(AssertUnwindSafe(work)).inspect_err(|panic| self.tell(task, &**panic)).ok()
     }

@@ -35,7 +35,7 @@ impl Window {
     /// tenant's budget.
     ///
     /// # Errors
-    /// Where the system does not give it.
+    /// Fails if the system does not give it.
     pub fn create(
         bytes: u64,
         numa_node: Option<u32>,
@@ -74,7 +74,7 @@ impl Window {
     /// Whether a place lies within the window.
     ///
     /// # Errors
-    /// Where it does not.
+    /// Fails if it does not.
     pub fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
         self.mapping.check(offset, bytes)
     }

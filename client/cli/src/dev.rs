@@ -74,7 +74,7 @@ impl DevCluster {
     /// Waits until every node has a table of all nodes.
     ///
     /// # Errors
-    /// [`DevError::NotJoined`] where they take longer than [`JOIN_TIMEOUT`].
+    /// [`DevError::NotJoined`] if they take longer than [`JOIN_TIMEOUT`].
     ///
     /// # Cancel safety
     /// Safe.
@@ -170,7 +170,7 @@ pub const STOP_GRACE: Duration = Duration::from_secs(5);
 struct Restarts(VecDeque<Instant>);
 
 impl Restarts {
-    /// How long to wait before the next one; `None` where there were too many.
+    /// How long to wait before the next one; `None` if there were too many.
     fn next(&mut self, now: Instant) -> Option<Duration> {
         while self.0.front().is_some_and(|&then| now - then > RESTART_MEMORY) {
             self.0.pop_front();
@@ -217,7 +217,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
     Ok((addresses, children))
 }
 
-/// How many members the table has that a node follows; 0 where it does not answer yet.
+/// How many members the table has that a node follows; 0 if it does not answer yet.
 async fn members_in_table_of(node: SocketAddr) -> usize {
     let asked = tokio::task::spawn_blocking(move || http::get_json::<Status>(node, "/status"));
     let status = asked.await.ok().and_then(Result::ok);

@@ -102,7 +102,7 @@ struct Measured {
 /// Looks for the CUDA driver's library and all that is called of it, without touching a GPU.
 ///
 /// # Errors
-/// [`DeviceError::Absent`] where it is missing or too old.
+/// [`DeviceError::Absent`] if it is missing or too old.
 pub fn find_driver() -> Result<(), DeviceError> {
     driver::check_library().map_err(|error| DeviceError::Absent(error.to_string()))
 }
@@ -110,7 +110,7 @@ pub fn find_driver() -> Result<(), DeviceError> {
 /// The number of the GPU at a place on the bus.
 ///
 /// # Errors
-/// [`DeviceError::Absent`] where there is none, or no driver.
+/// [`DeviceError::Absent`] if there is none, or no driver.
 pub fn ordinal_at(place: PciPlace) -> Result<u32, DeviceError> {
     driver::ordinal_at(place).map_err(|error| DeviceError::Absent(error.to_string()))
 }
@@ -131,7 +131,7 @@ impl CudaDevice {
     /// Opens a GPU, on the thread that will use it.
     ///
     /// # Errors
-    /// [`DeviceError::Absent`] where there is no driver, an old one, or no such GPU.
+    /// [`DeviceError::Absent`] if there is no driver, an old one, or no such GPU.
     pub fn open(options: CudaOptions) -> Result<Self, DeviceError> {
         let absent = |error: NoCuda| DeviceError::Absent(error.to_string());
         let context = Context::open(options.ordinal).map_err(absent)?;
@@ -183,7 +183,7 @@ impl CudaDevice {
         }
     }
 
-    /// Tells what an order has done; `true` where it has ended.
+    /// Tells what an order has done; `true` if it has ended.
     fn look_at(&mut self, number: usize, events: &mut Vec<Event>) -> Result<bool, CudaError> {
         let running = &mut self.running[number];
         while let Some((done, event)) = running.layers.front() {

@@ -17,19 +17,19 @@ pub trait Device {
     /// Makes host memory ready for copies: pinned and mapped.
     ///
     /// # Errors
-    /// [`DeviceError`] where the device refuses.
+    /// [`DeviceError`] if the device refuses.
     fn attach(&mut self, memory: HostMemory) -> Result<RegionId, DeviceError>;
 
     /// Takes so much of the device's own memory.
     ///
     /// # Errors
-    /// [`DeviceError`] where there is not so much.
+    /// [`DeviceError`] if there is not so much.
     fn allocate(&mut self, bytes: u64) -> Result<RegionId, DeviceError>;
 
     /// Maps memory that an engine has on this device.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] where this kind of memory cannot be shared.
+    /// [`DeviceError::Refused`] if this kind of memory cannot be shared.
     fn import(&mut self, memory: EngineMemory) -> Result<RegionId, DeviceError>;
 
     /// Gives a region up.
@@ -41,7 +41,7 @@ pub trait Device {
     /// Makes tensors of regions of device memory, in the order in which the layout numbers them.
     ///
     /// # Errors
-    /// [`DeviceError`] where a region is missing or smaller than the layout needs.
+    /// [`DeviceError`] if a region is missing or smaller than the layout needs.
     fn register(&mut self, layout: PagedLayout, regions: Vec<RegionId>) -> Result<TensorsId, DeviceError>;
 
     /// Forgets tensors; their regions stay.
@@ -53,7 +53,7 @@ pub trait Device {
     /// Begins an order.
     ///
     /// # Errors
-    /// [`DeviceError::Order`] where it is refused: nothing was begun. [`DeviceError::Lost`] where the device failed: what it did
+    /// [`DeviceError::Order`] if it is refused: nothing was begun. [`DeviceError::Lost`] if the device failed: what it did
     /// is unknown until it was closed.
     fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError>;
 
@@ -64,13 +64,13 @@ pub trait Device {
     /// Tells what happened since the last call. Never waits.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] where the device failed.
+    /// [`DeviceError::Lost`] if the device failed.
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError>;
 
     /// Gives the device up, with all that it has. It waits for what is under way.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] where it cannot be known that nothing of it touches any memory.
+    /// [`DeviceError::Lost`] if it cannot be known that nothing of it touches any memory.
     fn close(self: Box<Self>) -> Result<(), DeviceError>;
 
     /// How copies are made, and how fast each way was, a line each; for people.

@@ -121,7 +121,7 @@ impl PagedLayout {
     /// Checks what an engine says against the sizes of its regions.
     ///
     /// # Errors
-    /// [`LayoutError`] where anything is missing, unaligned, beyond its region, or in one place with something else.
+    /// [`LayoutError`] if anything is missing, unaligned, beyond its region, or in one place with something else.
     pub fn new(spec: LayoutSpec, region_bytes: &[u64]) -> Result<Self, LayoutError> {
         let page_bytes = check::check(&spec, region_bytes)?;
         let pages = u64::from(spec.pages_per_chunk) * spec.planes.len() as u64;
@@ -150,7 +150,7 @@ impl PagedLayout {
     /// Some layers of it, as a layout of their own.
     ///
     /// # Panics
-    /// Where there are no such layers.
+    /// Panics if there are no such layers.
     #[must_use]
     pub fn part(&self, layers: &Range<u32>) -> Self {
         let planes = self.planes_of(layers);
@@ -193,7 +193,7 @@ impl PagedLayout {
     /// The contiguous pieces of a page, in the order of a block.
     ///
     /// # Panics
-    /// Where there is no such plane.
+    /// Panics if there is no such plane.
     pub fn runs(&self, plane: u32, page: u32) -> impl Iterator<Item = Run> {
         let Plane { region, offset, page_stride } = self.spec.planes[plane as usize];
         let start = offset + u64::from(page) * page_stride;

@@ -161,9 +161,9 @@ impl Flag {
 
 /// What an order's places are held against.
 pub(crate) trait Places {
-    /// Bytes of a region, and whether it may be written; `None` where there is none.
+    /// Bytes of a region, and whether it may be written; `None` if there is none.
     fn region(&self, region: RegionId) -> Option<(u64, bool)>;
-    /// The layout of tensors; `None` where there are none.
+    /// The layout of tensors; `None` if there are none.
     fn layout(&self, tensors: TensorsId) -> Option<&PagedLayout>;
     /// Whether a region is host memory, in which flags can stand.
     fn is_host(&self, region: RegionId) -> bool;

@@ -93,7 +93,7 @@ impl<R: Region, T> Registry<R, T> {
     /// The region of a checked order.
     ///
     /// # Panics
-    /// Where there is none.
+    /// Panics if there is none.
     pub(crate) fn region_of(&self, id: RegionId) -> &R {
         &self.regions.get(&id).expect("an order keeps its regions").value
     }
@@ -101,7 +101,7 @@ impl<R: Region, T> Registry<R, T> {
     /// The tensors of a checked order.
     ///
     /// # Panics
-    /// Where there are none.
+    /// Panics if there are none.
     pub(crate) fn tensors_of(&self, id: TensorsId) -> &Tensors<T> {
         &self.tensors.get(&id).expect("an order keeps its tensors").value
     }

@@ -92,7 +92,7 @@ impl DeviceThread {
     /// `orders` are taken that nobody heard the end of.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// Fails if the system gives no thread.
     pub fn start(
         name: &str,
         orders: usize,

@@ -53,7 +53,7 @@ impl Mapping {
     /// Maps the file behind `descriptor`, which has `bytes` bytes, for reading.
     ///
     /// # Errors
-    /// [`MappingError`] where the descriptor is no memory file of this size that is sealed against shrinking.
+    /// [`MappingError`] if the descriptor is no memory file of this size that is sealed against shrinking.
     pub fn read_only(descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, MappingError> {
         Self::new(descriptor, bytes, false)
     }
@@ -61,7 +61,7 @@ impl Mapping {
     /// Maps the file behind `descriptor`, which has `bytes` bytes, for reading and writing.
     ///
     /// # Errors
-    /// [`MappingError`] where the descriptor is no memory file of this size that is sealed against shrinking, or may not
+    /// [`MappingError`] if the descriptor is no memory file of this size that is sealed against shrinking, or may not
     /// be written.
     pub fn writable(descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, MappingError> {
         Self::new(descriptor, bytes, true)
@@ -70,7 +70,7 @@ impl Mapping {
     /// Copies `out.len()` bytes from `offset` on into `out`.
     ///
     /// # Panics
-    /// Where they do not lie within the mapping.
+    /// Panics if they do not lie within the mapping.
     pub fn copy_to(&self, offset: u64, out: &mut [u8]) {
         let from = self.checked(offset, out.len());
         // SAFETY: `checked` proved that the source lies within the mapping, which lives as long as `self`. `out` is this
@@ -84,7 +84,7 @@ impl Mapping {
     /// mapping may exist.
     ///
     /// # Panics
-    /// Where they do not lie within the mapping.
+    /// Panics if they do not lie within the mapping.
     pub fn visit(&self, offset: u64, bytes: u64, mut each: impl FnMut(&[u8])) {
         let mut piece = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX).min(VISITED_PIECE_BYTES)];
         let (mut at, end) = (offset, offset + bytes);
@@ -99,7 +99,7 @@ impl Mapping {
     /// Copies `bytes` to `offset` on.
     ///
     /// # Panics
-    /// Where they do not fit within the mapping, or it is read-only.
+    /// Panics if they do not fit within the mapping, or it is read-only.
     pub fn copy_from(&self, offset: u64, bytes: &[u8]) {
         assert!(self.writable, "the mapping is read-only");
         let to = self.checked(offset, bytes.len());

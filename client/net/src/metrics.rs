@@ -113,7 +113,7 @@ impl Metric {
         self.labels.iter().map(|label| label.name).collect()
     }
 
-    /// Every combination of its labels' values; `None` where one of them has no closed list.
+    /// Every combination of its labels' values; `None` if one of them has no closed list.
     #[must_use]
     pub fn combinations(&self) -> Option<Vec<Vec<&'static str>>> {
         self.labels.iter().try_fold(vec![Vec::new()], |all: Vec<Vec<&str>>, label| {

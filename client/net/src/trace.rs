@@ -30,7 +30,7 @@ pub use queue::{SpanCounts, span_counts};
 pub struct Trace(Option<Arc<Recorded>>);
 
 struct Recorded {
-    /// None where this process makes no spans, but others may.
+    /// None if this process makes no spans, but others may.
     span: Span,
     /// What those who do a part of it are told.
     context: TraceContext,

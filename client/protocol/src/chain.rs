@@ -119,7 +119,7 @@ impl Chain {
         Self { links: Links::Flat(root), hashes }
     }
 
-    /// The chunks from position `from` on; empty where `from` is past the end.
+    /// The chunks from position `from` on; empty if `from` is past the end.
     #[must_use]
     pub fn tail(&self, from: usize) -> Self {
         let from = from.min(self.hashes.len());
@@ -129,7 +129,7 @@ impl Chain {
     /// The chunks at positions `from..to`.
     ///
     /// # Panics
-    /// Where `from..to` does not lie within the chain.
+    /// Panics if `from..to` does not lie within the chain.
     #[must_use]
     pub fn part(&self, from: usize, to: usize) -> Self {
         let hashes = self.hashes[from..to].to_vec();
@@ -160,7 +160,7 @@ impl Chain {
     /// The chunk at `position`.
     ///
     /// # Panics
-    /// Where `position` is past the end.
+    /// Panics if `position` is past the end.
     #[must_use]
     pub fn chunk(&self, position: usize) -> ChunkRef {
         let hash = self.hashes[position];

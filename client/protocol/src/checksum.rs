@@ -92,7 +92,7 @@ impl BlockSummer {
     /// Starts a block whose layer ranges have `range_bytes` bytes each, the last one at most.
     ///
     /// # Panics
-    /// Where `range_bytes` is 0.
+    /// Panics if `range_bytes` is 0.
     #[must_use]
     pub fn new(range_bytes: u64) -> Self {
         assert!(range_bytes > 0, "a layer range has at least one layer");
@@ -143,7 +143,7 @@ pub fn layer_ranges(pool: &PoolSpec) -> impl Iterator<Item = Range<u64>> + use<>
 /// The ranges of `range_bytes` each (the last may be shorter) of a block of `block_bytes`.
 ///
 /// # Panics
-/// Where `range_bytes` is 0.
+/// Panics if `range_bytes` is 0.
 pub fn block_ranges(block_bytes: u64, range_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     (0..block_bytes.div_ceil(range_bytes)).map(move |range| {
         let start = range * range_bytes;

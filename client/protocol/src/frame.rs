@@ -26,7 +26,7 @@ pub struct FrameHeader {
     pub payload_bytes: u32,
     /// Descriptors that belong to the message.
     pub descriptors: u16,
-    /// Number of the request that this is, or answers; 0 where no answer is wanted.
+    /// Number of the request that this is, or answers; 0 if no answer is wanted.
     pub request: u64,
 }
 
@@ -70,7 +70,7 @@ impl FrameHeader {
     /// Reads a header.
     ///
     /// # Errors
-    /// [`FrameError`] where a limit is passed or the bytes are no header.
+    /// [`FrameError`] if a limit is passed or the bytes are no header.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let [a, b, c, d, e, f, g, h, request @ ..] = *bytes;
         let payload_bytes = u32::from_le_bytes([a, b, c, d]);

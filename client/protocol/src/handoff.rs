@@ -25,7 +25,7 @@ pub struct HandOver {
     pub from_layer: u32,
     /// The layer behind the last one.
     pub to_layer: u32,
-    /// Where in the write window these layers stand: for each chunk, for each slice of the session. Empty where the node trusts
+    /// Where in the write window these layers stand: for each chunk, for each slice of the session. Empty if the node trusts
     /// its engines.
     pub sources: Vec<u64>,
 }
@@ -39,7 +39,7 @@ pub struct Follow {
     pub chain: Chain,
     /// Who writes those that are not here; nobody is asked where this is not given.
     pub writer: Option<Writer>,
-    /// The earliest attempt whose layers are wanted; 0 where any will do.
+    /// The earliest attempt whose layers are wanted; 0 if any will do.
     pub attempt: u64,
     /// For how long nothing may come before the reader gives up.
     pub patience_ms: u64,
@@ -80,7 +80,7 @@ pub struct InPlace {
     /// Where the chunks stand, once each has its place; told once. The lease has the number of what is followed. It has no
     /// checksums.
     pub leased: Option<Leased>,
-    /// Checksums of what is in place behind the layers that the asker knows of, up to `layers`; none where all is whole.
+    /// Checksums of what is in place behind the layers that the asker knows of, up to `layers`; none if all is whole.
     pub sums: Vec<LayersSum>,
     /// The blocks' checksums, in the order of the lease's places, where all is whole; else none.
     pub checksums: Vec<u64>,

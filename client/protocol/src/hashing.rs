@@ -77,7 +77,7 @@ impl ChunkHasher {
 /// The hashes of all full chunks of a prompt; the last, partial chunk has none.
 ///
 /// # Panics
-/// Where `chunk_tokens` is 0.
+/// Panics if `chunk_tokens` is 0.
 #[must_use]
 pub fn hash_prompt(
     root: ChunkHash,

@@ -14,7 +14,7 @@ use crate::pools::HitPolicy;
 pub struct NamespaceSpec {
     /// The model's name or path.
     pub model: String,
-    /// The model's revision; empty where it has none.
+    /// The model's revision; empty if it has none.
     pub revision: String,
     /// Data type of the KV, in the engine's words (`bfloat16`, `fp8_e4m3`).
     pub kv_dtype: String,

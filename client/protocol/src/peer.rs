@@ -283,7 +283,7 @@ pub trait Message: Sized {
     /// Checks and reads it. `bytes` must start at a multiple of 16.
     ///
     /// # Errors
-    /// Where the bytes are no such message.
+    /// Fails if the bytes are no such message.
     fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage>;
 }
 

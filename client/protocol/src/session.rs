@@ -83,7 +83,7 @@ pub enum Request {
     /// Names the copy.
     ForgetCopy(u64),
     /// Says that a chunk has other bytes than were committed under its name; answered [`Response::Checked`] when the node has
-    /// verified the chunk itself, or [`Response::Busy`] where this session reports too much.
+    /// verified the chunk itself, or [`Response::Busy`] if this session reports too much.
     ReportDamage(ReportDamage),
 }
 
@@ -210,7 +210,7 @@ pub struct Commit {
     /// Positions (in the reserved chain) of the chunks that are complete.
     pub chunks: Vec<u32>,
     /// Where in the write window each chunk's blocks stand: for each chunk, for each slice of the session, for each
-    /// pool that is to be written, but for blocks whose layers were handed over before. Empty where the node trusts its
+    /// pool that is to be written, but for blocks whose layers were handed over before. Empty if the node trusts its
     /// engines, which then wrote to the places that [`Reserved`] named.
     pub sources: Vec<u64>,
 }
@@ -300,7 +300,7 @@ pub struct Welcome {
     pub tenant: String,
     /// Number of the GPU actor that serves the session.
     pub device: u16,
-    /// Bytes of the write window; 0 where there is none.
+    /// Bytes of the write window; 0 if there is none.
     pub window_bytes: u64,
     /// Whether the engine writes straight into the arena, which it then maps writable.
     pub trusted: bool,
@@ -332,7 +332,7 @@ pub struct Found {
 /// A prefetch has begun.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Prefetching {
-    /// The ticket: collect or cancel it. 0 where there is nothing to bring.
+    /// The ticket: collect or cancel it. 0 if there is nothing to bring.
     pub ticket: u64,
     /// What was found, as a lookup says it.
     pub found: Found,
@@ -383,7 +383,7 @@ pub enum Tier {
 /// There is room.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// The reservation; commit or abort it. 0 where there is nothing to write. It is gone once all of it is committed.
+    /// The reservation; commit or abort it. 0 if there is nothing to write. It is gone once all of it is committed.
     pub reservation: u64,
     /// Positions (in the chain, ascending) of the chunks to write; the others are here already or are being written.
     pub chunks: Vec<u32>,
@@ -400,7 +400,7 @@ pub struct Reserved {
 /// Blocks may be read.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
-    /// The lease; release it. 0 where nothing is leased.
+    /// The lease; release it. 0 if nothing is leased.
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,
@@ -446,7 +446,7 @@ pub struct Extent {
 /// Chunks stay.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pinned {
-    /// The pin; 0 where nothing is pinned.
+    /// The pin; 0 if nothing is pinned.
     pub pin: u64,
     /// Chunks pinned, from the chain's first on.
     pub chunks: u32,
@@ -529,7 +529,7 @@ pub fn encode_response(response: &Response, out: AlignedVec) -> AlignedVec {
 /// Checks and reads a request. `bytes` must start at a multiple of 16.
 ///
 /// # Errors
-/// Where the bytes are not a request.
+/// Fails if the bytes are not a request.
 pub fn decode_request(bytes: &[u8]) -> Result<Request, MalformedMessage> {
     rkyv::from_bytes::<Request, rancor::Failure>(bytes).map_err(|_| MalformedMessage)
 }
@@ -537,7 +537,7 @@ pub fn decode_request(bytes: &[u8]) -> Result<Request, MalformedMessage> {
 /// Checks and reads a response. `bytes` must start at a multiple of 16.
 ///
 /// # Errors
-/// Where the bytes are not a response.
+/// Fails if the bytes are not a response.
 pub fn decode_response(bytes: &[u8]) -> Result<Response, MalformedMessage> {
     rkyv::from_bytes::<Response, rancor::Failure>(bytes).map_err(|_| MalformedMessage)
 }

@@ -37,7 +37,7 @@ pub struct Lora<'a> {
 /// The hashes of all full chunks of a prompt, of `chunk_tokens` each; the last, partial chunk has none.
 ///
 /// # Panics
-/// Where `block_tokens` is 0, or `chunk_tokens` is no multiple of it.
+/// Panics if `block_tokens` is 0, or `chunk_tokens` is no multiple of it.
 #[must_use]
 pub fn hash_prompt(
     seed: &str,

@@ -102,7 +102,7 @@ pub struct RowKey {
 }
 
 impl Table {
-    /// The home of a partition; `None` where the cluster has no member.
+    /// The home of a partition; `None` if the cluster has no member.
     #[must_use]
     pub fn home(&self, partition: u16) -> Option<NodeNumber> {
         self.homes.get(usize::from(partition)).copied()

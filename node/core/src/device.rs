@@ -39,7 +39,7 @@ pub struct DeviceLimits {
     pub orders: usize,
     /// How long whoever asked for a copy waits for it.
     pub copy_deadline_ms: u64,
-    /// Bytes of the device tier; none where it is 0.
+    /// Bytes of the device tier; none if it is 0.
     pub tier_bytes: u64,
     /// Which of its blocks goes first.
     pub tier_policy: PolicyName,
@@ -134,7 +134,7 @@ impl Core {
     /// The device knows a session's tensors: their number in the session.
     ///
     /// # Errors
-    /// [`Refused::Internal`] where the session has ended meanwhile.
+    /// [`Refused::Internal`] if the session has ended meanwhile.
     pub fn know_tensors(&mut self, session: SessionId, tensors: Tensors) -> Result<u32, Refused> {
         self.store.tenant(session).map_err(|_| Refused::Internal)?;
         let device = &mut self.device;

@@ -79,7 +79,7 @@ pub enum Effect {
     Copy {
         /// Its number.
         copy: CopyNumber,
-        /// Whose window the sources stand in; `None` where all blocks are in place.
+        /// Whose window the sources stand in; `None` if all blocks are in place.
         session: Option<SessionId>,
         /// What and where.
         moves: Vec<BlockMove>,
@@ -328,7 +328,7 @@ pub struct FetchOrder {
 /// A prefetch that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// Its number; 0 where nothing is brought.
+    /// Its number; 0 if nothing is brought.
     pub ticket: u64,
     /// Tokens that will be in place.
     pub tokens: u64,

@@ -212,7 +212,7 @@ impl Exchange {
         self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|peer| self.forget(peer));
     }
 
-    /// How long somebody pauses before asking again what a peer was too busy for; `None` where the pause would end after `over`.
+    /// How long somebody pauses before asking again what a peer was too busy for; `None` if the pause would end after `over`.
     pub fn pause(
         &mut self,
         now: Duration,

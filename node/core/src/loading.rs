@@ -20,7 +20,7 @@ pub struct Meter {
 /// One chunk of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Position of its source among the meters; `None` where it is in place.
+    /// Position of its source among the meters; `None` if it is in place.
     pub source: Option<usize>,
     /// Its size.
     pub bytes: u64,
@@ -68,7 +68,7 @@ impl Meter {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
     }
 
-    /// What it delivers; `None` where it has delivered nothing yet.
+    /// What it delivers; `None` if it has delivered nothing yet.
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         self.bytes_per_second

@@ -83,7 +83,7 @@ impl Reports {
         self.left.remove(&Reporter::Session(session));
     }
 
-    /// What `by` has left; `None` where too many report that are not known.
+    /// What `by` has left; `None` if too many report that are not known.
     #[cfg(test)]
     pub(crate) fn reporters(&self) -> usize {
         self.left.len()

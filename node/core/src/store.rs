@@ -169,7 +169,7 @@ impl Store {
     /// Makes a namespace known to a session, with the slices it holds and its own block size of each pool.
     ///
     /// # Errors
-    /// [`Refused`] where the namespace is impossible, disagrees with the block sizes, or does not fit this node.
+    /// [`Refused`] if the namespace is impossible, disagrees with the block sizes, or does not fit this node.
     pub fn register(
         &mut self,
         session: SessionId,
@@ -313,7 +313,7 @@ impl Store {
         }
     }
 
-    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` where it is not here.
+    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` if it is not here.
     #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
         let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);

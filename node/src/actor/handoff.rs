@@ -86,7 +86,7 @@ impl GpuActor {
         self.followers.remove(&follow);
     }
 
-    /// Has a peer follow chunks; `None` where peers follow too much.
+    /// Has a peer follow chunks; `None` if peers follow too much.
     fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
         let AskFollow { fingerprint, hashes, attempt, patience_ms, news } = ask;
         let now = self.clock.elapsed();

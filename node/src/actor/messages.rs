@@ -52,7 +52,7 @@ pub struct ReplyTo {
     pub answers: mpsc::UnboundedSender<(u64, Answer)>,
 }
 
-/// What a session reads, with the descriptors that come along. `None` where a request has no answer.
+/// What a session reads, with the descriptors that come along. `None` if a request has no answer.
 #[derive(Debug)]
 pub struct Answer {
     /// The message.

@@ -72,7 +72,7 @@ impl ExtentSpec {
     /// Takes memory from the system, faults it in and seals it. Takes about a second for each GiB.
     ///
     /// # Errors
-    /// Where the system does not give it. That it gives no huge pages, or does not bind it, is none.
+    /// Fails if the system does not give it. That it gives no huge pages, or does not bind it, is none.
     pub fn create(self) -> Result<ExtentMemory, MemoryError> {
         if self.huge_pages == HugePages::Auto {
             match self.create_from(Pages::Huge) {
@@ -159,7 +159,7 @@ impl ExtentMemory {
     /// Whether a place lies within the extent.
     ///
     /// # Errors
-    /// Where it does not.
+    /// Fails if it does not.
     pub fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
         self.mapping.check(offset, bytes)
     }
@@ -167,7 +167,7 @@ impl ExtentMemory {
     /// Copies `bytes` bytes of a window, from `source` on, to `offset`. The caller has that place to itself.
     ///
     /// # Errors
-    /// Where either place is not within its memory: nothing is copied.
+    /// Fails if either place is not within its memory: nothing is copied.
     pub(crate) fn copy_in_from(
         &self,
         window: &Mapping,
@@ -181,13 +181,13 @@ impl ExtentMemory {
     /// Copies `bytes` to `offset`. The caller has that place to itself.
     ///
     /// # Errors
-    /// Where the place is not within the extent: nothing is copied.
+    /// Fails if the place is not within the extent: nothing is copied.
     pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.mapping.write(offset, bytes)
     }
 
     /// The bytes at a place, without a copy, for as long as anybody keeps them; `lease` is what keeps the place from being
-    /// written meanwhile, and is dropped with the last of them. Empty where the place is not within the extent.
+    /// written meanwhile, and is dropped with the last of them. Empty if the place is not within the extent.
     ///
     /// Where engines can write the extent, they are copied.
     #[must_use]
@@ -210,15 +210,15 @@ impl ExtentMemory {
     /// Copies the bytes from `offset` on into `out`.
     ///
     /// # Errors
-    /// Where the place is not within the extent: nothing is copied.
+    /// Fails if the place is not within the extent: nothing is copied.
     pub fn copy_out(&self, offset: u64, out: &mut [u8]) -> Result<(), OutOfBounds> {
         self.mapping.read(offset, out)
     }
 
-    /// The bytes at a place, in place; `None` where engines can write there (use [`Self::copy_out`]).
+    /// The bytes at a place, in place; `None` if engines can write there (use [`Self::copy_out`]).
     ///
     /// # Errors
-    /// Where the place is not within the extent.
+    /// Fails if the place is not within the extent.
     ///
     /// # Safety
     /// No copy goes to that place while the slice lives: whoever calls holds a lease on it, or is its writer and done.
@@ -233,7 +233,7 @@ impl ExtentMemory {
     /// Adds a place to a checksum. The caller is the place's only writer, and not writing.
     ///
     /// # Errors
-    /// Where the place is not within the extent.
+    /// Fails if the place is not within the extent.
     pub(crate) fn add_to(
         &self,
         checksum: &mut RangeChecksum,
@@ -255,7 +255,7 @@ impl ExtentMemory {
     /// extent, and has the place as a reader or its only writer.
     ///
     /// # Errors
-    /// Where the place is not within the extent.
+    /// Fails if the place is not within the extent.
     pub(crate) fn address_of(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
         self.mapping.address_of(offset, bytes)
     }
@@ -296,7 +296,7 @@ impl Renewal {
     /// The system has the old memory back before the new is taken, provided nobody else holds it.
     ///
     /// # Errors
-    /// Where the system gives no memory: the extent stays without. Ask the arena to vacate it again to try again.
+    /// Fails if the system gives no memory: the extent stays without. Ask the arena to vacate it again to try again.
     pub fn perform(self) -> Result<Arc<ExtentMemory>, MemoryError> {
         drop(self.old);
         self.spec.create().map(Arc::new)

@@ -154,7 +154,7 @@ impl Placement {
         format!("{}; {places}", kinds.collect::<Vec<_>>().join(", "))
     }
 
-    /// What to do for more huge pages; `None` where all of the arena is in such.
+    /// What to do for more huge pages; `None` if all of the arena is in such.
     #[must_use]
     pub fn advice(&self, huge_pages: HugePages) -> Option<String> {
         if self.ordinary_bytes() == 0 {

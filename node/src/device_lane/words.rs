@@ -19,7 +19,7 @@ impl Words {
     /// A page of zeros. Nobody can change its size.
     ///
     /// # Errors
-    /// Where the system does not give it.
+    /// Fails if the system does not give it.
     pub(crate) fn create() -> Result<Self, MemoryError> {
         let bytes = WORD_BYTES;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

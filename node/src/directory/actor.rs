@@ -281,7 +281,7 @@ impl DirectoryActor {
         }
     }
 
-    /// Asks a node; `None` where no answer comes in time. Dropping the future gives up the answer.
+    /// Asks a node; `None` if no answer comes in time. Dropping the future gives up the answer.
     fn ask(
         &self,
         node: NodeNumber,

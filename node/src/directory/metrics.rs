@@ -51,7 +51,7 @@ impl DirectoryMetrics {
     /// Registers all of them.
     ///
     /// # Errors
-    /// Where the registry has one of these names already.
+    /// Fails if the registry has one of these names already.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let families = Families::new(registry, &[table::DIRECTORY]);
         Ok(Self {

@@ -254,7 +254,7 @@ impl Superblock {
     /// Reads one copy.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Fails if it is none.
     pub fn decode(page: &[u8]) -> Result<Self, FormatError> {
         let mut from = Reader::new(page, SUPERBLOCK_MAGIC)?;
         from.skip(6)?;
@@ -279,7 +279,7 @@ impl SegmentHeader {
     /// Reads the header page of segment `segment`.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Fails if it is none.
     pub fn decode(page: &[u8], storage: StorageId, segment: u32) -> Result<Self, FormatError> {
         let mut from = Reader::new(page, SEGMENT_MAGIC)?;
         from.skip(2)?;
@@ -374,7 +374,7 @@ impl RecordHeader {
     /// How many pages the header says that it has, from its first page. Nothing else of it can be believed yet.
     ///
     /// # Errors
-    /// Where none begins there.
+    /// Fails if none begins there.
     pub fn peek_pages(first_page: &[u8]) -> Result<u32, FormatError> {
         let mut from = Reader::new(first_page, RECORD_MAGIC)?;
         from.skip(2)?;
@@ -385,7 +385,7 @@ impl RecordHeader {
     /// Reads a header of as many pages as [`Self::peek_pages`] says.
     ///
     /// # Errors
-    /// Where it is none of this storage.
+    /// Fails if it is none of this storage.
     pub fn decode(pages: &[u8], storage: StorageId) -> Result<Self, FormatError> {
         let mut from = Reader::new(pages, RECORD_MAGIC)?;
         let (before, rest) = pages.split_at_checked(RECORD_CHECKSUM_AT).ok_or(FormatError::Field)?;
@@ -475,7 +475,7 @@ impl Footer {
     /// Reads the footer whose tail is `tail` from all its pages.
     ///
     /// # Errors
-    /// Where the entries are damaged.
+    /// Fails if the entries are damaged.
     pub fn decode(pages: &[u8], tail: &FooterTail) -> Result<Self, FormatError> {
         let entries = pages.get(..tail.entries as usize * ENTRY_BYTES).ok_or(FormatError::Field)?;
         if xxh3_64(entries) != tail.checksum {
@@ -490,7 +490,7 @@ impl FooterTail {
     /// Reads the last page of the segment that `segment` is the header of.
     ///
     /// # Errors
-    /// Where it is no footer's, or that of another use of the segment.
+    /// Fails if it is no footer's, or that of another use of the segment.
     pub fn decode(last_page: &[u8], storage: StorageId, segment: SegmentHeader) -> Result<Self, FormatError> {
         let start = last_page.len().checked_sub(TAIL_BYTES).ok_or(FormatError::Field)?;
         let mut from = Reader::new(&last_page[start..], FOOTER_MAGIC)?;

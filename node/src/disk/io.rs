@@ -33,13 +33,13 @@ pub trait Device: Send {
     /// Starts a transfer, or carries it out. What came of it is told by [`Self::wait`], in any order.
     fn start(&mut self, transfer: Transfer);
 
-    /// The next transfer that is finished; `None` where none is under way.
+    /// The next transfer that is finished; `None` if none is under way.
     fn wait(&mut self) -> Option<Finished>;
 
     /// Makes all finished writes survive a loss of power.
     ///
     /// # Errors
-    /// Where the device does not.
+    /// Fails if the device does not.
     fn sync(&mut self) -> io::Result<()>;
 
     /// Whether what it writes is still where the next start looks for it.
@@ -141,7 +141,7 @@ impl DiskFile {
     /// is as long and has holes gets them filled.
     ///
     /// # Errors
-    /// Where there is not enough space: the file is as it was.
+    /// Fails if there is not enough space: the file is as it was.
     pub fn allocate(&self, bytes: u64) -> io::Result<()> {
         let has = self.bytes()?;
         // First: who tries to take what there is not fills the file system for everybody for a moment.

@@ -89,7 +89,7 @@ pub struct Recovered {
     pub segment: SegmentHeader,
     /// Its records, in their order.
     pub entries: Vec<FooterEntry>,
-    /// The page at which the log goes on in it; `None` where it is sealed. At most the newest segment has one.
+    /// The page at which the log goes on in it; `None` if it is sealed. At most the newest segment has one.
     pub open_at: Option<u32>,
 }
 
@@ -123,7 +123,7 @@ pub struct Log {
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// 0 where it is free.
+    /// 0 if it is free.
     sequence: u64,
     /// Ids of the records that were committed here; some stand elsewhere by now, or are gone.
     records: Vec<u32>,
@@ -262,7 +262,7 @@ impl Log {
     /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`Room::Here`].
     ///
     /// # Panics
-    /// Where it has not.
+    /// Panics if it has not.
     pub fn place(&mut self, pages: u64) -> Placed {
         let open = self.open.as_mut().expect("a record is placed where there is room");
         let placed = Placed { segment: open.segment, page: open.page, sequence: self.record_sequence + 1 };
@@ -276,7 +276,7 @@ impl Log {
     /// A placed record is synced: from now on it is found. The segment is still open.
     ///
     /// # Panics
-    /// Where it is not.
+    /// Panics if it is not.
     pub fn commit(&mut self, entry: FooterEntry) {
         let open = self.open.as_mut().expect("records are committed before their segment is sealed");
         open.entries.push(entry);
@@ -287,7 +287,7 @@ impl Log {
     /// The footer of the open segment.
     ///
     /// # Panics
-    /// Where none is open.
+    /// Panics if none is open.
     #[must_use]
     pub fn footer(&self) -> Footer {
         let open = self.open.as_ref().expect("an open segment is sealed");
@@ -306,7 +306,7 @@ impl Log {
     /// A segment's new header is written.
     ///
     /// # Panics
-    /// Where another segment is open, or this one is not the next.
+    /// Panics if another segment is open, or this one is not the next.
     pub fn opened(&mut self, segment: SegmentHeader) {
         assert!(self.open.is_none(), "one segment is open at a time");
         assert_eq!(self.free.pop_front(), Some(segment.segment), "the segment that was longest free is next");

@@ -72,7 +72,7 @@ impl DiskFamilies {
     /// Registers them.
     ///
     /// # Errors
-    /// Where a name is taken.
+    /// Fails if a name is taken.
     pub fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
         Ok(Self {
             read_bytes: families.counters("larder_disk_read_bytes_total")?,
@@ -126,7 +126,7 @@ impl DiskMetrics {
     /// Registers those of one tier alone.
     ///
     /// # Errors
-    /// Where they are registered already.
+    /// Fails if they are registered already.
     pub fn new(registry: &Registry, device: u16) -> Result<Self, prometheus::Error> {
         Ok(DiskFamilies::new(&Families::new(registry, &[table::DISK]))?.of_device(device))
     }

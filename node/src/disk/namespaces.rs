@@ -35,7 +35,7 @@ impl NamespaceFolder {
     /// are deleted. What is damaged, or cannot be read, is left out, with a warning.
     ///
     /// # Errors
-    /// Where the folder cannot be made or read.
+    /// Fails if the folder cannot be made or read.
     pub fn open(path: &Path, holds: &[Fingerprint]) -> io::Result<(Self, Vec<KnownNamespace>)> {
         private::make_folder(path)?;
         let folder = Self { path: path.to_owned() };
@@ -67,7 +67,7 @@ impl NamespaceFolder {
     /// Describes a namespace, durably.
     ///
     /// # Errors
-    /// Where it cannot be written.
+    /// Fails if it cannot be written.
     pub fn record(&self, namespace: &KnownNamespace) -> io::Result<()> {
         // Somebody may have removed it.
         private::make_folder(&self.path)?;
@@ -84,7 +84,7 @@ impl NamespaceFolder {
     /// Deletes a namespace's description, if there is one: nothing of it is on disk any more.
     ///
     /// # Errors
-    /// Where it cannot be deleted.
+    /// Fails if it cannot be deleted.
     pub fn forget(&self, fingerprint: &Fingerprint) -> io::Result<()> {
         match fs::remove_file(self.path.join(fingerprint.to_string())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

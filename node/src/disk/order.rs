@@ -153,7 +153,7 @@ impl WriteOrder {
     /// The order to write a chunk.
     ///
     /// # Errors
-    /// Where there can be no such record: no blocks, checksums that do not fit the sizes or are those of another block, a place
+    /// Fails if there can be no such record: no blocks, checksums that do not fit the sizes or are those of another block, a place
     /// outside its memory.
     pub fn new(fingerprint: Fingerprint, chunk: ChunkRef, sources: Vec<Source>) -> Result<Self, OrderError> {
         let mut entries = Vec::with_capacity(sources.len());
@@ -208,7 +208,7 @@ impl ReadOrder {
     /// The order to read a chunk: all its blocks, or some. The places belong to the order until its answer.
     ///
     /// # Errors
-    /// Where a place is outside its memory, or there is none.
+    /// Fails if a place is outside its memory, or there is none.
     pub fn new(
         fingerprint: Fingerprint,
         chunk: ChunkRef,

@@ -349,7 +349,7 @@ impl Scrub {
         Self { bytes_per_second, next: Duration::ZERO }
     }
 
-    /// How long until the next record; `None` where there is no scrubbing.
+    /// How long until the next record; `None` if there is no scrubbing.
     fn due_in(&self, now: Duration) -> Option<Duration> {
         (self.bytes_per_second > 0).then(|| self.next.saturating_sub(now))
     }

@@ -129,7 +129,7 @@ impl Volume {
         self.metrics.bring_up_to_date(&self.log);
     }
 
-    /// Verifies the next record; its bytes, or `None` where there is none.
+    /// Verifies the next record; its bytes, or `None` if there is none.
     pub(crate) fn scrub(&mut self) -> Option<u64> {
         let mut scrubbed = None;
         self.guard(|volume| {

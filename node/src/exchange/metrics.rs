@@ -36,7 +36,7 @@ impl ExchangeMetrics {
     /// Registers them.
     ///
     /// # Errors
-    /// Where a name is taken.
+    /// Fails if a name is taken.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let families = Families::new(registry, &[table::PEERS]);
         Ok(Self {

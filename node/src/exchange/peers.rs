@@ -207,7 +207,7 @@ impl Peers {
         self.decide(|exchange, _| exchange.set_table(table, own));
     }
 
-    /// What comes of something; `None` where it panicked. Then the connection to the node that it was about goes, and with it
+    /// What comes of something; `None` if it panicked. Then the connection to the node that it was about goes, and with it
     /// whatever else is under way there.
     pub(super) async fn watched<T>(
         &self,
@@ -255,7 +255,7 @@ impl Peers {
     /// Asks a node something small; while it is busy again and again, until the deadline.
     ///
     /// # Errors
-    /// [`PeerUnavailable`] where no answer comes in time. Only a node of which nothing at all is heard counts as silent then.
+    /// [`PeerUnavailable`] if no answer comes in time. Only a node of which nothing at all is heard counts as silent then.
     pub(crate) async fn ask(
         &self,
         node: NodeNumber,
@@ -300,7 +300,7 @@ impl Peers {
         }
     }
 
-    /// The pause before somebody asks again; `None` where it would end after `over`.
+    /// The pause before somebody asks again; `None` if it would end after `over`.
     pub(super) fn pause(&self, pause: &mut BusyPause, retry: RetryAfter, over: Duration) -> Option<Duration> {
         self.decide(|exchange, now| exchange.pause(now, pause, retry, over))
     }

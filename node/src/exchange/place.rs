@@ -33,7 +33,7 @@ impl Place {
         Self { peers, request, told }
     }
 
-    /// `None` where too much is followed there.
+    /// `None` if too much is followed there.
     pub(super) fn of_follow(peers: &Peers, link: &Link) -> Option<Self> {
         let request = peers.decide(|exchange, _| exchange.follow(link.peer))?;
         Some(Self { peers: peers.clone(), request, told: Rc::default() })

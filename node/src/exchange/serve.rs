@@ -328,7 +328,7 @@ impl Server {
         let _ = send.reset(VarInt::from_u32(0));
     }
 
-    /// Sends bytes at the pace that is set, as long as the asker reads; `None` where it does not, or went away.
+    /// Sends bytes at the pace that is set, as long as the asker reads; `None` if it does not, or went away.
     pub(super) async fn write_while_read(&self, send: &mut SendStream, mut bytes: Bytes) -> Option<()> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));

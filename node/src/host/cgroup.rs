@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// The lowest memory limit of the process's groups and the groups above them, version 1 and 2; `None` where none is set.
+/// The lowest memory limit of the process's groups and the groups above them, version 1 and 2; `None` if none is set.
 pub(super) fn memory_limit(root: &Path) -> Option<u64> {
     lowest(&values(root, "memory", "memory.max", "memory.limit_in_bytes"))
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{CpuSet, HostFacts, Interface, NumaNode, PciAddress};
 
 impl HostFacts {
-    /// The NUMA node of the device at `address`. `None` where the firmware does not say, unless there is only one node.
+    /// The NUMA node of the device at `address`. `None` if the firmware does not say, unless there is only one node.
     #[must_use]
     pub fn numa_node_of(&self, address: Option<PciAddress>) -> Option<u32> {
         let only = || self.numa_nodes.keys().copied().next().filter(|_| self.numa_nodes.len() == 1);
@@ -41,14 +41,14 @@ impl HostFacts {
         beside_cpus.or_else(|| self.nearest(own, has_memory))
     }
 
-    /// How far two NUMA nodes are from each other; `None` where the kernel does not say.
+    /// How far two NUMA nodes are from each other; `None` if the kernel does not say.
     #[must_use]
     pub fn distance(&self, from: u32, to: u32) -> Option<u32> {
         self.numa_nodes.get(&from)?.distances.get(&to).copied()
     }
 
     /// The network interface nearest to the device at `address`: below the same switch or root port of the PCI bus, else on
-    /// the nearest NUMA node. One that is up goes before one that is not. `None` where nobody knows how far any is.
+    /// the nearest NUMA node. One that is up goes before one that is not. `None` if nobody knows how far any is.
     #[must_use]
     pub fn interface_near(&self, address: PciAddress) -> Option<&str> {
         let device = self.pci.get(&address)?;

@@ -38,7 +38,7 @@ impl Config {
     /// Arena, capacity and tenants' shares are split evenly over the actors.
     ///
     /// # Errors
-    /// Where the configuration cannot be met: what is wrong, and what to set.
+    /// Fails if the configuration cannot be met: what is wrong, and what to set.
     pub fn resolve(&self, host: &HostFacts) -> Result<Limits, ConfigError> {
         let name = self.name.clone().unwrap_or_else(|| host.name.clone());
         check_name(&name)?;

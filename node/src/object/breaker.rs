@@ -19,7 +19,7 @@ impl Breaker {
         self.trial_at.is_some()
     }
 
-    /// When the next trial is due; `None` where it is closed.
+    /// When the next trial is due; `None` if it is closed.
     #[must_use]
     pub fn trial_at(&self) -> Option<Duration> {
         self.trial_at

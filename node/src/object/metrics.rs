@@ -55,7 +55,7 @@ impl ObjectMetrics {
     /// Registers them.
     ///
     /// # Errors
-    /// Where a name is taken.
+    /// Fails if a name is taken.
     pub fn new(families: &Families<'_>) -> Result<Self, prometheus::Error> {
         Ok(Self {
             read_bytes: families.counter("larder_object_read_bytes_total")?,

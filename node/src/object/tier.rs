@@ -163,7 +163,7 @@ impl ObjectTier {
         self.closed[side as usize].load(Ordering::Acquire)
     }
 
-    /// Why a side is left alone; `None` where neither is.
+    /// Why a side is left alone; `None` if neither is.
     #[must_use]
     pub fn trouble(&self) -> Option<Trouble> {
         let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 /// The process that connected.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number in the node's PID namespace; `None` where it has none there.
+    /// Its number in the node's PID namespace; `None` if it has none there.
     pub pid: Option<u32>,
     /// Its pidfd, which becomes readable when it exits.
     pub pidfd: OwnedFd,
@@ -61,7 +61,7 @@ impl Exit {
     /// Of the process of this pidfd. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where the system can watch no more.
+    /// Fails if the system can watch no more.
     pub(super) fn of(pidfd: Arc<OwnedFd>) -> io::Result<Self> {
         // SAFETY: the descriptor is open for as long as it is registered, since the registration holds a share of its owner.
         Ok(Self(unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?))
@@ -76,7 +76,7 @@ impl Exit {
 }
 
 /// The pidfd of a process, from what the kernel says of its socket. A kernel that cannot name the process of a socket is asked
-/// `by_number`, which is right unless the number was used again; `None` where the process has no number here.
+/// `by_number`, which is right unless the number was used again; `None` if the process has no number here.
 fn identify(
     of_socket: Result<OwnedFd, Errno>,
     by_number: impl FnOnce() -> Option<Result<OwnedFd, Errno>>,

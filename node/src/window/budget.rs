@@ -37,7 +37,7 @@ impl WindowBudget {
         self.0.limit_bytes
     }
 
-    /// Takes so many bytes; `None` where they are not left.
+    /// Takes so many bytes; `None` if they are not left.
     #[must_use]
     pub fn take(&self, bytes: u64) -> Option<WindowShare> {
         let fits = |held: u64| held.checked_add(bytes).filter(|&held| held <= self.0.limit_bytes);

@@ -134,7 +134,7 @@ impl Scenario {
 }
 
 impl Options {
-    /// How long it may take; `None` where only its rounds end it.
+    /// How long it may take; `None` if only its rounds end it.
     pub(super) fn time(&self) -> Option<Duration> {
         let minutes = self.minutes.or((!self.scenario.has_rounds()).then_some(20.0));
         minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes))

@@ -50,7 +50,7 @@ struct Pinned {
     node: String,
     device: u16,
     socket: PathBuf,
-    /// `None` where nothing of the prompt is in its memory.
+    /// `None` if nothing of the prompt is in its memory.
     pin: Option<u64>,
     chunks: u32,
     tokens: u64,

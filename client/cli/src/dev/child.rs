@@ -146,7 +146,7 @@ impl Child {
     }
 }
 
-/// The last lines of a log; none where it cannot be read.
+/// The last lines of a log; none if it cannot be read.
 fn tail(log: &Path) -> LogTail {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(log)?;

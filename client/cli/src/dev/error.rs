@@ -128,7 +128,7 @@ pub struct Died {
 /// The last lines of a process's log. The log itself goes with the cluster's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogTail {
-    /// The lines; empty where there are none.
+    /// The lines; empty if there are none.
     pub lines: String,
 }
 

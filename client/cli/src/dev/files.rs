@@ -355,7 +355,7 @@ impl Drop for Announcement {
     }
 }
 
-/// Locks a cluster's directory for as long as the file is open; `None` where somebody else has.
+/// Locks a cluster's directory for as long as the file is open; `None` if somebody else has.
 fn lock(dir: &Path) -> io::Result<Option<File>> {
     let file = File::open(dir)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -16,7 +16,7 @@ pub(crate) enum ClockState {
 }
 
 impl ClockState {
-    /// Asks the kernel; `None` where it does not say.
+    /// Asks the kernel; `None` if it does not say.
     pub(super) fn read() -> Option<Self> {
         // SAFETY: zeros are a valid `timex`: no pointers, and `modes` of 0 asks without changing anything.
         let mut state: libc::timex = unsafe { MaybeUninit::zeroed().assume_init() };

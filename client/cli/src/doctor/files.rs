@@ -14,7 +14,7 @@ impl Files {
         Self(root.to_owned())
     }
 
-    /// What a file says; `None` where there is none, or it may not be read.
+    /// What a file says; `None` if there is none, or it may not be read.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         Some(std::fs::read_to_string(self.0.join(path)).ok()?.trim().to_owned())
     }
@@ -41,7 +41,7 @@ impl Files {
         Some(rest.split_once(']')?.0.to_owned())
     }
 
-    /// The hard limit called `name`; `None` where it is unlimited, or nobody says.
+    /// The hard limit called `name`; `None` if it is unlimited, or nobody says.
     pub(super) fn hard_limit(&self, name: &str) -> Option<u64> {
         let limits = self.text("proc/self/limits")?;
         let line = limits.lines().find_map(|line| line.strip_prefix(name))?;

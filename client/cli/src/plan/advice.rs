@@ -52,7 +52,7 @@ pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
 }
 
 /// The size to buy: under the best policy the least memory, and of that the best use, that hits [`ENOUGH`] of what an
-/// infinite cache would. `None` where no policy of a store was tried.
+/// infinite cache would. `None` if no policy of a store was tried.
 #[must_use]
 pub fn advice(outcomes: &[Outcome], infinite: f64) -> Option<Advice<'_>> {
     let policy = best_policy(outcomes)?;

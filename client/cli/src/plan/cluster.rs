@@ -32,7 +32,7 @@ pub const MAX_CLUSTER_NODES: u16 = MAX_NODES as u16;
 ///   lately and [`REMOTE_TOKEN_COST`] for each token that is elsewhere are fewest together.
 ///
 /// # Panics
-/// Where there are no nodes, or more than [`MAX_CLUSTER_NODES`].
+/// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].
 #[must_use]
 pub fn replay(
     workload: &Workload,

@@ -55,7 +55,7 @@ impl Driver {
     /// Opens a session with each node, of which some may be down. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] where none is there.
+    /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] if none is there.
     pub async fn connect(nodes: &[NodeAddress], settings: LinkSettings) -> Result<Self, LinkError> {
         let mut links = Vec::new();
         for node in nodes {
@@ -266,7 +266,7 @@ impl Driver {
         Ok(link.session.commit(reservation, staged).await? as usize)
     }
 
-    /// Asks again as long as the node is busy, after the time that it says; `None` where it still is at the end.
+    /// Asks again as long as the node is busy, after the time that it says; `None` if it still is at the end.
     async fn patiently<T>(
         &self,
         mut ask: impl AsyncFnMut() -> Result<T, SessionError>,

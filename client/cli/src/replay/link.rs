@@ -150,7 +150,7 @@ impl Link {
     /// Its session, opened again where it was lost.
     ///
     /// # Errors
-    /// [`RequestError::Lost`] where the node does not answer.
+    /// [`RequestError::Lost`] if the node does not answer.
     pub async fn open(&self) -> Result<Rc<Open>, RequestError> {
         if let State::Open(open) = &*self.state.borrow() {
             return Ok(Rc::clone(open));

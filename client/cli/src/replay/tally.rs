@@ -130,7 +130,7 @@ impl Tally {
         fetches.saturating_record(took.as_nanos() as u64);
     }
 
-    /// Tokens hit of tokens asked until now; 0 where none was asked.
+    /// Tokens hit of tokens asked until now; 0 if none was asked.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.tokens_hit_total() as f64 / self.tokens_asked.max(1) as f64
@@ -186,7 +186,7 @@ fn latencies() -> Histogram<u64> {
         .expect("the bounds are constants that the crate allows")
 }
 
-/// 0 where nothing was measured.
+/// 0 if nothing was measured.
 fn quantile_us(latencies: &Histogram<u64>, quantile: f64) -> f64 {
     latencies.value_at_quantile(quantile) as f64 / 1_000.0
 }

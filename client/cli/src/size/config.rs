@@ -134,7 +134,7 @@ impl ModelConfig {
         self.fields.insert(field.into(), value);
     }
 
-    /// A field of the language model, else of the outermost object; `None` where it is absent or `null`.
+    /// A field of the language model, else of the outermost object; `None` if it is absent or `null`.
     #[must_use]
     pub fn get(&self, field: &str) -> Option<&Value> {
         let known = |value: &&Value| !value.is_null();

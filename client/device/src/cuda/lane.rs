@@ -128,7 +128,7 @@ impl Table {
     /// The table lives until that has ended, and is not filled again before.
     ///
     /// # Panics
-    /// Where the table is too small.
+    /// Panics if the table is too small.
     pub(super) unsafe fn fill(&self, lane: &Lane, bytes: &[u8]) -> Result<(), CudaError> {
         self.pinned.memory().write(0, bytes);
         // SAFETY: the caller's promise; both are at least as long as what was just written.

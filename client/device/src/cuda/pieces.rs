@@ -62,7 +62,7 @@ pub(super) fn has_whole_chunks(layout: &PagedLayout, pages: &[PageCopy]) -> bool
 /// Divides an order. `half_bytes` is what passes through the staging buffer at a time.
 ///
 /// # Panics
-/// Where a staged order has a chunk that is not whole.
+/// Panics if a staged order has a chunk that is not whole.
 pub(super) fn divide(
     layout: &PagedLayout,
     pages: &[PageCopy],

@@ -120,7 +120,7 @@ impl FrameReader {
     /// The next frame that is here as a whole.
     ///
     /// # Errors
-    /// [`ReceiveError`] where the stream is no sequence of frames, or its descriptors are not those that the frames
+    /// [`ReceiveError`] if the stream is no sequence of frames, or its descriptors are not those that the frames
     /// announce.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ReceiveError> {
         let start = self.position + self.unread.start as u64;

@@ -38,10 +38,10 @@ impl FrameWriter {
         Self::default()
     }
 
-    /// Appends a request. `number` is 0 where no answer is wanted.
+    /// Appends a request. `number` is 0 if no answer is wanted.
     ///
     /// # Errors
-    /// [`FrameError`] where it is longer than a frame may be; nothing is appended then.
+    /// [`FrameError`] if it is longer than a frame may be; nothing is appended then.
     pub fn push_request(&mut self, number: u64, request: &Request) -> Result<(), FrameError> {
         self.push_request_with(number, request, Vec::new())
     }
@@ -49,7 +49,7 @@ impl FrameWriter {
     /// The same, with the descriptors that belong to it; they are closed once sent.
     ///
     /// # Errors
-    /// [`FrameError`] where it is longer than a frame may be or has too many descriptors; nothing is appended then.
+    /// [`FrameError`] if it is longer than a frame may be or has too many descriptors; nothing is appended then.
     pub fn push_request_with(
         &mut self,
         number: u64,
@@ -62,7 +62,7 @@ impl FrameWriter {
     /// Appends the answer to request `number`, with the descriptors that belong to it; they are closed once sent.
     ///
     /// # Errors
-    /// [`FrameError`] where it is longer than a frame may be or has too many descriptors; nothing is appended then.
+    /// [`FrameError`] if it is longer than a frame may be or has too many descriptors; nothing is appended then.
     pub fn push_response(
         &mut self,
         number: u64,

@@ -81,7 +81,7 @@ impl Connections {
     /// None yet, and never more than `most`.
     ///
     /// # Errors
-    /// Where the metrics are registered already, or not in the table.
+    /// Fails if the metrics are registered already, or not in the table.
     pub fn new(most: usize, families: &Families<'_>) -> Result<Self, prometheus::Error> {
         Ok(Self(Arc::new(Shared {
             most,
@@ -94,7 +94,7 @@ impl Connections {
     /// Takes a new connection in, from an address where it has one. A client that leaves unread what was sent to it, for so long, loses it.
     ///
     /// # Errors
-    /// Where the system gives no descriptor, or there is no room: the connection is shut down.
+    /// Fails if the system gives no descriptor, or there is no room: the connection is shut down.
     pub fn enter(&self, socket: &impl AsFd, from: Option<IpAddr>, unread: Duration) -> io::Result<Open> {
         let socket = socket.as_fd();
         // An error: it is no TCP socket.

@@ -26,12 +26,12 @@ impl CertificateMetrics {
     /// Registers them.
     ///
     /// # Errors
-    /// Where the name is taken, or not in the table.
+    /// Fails if the name is taken, or not in the table.
     pub fn new(families: &Families<'_>) -> Result<Self, Error> {
         Ok(Self(families.gauge(NAME)?))
     }
 
-    /// Notes until when it may be used; `None` where it has no end.
+    /// Notes until when it may be used; `None` if it has no end.
     pub fn show(&self, not_after: Option<SystemTime>) {
         let since = not_after.map(|time| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
         self.0.set(since.unwrap_or(0) as i64);

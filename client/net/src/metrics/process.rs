@@ -47,7 +47,7 @@ impl ProcessMetrics {
     /// Registers them.
     ///
     /// # Errors
-    /// Where a name is taken, or not in the table.
+    /// Fails if a name is taken, or not in the table.
     pub fn new(families: &Families<'_>) -> Result<Self, Error> {
         Ok(Self {
             cpu: families.sum("process_cpu_seconds_total")?,

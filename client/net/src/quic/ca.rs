@@ -62,7 +62,7 @@ impl Authority {
     /// A new authority, with its files: certificate and key.
     ///
     /// # Errors
-    /// [`AuthorityError::Make`] where the system has no randomness.
+    /// [`AuthorityError::Make`] if the system has no randomness.
     pub fn create(validity: Validity) -> Result<(Self, Issued), AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = params(validity);
@@ -77,7 +77,7 @@ impl Authority {
     /// An authority from its files.
     ///
     /// # Errors
-    /// [`AuthorityError::NotAnAuthority`] where they are none.
+    /// [`AuthorityError::NotAnAuthority`] if they are none.
     pub fn load(certificate_pem: &str, key_pem: &str) -> Result<Self, AuthorityError> {
         let key = KeyPair::from_pem(key_pem).map_err(AuthorityError::NotAnAuthority)?;
         let issuer =
@@ -94,7 +94,7 @@ impl Authority {
     /// A certificate for a process, good for both ends of a connection.
     ///
     /// # Errors
-    /// [`AuthorityError::Make`] where the system has no randomness, or the identity does not fit a certificate.
+    /// [`AuthorityError::Make`] if the system has no randomness, or the identity does not fit a certificate.
     pub fn issue(&self, identity: &Identity, validity: Validity) -> Result<Issued, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = params(validity);

@@ -112,7 +112,7 @@ impl Endpoint {
     /// Binds a socket. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`BindError`] where the address is in use, or is not this machine's.
+    /// [`BindError`] if the address is in use, or is not this machine's.
     pub fn bind(
         listen: SocketAddr,
         credentials: &Credentials,

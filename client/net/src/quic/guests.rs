@@ -99,7 +99,7 @@ impl Guests {
         Self(Arc::new(Shared { limits, known: Mutex::default() }))
     }
 
-    /// Ends the handshake of a connection that came in, and lets it in where it may. `None` where it has to show first that
+    /// Ends the handshake of a connection that came in, and lets it in where it may. `None` if it has to show first that
     /// it can be reached at the address that it comes from: then it comes in again.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Guest {
         &self.connection
     }
 
-    /// Reads a message; `None` where the stream ended before one began. One that finds too many bytes of its sender's on their
+    /// Reads a message; `None` if the stream ended before one began. One that finds too many bytes of its sender's on their
     /// way waits until there are fewer.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use super::credentials::{CredentialFiles, Credentials, CredentialsError, Part, c
 pub struct Inspected {
     /// Who the certificate says that the process is.
     pub identity: Identity,
-    /// Until when it may be used; `None` where it never ends.
+    /// Until when it may be used; `None` if it never ends.
     pub not_after: Option<SystemTime>,
 }
 

@@ -51,7 +51,7 @@ pub async fn write_message<M: Message>(stream: &mut SendStream, message: &M) -> 
     Ok(())
 }
 
-/// Reads a message; `None` where the stream ended before one began. Memory is taken as bytes arrive, not as they are
+/// Reads a message; `None` if the stream ended before one began. Memory is taken as bytes arrive, not as they are
 /// announced.
 ///
 /// # Errors
@@ -66,7 +66,7 @@ pub async fn read_message<M: Message>(stream: &mut RecvStream) -> Result<Option<
     }
 }
 
-/// Reads how many bytes the next message has; `None` where the stream ended before one began.
+/// Reads how many bytes the next message has; `None` if the stream ended before one began.
 pub(super) async fn read_header(stream: &mut RecvStream, most: usize) -> Result<Option<usize>, MessageError> {
     let mut header = [0; HEADER_BYTES];
     match stream.read_exact(&mut header).await {

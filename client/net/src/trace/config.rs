@@ -51,7 +51,7 @@ impl TracingConfig {
     /// Where requests to the collector go: the endpoint, and the usual path where it names none.
     ///
     /// # Errors
-    /// Where it is no address that can be used.
+    /// Fails if it is no address that can be used.
     pub fn url(&self) -> Result<Option<String>, InvalidEndpoint> {
         let Some(endpoint) = &self.endpoint else { return Ok(None) };
         let wrong = || InvalidEndpoint { endpoint: endpoint.clone() };

@@ -57,7 +57,7 @@ pub enum ExportError {
 }
 
 impl Exporter {
-    /// Starts the exporter; `None` where there is no endpoint. Headers, and attributes of the process besides those of
+    /// Starts the exporter; `None` if there is no endpoint. Headers, and attributes of the process besides those of
     /// `service`, come from the standard variables `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_RESOURCE_ATTRIBUTES`.
     ///
     /// # Errors

@@ -60,7 +60,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has a peer follow chunks, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` where peers follow too much.
+    /// Has a peer follow chunks, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` if peers follow too much.
     pub fn follow_for_peer(
         &mut self,
         now: Duration,

@@ -324,7 +324,7 @@ impl Core {
         self.order_awaited(ids);
     }
 
-    /// The chunks at some of a question's positions, and their namespace; `None` where nobody registered it.
+    /// The chunks at some of a question's positions, and their namespace; `None` if nobody registered it.
     fn chunks_of(
         &self,
         question: &Question,

@@ -126,7 +126,7 @@ impl Core {
         }
     }
 
-    /// How many chunks a prefetch may turn out to bring; `None` where what was found says it.
+    /// How many chunks a prefetch may turn out to bring; `None` if what was found says it.
     fn hoped(
         &self,
         session: SessionId,

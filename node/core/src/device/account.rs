@@ -152,7 +152,7 @@ impl<H> Account<H> {
     }
 
     /// The device says how a copy ended. One that went well is to be finished by [`Account::finish`]; the caller of any other was
-    /// told. `None` where the device may still be at it.
+    /// told. `None` if the device may still be at it.
     pub(super) fn ended(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) -> Option<Ended<H>> {
         if let Err(failure) = result {
             self.fail(ticket, end_of(failure));
@@ -190,7 +190,7 @@ impl<H> Account<H> {
     }
 
     /// A session asks how far a copy is: its answer is in [`Account::take_news`]. Of two requests the first is answered at once.
-    /// `false` where the session has no such copy, or was told its end.
+    /// `false` if the session has no such copy, or was told its end.
     pub(super) fn ask(
         &mut self,
         now_ms: u64,

@@ -52,7 +52,7 @@ impl Slots {
         self.free.splice(0..0, (first..first + slots).rev().map(SlotId));
     }
 
-    /// A free slot, which is then reserved; `None` where there is none.
+    /// A free slot, which is then reserved; `None` if there is none.
     pub(super) fn reserve(&mut self) -> Option<SlotId> {
         let id = self.free.pop()?;
         let slot = self.slot(id);

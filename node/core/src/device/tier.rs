@@ -35,7 +35,7 @@ struct Entry {
 }
 
 impl DeviceTier {
-    /// An empty tier of so many bytes; of none where that is 0.
+    /// An empty tier of so many bytes; of none if that is 0.
     pub(super) fn new(bytes: u64, policy: PolicyName) -> Self {
         Self {
             bytes,

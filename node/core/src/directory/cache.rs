@@ -25,7 +25,7 @@ struct Answer {
 }
 
 impl Cache {
-    /// Who holds a chunk, where it was asked lately. Empty where nobody did.
+    /// Who holds a chunk, where it was asked lately. Empty if nobody did.
     #[must_use]
     pub fn get(&self, key: &RowKey, now: Millis) -> Option<&Holders> {
         let answer = self.young.get(key).or_else(|| self.old.get(key))?;

@@ -22,7 +22,7 @@ pub(super) struct HolderState {
     pub(super) holder: Holder,
     incarnation: u64,
     stream: u64,
-    /// Number of the batch that comes next; `None` where the stream must start anew.
+    /// Number of the batch that comes next; `None` if the stream must start anew.
     next: Option<u64>,
     /// The sum of the digests of all it announced.
     pub(super) digest: u64,
@@ -61,7 +61,7 @@ impl KnownHolders {
         self.by_holder.get(&holder).copied()
     }
 
-    /// The slot of a holder, a fresh one if need be; `None` where there are too many.
+    /// The slot of a holder, a fresh one if need be; `None` if there are too many.
     pub(super) fn slot(&mut self, holder: Holder, incarnation: u64) -> Option<Slot> {
         if let Some(slot) = self.find(holder) {
             return Some(slot);

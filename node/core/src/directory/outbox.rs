@@ -38,7 +38,7 @@ struct Place {
     table: Arc<Table>,
     own: NodeNumber,
     incarnation: u64,
-    /// None where this node is no member.
+    /// None if this node is no member.
     homes: BTreeMap<NodeNumber, Home>,
     streams_begun: u64,
 }
@@ -208,7 +208,7 @@ impl Outbox {
         self.agenda.plan(home, next.map_or(at_home.probe_at, |next| next.min(at_home.probe_at)));
     }
 
-    /// Takes the answer to a batch; `None` where it did not come.
+    /// Takes the answer to a batch; `None` if it did not come.
     pub fn answered(&mut self, batch: &BatchId, answer: Option<Announced>, now: Millis) -> Answered {
         let answered = self.take_answer(batch, answer, now);
         self.plan(batch.home);

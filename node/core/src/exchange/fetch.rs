@@ -27,7 +27,7 @@ pub struct Turn {
     pub class: Class,
     /// How long it waited in the line.
     pub waited: Duration,
-    /// By when its blocks must have come; `None` where its peer cannot be asked any more.
+    /// By when its blocks must have come; `None` if its peer cannot be asked any more.
     pub until: Option<Duration>,
 }
 

@@ -29,7 +29,7 @@ pub struct CommitOrder {
 /// One block to copy and sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockMove {
-    /// Where it stands in the session's write window; `None` where the engine wrote it into its place.
+    /// Where it stands in the session's write window; `None` if the engine wrote it into its place.
     pub source: Option<u64>,
     /// Whether it was handed over layer by layer, so that only its checksum is wanted.
     pub is_in_place: bool,
@@ -167,7 +167,7 @@ impl Store {
     }
 
     /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
-    /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
+    /// `checksums` are in the order of the moves; `None` if the copying failed. Returns how many chunks were kept.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
         let Order { session, process, reservation, namespace, slices, chunks, quarantined, .. } = order_open;

@@ -68,7 +68,7 @@ impl Store {
     /// Makes a namespace known whose chunks are on disk, before any session names it.
     ///
     /// # Errors
-    /// [`Refused`] where it does not fit this node.
+    /// [`Refused`] if it does not fit this node.
     pub fn know(
         &mut self,
         tenant: TenantId,

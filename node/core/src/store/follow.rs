@@ -156,7 +156,7 @@ impl Follows {
         self.lost
     }
 
-    /// The layers of a block that are in place; none where it was not handed over layer by layer.
+    /// The layers of a block that are in place; none if it was not handed over layer by layer.
     pub(super) fn layers(&self, id: ChunkId, block: usize) -> Option<&Layers> {
         self.layers.get(&id).map(|blocks| &blocks[block]).filter(|layers| !layers.is_empty())
     }
@@ -228,7 +228,7 @@ impl Store {
     /// Starts to follow chunks. Room for those that come from elsewhere is taken for all of them or for none.
     ///
     /// # Errors
-    /// As [`Store::lease`]; [`Refused::Busy`] where there is no room, [`Refused::NotFollowed`] for a namespace with pools that
+    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room, [`Refused::NotFollowed`] for a namespace with pools that
     /// not every chunk has.
     pub fn follow(
         &mut self,

@@ -226,7 +226,7 @@ impl Store {
         steps
     }
 
-    /// How many of a chain's first `chunks` chunks [`Store::gather`] may turn out to bring; `None` where lookups know it, since
+    /// How many of a chain's first `chunks` chunks [`Store::gather`] may turn out to bring; `None` if lookups know it, since
     /// every chunk has all pools.
     ///
     /// # Errors
@@ -293,7 +293,7 @@ impl Store {
     /// Ends a gather as a lease of the prefix that is here. What it still waits for is abandoned, unless others wait too.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] where the session has ended, or there is no such gather.
+    /// [`Refused::Unknown`] if the session has ended, or there is no such gather.
     pub fn finish_gather(&mut self, gather: u64) -> Result<Leased, Refused> {
         let unknown = Refused::Unknown { what: "gather", number: gather };
         let Gather { session, namespace, slices, chunks, hashes, .. } =

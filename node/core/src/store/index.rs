@@ -230,7 +230,7 @@ impl Block {
         matches!(self, Self::Absent)
     }
 
-    /// Its checksum; 0 where it cannot be read.
+    /// Its checksum; 0 if it cannot be read.
     pub(crate) fn checksum(&self) -> u64 {
         match self {
             Self::Absent | Self::Writing(_) => 0,
@@ -274,7 +274,7 @@ impl Index {
     /// A chunk that is claimed, or was found since anything left.
     ///
     /// # Panics
-    /// Where the id has outlived its chunk: that is a fault of ours, and any other chunk would be a wrong one.
+    /// Panics if the id has outlived its chunk: that is a fault of ours, and any other chunk would be a wrong one.
     pub(crate) fn get(&self, id: ChunkId) -> &Chunk {
         self.known(id).expect(OUTLIVED)
     }
@@ -294,7 +294,7 @@ impl Index {
     /// The chunk that has a place now.
     ///
     /// # Panics
-    /// Where none has it.
+    /// Panics if none has it.
     pub(crate) fn id(&self, number: ChunkNumber) -> ChunkId {
         ChunkId::new(number, self.at(number).generation)
     }
@@ -331,7 +331,7 @@ impl Index {
     /// children that are here. `flat` chunks have neither.
     ///
     /// # Errors
-    /// [`ChainError::Disagrees`] where the chunk itself is known under another name, [`ChainError::Misplaced`] where its
+    /// [`ChainError::Disagrees`] if the chunk itself is known under another name, [`ChainError::Misplaced`] if its
     /// parent or its children are.
     pub(crate) fn admits(
         &self,

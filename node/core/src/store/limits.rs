@@ -41,11 +41,11 @@ pub struct StoreLimits {
     pub reservation_ttl_ms: u64,
     /// How long a pin may last.
     pub max_pin_ms: u64,
-    /// What other nodes may take of it; `None` where there are none.
+    /// What other nodes may take of it; `None` if there are none.
     pub peers: Option<PeerStoreLimits>,
-    /// The disk below it; `None` where there is none.
+    /// The disk below it; `None` if there is none.
     pub disk: Option<DiskStoreLimits>,
-    /// The object store beside it; `None` where there is none.
+    /// The object store beside it; `None` if there is none.
     pub object: Option<ObjectStoreLimits>,
 }
 

@@ -98,7 +98,7 @@ impl Store {
         Ok(BlockFacts { pool: pool as u8, bytes: spec.block_bytes(), layers: spec.layers })
     }
 
-    /// What the blocks of a chunk in this session are called; none where it did not register the namespace.
+    /// What the blocks of a chunk in this session are called; none if it did not register the namespace.
     pub fn block_keys(
         &self,
         session: SessionId,

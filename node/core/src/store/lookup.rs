@@ -20,7 +20,7 @@ pub use larder_protocol::session::Place;
 /// What a lookup may say besides its chain.
 #[derive(Debug, Clone, Copy)]
 pub struct LookupOptions<'a> {
-    /// By position in the chain, where the chunk is besides this node; empty where nobody was asked.
+    /// By position in the chain, where the chunk is besides this node; empty if nobody was asked.
     pub elsewhere: &'a [Option<Source>],
     /// Tokens of the whole prompt; at least one is left to compute.
     pub prompt_tokens: u64,
@@ -46,7 +46,7 @@ pub struct Usable {
 /// Blocks that may be read until the lease is released.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leased {
-    /// Its number; 0 where nothing is leased.
+    /// Its number; 0 if nothing is leased.
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,
@@ -136,7 +136,7 @@ impl Store {
     /// The same, of what was found just now.
     ///
     /// # Errors
-    /// [`Refused::Busy`] where there may be no more pins.
+    /// [`Refused::Busy`] if there may be no more pins.
     pub fn lookup_found(
         &mut self,
         session: SessionId,
@@ -206,7 +206,7 @@ impl Store {
     /// Fewer chunks than are here may be leased where the answer would pass a message's limits.
     ///
     /// # Errors
-    /// As [`Store::lookup`], and [`Refused::Busy`] where the session holds as many leases as it may.
+    /// As [`Store::lookup`], and [`Refused::Busy`] if the session holds as many leases as it may.
     pub fn lease(&mut self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Leased, Refused> {
         let walk = self.find(session, namespace, chain)?;
         self.lease_found(session, namespace, chain, walk)
@@ -215,7 +215,7 @@ impl Store {
     /// The same, of what was found just now.
     ///
     /// # Errors
-    /// [`Refused::Busy`] where the session holds as many leases as it may.
+    /// [`Refused::Busy`] if the session holds as many leases as it may.
     pub fn lease_found(
         &mut self,
         session: SessionId,

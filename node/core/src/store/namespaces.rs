@@ -107,7 +107,7 @@ impl Namespace {
 }
 
 impl Namespaces {
-    /// The namespace of a tenant, made known if it is new; `None` where there are too many, or the tenant uses `most`.
+    /// The namespace of a tenant, made known if it is new; `None` if there are too many, or the tenant uses `most`.
     pub(crate) fn enter(
         &mut self,
         (tenant, tenant_name): (TenantId, &str),

@@ -46,7 +46,7 @@ pub trait Policy: fmt::Debug + Send {
     /// A blocked chunk may go again.
     fn unblock(&mut self, chunk: ChunkNumber);
 
-    /// The chunk that should go next, among those that may go and that `judge` takes; `None` where there is none.
+    /// The chunk that should go next, among those that may go and that `judge` takes; `None` if there is none.
     ///
     /// The chunk stays in the policy until [`Policy::remove`].
     fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber>;

@@ -45,7 +45,7 @@ pub struct Replayed {
 /// Each request leases what it hits, commits the rest, and only then lets go.
 ///
 /// # Panics
-/// Where block names are not chained, or a prompt has more chunks than a session message may carry.
+/// Panics if block names are not chained, or a prompt has more chunks than a session message may carry.
 #[must_use]
 pub fn replay(
     requests: &[TraceRequest],

@@ -26,7 +26,7 @@ pub struct Reserved {
     pub reservation: u64,
     /// Positions of the chunks to write.
     pub chunks: Vec<u32>,
-    /// For each of them, the pools to write; empty where these are all pools everywhere.
+    /// For each of them, the pools to write; empty if these are all pools everywhere.
     pub pools: Vec<PoolSet>,
     /// Where each block of them will stand: for each chunk, for each slice of the session, for each of its pools to write.
     pub places: Vec<Place>,
@@ -40,7 +40,7 @@ impl Store {
     /// Takes room for every block of a chain that is not here and is not being written, all of them or none.
     ///
     /// # Errors
-    /// [`Refused::Busy`] where there is no room now, [`Refused::TooLarge`] where there never is, and as
+    /// [`Refused::Busy`] if there is no room now, [`Refused::TooLarge`] if there never is, and as
     /// [`Store::lookup`].
     pub fn reserve(
         &mut self,
@@ -192,7 +192,7 @@ impl Store {
 
     /// Positions of a chain at which blocks in these slices are to be written, and in which pools: in those that were asked
     /// for and every one that no chunk is without, where the chunk is not here; in those of the first that it lacks, where
-    /// it is; in none where somebody else writes it.
+    /// it is; in none if somebody else writes it.
     fn missing(
         &self,
         number: NamespaceId,
@@ -276,7 +276,7 @@ impl Store {
     /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, wherever it is from.
     ///
     /// # Errors
-    /// [`ChainError`] where the name contradicts those of the chunks around it; that is counted.
+    /// [`ChainError`] if the name contradicts those of the chunks around it; that is counted.
     pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
         let namespace = self.namespaces.get_mut(number);
         let (flat, blocks) = (namespace.flat, namespace.blocks());

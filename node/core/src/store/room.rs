@@ -210,7 +210,7 @@ impl Store {
         victim.map(|number| index.id(number))
     }
 
-    /// These chunks and all below them, leaves first; `None` where one of them may not go.
+    /// These chunks and all below them, leaves first; `None` if one of them may not go.
     fn subtrees(&self, chunks: &[ChunkNumber]) -> Option<Vec<ChunkId>> {
         let mut seen = HashSet::new();
         let mut all = Vec::new();

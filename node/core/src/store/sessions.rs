@@ -143,7 +143,7 @@ impl Sessions {
         Some(session)
     }
 
-    /// A process that may still touch what it was given; `None` where it is known to be gone.
+    /// A process that may still touch what it was given; `None` if it is known to be gone.
     pub(crate) fn living(&mut self, process: ProcessId) -> Option<&mut Process> {
         self.processes.get_mut(&process).filter(|process| !process.is_gone)
     }

@@ -112,7 +112,7 @@ impl Slab {
         }
     }
 
-    /// The class of a tenant's blocks of a size; `None` where such a block is larger than an extent.
+    /// The class of a tenant's blocks of a size; `None` if such a block is larger than an extent.
     pub(crate) fn class(&mut self, tenant: TenantId, block_bytes: u64) -> Option<ClassId> {
         let slot_bytes = block_bytes.max(1).next_multiple_of(SLOT_ALIGNMENT);
         let slots_per_extent = u32::try_from(self.extent_bytes / slot_bytes).unwrap_or(u32::MAX);
@@ -136,7 +136,7 @@ impl Slab {
         self.slot_bytes(self.assigned(slot.extent).class) * u64::from(slot.number)
     }
 
-    /// Takes a free slot for `owner`; `None` where the class has none and may take no further extent.
+    /// Takes a free slot for `owner`; `None` if the class has none and may take no further extent.
     /// `left_by_all` says whether every process that was shown an extent is gone.
     pub(crate) fn take(
         &mut self,

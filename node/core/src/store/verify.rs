@@ -58,13 +58,13 @@ impl Store {
     /// The namespace of this number, which a session registered.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] where it did not.
+    /// [`Refused::Unknown`] if it did not.
     pub fn registered(&self, session: SessionId, namespace: u32) -> Result<Fingerprint, Refused> {
         let (number, _) = self.slices(session, namespace)?;
         Ok(self.namespaces.get(number).fingerprint)
     }
 
-    /// Starts to verify a chunk, which stays as it is meanwhile; `None` where it is not whole in memory, somebody writes to it,
+    /// Starts to verify a chunk, which stays as it is meanwhile; `None` if it is not whole in memory, somebody writes to it,
     /// or it is being verified already.
     pub fn begin_verify(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<VerifyOrder> {
         let id = self.named(fingerprint, hash)?;
@@ -85,7 +85,7 @@ impl Store {
         Some(VerifyOrder { verify, blocks, bytes })
     }
 
-    /// A chunk was summed: `sums` are in the order of the blocks, `None` where they are not known. Drops it where it is wrong,
+    /// A chunk was summed: `sums` are in the order of the blocks, `None` if they are not known. Drops it where it is wrong,
     /// and answers what was found.
     pub fn finish_verify(&mut self, verify: u64, sums: Option<&[u64]>) -> Checked {
         let Some(Verification { chunk, sums: right }) = self.verifications.open.remove(&verify) else {

@@ -86,7 +86,7 @@ impl Core {
     /// Makes a namespace known that is described on disk, before any session names it.
     ///
     /// # Errors
-    /// [`Refused`] where it does not fit this node.
+    /// [`Refused`] if it does not fit this node.
     pub fn know(
         &mut self,
         tenant: TenantId,

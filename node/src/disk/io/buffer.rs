@@ -29,7 +29,7 @@ impl Buffer {
     /// Memory from the system.
     ///
     /// # Panics
-    /// Where the system has none left.
+    /// Panics if the system has none left.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let mapped = bytes + HUGE_PAGE_BYTES;

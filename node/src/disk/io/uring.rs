@@ -26,7 +26,7 @@ impl Ring {
     /// A device over `file`, tried with one read.
     ///
     /// # Errors
-    /// Where the kernel or its keeper does not allow io_uring, or it lacks an operation.
+    /// Fails if the kernel or its keeper does not allow io_uring, or it lacks an operation.
     pub fn new(file: Arc<DiskFile>) -> io::Result<Self> {
         let flying = (0..ENTRIES).map(|_| None).collect();
         let (refused, registered) = (Vec::new(), Vec::new());
@@ -38,7 +38,7 @@ impl Ring {
     /// Whether the kernel and its keeper allow io_uring here, with all operations that are needed.
     ///
     /// # Errors
-    /// Where they do not.
+    /// Fails if they do not.
     pub fn probe() -> io::Result<()> {
         Self::set_up().map(drop)
     }
@@ -224,7 +224,7 @@ mod tests {
 
     const BYTES: usize = 1 << 16;
 
-    /// A ring over a file of its own; `None` where io_uring is not allowed.
+    /// A ring over a file of its own; `None` if io_uring is not allowed.
     fn ring() -> Option<(Ring, tempfile::TempDir)> {
         let folder = tempfile::tempdir().unwrap();
         let file = DiskFile::open(&folder.path().join("file")).unwrap();

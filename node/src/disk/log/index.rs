@@ -108,7 +108,7 @@ impl Index {
         }
     }
 
-    /// Where a record stands; `None` where the id is nobody's.
+    /// Where a record stands; `None` if the id is nobody's.
     pub(super) fn place(&self, id: u32) -> Option<Place> {
         self.records.get(id as usize).map(|record| record.place).filter(|place| place.pages > 0)
     }

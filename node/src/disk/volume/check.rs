@@ -12,7 +12,7 @@ use crate::arena::{ExtentMemory, OutOfBounds};
 pub(crate) struct Check {
     storage: StorageId,
     place: Place,
-    /// What the header must say; `None` where any record will do.
+    /// What the header must say; `None` if any record will do.
     key: Option<ChunkKey>,
     state: State,
 }

@@ -79,7 +79,7 @@ impl Volume {
         read
     }
 
-    /// The regions that a read needs, for a record that arrives next; `None` where it is answered already.
+    /// The regions that a read needs, for a record that arrives next; `None` if it is answered already.
     fn start_read(&mut self, reading: Reading, arriving: &mut VecDeque<Arriving>) -> Option<Vec<Region>> {
         if self.is_closed() {
             self.answer_read(reading, ReadAnswer::Closed);
@@ -100,7 +100,7 @@ impl Volume {
         Arriving { reading, check, left: page_bytes(place.pages), way }
     }
 
-    /// The regions of a record that has just these blocks, each read straight into its place; `None` where it has others, or
+    /// The regions of a record that has just these blocks, each read straight into its place; `None` if it has others, or
     /// they are not whole pages.
     fn direct_regions(&self, place: Place, destinations: &[BlockPlace]) -> Option<Vec<Region>> {
         let header = RecordHeader::pages_of(destinations.iter().map(|to| to.bytes.div_ceil(to.range_bytes)));
@@ -190,7 +190,7 @@ impl Volume {
         drop(done.send(answer));
     }
 
-    /// Verifies the next record, beginning again after the last; its bytes, or `None` where there are no records.
+    /// Verifies the next record, beginning again after the last; its bytes, or `None` if there are no records.
     pub(crate) fn scrub_next(&mut self) -> io::Result<Option<u64>> {
         let next = self.log.scrub_after(self.scrub_at).or_else(|| self.log.scrub_after(0));
         let Some((key, place, after)) = next else { return Ok(None) };
@@ -233,7 +233,7 @@ impl Volume {
         Ok(SnapshotPage { held, next: Some(segment.sequence) })
     }
 
-    /// The footer of a segment; `None` where it has none that is right and can be read.
+    /// The footer of a segment; `None` if it has none that is right and can be read.
     pub(super) fn footer_of(&mut self, segment: SegmentHeader) -> io::Result<Option<Footer>> {
         let pages = self.geometry.segment_pages;
         let last = self.pages(segment.segment, pages - 1, 1);

@@ -190,7 +190,7 @@ impl Transfers {
         }
     }
 
-    /// Reads a region that fits into memory; `None` where the drive cannot read some of it.
+    /// Reads a region that fits into memory; `None` if the drive cannot read some of it.
     pub(super) fn read(&mut self, region: Region) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::with_capacity(region.bytes as usize);
         let mut ahead = ReadAhead::new(vec![region]);
@@ -260,7 +260,7 @@ impl Transfers {
 }
 
 impl Piece {
-    /// Its bytes; none where they are in the arena.
+    /// Its bytes; none if they are in the arena.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.memory {
             Memory::Buffer(buffer) => &buffer.bytes()[..self.bytes],

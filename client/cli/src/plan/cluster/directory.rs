@@ -52,7 +52,7 @@ pub(super) fn members(mut set: u64) -> impl Iterator<Item = usize> {
 /// The first of these nodes that is in a set; else the set's first.
 ///
 /// # Panics
-/// Where the set is empty.
+/// Panics if the set is empty.
 pub(super) fn prefer(set: u64, wanted: [Option<usize>; 2]) -> usize {
     assert!(set != 0, "nobody is in the set");
     let wanted = wanted.into_iter().flatten().find(|node| set >> node & 1 == 1);

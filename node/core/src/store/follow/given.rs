@@ -68,7 +68,7 @@ impl Store {
     }
 
     /// The copies of layers are done: they are in place, unless the right to commit has ended meanwhile. `checksums` are in the
-    /// order of the moves; `None` where the copying failed. Answers whether they are.
+    /// order of the moves; `None` if the copying failed. Answers whether they are.
     pub fn finish_layers(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> bool {
         let Some(open) = self.orders.open.get(&order) else { return false };
         let (Some(reservation), Some(checksums), Some((pool, layers))) =

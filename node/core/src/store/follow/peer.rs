@@ -49,7 +49,7 @@ pub struct LayersInPlace {
 }
 
 impl Store {
-    /// Follows chunks for another node; `None` where peers follow too much already.
+    /// Follows chunks for another node; `None` if peers follow too much already.
     /// [`Store::end_grant`] ends it.
     pub fn follow_for_peer(
         &mut self,

@@ -38,7 +38,7 @@ pub struct Recall {
 pub struct Wanted {
     /// Its fetch.
     pub fetch: FetchId,
-    /// Its position in the chain; 0 where a peer asked for it.
+    /// Its position in the chain; 0 if a peer asked for it.
     pub position: u32,
     /// Where it comes from.
     pub from: Source,
@@ -131,7 +131,7 @@ impl Store {
         }
     }
 
-    /// Starts to bring a chunk from disk for another node, which [`Store::grant`] has said is there; `None` where there is
+    /// Starts to bring a chunk from disk for another node, which [`Store::grant`] has said is there; `None` if there is
     /// no room. The chunk may be granted when it has come; [`Store::end_recall`] must follow.
     pub fn recall(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<Recall> {
         let id = self.named(fingerprint, hash)?;
@@ -177,7 +177,7 @@ impl Store {
         fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0)
     }
 
-    /// Enters a chunk and takes slots for all its blocks that may come; `None` where there is no room for what is not to stay.
+    /// Enters a chunk and takes slots for all its blocks that may come; `None` if there is no room for what is not to stay.
     pub(in crate::store) fn start_fetch(
         &mut self,
         number: NamespaceId,

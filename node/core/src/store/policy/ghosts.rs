@@ -31,7 +31,7 @@ struct Kind {
 #[derive(Debug, Clone, Copy, Default)]
 struct Ghost {
     hash: u32,
-    /// Number of the addition, of 31 bits, and the kind in the highest; 0 where there is no ghost.
+    /// Number of the addition, of 31 bits, and the kind in the highest; 0 if there is no ghost.
     born: u32,
 }
 
@@ -92,7 +92,7 @@ impl Ghosts {
 }
 
 impl Ghost {
-    /// How many of its kind came later; `None` where it is no ghost, or too many did.
+    /// How many of its kind came later; `None` if it is no ghost, or too many did.
     fn age(self, kinds: &[Kind; 2]) -> Option<u32> {
         let Kind { added, span, .. } = kinds[(self.born >> 31) as usize];
         let age = added.wrapping_sub(self.born & BORN) & BORN;
