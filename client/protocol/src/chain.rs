@@ -24,7 +24,7 @@ pub enum Links {
     Flat(ChunkHash),
 }
 
-/// Where the first chunk of a linked [`Chain`] stands.
+/// The place of the first chunk of a linked [`Chain`] in its prompt.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Its index in its prompt.
@@ -58,7 +58,7 @@ pub enum ChainError {
     /// A linked chain where the namespace is flat, or the other way round.
     #[error("the namespace is {}, the chain is not", if *.namespace_is_flat { "flat" } else { "linked" })]
     WrongShape {
-        /// What the namespace is.
+        /// Whether the namespace is flat.
         namespace_is_flat: bool,
     },
     /// The chain starts at chunk 0 (or is flat), but its parent is not the namespace's root.
@@ -66,10 +66,10 @@ pub enum ChainError {
     NotTheRoot {
         /// The namespace's root.
         root: ChunkHash,
-        /// What the chain said.
+        /// The chain's parent.
         parent: ChunkHash,
     },
-    /// The same hash twice in one list.
+    /// The list has a hash twice.
     #[error("the list has chunk {hash:?} twice")]
     Duplicate {
         /// The hash.
@@ -185,8 +185,8 @@ impl Chain {
         (0..self.hashes.len()).map(|position| self.chunk(position))
     }
 
-    /// Checks what can be checked without a store: length, indices, shape and root. A store checks the rest:
-    /// duplicates, and parents and indices against what it knows.
+    /// Checks length, indices, shape and root, which need no store. A store checks the rest: duplicates, and parents and
+    /// indices against its own chunks.
     ///
     /// # Errors
     /// [`ChainError`], but never `Duplicate` or `Disagrees`.

@@ -42,7 +42,7 @@ use crate::namespace::{Fingerprint, PoolSpec};
 /// Smaller ranges let a reader start earlier and stay in the cache between copy and checksum; each costs eight bytes.
 pub const CHECKSUM_RANGE_BYTES: u64 = 1 << 20;
 
-/// What a block is called: part of its checksum, so that right bytes under a wrong key are found too.
+/// The name of a block. The checksum covers it, so that right bytes under a wrong key are found too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockKey {
     /// The namespace, tenant included.

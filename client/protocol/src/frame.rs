@@ -19,7 +19,7 @@ pub const HEADER_BYTES: usize = 16;
 /// Alignment of headers and payloads in the stream.
 pub const FRAME_ALIGNMENT: usize = 16;
 
-/// What stands before a message.
+/// The header before a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
     /// Bytes of the message.

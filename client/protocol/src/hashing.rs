@@ -12,7 +12,7 @@
 
 use crate::chunk::ChunkHash;
 
-/// What changes the KV of a whole prompt besides its tokens.
+/// Facts besides the tokens that change the KV of a whole prompt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptExtra<'a> {
     /// Keeps prompts of different users apart (vLLM's `cache_salt`).

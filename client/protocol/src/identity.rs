@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use crate::limits::MAX_NAME_BYTES;
 
-/// What a process may do.
+/// The role of a process: it decides the rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Holds blocks and directory rows.
@@ -30,10 +30,10 @@ pub enum Role {
     Engine,
 }
 
-/// Who a process is.
+/// The identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// What it may do.
+    /// The role.
     pub role: Role,
     /// The tenant of an engine; `None` for all others.
     pub tenant: Option<String>,

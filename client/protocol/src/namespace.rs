@@ -9,7 +9,7 @@ use crate::geometry::AttentionGeometry;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_TOKENS, MAX_LAYERS, MAX_NAME_BYTES, MAX_POOLS, MAX_SLICES};
 use crate::pools::HitPolicy;
 
-/// What an engine says of its KV. Two engines that differ in any of it never see each other's blocks.
+/// An engine's description of its KV. Two engines with different descriptions never see each other's blocks.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceSpec {
     /// The model's name or path.
@@ -20,7 +20,7 @@ pub struct NamespaceSpec {
     pub kv_dtype: String,
     /// Order of the dimensions inside a block, in the engine's words.
     pub layout: String,
-    /// Who hashes, and how.
+    /// The hash algorithm of chunks.
     pub hash: HashAlgorithm,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
@@ -49,11 +49,11 @@ pub struct PoolSpec {
     pub layers: u32,
     /// Bytes of one layer of one chunk in one slice.
     pub layer_bytes: u64,
-    /// Which chunks of a prefix must have it.
+    /// The chunks of a prefix that must have it.
     pub hit: HitPolicy,
 }
 
-/// Who computes chunk hashes, and how.
+/// The hash algorithm of chunks, and who computes it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum HashAlgorithm {
     /// Larder's own chained BLAKE3 (see [`crate::hashing`]).
@@ -67,7 +67,7 @@ pub enum HashAlgorithm {
 pub struct EngineHash {
     /// The engine's name for it (`sha256_cbor`).
     pub name: String,
-    /// The seed it starts from (vLLM: `PYTHONHASHSEED`); never one that each process draws for itself.
+    /// The algorithm's seed (vLLM: `PYTHONHASHSEED`); never one that each process draws for itself.
     pub seed: String,
 }
 
@@ -243,7 +243,7 @@ pub enum NamespaceError {
     /// A text is empty or too long.
     #[error("`{field}` has {bytes} bytes; it must have 1 to {MAX_NAME_BYTES}")]
     Name {
-        /// Which text.
+        /// The field.
         field: &'static str,
         /// Its length.
         bytes: usize,
@@ -284,7 +284,7 @@ pub enum NamespaceError {
         /// Pools found.
         found: usize,
     },
-    /// The first pool is not the one that every chunk has.
+    /// The first pool is not the pool of every chunk.
     #[error(
         "the first pool must be `kv` with hit policy `all`, the state of every chunk; this is `{pool}` with {hit:?}"
     )]

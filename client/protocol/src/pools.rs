@@ -15,7 +15,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use crate::limits::MAX_POOLS;
 use crate::namespace::PoolSpec;
 
-/// Which chunks of a prefix must have a pool's block.
+/// The chunks of a prefix that must have a pool's block.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HitPolicy {
     /// Every chunk (attention). No chunk is ever without it.
@@ -31,9 +31,10 @@ pub enum HitPolicy {
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub struct PoolSet(pub u8);
 
-/// What a namespace's pools ask of a prefix.
+/// The rules by which a namespace's pools restore a prefix.
 ///
-/// Chunks are counted from the start of a chain. Where that is the tail of a prompt, what stands before it is the caller's.
+/// Chunks are counted from the start of a chain. If the chain is the tail of a prompt, its caller accounts for the chunks
+/// before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolRules {
     /// How many chunks at the end need the pool; `None` for all of them.
@@ -82,19 +83,19 @@ impl PoolSet {
         self.0 & other.0 == other.0
     }
 
-    /// What is in either.
+    /// The pools of both sets together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// What is in both.
+    /// The pools that both sets have.
     #[must_use]
     pub fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// What is in this one alone.
+    /// The pools that only this set has.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -144,7 +145,7 @@ impl PoolRules {
         self.every
     }
 
-    /// Those that no chunk is without.
+    /// The pools that every chunk has.
     #[must_use]
     pub fn obligatory(&self) -> PoolSet {
         self.obligatory

@@ -33,11 +33,11 @@ pub struct Epoch {
 pub struct NodeNumber(pub u16);
 
 impl NodeNumber {
-    /// What a node calls itself among its own actors. No member has it.
+    /// The number by which a node means itself, among its own actors. No member has it.
     pub const THIS_NODE: Self = Self(u16::MAX);
 }
 
-/// One actor of one node: who holds blocks.
+/// One actor of one node, as the holder of blocks.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
     /// The node.
@@ -46,18 +46,18 @@ pub struct Holder {
     pub device: u16,
 }
 
-/// What the cluster knows of one node.
+/// The cluster's facts of one node.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Its number.
     pub number: NodeNumber,
     /// Its name, as in its certificate.
     pub name: String,
-    /// Which life of it this is: microseconds since 1970 at its start, or more. What an earlier life claimed is void.
+    /// The node's incarnation: microseconds since 1970 at its start, or more. Claims of earlier incarnations are void.
     pub incarnation: u64,
-    /// Where peers reach it (QUIC).
+    /// Address for peers (QUIC).
     pub peer: SocketAddr,
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// GPU actors it has.
     pub devices: u16,

@@ -79,7 +79,7 @@ fn bytes<const N: usize>(text: &str) -> Result<[u8; N], InvalidTraceparent> {
 /// The flag of a trace that is recorded.
 const SAMPLED: u8 = 1;
 
-/// The one that the standard sets apart.
+/// The version that the standard forbids.
 const FORBIDDEN_VERSION: u8 = 0xff;
 
 #[cfg(test)]

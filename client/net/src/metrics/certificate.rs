@@ -26,7 +26,7 @@ impl CertificateMetrics {
     /// Registers them.
     ///
     /// # Errors
-    /// Fails if the name is taken, or not in the table.
+    /// Fails if the name is taken, or is not in the table.
     pub fn new(families: &Families<'_>) -> Result<Self, Error> {
         Ok(Self(families.gauge(NAME)?))
     }

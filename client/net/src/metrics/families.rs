@@ -8,8 +8,8 @@ use prometheus::{
 
 use super::{Kind, Metric, Section};
 
-/// Makes metrics by their names in a table. Each method fails where the table has no such metric, or it is of another kind,
-/// or the registry has it already: a server that asks for what is not written does not start.
+/// Makes metrics by their names in a table. Each method fails if the table has no such metric or one of another kind, or if
+/// the registry has it already: a server that asks for an undocumented metric does not start.
 #[derive(Debug, Clone, Copy)]
 pub struct Families<'a> {
     registry: &'a Registry,
@@ -17,7 +17,7 @@ pub struct Families<'a> {
 }
 
 impl<'a> Families<'a> {
-    /// Those of a table.
+    /// Makes metrics of this table, in this registry.
     #[must_use]
     pub fn new(registry: &'a Registry, sections: &'a [Section]) -> Self {
         Self { registry, sections }
@@ -26,13 +26,13 @@ impl<'a> Families<'a> {
     /// A number that only grows.
     ///
     /// # Errors
-    /// As all of them: see [`Families`].
+    /// See [`Families`].
     pub fn counter(&self, name: &str) -> Result<IntCounter, Error> {
         let metric = self.find(name, &Kind::Counter, false)?;
         self.add(IntCounter::new(metric.name, metric.help)?)
     }
 
-    /// The same, by labels.
+    /// The same kind of metric, with labels.
     ///
     /// # Errors
     /// See [`Families`].
@@ -52,7 +52,7 @@ impl<'a> Families<'a> {
         self.add(Counter::new(metric.name, metric.help)?)
     }
 
-    /// The same, by labels.
+    /// The same kind of metric, with labels.
     ///
     /// # Errors
     /// See [`Families`].
@@ -72,7 +72,7 @@ impl<'a> Families<'a> {
         self.add(IntGauge::new(metric.name, metric.help)?)
     }
 
-    /// The same, by labels.
+    /// The same kind of metric, with labels.
     ///
     /// # Errors
     /// See [`Families`].
@@ -92,7 +92,7 @@ impl<'a> Families<'a> {
         self.add(Gauge::new(metric.name, metric.help)?)
     }
 
-    /// The same, by labels.
+    /// The same kind of metric, with labels.
     ///
     /// # Errors
     /// See [`Families`].
@@ -112,7 +112,7 @@ impl<'a> Families<'a> {
         self.add(Histogram::with_opts(buckets(metric))?)
     }
 
-    /// The same, by labels.
+    /// The same kind of metric, with labels.
     ///
     /// # Errors
     /// See [`Families`].

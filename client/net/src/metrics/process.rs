@@ -33,7 +33,7 @@ pub struct ProcessMetrics {
     start: Gauge,
 }
 
-/// What the kernel says in `/proc/self/stat`.
+/// Fields of `/proc/self/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Stat {
     cpu_ticks: u64,
@@ -47,7 +47,7 @@ impl ProcessMetrics {
     /// Registers them.
     ///
     /// # Errors
-    /// Fails if a name is taken, or not in the table.
+    /// Fails if a name is taken, or is not in the table.
     pub fn new(families: &Families<'_>) -> Result<Self, Error> {
         Ok(Self {
             cpu: families.sum("process_cpu_seconds_total")?,

@@ -12,7 +12,7 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
 
-/// An authority: whoever trusts it trusts what it issues.
+/// A certificate authority. A process that trusts it trusts every certificate that it issues.
 pub struct Authority {
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -23,7 +23,7 @@ pub struct Authority {
 pub struct Issued {
     /// The certificate (PEM).
     pub certificate_pem: String,
-    /// Its private key (PEM): whoever has it is the one it names.
+    /// The certificate's private key (PEM). Its owner can act under the certificate's identity.
     pub key_pem: String,
 }
 
@@ -49,7 +49,7 @@ pub enum AuthorityError {
 }
 
 impl Validity {
-    /// From an hour ago (clocks differ) for so many days.
+    /// Valid from an hour ago, since clocks differ, for `days` days.
     #[must_use]
     pub fn days(days: u32) -> Self {
         let now = SystemTime::now();

@@ -19,7 +19,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::endpoint::{IdentityError, identity_of};
 
-/// Where a process's certificate is.
+/// The files of a process's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialFiles {
     /// Certificates of the authorities that are trusted (PEM).
@@ -30,7 +30,7 @@ pub struct CredentialFiles {
     pub key: PathBuf,
 }
 
-/// Who a process is, and whom it trusts.
+/// A process's own certificate and the authorities that it trusts.
 #[derive(Clone)]
 pub struct Credentials {
     identity: Identity,
@@ -38,7 +38,7 @@ pub struct Credentials {
     server: Arc<QuicServerConfig>,
 }
 
-/// One of the three things that credentials are made of.
+/// One of the three parts of credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The authorities' certificates.
@@ -58,13 +58,13 @@ pub enum CredentialsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// A text has nothing of what it should have.
+    /// A file lacks the expected part.
     #[error("the file has no {part}: PEM is expected")]
     Empty {
-        /// What is missing.
+        /// The missing part.
         part: Part,
     },
     /// The certificate does not say who this is.
@@ -90,7 +90,7 @@ impl Credentials {
         Self::from_pem(&read(&files.ca)?, &read(&files.certificate)?, &read(&files.key)?)
     }
 
-    /// The same, from the files' contents.
+    /// Makes credentials from the files' contents.
     ///
     /// # Errors
     /// [`CredentialsError`] says which part is wrong.
@@ -114,7 +114,7 @@ impl Credentials {
         })
     }
 
-    /// Who the certificate says this process is.
+    /// The identity in the process's certificate.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity

@@ -8,10 +8,10 @@ use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage, anchor_from_trusted
 
 use super::credentials::{CredentialFiles, Credentials, CredentialsError, Part, certificates};
 
-/// What certificate files say.
+/// The facts of certificate files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspected {
-    /// Who the certificate says that the process is.
+    /// The identity in the certificate.
     pub identity: Identity,
     /// Until when it may be used; `None` if it never ends.
     pub not_after: Option<SystemTime>,
@@ -50,7 +50,7 @@ pub enum InspectError {
 /// Judges certificate files as the other side of a connection would at the time `now`, for both ends of one.
 ///
 /// # Errors
-/// [`InspectError`]: what would be turned down.
+/// [`InspectError`] names the fault for which others would refuse the certificate.
 pub fn inspect(files: &CredentialFiles, now: SystemTime) -> Result<Inspected, InspectError> {
     let identity = Credentials::load(files)?.identity().clone();
     let read = |path: &std::path::PathBuf| {

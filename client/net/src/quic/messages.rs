@@ -83,7 +83,7 @@ pub(super) async fn read_header(stream: &mut RecvStream, most: usize) -> Result<
     }
 }
 
-/// Reads a message of so many bytes.
+/// Reads a message of `bytes` bytes.
 pub(super) async fn read_body<M: Message>(stream: &mut RecvStream, bytes: usize) -> Result<M, MessageError> {
     let mut message = AlignedVec::<16>::new();
     while message.len() < bytes {

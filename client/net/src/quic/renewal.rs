@@ -54,7 +54,7 @@ pub async fn renew_when_changed(
     }
 }
 
-/// Says what others would say of the certificate in use.
+/// Judges the certificate in use as others would.
 fn judge(files: &CredentialFiles, now: SystemTime, expires: &impl Fn(Option<SystemTime>)) {
     let days = |time: Duration| time.as_secs() / SECONDS_OF_A_DAY;
     let remedy = "`larder ca issue` makes a new one, which is used without a restart";
