@@ -15,7 +15,7 @@ use crate::effect::Effect;
 use crate::event::Announced;
 use crate::store::Change;
 
-/// What the directory was not told yet.
+/// Changes that the directory has not heard yet.
 #[derive(Debug, Default)]
 pub(crate) struct Untold {
     changes: Vec<Change>,
@@ -23,7 +23,7 @@ pub(crate) struct Untold {
     told_followers: usize,
     /// Number of the next event.
     sequence: u64,
-    /// What has still to be told of all that is held, where changes were lost.
+    /// The position in a full announcement, after changes were lost.
     resync: Option<Resync>,
     tell_at: Option<Duration>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Untold {
 /// How far the directory was told all that is held.
 #[derive(Debug, Clone, Copy, Default)]
 struct Resync {
-    /// Where in the store the next page begins.
+    /// Position of the next page in the store.
     from: usize,
     /// Whether a page was told.
     has_begun: bool,
@@ -56,7 +56,7 @@ impl Untold {
 }
 
 impl Core {
-    /// Takes what changed, and sees to it that others hear of it soon.
+    /// Takes the store's changes and schedules their announcement.
     pub(crate) fn note_changes(&mut self) {
         let changes = self.store.take_changes();
         if !changes.is_empty() && self.bring.sources.siblings.is_some() {
@@ -69,7 +69,7 @@ impl Core {
         }
     }
 
-    /// Tells what is due.
+    /// Announces the changes that are due.
     pub(crate) fn tell_changes(&mut self) {
         let untold = &mut self.untold;
         if untold.tell_at.is_none_or(|at| self.now < at) {

@@ -34,7 +34,7 @@ use crate::tiers::{Read, Reads};
 pub(crate) use fetch::Fetch;
 pub use recall::Offer;
 
-/// Where an actor may get chunks, and how long a lease waits for each of these places. An actor without one has `None`.
+/// The sources from which an actor may get chunks, and how long a lease waits for each. An absent source is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sources {
     /// Other actors of this node.
@@ -45,11 +45,11 @@ pub struct Sources {
     pub disk: Option<Duration>,
     /// The object store.
     pub object: Option<Duration>,
-    /// Chunks of which it remembers whether the object store has them: about 100 bytes each.
+    /// Limit of chunks for which the actor remembers whether the object store has them: about 100 bytes each.
     pub known_chunks: usize,
 }
 
-/// What is on its way, and who waits for it.
+/// Chunks on their way, and the gathers that wait for them.
 #[derive(Debug)]
 pub(crate) struct Bring {
     pub(crate) sources: Sources,
@@ -63,7 +63,7 @@ pub(crate) struct Bring {
     pub(crate) reads: HashMap<ReadId, Read>,
     disk: Option<Reads>,
     object: Option<Reads>,
-    /// What the object store was found to have, so that a lookup and the lease after it ask once.
+    /// The object store's recent answers, so that a lookup and its lease ask once.
     pub(crate) known: Known<ChunkKey>,
     meters: HashMap<Holder, Meter>,
     followers: handoff::Followers,
@@ -74,7 +74,7 @@ pub(crate) struct Bring {
     last_number: u64,
 }
 
-/// Whoever waits for a gather.
+/// A request that waits for a gather.
 #[derive(Debug)]
 struct Waiting {
     session: SessionId,
@@ -141,6 +141,6 @@ impl Bring {
     }
 }
 
-/// What an actor believes of the object store: that something is there until a read finds out, at most for a minute; that
-/// something is not there for as long as one request's lookup, prefetch and lease take.
+/// How long an actor trusts its memory of the object store: a present object until a read fails, at most for a minute; an
+/// absent one for as long as one request's lookup, prefetch and lease take.
 const LIFETIMES: Lifetimes = Lifetimes { present: Duration::from_secs(60), absent: Duration::from_secs(1) };

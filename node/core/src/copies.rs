@@ -34,14 +34,14 @@ use crate::store::{BlockMove, CommitOrder, LoadBlock, Refused, VerifyOrder};
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     open: HashMap<CopyNumber, Purpose>,
-    /// Who says what is damaged.
+    /// The reports of damage in progress.
     pub(crate) reports: Reports,
     /// Chunks that are said to be damaged, and are verified one after the other.
     doubted: VecDeque<(Reporter, Fingerprint, ChunkHash)>,
     last_number: u64,
 }
 
-/// What is copied for.
+/// The purpose of a copy.
 #[derive(Debug)]
 enum Purpose {
     Commit {
@@ -75,7 +75,7 @@ pub(crate) struct Save {
 
 #[derive(Debug)]
 struct Verification {
-    /// Who wants to hear of it.
+    /// The request to answer.
     request: Option<RequestId>,
     by: Reporter,
     verify: u64,
@@ -163,7 +163,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has what a device saved summed as it stands in place.
+    /// Sums the blocks that a device saved, in place.
     pub(crate) fn sum(&mut self, save: Save) {
         let moves = save.moves.clone();
         self.copy(Purpose::Save(save), None, moves);
@@ -275,7 +275,7 @@ fn bytes_of(moves: &[BlockMove]) -> u64 {
     moves.iter().map(|block| block.bytes).sum()
 }
 
-/// Asking again helps when some of what is verified has ended.
+/// Asking again helps when some verifications have ended.
 const TOO_MANY_REPORTS: Refused = Refused::Busy { what: Scarce::Claims, retry_after_ms: 1_000 };
 
 /// How long a session waits when too much is being copied: about as long as a few blocks take.

@@ -37,10 +37,10 @@ pub use stream::FLUSH_MS;
 
 use crate::store::Change;
 
-/// Who holds a chunk.
+/// The holders of a chunk.
 pub type Holders = SmallVec<[Holder; 2]>;
 
-/// What an actor gained and lost.
+/// An actor's gained and lost chunks.
 #[derive(Debug)]
 pub enum Changes {
     /// Since the last message.
@@ -56,7 +56,7 @@ pub struct Page {
     pub is_first: bool,
     /// The chunks.
     pub chunks: Vec<(Fingerprint, ChunkRef)>,
-    /// Whether it is the last: the actor holds what was in the pages, and nothing else.
+    /// Whether the page is the last: then the actor holds the pages' chunks and nothing else.
     pub is_last: bool,
 }
 

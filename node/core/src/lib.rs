@@ -70,7 +70,7 @@ use store::{Refused, Store, StoreLimits};
 use tiers::described::Described;
 use tiers::writes::Writes;
 
-/// What one actor decides.
+/// The decisions of one actor.
 #[derive(Debug)]
 pub struct Core {
     store: Store,
@@ -108,7 +108,7 @@ impl Core {
         }
     }
 
-    /// Takes note of something that happened, and decides what follows.
+    /// Takes an event, and decides its effects.
     pub fn handle(&mut self, now: Duration, event: Event) {
         self.now = self.now.max(now);
         match event {
@@ -185,18 +185,18 @@ impl Core {
         due.into_iter().flatten().min()
     }
 
-    /// What it keeps.
+    /// The actor's store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Opens a session of a process that belongs to `tenant`, with a write window of so many bytes (0: none).
+    /// Opens a session of a process that belongs to `tenant`, with a write window of `window_bytes` bytes (0: none).
     pub fn open_session(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
         self.store.open_session(tenant, process, window_bytes)
     }
 
-    /// Says that the directory began again, and knows nothing of what is held here.
+    /// The directory began again, and knows none of this actor's chunks.
     pub fn directory_began_again(&mut self) {
         self.untold.lost();
     }
@@ -206,8 +206,7 @@ impl Core {
         self.bring.object_is_open = is_open;
     }
 
-    /// Drops whatever was decided after a fault, and goes on with an empty store. Answers to what was ordered before mean nothing
-    /// any more.
+    /// Drops all decisions after a fault, and goes on with an empty store. Answers to earlier orders mean nothing any more.
     pub fn begin_anew(&mut self) {
         self.store = self.store.begin_anew();
         self.bring.begin_anew();
@@ -219,8 +218,8 @@ impl Core {
         self.know_again();
     }
 
-    /// Nobody on this node's side touches what an earlier life put into an extent: it is in use again where engines do not
-    /// either, and else gets new memory, which leaves them the old.
+    /// Nobody on this node's side touches an earlier life's bytes in an extent. The extent is in use again if no engine
+    /// touches them either; otherwise it gets new memory, and the engines keep the old.
     fn extent_left(&mut self, extent: u32, may_renew: bool) {
         if self.store.is_left_by_all(extent) {
             self.store.extent_returned(extent);

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// What a source delivers, measured while it has something to do.
+/// The rate of a source, measured while the source has something to do.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Meter {
     bytes_per_second: Option<f64>,
@@ -26,7 +26,7 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// What the engine would compute instead.
+/// The engine's speed of computing chunks itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prefill {
     /// Tokens that it computes in a second.
@@ -68,14 +68,14 @@ impl Meter {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
     }
 
-    /// What it delivers; `None` if it has delivered nothing yet.
+    /// The source's rate; `None` before its first delivery.
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         self.bytes_per_second
     }
 
-    /// How long until it has delivered so many bytes more. A source that was never measured is taken for a fast one: that is
-    /// how it comes to be measured.
+    /// Seconds until the source has delivered `bytes` more bytes. A source that was never measured counts as fast, so that it
+    /// is tried and measured.
     #[must_use]
     pub fn seconds_for(&self, bytes: u64) -> f64 {
         let all = (self.outstanding_bytes + bytes) as f64;
@@ -109,13 +109,13 @@ pub fn worth_loading(pieces: &[Piece], meters: &[&Meter], prefill: Prefill) -> u
 /// Deliveries within less than this are measured together.
 const SHORTEST_SAMPLE: Duration = Duration::from_millis(1);
 
-/// What a delivery takes at least.
+/// The shortest time of a delivery.
 const SHORTEST_TIME: Duration = Duration::from_micros(1);
 
-/// A sample this long replaces what was known.
+/// A sample of this length replaces the known rate.
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// What any sample counts at least.
+/// The least weight of a sample.
 const LEAST_WEIGHT: f64 = 0.05;
 
 #[cfg(test)]

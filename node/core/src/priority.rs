@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use larder_protocol::peer::Class;
 
-/// What waits for its turn, each under a key of its own.
+/// A line of waiting requests, each under a key of its own.
 ///
-/// A class is a head start: one of a more urgent class counts as having come earlier than it did. So a more
-/// urgent one passes those that came shortly before it, and none waits for ever, however many urgent ones follow.
+/// A class is a head start: a request of a more urgent class counts as having come earlier. So it passes requests that came
+/// shortly before it, but none waits for ever, however many urgent requests follow.
 #[derive(Debug)]
 pub struct Turns<K> {
     line: BTreeMap<Turn, K>,
@@ -55,7 +55,7 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         self.line.insert(turn, key);
     }
 
-    /// Gives what waits another class; the time that it has waited counts on.
+    /// Changes the class of a waiting request; its waiting time still counts.
     pub fn change_class(&mut self, key: K, class: Class) {
         let Some(waiting) = self.waiting.get_mut(&key) else { return };
         self.line.remove(&waiting.turn);
@@ -63,7 +63,7 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         self.line.insert(waiting.turn, key);
     }
 
-    /// Whose turn it is.
+    /// The key whose turn it is.
     #[must_use]
     pub fn next(&self) -> Option<K> {
         self.line.first_key_value().map(|(_, &key)| key)
@@ -89,7 +89,7 @@ const fn head_start(class: Class) -> Duration {
     }
 }
 
-/// Long against one transfer, and short against what an engine waits for a prefetch.
+/// Long against one transfer, and short against an engine's wait for a prefetch.
 const MOST_HEAD_START: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

@@ -116,11 +116,11 @@ pub struct Store {
     cached_chunks: u64,
     cached_bytes: u64,
     evictions: Evictions,
-    /// What an earlier store gave out, where this one took its place.
+    /// The places that an earlier store gave out, if this store replaced one.
     seclusion: lives::Seclusion,
     /// Chunks that did not have the names under which their bytes were to leave.
     misnamed: u64,
-    /// Chunks that were refused because their names contradict those of chunks that are here.
+    /// Chunks refused because their names contradict those of cached chunks.
     refused_names: u64,
     /// When it last ticked, in tenths of a second since the node started.
     tenths: u32,
@@ -161,7 +161,7 @@ impl Store {
         }
     }
 
-    /// Opens a session of a process that belongs to `tenant`, with a write window of so many bytes (0: none).
+    /// Opens a session of a process that belongs to `tenant`, with a write window of `window_bytes` bytes (0: none).
     pub fn open_session(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
         self.sessions.open(tenant, process, window_bytes)
     }
@@ -213,8 +213,8 @@ impl Store {
         self.namespaces.facts()
     }
 
-    /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its
-    /// process is gone. Pins stay until their deadline.
+    /// Ends a session. It may no longer commit its reservations. Its leased slots stay quarantined until its process is gone.
+    /// Pins stay until their deadline.
     pub fn close_session(&mut self, id: SessionId) {
         self.cancel_gathers_of(id);
         self.end_follows_of(id);
@@ -238,7 +238,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Notes that a process is known to be gone: whatever it might have touched is free again.
+    /// Notes that a process is gone: the memory that it might have touched is free again.
     pub fn process_gone(&mut self, process: ProcessId) {
         self.process_left_seclusion(process);
         let Some(held) = self.sessions.process_gone(process) else { return };
@@ -250,7 +250,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Ends what has passed its deadline: pins and reservations.
+    /// Ends pins and reservations that have passed their deadline.
     pub fn tick(&mut self, now: Millis) {
         self.tenths = self.tenths.max(u32::try_from(now.0 / 100).unwrap_or(u32::MAX));
         for (session, reservation) in self.sessions.lapsed(now) {
@@ -286,7 +286,7 @@ impl Store {
         Some(self.namespaces.find(NamespaceId::of(namespace))?.chunk_tokens)
     }
 
-    /// Bytes of the slots of a whole chunk of a namespace; 0 for one that nobody registered.
+    /// Bytes of the slots of a whole chunk of a namespace; 0 for a namespace that nobody registered.
     #[must_use]
     pub fn chunk_bytes_of(&self, namespace: u32) -> u64 {
         let number = NamespaceId::of(namespace);

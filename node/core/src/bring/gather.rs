@@ -32,14 +32,14 @@ use crate::event::RequestId;
 use crate::store::ids::SessionId;
 use crate::store::{FetchId, Gathered, LookupOptions, Refused, Source, Walk, Wanted};
 
-/// What chunks are brought for.
+/// The purpose for which chunks are brought.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Errand<'a> {
-    /// What waits for them.
+    /// The urgency of their waiters.
     pub(super) class: Class,
     /// Until when.
     pub(super) until: Duration,
-    /// What that belongs to.
+    /// The cause of the request.
     pub(super) cause: &'a Cause,
 }
 
@@ -80,7 +80,7 @@ impl Core {
         Ok(())
     }
 
-    /// What a lookup finds on a walk.
+    /// The result of a lookup's walk.
     pub(super) fn found_on(
         &mut self,
         session: SessionId,
@@ -191,7 +191,7 @@ impl Core {
         self.order_fetches(held);
     }
 
-    /// Answers leases that have waited as long as they may with what is here. What they waited for may still come.
+    /// Answers late leases with the chunks that are here. The others may still come.
     pub(crate) fn finish_late_gathers(&mut self) {
         let is_late = |waiting: &Waiting| waiting.request.is_some() && waiting.until <= self.now;
         let late = self.bring.waiting.iter().filter(|(_, waiting)| is_late(waiting));
@@ -217,14 +217,14 @@ impl Core {
         }
     }
 
-    /// Nobody waits any more for what a session asked for.
+    /// Forgets the requests of a session: nobody waits for them any more.
     pub(crate) fn forget_waiting_of(&mut self, session: SessionId) {
         self.bring.waiting.retain(|_, waiting| waiting.session != session);
         self.bring.questions.retain(|_, question| question.session() != Some(session));
         self.forget_followers_of(session);
     }
 
-    /// Stops what is on its way for nobody.
+    /// Stops transfers that nobody waits for.
     pub(crate) fn stop_abandoned(&mut self) {
         let abandoned = self.store.take_abandoned();
         if abandoned.is_empty() {
@@ -245,7 +245,7 @@ impl Core {
     }
 }
 
-/// The bringing of what a lease or a prefetch wants.
+/// The span of a gather for a lease or a prefetch.
 pub(super) fn gather_cause(cause: &Cause, wanted: &[Wanted]) -> Cause {
     if wanted.is_empty() {
         return Cause::default();
@@ -255,7 +255,7 @@ pub(super) fn gather_cause(cause: &Cause, wanted: &[Wanted]) -> Cause {
     gather
 }
 
-/// The reading of those of the chunks that come from a tier.
+/// The span of the gather's reads from a tier.
 pub(super) fn read_cause(cause: &Cause, tier: Below, wanted: &[Wanted]) -> Cause {
     let (from, name) = match tier {
         Below::Disk => (Source::Disk, "read_disk"),

@@ -123,7 +123,7 @@ impl Core {
         self.store.layers_came(fetch, number, block, offset, bytes, checksum);
     }
 
-    /// What is to come of a chunk from its writer's node has come, to stay, or will not come.
+    /// A followed chunk's order has ended: the chunk stays, or will not come.
     pub(crate) fn followed_came(&mut self, order: OrderNumber, chunk: usize, came: Arrival) {
         let Some(fetch) = self.followed(order, chunk) else { return };
         let (id, bytes) = (fetch.wanted.fetch, fetch.bytes());
@@ -175,7 +175,7 @@ impl Core {
         Ok(())
     }
 
-    /// Tells those who follow what has come, here and at other nodes.
+    /// Tells followers, here and at other nodes, which layers have come.
     pub(crate) fn tell_followers(&mut self) {
         for follow in self.store.take_progressed() {
             self.answer_followers(follow, |core, waiting| {
@@ -217,7 +217,7 @@ impl Core {
     }
 }
 
-/// Whether somebody who asks does not know of this yet.
+/// Whether this progress is news for the asker.
 fn is_news(ask: &AskInPlace, progress: &FollowProgress) -> bool {
     progress.layers > ask.layers || progress.chunks < ask.chunks || progress.is_whole
 }

@@ -34,7 +34,7 @@ impl Core {
         Ok(())
     }
 
-    /// Orders what is worth it, now that it is known where the chunks are.
+    /// Orders the chunks that are worth loading, now that their places are known.
     pub(super) fn start_prefetch(
         &mut self,
         request: RequestId,
@@ -89,7 +89,7 @@ impl Core {
         Ok(Started { ticket, tokens, tokens_to_recompute })
     }
 
-    /// Answers a prefetch as a lease of what is here, now or when it is.
+    /// Answers a prefetch as a lease of the chunks that are here, now or when they are.
     pub(crate) fn collect(
         &mut self,
         request: RequestId,
@@ -113,8 +113,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a prefetch that nobody wants any more. Whoever was collecting it has an answer all the same: requests are counted
-    /// until they are answered.
+    /// Ends a prefetch that nobody wants any more. A request that was collecting it still gets an answer: requests are
+    /// counted until they are answered.
     pub(crate) fn cancel(&mut self, session: SessionId, ticket: u64) {
         if self.bring.waiting.get(&ticket).is_some_and(|waiting| waiting.session == session)
             && let Some(Waiting { request, .. }) = self.bring.waiting.remove(&ticket)
@@ -126,7 +126,7 @@ impl Core {
         }
     }
 
-    /// How many chunks a prefetch may turn out to bring; `None` if what was found says it.
+    /// How many chunks a prefetch may bring; `None` if the lookup says it.
     fn hoped(
         &self,
         session: SessionId,

@@ -24,7 +24,7 @@ pub(super) struct Recalled {
     block_bytes: Arc<[u64]>,
 }
 
-/// What a peer gets that asks for a chunk.
+/// The answer to a peer that asks for a chunk.
 #[derive(Debug)]
 pub enum Offer {
     /// The answer.

@@ -177,5 +177,5 @@ impl Core {
     }
 }
 
-/// The longest that an answer waits for news: whoever wants to wait longer asks again.
+/// The longest that an answer waits for news; a caller that wants to wait longer asks again.
 const MOST_WAIT_MS: u64 = 2_000;

@@ -22,7 +22,7 @@ pub(super) struct Slots {
     free: Vec<SlotId>,
 }
 
-/// Where a slot is in its life.
+/// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Life {
     /// Anybody may have it, and nothing touches it.
@@ -45,7 +45,7 @@ struct Slot {
 }
 
 impl Slots {
-    /// So many free slots more, numbered behind those that there are.
+    /// Adds free slots, numbered behind the present ones.
     pub(super) fn add(&mut self, slots: u32) {
         let first = self.slots.len() as u32;
         self.slots.extend((0..slots).map(|_| Slot { life: Life::Free, copies: Vec::new() }));
@@ -87,7 +87,7 @@ impl Slots {
         self.free_if_untouched(id);
     }
 
-    /// Whoever had the slot needs it no more. What still touches it keeps it from others.
+    /// The slot's owner no longer needs it. Users that still touch the slot keep it from others.
     pub(super) fn give_up(&mut self, id: SlotId) {
         let slot = self.slot(id);
         assert!(!matches!(slot.life, Life::Free | Life::Quarantined), "nobody has the slot");
@@ -95,13 +95,13 @@ impl Slots {
         self.free_if_untouched(id);
     }
 
-    /// Where a slot is in its life.
+    /// The state of a slot.
     #[cfg(test)]
     pub(super) fn life(&self, id: SlotId) -> Life {
         self.slots[id.0 as usize].life
     }
 
-    /// Where each slot is in its life.
+    /// The states of all slots.
     #[cfg(test)]
     pub(super) fn lives(&self) -> impl Iterator<Item = Life> {
         self.slots.iter().map(|slot| slot.life)

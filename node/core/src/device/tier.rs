@@ -35,7 +35,7 @@ struct Entry {
 }
 
 impl DeviceTier {
-    /// An empty tier of so many bytes; of none if that is 0.
+    /// An empty tier of `bytes` bytes; no tier if `bytes` is 0.
     pub(super) fn new(bytes: u64, policy: PolicyName) -> Self {
         Self {
             bytes,
@@ -63,7 +63,7 @@ impl DeviceTier {
         self.bytes - self.bytes.checked_rem(self.slot_bytes).unwrap_or(self.bytes)
     }
 
-    /// Where in the pool a slot begins.
+    /// The offset of a slot in the pool.
     pub(super) fn offset(&self, slot: SlotId) -> u64 {
         u64::from(slot.0) * self.slot_bytes
     }
@@ -113,7 +113,7 @@ impl DeviceTier {
         Some(slot)
     }
 
-    /// The GPU refuses to fill it: it has not so much memory, say.
+    /// The GPU refuses the tier's memory, for instance because it has too little.
     pub(super) fn refused(&mut self) {
         self.is_refused = true;
     }
@@ -137,7 +137,7 @@ impl DeviceTier {
         slots
     }
 
-    /// What it holds.
+    /// Its contents.
     pub(super) fn usage(&self) -> TierUsage {
         let (blocks, evicted) = (self.filled, self.evicted);
         TierUsage { bytes: self.bytes, blocks, used_bytes: blocks * self.slot_bytes, evicted }

@@ -15,10 +15,10 @@ pub(super) struct KnownHolders {
     free: Vec<Slot>,
 }
 
-/// One holder.
+/// The state of one holder.
 #[derive(Debug)]
 pub(super) struct HolderState {
-    /// Who.
+    /// The holder.
     pub(super) holder: Holder,
     incarnation: u64,
     stream: u64,
@@ -32,10 +32,10 @@ pub(super) struct HolderState {
     pub(super) missing: u64,
 }
 
-/// What a batch is to its stream.
+/// The place of a batch in its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The one that comes next.
+    /// The next batch.
     Takes,
     /// The first of a new stream.
     Anew,
@@ -109,7 +109,7 @@ impl KnownHolders {
         }
     }
 
-    /// Which slots are among these.
+    /// A mask of these slots.
     pub(super) fn mask(&self, slots: &[Slot]) -> Vec<bool> {
         let mut mask = vec![false; self.slots.len()];
         slots.iter().for_each(|&slot| mask[usize::from(slot)] = true);
@@ -118,7 +118,7 @@ impl KnownHolders {
 }
 
 impl HolderState {
-    /// What a batch is to the stream; one that comes next counts as taken.
+    /// The place of a batch in the stream; the next batch counts as taken.
     pub(super) fn next(&mut self, stream: u64, sequence: u64) -> Next {
         if stream > self.stream && sequence == 0 {
             (self.stream, self.next) = (stream, Some(1));

@@ -30,7 +30,7 @@ pub struct Shard {
     counts: ShardCounts,
 }
 
-/// What a shard has counted since it started.
+/// A shard's counts since it started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShardCounts {
     /// Changes left out because their partition has another home.
@@ -43,7 +43,7 @@ pub struct ShardCounts {
     pub refilled: u64,
     /// Streams that were told to start anew.
     pub restarts: u64,
-    /// Of these, the ones whose sum differed.
+    /// Comparisons with different sums.
     pub differing: u64,
     /// Rows kept back because somebody found them wrong.
     pub repaired: u64,
@@ -100,7 +100,7 @@ impl Shard {
         });
     }
 
-    /// Takes what a holder gained and lost.
+    /// Takes a holder's gained and lost chunks.
     pub fn announce(&mut self, announce: &Announce) -> Announced {
         if announce.epoch > self.table.epoch {
             return Announced::Later;
@@ -136,7 +136,7 @@ impl Shard {
         Announced::Known(announce.sequence)
     }
 
-    /// Who holds chunks.
+    /// The holders of chunks.
     #[must_use]
     pub fn find(&self, find: &Find, now: Millis) -> Rows {
         let mut spans: Vec<RowSpan> = Vec::new();
@@ -158,8 +158,8 @@ impl Shard {
         Rows { epoch: self.table.epoch, spans }
     }
 
-    /// Keeps rows back, since their holder said that it has no such chunks. The holder's own announcements stay what
-    /// counts: what it announces again, or still holds some seconds later, is shown again.
+    /// Hides rows whose holder said that it has no such chunks. The holder's announcements decide: a row is shown again after
+    /// a new announcement, or if the holder still holds it some seconds later.
     pub fn not_held(&mut self, holder: Holder, rows: &[RowKey], now: Millis) {
         let Some(slot) = self.holders.find(holder) else { return };
         for key in rows {
@@ -207,7 +207,7 @@ impl Shard {
         self.holders.len()
     }
 
-    /// What it has counted.
+    /// Its counts.
     #[must_use]
     pub fn counts(&self) -> ShardCounts {
         self.counts
@@ -326,7 +326,7 @@ impl Shard {
     }
 }
 
-/// One part in so many stays free before rows that were left out are asked for.
+/// One part in `KEPT_FREE` stays free before missing rows are asked for.
 const KEPT_FREE: u64 = 16;
 
 /// Holders of one chunk that a home keeps: enough to read from, and no hot chunk's row becomes a long search.

@@ -17,7 +17,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Nothing is being sent; so many bytes may be, to all together.
+    /// Nothing is being sent; `all_bytes` may be in flight to all peers together.
     pub(super) fn new(all_bytes: u64) -> Self {
         Self { all_bytes, free_bytes: all_bytes, by_peer: HashMap::new() }
     }
@@ -53,5 +53,5 @@ impl Sending {
     }
 }
 
-/// One part in so many of what may be sent at a time is not for prefetches.
+/// One part in `KEPT_FOR_DECODE` of the bytes in flight is kept from prefetches.
 const KEPT_FOR_DECODE: u64 = 4;

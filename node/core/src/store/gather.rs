@@ -55,7 +55,7 @@ struct Coming {
     recalls: u32,
 }
 
-/// What a gather does for one chunk.
+/// A gather's step for one chunk.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// It can be read, and is claimed.
@@ -82,7 +82,7 @@ pub struct Gathered {
     pub gather: u64,
     /// Whether nothing has to come: it can be finished at once.
     pub is_ready: bool,
-    /// What to fetch. Each must be followed by [`Store::fetched`].
+    /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
 }
 
@@ -103,7 +103,7 @@ impl Gathers {
         self.fetches.contains_key(&id)
     }
 
-    /// Whether a fetch is the one of this number.
+    /// Whether this fetch has this number.
     pub(super) fn is_fetch(&self, FetchId(id): FetchId, number: u64) -> bool {
         self.fetches.get(&id).is_some_and(|fetch| fetch.number == number)
     }
@@ -140,8 +140,8 @@ impl Gathers {
 }
 
 impl Store {
-    /// Starts to lease the longest prefix of a chain of which each chunk is here, or on disk, or on its way, or `elsewhere` (by
-    /// position), and there is room for it. What is here cannot be evicted meanwhile.
+    /// Starts to lease the longest prefix of a chain whose chunks are here, on disk, on their way, or `elsewhere` (by
+    /// position), as far as there is room. Chunks that are here cannot be evicted meanwhile.
     ///
     /// # Errors
     /// As [`Store::lease`].
@@ -199,8 +199,8 @@ impl Store {
         Ok(Gathered { gather, is_ready, wanted })
     }
 
-    /// Claims the chunks of a prefix that are here or on their way, and says what to do for each of them. Room is made only
-    /// afterwards: it may take any chunk that nobody claims, those further down the chain included.
+    /// Claims the chunks of a prefix that are here or on their way, and returns the step for each chunk. Room is made only
+    /// afterwards: it may take any unclaimed chunk, even further down the chain.
     fn claim_prefix(
         &mut self,
         number: NamespaceId,
@@ -348,7 +348,7 @@ impl Store {
     /// How far a gather is.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] for one that is not the session's, or no longer.
+    /// [`Refused::Unknown`] for a gather that is not the session's, or has ended.
     pub fn progress(&self, session: SessionId, gather: u64) -> Result<Progress, Refused> {
         let unknown = Refused::Unknown { what: "ticket", number: gather };
         let open = self.gathers.open.get(&gather).filter(|open| open.session == session).ok_or(unknown)?;
@@ -377,7 +377,7 @@ impl Store {
         open.into_iter().for_each(|gather| self.cancel_gather(session, gather));
     }
 
-    /// A gather no longer waits for those of its chunks that are on their way.
+    /// A gather no longer waits for its chunks on their way.
     fn stop_waiting(&mut self, gather: u64, chunks: &[ChunkId]) {
         chunks.iter().for_each(|&chunk| self.gathers.stop_waiting_for(chunk, gather));
     }
@@ -398,7 +398,7 @@ impl Store {
         }
     }
 
-    /// How long a prefix may turn out to be restorable: what others have is known only when it has come.
+    /// How long the restorable prefix may become: the pools of other holders are known only when they have come.
     fn restorable_with(
         &self,
         number: NamespaceId,

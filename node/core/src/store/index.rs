@@ -45,7 +45,7 @@ enum Entry {
     Chunk(Chunk),
 }
 
-/// What the store knows of one chunk; [`Index::name`] has the rest of its name. 128 bytes.
+/// The store's state of one chunk; [`Index::name`] has the rest of its name. 128 bytes.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) hash: ChunkHash,
@@ -69,7 +69,7 @@ pub(crate) struct Chunk {
     pub(crate) ready: u16,
     /// See [`Namespace::readable`](super::namespaces::Namespace::readable).
     pub(crate) pools: PoolSet,
-    /// The pools of which every slice is in its record on disk, where it has one.
+    /// The pools whose slices are all in its record on disk, if it has one.
     pub(crate) disk_pools: PoolSet,
     pub(crate) priority: i8,
     /// How often it was read, up to a bound.
@@ -99,7 +99,7 @@ pub(crate) enum Standing {
     Damaged,
 }
 
-/// Where a chunk's bytes are on disk.
+/// The state of a chunk's bytes on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum OnDisk {
     /// Nowhere, as far as is known.
@@ -181,12 +181,12 @@ impl Chunk {
         self.ready > 0 && self.standing == Standing::Kept
     }
 
-    /// Whether all of it that others could read is not on disk yet, nor on its way there.
+    /// Whether some readable part of it is neither on disk nor on its way there.
     pub(crate) fn belongs_on_disk(&self) -> bool {
         self.is_complete() && (self.disk == OnDisk::Nowhere || self.outgrew_disk())
     }
 
-    /// Whether all of it that others could read is not in the object store, as far as is known, nor on its way there.
+    /// Whether some readable part of it is neither in the object store, as far as is known, nor on its way there.
     pub(crate) fn belongs_in_objects(&self) -> bool {
         self.is_complete() && self.stored == Stored::Unknown && self.standing != Standing::Passing
     }
@@ -211,7 +211,7 @@ impl Chunk {
         self.disk == OnDisk::Here && !self.is_resident
     }
 
-    /// The slots of those of its blocks that can be read.
+    /// The slots of its readable blocks.
     pub(crate) fn readable_slots(&self) -> impl Iterator<Item = Slot> {
         self.blocks
             .iter()
@@ -279,7 +279,7 @@ impl Index {
         self.known(id).expect(OUTLIVED)
     }
 
-    /// The same, to change.
+    /// Mutable access to it.
     ///
     /// # Panics
     /// As [`Index::get`].
@@ -312,7 +312,7 @@ impl Index {
         self.anchor(id.number())
     }
 
-    /// Whether a known chunk is what a chain says it is.
+    /// Whether a known chunk agrees with its name in a chain.
     pub(crate) fn agrees(&self, id: ChunkId, name: &ChunkRef) -> Result<(), ChainError> {
         let (known_index, known_parent) = (self.get(id).index, self.parent_hash(id.number()));
         if known_index == name.index && known_parent == name.parent {
@@ -327,7 +327,7 @@ impl Index {
         })
     }
 
-    /// Whether a chunk of this name may stand here: it is what is known of it already, or it fits between the parent and the
+    /// Whether a chunk of this name may stand here: its known name is the same, or it fits between the parent and the
     /// children that are here. `flat` chunks have neither.
     ///
     /// # Errors
@@ -465,7 +465,7 @@ impl Index {
         }
     }
 
-    /// Makes the table forget what was removed.
+    /// Makes the table forget removed chunks.
     pub(crate) fn settle(&mut self) {
         for (key, number) in self.departed.drain(..) {
             if let Ok(entry) = self.table.find_entry(key, |&other| other == number) {
@@ -614,7 +614,7 @@ impl Index {
         }
     }
 
-    /// Makes the children of a chunk, of which one is given, stand without it.
+    /// Detaches the children of a chunk from it; `first` is one of them.
     fn orphan(&mut self, parent: ChunkNumber, first_child: ChunkNumber) {
         let &Chunk { namespace, hash, .. } = self.at(parent);
         self.orphans.insert((namespace, hash), first_child);

@@ -46,21 +46,21 @@ pub trait Policy: fmt::Debug + Send {
     /// A blocked chunk may go again.
     fn unblock(&mut self, chunk: ChunkNumber);
 
-    /// The chunk that should go next, among those that may go and that `judge` takes; `None` if there is none.
+    /// The next chunk to evict among the chunks that may go and that `judge` accepts; `None` if there is none.
     ///
     /// The chunk stays in the policy until [`Policy::remove`].
     fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber>;
 
-    /// Every cached chunk, blocked ones too, the first to go first: what another policy takes over.
+    /// All cached chunks in the order of eviction, blocked ones too: another policy takes them over.
     fn order(&self) -> Vec<ChunkNumber>;
 }
 
-/// What a policy learns of a chunk that enters.
+/// The policy's facts of a chunk that enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
     /// Part of the chunk's hash: recognises a chunk that comes back.
     pub short_hash: u64,
-    /// Chunks before it in its prompt: what recomputing it costs grows with it.
+    /// Chunks before it in its prompt: the cost of recomputing the chunk grows with their number.
     pub index: u32,
     /// The caller's priority; higher stays longer.
     pub priority: i8,
@@ -149,8 +149,8 @@ impl PolicyName {
         self.get_documentation().unwrap_or_default()
     }
 
-    /// A policy of this name with no chunk in it. `recompute_doubles_at` is for `adaptive`: where given, it prefers chunks
-    /// that cost more to recompute, which is twice as much as the first of a prompt where so many stand before it.
+    /// An empty policy of this name. With `recompute_doubles_at`, `adaptive` prefers chunks that cost more to recompute:
+    /// twice as much as the first of a prompt behind this many chunks.
     #[must_use]
     pub fn build(self, recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         match self {

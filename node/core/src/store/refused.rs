@@ -16,22 +16,22 @@ pub enum Refused {
         /// When asking again may help.
         retry_after_ms: u64,
     },
-    /// The chain is impossible or disagrees with what is cached.
+    /// The chain is impossible, or contradicts cached chunks.
     #[error(transparent)]
     Chain(#[from] ChainError),
     /// The namespace is impossible.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
-    /// The engine's block size is not what its namespace says.
+    /// The engine's block size differs from its namespace's.
     #[error("pool `{pool}`: the engine's blocks have {engine_bytes} bytes, but {layers} layers of {layer_bytes} bytes make {}: check layers, heads, dtype and chunk size", u64::from(*.layers) * .layer_bytes)]
     BlockSize {
         /// The pool.
         pool: String,
-        /// What the engine's tensors say.
+        /// Bytes of the engine's blocks.
         engine_bytes: u64,
-        /// What the namespace says.
+        /// The namespace's value.
         layers: u32,
-        /// What the namespace says.
+        /// The namespace's value.
         layer_bytes: u64,
     },
     /// Not one block size a pool.
@@ -42,7 +42,7 @@ pub enum Refused {
         /// Pools of the namespace.
         pools: usize,
     },
-    /// A slice that the namespace does not have, or one that comes twice, or none at all.
+    /// Slices that the namespace does not have, duplicate slices, or none.
     #[error("slices {slices:?}: name each of the session's slices once, out of {of}")]
     Slices {
         /// Slices found.
@@ -91,7 +91,7 @@ pub enum Refused {
     /// A number that names nothing of this session.
     #[error("{what} {number} does not belong to this session, or has ended")]
     Unknown {
-        /// What it should name.
+        /// The kind of thing that the number should name.
         what: &'static str,
         /// The number.
         number: u64,
@@ -120,7 +120,7 @@ pub enum Refused {
         /// The layer behind the last one.
         to_layer: u32,
     },
-    /// A chunk of which some layers were handed over, and not all.
+    /// A chunk with some layers handed over, but not all.
     #[error(
         "layers of chunk {position} of reservation {reservation} are missing: hand them over before the commit"
     )]
@@ -135,7 +135,7 @@ pub enum Refused {
     NotLeased {
         /// The first.
         from: u64,
-        /// The one behind the last.
+        /// The position behind the last.
         to: u64,
     },
     /// A save of a session with several slices.
@@ -152,7 +152,7 @@ pub enum Refused {
     /// A block outside the session's write window.
     #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
     OutsideWindow {
-        /// Where the block should stand.
+        /// Offset of the block.
         source_offset: u64,
         /// Its size.
         bytes: u64,
@@ -180,11 +180,11 @@ pub enum Refused {
     /// Pages, layers or words that there are not.
     #[error("a copy names {what} {found}, but there are {of}")]
     Beyond {
-        /// Of what.
+        /// The kind: page, layer or word.
         what: &'static str,
-        /// What was asked for.
+        /// The requested number.
         found: u64,
-        /// What there is.
+        /// The existing count.
         of: u64,
     },
     /// A fault of the node's own; its log says more.

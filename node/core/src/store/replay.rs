@@ -12,17 +12,17 @@ use super::slab::SLOT_ALIGNMENT;
 use super::{Checksums, Refused, Store, StoreLimits};
 use crate::Millis;
 
-/// One request of a trace: its blocks' names in order, and how many tokens its prompt has.
+/// A request of a trace: its blocks' names in order, and its prompt's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
     /// Tokens of the prompt.
     pub tokens: u64,
-    /// One name a block, chained: a name stands for the whole prefix up to its block's end. The last, partial block
+    /// The names of the blocks, chained: a name stands for the whole prefix up to its block's end. The last, partial block
     /// has a name of its own.
     pub blocks: Vec<u64>,
 }
 
-/// What replaying came to.
+/// The result of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Replayed {
     /// Blocks of all prompts.
@@ -165,7 +165,7 @@ fn spec(chunk_tokens: u32) -> NamespaceSpec {
     }
 }
 
-/// A chunk hash of a block's name; like a real one, every bit of it is random.
+/// Makes a chunk hash of a block's name; like a real hash, every bit is random.
 fn hash(name: u64) -> ChunkHash {
     let mut bytes = [0; 32];
     for (part, seed) in bytes.chunks_exact_mut(8).zip(0..) {

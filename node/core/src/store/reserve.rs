@@ -28,9 +28,9 @@ pub struct Reserved {
     pub chunks: Vec<u32>,
     /// For each of them, the pools to write; empty if these are all pools everywhere.
     pub pools: Vec<PoolSet>,
-    /// Where each block of them will stand: for each chunk, for each slice of the session, for each of its pools to write.
+    /// The place of each block: for each chunk, for each slice of the session, for each of its pools to write.
     pub places: Vec<Place>,
-    /// Where engines are trusted: extents among the places whose memory the session was not given before.
+    /// With trusted engines: extents among the places that the session does not know yet.
     pub new_extents: Vec<u32>,
     /// When the right to commit ends.
     pub deadline: Millis,
@@ -53,8 +53,8 @@ impl Store {
         self.reserve_pools(session, namespace, chain, &[], priority, now)
     }
 
-    /// The same, where by position `pools` says which pools will be written; all of them where it is empty. Those that no
-    /// chunk is without always are, and a chunk that is here already gets those that it lacks.
+    /// Reserves chunks of which, by position, the pools in `pools` will be written; all pools if it is empty. `all` pools are
+    /// always written, and a cached chunk gets the pools that it lacks.
     ///
     /// # Errors
     /// As [`Store::reserve`], and [`Refused::Pools`].
@@ -70,8 +70,8 @@ impl Store {
         self.reserve_attempt(session, namespace, chain, pools, priority, 0, now)
     }
 
-    /// The same in a numbered attempt, which ends the reservations of earlier ones for chunks of the chain: whoever holds them
-    /// can neither hand over nor commit any more. 0 is no attempt, and ends none.
+    /// Reserves chunks in a numbered attempt. The attempt ends reservations of earlier attempts for chunks of the chain:
+    /// their sessions can neither hand over nor commit any more. 0 is no attempt, and ends none.
     ///
     /// # Errors
     /// As [`Store::reserve_pools`].
@@ -157,7 +157,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives back what of a reservation is not committed.
+    /// Gives back the uncommitted chunks of a reservation.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a reservation that is not the session's.
@@ -170,7 +170,7 @@ impl Store {
     }
 
     /// Ends the right to commit a reservation. Slots that the engine could write to directly are quarantined until its
-    /// process is gone; the others are free, but those that are being copied into, which the copy's end frees.
+    /// process is gone. The others are free, except those that are being copied into, which the copy's end frees.
     pub(super) fn lapse(&mut self, session: SessionId, reservation: u64) {
         let Some(held) = self.sessions.get_mut(session) else { return };
         let process = held.process;
@@ -190,9 +190,9 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Positions of a chain at which blocks in these slices are to be written, and in which pools: in those that were asked
-    /// for and every one that no chunk is without, where the chunk is not here; in those of the first that it lacks, where
-    /// it is; in none if somebody else writes it.
+    /// Positions of a chain at which blocks in these slices are to be written, with their pools. For an absent chunk these
+    /// are the requested pools and all `all` pools; for a cached chunk the requested pools that it lacks; for a chunk that
+    /// somebody else writes none.
     fn missing(
         &self,
         number: NamespaceId,
@@ -276,7 +276,7 @@ impl Store {
     /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, wherever it is from.
     ///
     /// # Errors
-    /// [`ChainError`] if the name contradicts those of the chunks around it; that is counted.
+    /// [`ChainError`] if the name contradicts the names around it; the store counts that.
     pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
         let namespace = self.namespaces.get_mut(number);
         let (flat, blocks) = (namespace.flat, namespace.blocks());
@@ -367,7 +367,7 @@ impl Store {
         slots
     }
 
-    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left, or it was not to stay.
+    /// Ends the claim of a writer, and forgets the chunk if nothing is left of it, or if it was only passing.
     fn unwrite(&mut self, id: ChunkId) {
         self.change(id, |chunk| chunk.claims -= 1);
         self.let_pass(id);
@@ -420,7 +420,7 @@ impl Store {
         moves.into_iter().map(|block| block.place).collect()
     }
 
-    /// Bytes of the slots of a chunk's blocks in so many slices and these pools.
+    /// Bytes of the slots of a chunk's blocks in these slices and pools.
     pub(super) fn pools_bytes(&self, number: NamespaceId, slices: usize, pools: PoolSet) -> u64 {
         let namespace = self.namespaces.get(number);
         let of = |pool: usize| self.slab.slot_bytes(namespace.pools[pool].class);

@@ -28,7 +28,7 @@ pub(super) struct Verifications {
 #[derive(Debug)]
 struct Verification {
     chunk: ChunkId,
-    /// What its blocks should have.
+    /// The checksums that its blocks should have.
     sums: Vec<u64>,
 }
 
@@ -37,7 +37,7 @@ struct Verification {
 pub struct VerifyOrder {
     /// Its number, for [`Store::finish_verify`], which must follow.
     pub verify: u64,
-    /// Where its blocks stand, and what they are called.
+    /// The places and names of its blocks.
     pub blocks: Vec<BlockMove>,
     /// Bytes of all of them.
     pub bytes: u64,
@@ -85,8 +85,8 @@ impl Store {
         Some(VerifyOrder { verify, blocks, bytes })
     }
 
-    /// A chunk was summed: `sums` are in the order of the blocks, `None` if they are not known. Drops it where it is wrong,
-    /// and answers what was found.
+    /// A chunk was summed: `sums` are in the order of the blocks, `None` if they are not known. Drops a wrong chunk, and
+    /// returns the verdict.
     pub fn finish_verify(&mut self, verify: u64, sums: Option<&[u64]>) -> Checked {
         let Some(Verification { chunk, sums: right }) = self.verifications.open.remove(&verify) else {
             return Checked::Nothing;
@@ -124,7 +124,7 @@ impl Store {
         self.tell(id, was_held, ChangeKind::Lost);
     }
 
-    /// Takes a chunk out of what waits to be written.
+    /// Cancels the waiting writes of a chunk.
     fn stop_writes_of(&mut self, id: ChunkId) {
         let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
         let mut claims = 0;

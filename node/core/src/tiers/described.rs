@@ -22,7 +22,7 @@ pub(crate) struct Described {
     known: HashMap<Fingerprint, Namespace>,
     /// Whether all that was on disk at the start is known.
     is_recovered: bool,
-    /// When it is looked for those that are of no use any more.
+    /// The time of the next search for unused descriptions.
     forget_at: Duration,
 }
 
@@ -44,7 +44,7 @@ enum State {
     Failed(Duration),
 }
 
-/// What becomes of a chunk that is to be written, as far as its namespace's description goes.
+/// Whether a chunk may be written, as far as its namespace's description goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MayWrite {
     Now,

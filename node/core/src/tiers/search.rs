@@ -17,7 +17,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// Of a chain of so many chunks, nothing is known.
+    /// A search over a chain of `chunks` chunks, about which nothing is known.
     #[must_use]
     pub fn new(chunks: usize) -> Self {
         Self { present: 0, absent: chunks }
@@ -36,7 +36,7 @@ impl Search {
         }
     }
 
-    /// What is to be asked next, all at once; nothing where the answer is known.
+    /// The chunks to ask for in the next round, all at once; none if the answer is known.
     #[must_use]
     pub fn next(&self) -> Vec<usize> {
         let unknown = self.absent - self.present;
@@ -56,7 +56,7 @@ impl Search {
     }
 }
 
-/// Parts into which a later round divides what is left.
+/// Parts into which a later round divides the gap.
 const WAYS: usize = 8;
 
 #[cfg(test)]

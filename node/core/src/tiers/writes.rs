@@ -26,7 +26,7 @@ pub(crate) struct Writes {
     last_number: u64,
 }
 
-/// Those of one tier.
+/// The writes of one tier.
 #[derive(Debug, Default)]
 struct Side {
     under_way: usize,
@@ -62,8 +62,8 @@ impl Writes {
 }
 
 impl Core {
-    /// Wants done what the store has for the tiers below: for each the next write, if it keeps up. The one after that follows when
-    /// this one was ordered, so that what is put off is in line as before.
+    /// Orders the store's next write for each tier below, if the tier keeps up. The write after that follows when this one
+    /// was ordered, so that a postponed write keeps its place.
     pub(crate) fn write_below(&mut self) {
         let touched = self.store.take_touched();
         if !touched.is_empty() {

@@ -68,7 +68,7 @@ impl Store {
         }
     }
 
-    /// Gives up what has not come in time.
+    /// Ends follows whose chunks have not come in time.
     pub(in crate::store) fn expire_follows(&mut self, now: Millis) {
         let mut late = Vec::new();
         for (&follow, open) in &mut self.follows.open {

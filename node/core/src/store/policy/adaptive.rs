@@ -44,7 +44,7 @@ pub(super) struct Adaptive {
     past: Past,
     curves: Curves,
     duel: Duel,
-    /// What the oldest chunk of each cell is worth.
+    /// The worth of the oldest chunk of each cell.
     worth: Vec<f32>,
     /// Cells, the one whose oldest chunk is worth the least first.
     ranking: Vec<usize>,

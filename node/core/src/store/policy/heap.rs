@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use super::{Judge, Verdict};
 use crate::store::ids::ChunkNumber;
 
-/// A set of chunks with keys, of which some are blocked.
+/// A set of chunks with keys; some are blocked.
 #[derive(Debug, Default)]
 pub(super) struct Heap {
     states: Vec<State>,
@@ -56,12 +56,12 @@ impl Heap {
         self.states[chunk.position()] = State::default();
     }
 
-    /// Marks a chunk as one that may not go.
+    /// Blocks a chunk: it may not go.
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = true;
     }
 
-    /// Marks a chunk as one that may go.
+    /// Unblocks a chunk: it may go.
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = false;
         self.enter(chunk);

@@ -73,5 +73,5 @@ const PROBATION: usize = 1;
 const PROTECTED: usize = 2;
 const WINDOW: usize = 3;
 
-/// The window is one of so many parts.
+/// The window is one part in `WINDOW_PART`.
 const WINDOW_PART: usize = 100;

@@ -22,7 +22,7 @@ impl Costs {
         if self.doubles_at.is_some() { COST_BANDS } else { 1 }
     }
 
-    /// The band of a chunk before which so many stand.
+    /// The band of the chunk at this index.
     pub(super) fn band(self, index: u32) -> usize {
         self.doubles_at.map_or(0, |doubles_at| {
             let cost = 1.0 + f64::from(index) / f64::from(doubles_at.get());
@@ -30,7 +30,7 @@ impl Costs {
         })
     }
 
-    /// What a chunk of a band costs, against one of the first.
+    /// The cost of a chunk of a band, relative to the first band.
     pub(super) fn of_band(band: usize) -> f32 {
         (1_u32 << band) as f32
     }
