@@ -63,7 +63,7 @@ pub struct GpuActor {
     lane: CopyLane,
     /// Its device, where engines let it copy.
     device_lane: DeviceLane,
-    /// What it says; taken when the actor starts.
+    /// The device's reports; taken when the actor starts.
     device_reports: Option<mpsc::UnboundedReceiver<DeviceReport>>,
     metrics: ActorMetrics,
     clock: Clock,
@@ -72,19 +72,19 @@ pub struct GpuActor {
     windows: HashMap<SessionId, Arc<Window>>,
     /// Extents that wait for new memory and for the copy lane.
     renewals: Vec<Renewal>,
-    /// Where lookups are recorded.
+    /// The lookup log.
     recorder: Option<Recorder>,
     /// Other actors of this node, where there are any.
     siblings: Option<Siblings>,
     /// Other nodes, where there are any.
     peers: Option<Peers>,
-    /// Where events are told.
+    /// The feed of events.
     feed: Feed,
     pending: Pending,
     ended_grants: EndedGrants,
-    /// Peers that follow what is being written.
+    /// Peers that follow chunks of writers here.
     followers: PeerFollowers,
-    /// Which store this is, where a fault ended others.
+    /// The actor's present life.
     lives: Lives,
     /// The disk below the store, where there is one.
     disk: Option<Disk>,
@@ -94,7 +94,7 @@ pub struct GpuActor {
     objects: Option<Objects>,
 }
 
-/// What an actor is made of.
+/// The parts of an actor.
 pub struct Parts {
     /// Its chunks.
     pub store: StoreLimits,
@@ -104,19 +104,19 @@ pub struct Parts {
     pub lane: CopyLane,
     /// Its device.
     pub device: (DevicePlace, DeviceLimits),
-    /// What it counts.
+    /// Its counters.
     pub metrics: ActorMetrics,
     /// Its clock.
     pub clock: Clock,
     /// The tenants' names, by number.
     pub tenants: Arc<[String]>,
-    /// Where lookups are recorded.
+    /// The lookup log.
     pub recorder: Option<Recorder>,
     /// Other actors of this node, where there are any.
     pub siblings: Option<Siblings>,
     /// Other nodes, where there are any.
     pub peers: Option<Peers>,
-    /// Where events are told.
+    /// The feed of events.
     pub feed: Feed,
     /// Tells when a fault ended all sessions.
     pub lives: watch::Sender<u64>,
@@ -201,14 +201,14 @@ impl GpuActor {
         }
     }
 
-    /// Does what is due.
+    /// Does the periodic work.
     fn tick(&mut self, ctx: &mut Context<Self>) {
         self.return_extents(ctx);
         self.decide(Event::Tick, ctx);
         self.device_lane.sweep();
     }
 
-    /// Takes a request. Its answer is among what follows, now or later.
+    /// Takes a request. The answer follows now or later.
     fn ask(&mut self, ask: Ask, ctx: &mut Context<Self>) {
         let started = self.clock.elapsed();
         let Ask { session, mut request, descriptors, reply_to, trace } = ask;
@@ -352,7 +352,7 @@ impl Handler<AskNamespaces> for GpuActor {
     }
 }
 
-/// Of a request that has none.
+/// The reply to a request that gets none.
 const NO_ANSWER: Answer = Answer { response: None, descriptors: Vec::new() };
 
 /// Tokens of a prompt that are counted: far more than any model takes.

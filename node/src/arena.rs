@@ -56,7 +56,7 @@ pub enum MemoryError {
     /// No memory file can be made.
     #[error("cannot create a memory file{}", if *.source == Errno::MFILE { ": raise the limit of open files" } else { "" })]
     Create {
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// The file cannot have that size.
@@ -64,7 +64,7 @@ pub enum MemoryError {
     Size {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// There are no addresses, or no huge pages, for it.
@@ -74,7 +74,7 @@ pub enum MemoryError {
     Map {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// There is no memory for it, on the NUMA node it is bound to where it is bound to one.
@@ -82,7 +82,7 @@ pub enum MemoryError {
     Fault {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// There is no memory for a write window.
@@ -92,19 +92,19 @@ pub enum MemoryError {
     Window {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// The file cannot be sealed.
     #[error("cannot seal memory: the kernel must be Linux 5.1 or newer")]
     Seal {
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// A thread that takes memory cannot be started.
     #[error("cannot start a thread")]
     Thread {
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -113,7 +113,7 @@ pub enum MemoryError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes at {offset} do not lie within {size} bytes")]
 pub struct OutOfBounds {
-    /// Where the place starts.
+    /// The start of the place.
     pub offset: u64,
     /// How long it is.
     pub bytes: u64,
@@ -125,10 +125,10 @@ impl Arena {
     /// Takes all memory from the system, on several threads, and waits until it is there. `progress` hears, from any of
     /// these threads, how many bytes are.
     ///
-    /// That memory is not where it was asked for is a warning.
+    /// Memory on another node than requested is only a warning.
     ///
     /// # Errors
-    /// Fails if the system does not give all of it: what was taken is given back.
+    /// Fails if the system does not give all memory; the memory taken so far is given back.
     pub fn create(limits: &ArenaLimits, progress: &(dyn Fn(u64) + Sync)) -> Result<Self, MemoryError> {
         let spec = ExtentSpec::new(limits);
         let extents = create_extents(limits, spec, progress)?;
@@ -173,8 +173,8 @@ impl Arena {
         self.extent(extent).descriptor()
     }
 
-    /// Takes the memory of extent `extent` away, to be replaced: let a copy thread (or anybody) perform the renewal, then
-    /// [`Self::occupy`] the extent with what comes of it. May be called again where a renewal failed.
+    /// Takes the memory of extent `extent` away, to replace it: let any thread perform the renewal, then give its result to
+    /// [`Self::occupy`]. May be called again after a failed renewal.
     ///
     /// # Panics
     /// Panics if there is no such extent.
@@ -192,7 +192,7 @@ impl Arena {
         assert!(before.is_none(), "only a vacated extent can be occupied");
     }
 
-    /// Where the memory really is, and in which pages: the kernel is asked.
+    /// The real place of the memory, and its pages, as the kernel says.
     #[must_use]
     pub fn placement(&self) -> Placement {
         Placement::read(self.spec.numa_node, self.extents.iter().flatten())

@@ -50,7 +50,7 @@ pub(crate) struct Cluster {
     left: Option<oneshot::Receiver<()>>,
 }
 
-/// What a node that shares its chunks has.
+/// The parts of a node that shares its chunks.
 struct Sharing {
     handle: ExchangeHandle,
     peer: Addr<PeerActor>,
@@ -79,7 +79,7 @@ pub enum ClusterError {
         "the certificate belongs to {found}, not to the node `{name}`: issue one by `larder ca issue node {name}`, or set the node's name"
     )]
     SomebodyElse {
-        /// Whose it is.
+        /// The certificate's identity.
         found: Identity,
         /// The node's name.
         name: String,
@@ -95,12 +95,12 @@ pub enum ClusterError {
     Thread,
 }
 
-/// What a node knows of its cluster, in `GET /status`.
+/// A node's view of its cluster, in `GET /status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterStatus {
     /// The node's number; 0 before it is a member.
     pub number: u16,
-    /// Which life of it this is.
+    /// The node's incarnation.
     pub incarnation: u64,
     /// The epoch of its table, `TERM.NUMBER`.
     pub epoch: String,
@@ -255,7 +255,7 @@ impl Cluster {
         }
     }
 
-    /// What a node knows of its cluster, for others to ask at any time; the gauges are up to date then.
+    /// A function that reports the node's view of its cluster at any time; it also updates the gauges.
     pub(crate) fn reporter(&self) -> impl Fn() -> ClusterStatus + Send + Sync + use<> {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
         let gauges = self.gauges.clone();

@@ -46,10 +46,10 @@ pub struct CopyOrder {
     moves: Vec<Move>,
 }
 
-/// One block to move.
+/// A block to move.
 #[derive(Debug, Clone)]
 pub struct Move {
-    /// Where it stands in the window; means nothing where the engine wrote into the arena itself.
+    /// Offset in the window; meaningless if the engine wrote into the arena itself.
     pub source: u64,
     /// Whether it was copied before, layer by layer: it is summed alone.
     pub is_in_place: bool,
@@ -239,7 +239,7 @@ impl Move {
         Checksums::of(&self.to.key, ranges)
     }
 
-    /// Copies a piece, then adds it to the checksum as it stands in the arena: what the window holds may have changed.
+    /// Copies a piece, then adds it to the checksum from its place in the arena: the window may have changed.
     fn perform_piece(
         &self,
         window: Option<&Window>,
@@ -266,7 +266,7 @@ impl Drop for CopyLane {
     }
 }
 
-/// What a copy thread does, until the lane is dropped.
+/// The work of a copy thread, until the lane is dropped.
 fn work(jobs: &Mutex<Receiver<Job>>, panics: &AtomicU64) {
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();

@@ -21,29 +21,29 @@ pub struct AskHolders {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
-    /// The span of it, which ends with it.
+    /// The question's span.
     pub trace: Trace,
 }
 
-/// Tells what an actor of this node gained and lost.
+/// Announces an actor's gained and lost chunks.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct Changed {
     /// The actor.
     pub device: u16,
-    /// What happened, in order.
+    /// The changes, in order.
     pub changes: Changes,
 }
 
-/// Tells that a holder did not have what the directory said.
+/// Reports a holder whose rows are wrong.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct Stale {
-    /// Who.
+    /// The holder.
     pub holder: Holder,
     /// The namespace.
     pub fingerprint: Fingerprint,
-    /// What it does not have.
+    /// The chunks that it does not have.
     pub chunks: Vec<ChunkRef>,
 }
 

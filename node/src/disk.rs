@@ -41,20 +41,20 @@ pub use order::{
 };
 pub use tier::{DiskTier, OnGone, Refused};
 
-/// What a tier needs to know.
+/// The options of a tier.
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
-    /// Where its file is. Made where it is not there; nothing else should be in it.
+    /// The folder of its file. It is made if missing; nothing else should be in it.
     pub folder: PathBuf,
     /// Bytes that it takes on disk, in whole segments.
     pub capacity_bytes: u64,
-    /// Bytes of a segment: what is given up at a time. No chunk may be larger. Fixed when the tier is made.
+    /// Bytes of a segment, the unit in which room is freed. No chunk may be larger. Fixed when the tier is made.
     pub segment_bytes: u64,
     /// Orders that wait; more are refused with `Busy`.
     pub queue_orders: usize,
     /// Bytes that the scrubber verifies a second, while there are no orders; 0 for none.
     pub scrub_bytes_per_second: u64,
-    /// Where its thread runs.
+    /// The CPUs of its thread.
     pub cpus: CpuSet,
     /// How bytes go; `None` for the best that the kernel allows.
     pub lane: Option<Lane>,
@@ -69,7 +69,7 @@ pub enum OpenError {
     Folder {
         /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Another process has it.
@@ -133,7 +133,7 @@ pub enum OpenError {
     Device {
         /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The system gives no thread.
@@ -153,7 +153,7 @@ impl DiskOptions {
 }
 
 impl Geometry {
-    /// Of a tier of so many bytes in segments of so many; `None` if no tier can be that size.
+    /// The layout of a tier of `capacity_bytes` bytes in segments of `segment_bytes`; `None` if no tier can have that size.
     #[must_use]
     pub fn of(capacity_bytes: u64, segment_bytes: u64) -> Option<Self> {
         let is_possible = (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes)

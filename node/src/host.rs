@@ -20,7 +20,7 @@ pub use network::{Interface, Route};
 pub use pci::{ParsePciError, PciAddress, PciDevice};
 pub use topology::NumaNode;
 
-/// What configuration is resolved against.
+/// The machine's facts, against which a configuration is resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The host's name.
@@ -29,9 +29,9 @@ pub struct HostFacts {
     pub memory_bytes: u64,
     /// Memory that could be used now without swapping.
     pub available_bytes: u64,
-    /// What the control groups of this process (version 1 or 2) leave it; `None` if they set no limit.
+    /// The memory limit of this process's control groups (version 1 or 2); `None` if they set no limit.
     pub cgroup_limit_bytes: Option<u64>,
-    /// Reserved huge pages of the machine; free are those that this process's control groups let it have.
+    /// Reserved huge pages of the machine; free ones are those that this process's control groups allow it.
     pub huge: HugePool,
     /// The CPUs on which this process may run.
     pub cpus: CpuSet,
@@ -41,7 +41,7 @@ pub struct HostFacts {
     pub pci: BTreeMap<PciAddress, PciDevice>,
     /// The network interfaces, by name.
     pub interfaces: BTreeMap<String, Interface>,
-    /// Where packets go.
+    /// The routes of packets.
     pub routes: Vec<Route>,
 }
 
@@ -54,7 +54,7 @@ pub enum HostError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// A file of the kernel says something unexpected.
@@ -62,9 +62,9 @@ pub enum HostError {
     Unexpected {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The expected fact.
         what: &'static str,
-        /// What was found.
+        /// The text found.
         found: String,
     },
 }
@@ -103,7 +103,7 @@ impl HostFacts {
     }
 }
 
-/// One file of the kernel.
+/// A file of the kernel.
 struct Source(PathBuf);
 
 impl Source {

@@ -81,7 +81,7 @@ impl KvEvents {
     /// Listens. The node's name is part of topics.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     pub(crate) async fn bind(config: &KvEventsConfig, node: &str) -> io::Result<(Self, SocketAddr)> {
         let KvEventsConfig { listen, topic, hashes } = config.clone();
         let (publisher, bound) = Publisher::bind(listen).await?;

@@ -41,7 +41,7 @@ pub struct Limits {
     pub object: Option<ObjectLimits>,
     /// What a session may hold.
     pub session: SessionLimits,
-    /// Where lookups are recorded.
+    /// The lookup log.
     pub record: Option<RecordLimits>,
     /// Where events are published as vLLM does.
     pub kv_events: Option<KvEventsConfig>,
@@ -49,7 +49,7 @@ pub struct Limits {
     pub sampler: Sampler,
     /// The cluster that it is a member of.
     pub cluster: Option<ClusterLimits>,
-    /// What cannot be where it would be best.
+    /// The parts that cannot be where they would be best.
     pub mismatches: Vec<Mismatch>,
 }
 
@@ -68,7 +68,7 @@ pub struct ClusterLimits {
     pub share: bool,
     /// How long a lease waits for blocks of other nodes.
     pub fetch_deadline: Duration,
-    /// How long a lookup waits to hear who has what.
+    /// How long a lookup waits for the directory's answers.
     pub find_deadline: Duration,
     /// The largest datagram to try.
     pub max_datagram_bytes: u16,
@@ -76,7 +76,7 @@ pub struct ClusterLimits {
     pub send_bytes_per_second: Option<NonZeroU64>,
     /// Rows of the directory that it keeps.
     pub directory_rows: u64,
-    /// Where its thread runs.
+    /// The CPUs of its thread.
     pub place: PeerPlace,
 }
 

@@ -58,7 +58,7 @@ pub struct Metrics {
     cached_bytes: IntGaugeVec,
     up: IntGaugeVec,
     disk: DiskFamilies,
-    /// Those of the object tier.
+    /// The metrics of the object tier.
     pub object: ObjectMetrics,
     session_ends: IntCounterVec,
     tenant_bytes: IntGaugeVec,
@@ -167,7 +167,7 @@ impl Metrics {
         self.session_ends.with_label_values(&[tenant, how]).inc();
     }
 
-    /// The gauge of a tenant's write windows, of which there may be so many bytes.
+    /// The gauge of a tenant's write windows, whose limit is `limit_bytes`.
     #[must_use]
     pub fn windows(&self, tenant: &str, limit_bytes: u64) -> IntGauge {
         self.window_bytes.with_label_values(&[tenant, "limit"]).set(limit_bytes as i64);
@@ -179,7 +179,7 @@ impl Metrics {
         self.up.with_label_values(&[device.to_string()]).set(up.into());
     }
 
-    /// Those of the disk tier of one actor.
+    /// The metrics of one actor's disk tier.
     #[must_use]
     pub fn disk(&self, device: u16) -> DiskMetrics {
         self.disk.of_device(device)
@@ -256,7 +256,7 @@ pub type SharedMetrics = Arc<Metrics>;
 /// Connections to the HTTP endpoint: each takes two descriptors.
 const MAX_HTTP_CONNECTIONS: usize = 512;
 
-/// Where lookups find tokens.
+/// The tiers in which lookups find tokens.
 const HIT_TIERS: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
 
 #[cfg(test)]

@@ -42,15 +42,13 @@ pub use metrics::ObjectMetrics;
 pub use tier::ObjectTier;
 pub use trouble::{Trouble, TroubleKind};
 
-/// What a tier needs to know.
+/// The options of a tier.
 #[derive(Clone, PartialEq)]
 pub struct ObjectOptions {
-    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
-    /// `file:///FOLDER`.
+    /// The store and the place in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
     pub url: String,
-    /// Settings of the store, by the names that the `object_store` crate gives them (`endpoint`, `region`,
-    /// `access_key_id`, ...). They go before those of the environment (`AWS_ACCESS_KEY_ID`, ...). Their values are
-    /// never shown.
+    /// Settings of the store, by the names that the `object_store` crate gives them (`endpoint`, `region`, `access_key_id`,
+    /// ...). They override the environment (`AWS_ACCESS_KEY_ID`, ...). Their values are never shown.
     pub settings: BTreeMap<String, String>,
     /// Whether the store may be spoken to without TLS.
     pub allow_http: bool,
@@ -68,15 +66,15 @@ pub struct ObjectOptions {
     pub timeout: Duration,
     /// How long an order may take, waiting and all tries included.
     pub deadline: Duration,
-    /// How long a `find` may take: what is unknown then counts as absent.
+    /// How long a `find` may take: chunks that are unknown by then count as absent.
     pub find_deadline: Duration,
-    /// Chunks of which it is remembered whether they are there: about 100 bytes each.
+    /// Limit of chunks for which the actor remembers whether the store has them: about 100 bytes each.
     pub known_chunks: usize,
-    /// Where its thread runs.
+    /// The CPUs of its thread.
     pub cpus: CpuSet,
 }
 
-/// Which of a chunk's blocks.
+/// The block among a chunk's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
     /// The part that one engine rank holds.
@@ -94,9 +92,9 @@ pub enum OpenError {
         "the object tier's `{url}` is no URL: write s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
     )]
     Url {
-        /// As configured.
+        /// The store's URL, as configured.
         url: String,
-        /// What is wrong with it.
+        /// The fault.
         source: url::ParseError,
     },
     /// Another kind of store.
@@ -104,7 +102,7 @@ pub enum OpenError {
         "the object tier does not support the store `{url}`: use s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
     )]
     Scheme {
-        /// As configured.
+        /// The store's URL, as configured.
         url: String,
     },
     /// A setting that this store does not have.
@@ -120,23 +118,23 @@ pub enum OpenError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Something is missing in the settings, or wrong.
     #[error("the object tier's {url} cannot be used: {reason}. Correct its settings or the environment")]
     Settings {
-        /// As configured.
+        /// The store's URL, as configured.
         url: String,
-        /// What the `object_store` crate says.
+        /// The error of the `object_store` crate.
         reason: String,
     },
-    /// The store does not do what it is asked.
+    /// The store refuses, or does not answer.
     #[error("the object tier's {url}: {trouble}")]
     Refused {
-        /// As configured.
+        /// The store's URL, as configured.
         url: String,
-        /// What it says.
+        /// The store's answer.
         trouble: Trouble,
     },
     /// The system gives no thread.
@@ -184,10 +182,10 @@ pub fn check(options: &ObjectOptions) -> Result<(), OpenError> {
 /// How long a store that is tried out may take.
 const CHECK_TIME: Duration = Duration::from_secs(5);
 
-/// What every object's record names as its storage.
+/// The storage identity in every object's record.
 pub const STORAGE: StorageId = StorageId(*b"larder object 1\0");
 
-/// Bytes of the largest object: what S3 takes in one request.
+/// Bytes of the largest object: the limit of one request to S3.
 pub const MAX_OBJECT_BYTES: u64 = 5 << 30;
 
 const _: () = assert!(VERSION == 1, "objects of another version have other names: change `record::name` too");

@@ -15,7 +15,7 @@ pub(crate) fn options() -> OpenOptions {
 /// Makes a folder and those above it that are not there, each 0700.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

@@ -73,7 +73,7 @@ pub enum EnterError {
 }
 
 impl Processes {
-    /// None yet. The actors are told when one is gone.
+    /// No processes yet. The actors are told when a process is gone.
     #[must_use]
     pub fn new(actors: Vec<Addr<GpuActor>>, most_lingering: u32) -> Self {
         Self { known: Rc::default(), actors: actors.into(), most_lingering }

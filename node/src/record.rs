@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::private;
 
-/// Where lookups are recorded.
+/// The lookup log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordLimits {
     /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
@@ -58,7 +58,7 @@ struct LogFile {
 }
 
 impl Recorder {
-    /// Opens the log, after what it holds already, and starts the thread. `lost` counts the lookups that are left out.
+    /// Opens the log for appending, and starts the thread. `lost` counts the lookups that are left out.
     ///
     /// # Errors
     /// Fails if the file cannot be written, or the system gives no thread.

@@ -20,18 +20,18 @@ pub struct ReuseWindows {
     slots: VecDeque<Slot>,
 }
 
-/// What was asked in a window.
+/// The tokens of a window's lookups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tokens {
     /// Tokens of all prompts.
     pub asked: u64,
-    /// Those that this cache had.
+    /// Tokens that this cache had.
     pub hit: u64,
-    /// Those that an infinite one would have had, about.
+    /// Tokens that an infinite cache would have had, about.
     pub reusable: u64,
 }
 
-/// One lookup, as the statistics see it.
+/// A lookup, as the statistics see it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lookup<'a> {
     /// The chunks that could have been hit: the prompt's full ones, a token left to compute.
@@ -69,7 +69,7 @@ impl ReuseWindows {
         lookup.usable.iter().for_each(|hash| slot.distinct.insert(&hash.0));
     }
 
-    /// What was asked in a window.
+    /// The tokens of a window's lookups.
     pub fn tokens(&mut self, window: Window, now: Millis) -> Tokens {
         let number = now.0 / SLOT_MS;
         self.forget(number);

@@ -184,7 +184,7 @@ impl Core {
 /// Asking again helps as soon as a copy has ended.
 const TOO_MANY_COPIES: Refused = Refused::Busy { what: Scarce::Copies, retry_after_ms: COPIES_RETRY_MS };
 
-/// About as long as one of many copies takes.
+/// About the time of one copy among many.
 const COPIES_RETRY_MS: u64 = 5;
 
 /// Words of a session's page.

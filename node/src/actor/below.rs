@@ -20,9 +20,9 @@ pub struct ObjectParts {
     pub tier: Arc<ObjectTier>,
     /// How long a lease waits for it.
     pub deadline: Duration,
-    /// How long a lookup waits to hear what is there.
+    /// How long a lookup waits for the store's answer.
     pub find_deadline: Duration,
-    /// Chunks of which the actor remembers whether they are there: about 100 bytes each.
+    /// Limit of chunks for which the actor remembers the store's answer: about 100 bytes each.
     pub known_chunks: usize,
 }
 

@@ -18,11 +18,11 @@ use crate::disk::{DiskTier, Gone, Refused, SnapshotPage, Why};
 pub struct DiskParts {
     /// The tier.
     pub tier: DiskTier,
-    /// Tells what left it.
+    /// Reports chunks that left the tier.
     pub gone: UnboundedReceiver<Gone>,
-    /// Where its namespaces are described.
+    /// The folder with the namespaces' descriptions.
     pub folder: Arc<NamespaceFolder>,
-    /// Those that were described there when the node started.
+    /// Namespaces that were described there when the node started.
     pub known: Vec<KnownNamespace>,
     /// How long a lease waits for it.
     pub deadline: Duration,
@@ -32,7 +32,7 @@ pub struct DiskParts {
 pub(super) struct Disk {
     pub(super) tier: DiskTier,
     folder: Arc<NamespaceFolder>,
-    /// Tells what left it, until somebody listens.
+    /// Reports chunks that left the tier, until somebody listens.
     gone: Option<UnboundedReceiver<Gone>>,
     /// Namespaces that were described there when the node started, until the core was told.
     found: Vec<KnownNamespace>,
@@ -51,7 +51,7 @@ impl Disk {
 }
 
 impl GpuActor {
-    /// Begins to learn what is on disk.
+    /// Begins to learn which chunks are on disk.
     pub(super) fn start_disk(&mut self, ctx: &mut Context<Self>) {
         let Some(disk) = &mut self.disk else { return };
         if let Some(mut gone) = disk.gone.take() {
@@ -106,7 +106,7 @@ impl GpuActor {
         let _ = self.disk.as_ref().map(|disk| disk.tier.remove(key));
     }
 
-    /// A record disagrees with what the store knows of its chunk, parent or children: nobody can use it.
+    /// A record contradicts the store's names of its chunk, parent or children: nobody can use it.
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
         tracing::warn!(
             ?chunk,

@@ -20,7 +20,7 @@ use crate::metrics::HandedOver;
 /// Peers that follow, by follow. As many as the store lets them follow.
 pub(super) type PeerFollowers = HashMap<u64, PeerFollower>;
 
-/// Where a peer hears of what it follows. There are no more news than chunks and their layers.
+/// The channel by which a peer hears of its follow. News are bounded by the follow's chunks and layers.
 pub(super) struct PeerFollower {
     news: UnboundedSender<PeerNews>,
     lease: Weak<PeerLease>,
@@ -109,7 +109,7 @@ impl StreamHandler<Event> for GpuActor {
         });
     }
 
-    /// One follow has ended; the actor goes on.
+    /// A follow has ended; the actor goes on.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use super::GpuActor;
 use super::handoff::PeerFollowers;
 
-/// Which life an actor is in.
+/// An actor's present life.
 pub(super) struct Lives {
     number: u64,
     /// Tells the sessions.
@@ -89,7 +89,7 @@ impl GpuActor {
         });
     }
 
-    /// Drops what this life decided, and begins another.
+    /// Drops this life's decisions, and begins another life.
     fn begin_anew(&mut self, panic: &(dyn Any + Send), ctx: &mut Context<Self>) {
         self.lives.number += 1;
         self.lives.since = self.clock.elapsed();
@@ -149,7 +149,7 @@ impl<F: ActorFuture<GpuActor, Output = ()>> ActorFuture<GpuActor> for InLife<F> 
     }
 }
 
-/// Where tests have the actor panic.
+/// The place at which tests make the actor panic.
 #[cfg(test)]
 pub(super) fn planted() {
     assert!(!PLANTED.swap(false, std::sync::atomic::Ordering::SeqCst), "planted");
@@ -164,13 +164,13 @@ fn plant() {
 #[cfg(test)]
 static PLANTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// What a panic says.
+/// The message of a panic.
 fn reason(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
 }
 
-/// How long engines have to unmap what they were shown, once their sessions have ended, before their extents get new memory.
+/// How long engines have to unmap their extents after their sessions ended, before the extents get new memory.
 const UNMAP_TIME: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

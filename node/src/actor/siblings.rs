@@ -67,7 +67,7 @@ impl GpuActor {
         }
     }
 
-    /// Has what a sibling granted copied; what came of each chunk, and the checksums of the blocks to come.
+    /// Copies a sibling's granted chunks; returns the expected result of each chunk, and the checksums of the blocks to come.
     fn copy_granted(
         &self,
         chunks: &[FetchChunk],
@@ -86,7 +86,7 @@ impl GpuActor {
     }
 }
 
-/// What is to come of a chunk.
+/// The expected result for a chunk.
 enum Coming {
     /// Nothing.
     Is(Arrival),

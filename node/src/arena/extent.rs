@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::mapping::{Access, Mapping};
 use super::{ArenaLimits, Binding, HugePages, MemoryError, OutOfBounds, numa};
 
-/// What the memory of an extent is to be.
+/// The wanted memory of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentSpec {
     /// Its size.
@@ -43,7 +43,7 @@ pub struct ExtentMemory {
 pub enum Pages {
     /// The system's ordinary ones, which it may join to transparent huge ones.
     Ordinary,
-    /// Reserved huge ones of 2 MiB.
+    /// Reserved huge pages of 2 MiB.
     Huge,
 }
 
@@ -138,7 +138,7 @@ impl ExtentMemory {
         self.mapping.bytes()
     }
 
-    /// What its pages are.
+    /// The kind of its pages.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.pages
@@ -186,10 +186,10 @@ impl ExtentMemory {
         self.mapping.write(offset, bytes)
     }
 
-    /// The bytes at a place, without a copy, for as long as anybody keeps them; `lease` is what keeps the place from being
-    /// written meanwhile, and is dropped with the last of them. Empty if the place is not within the extent.
+    /// The bytes at a place, without a copy, for as long as anybody keeps them. `lease` keeps the place from being written
+    /// meanwhile, and is dropped with the last reference. Empty if the place is not within the extent.
     ///
-    /// Where engines can write the extent, they are copied.
+    /// If engines can write the extent, the bytes are copied.
     #[must_use]
     pub fn share<L: Send + Sync + 'static>(
         self: &Arc<Self>,
@@ -221,7 +221,8 @@ impl ExtentMemory {
     /// Fails if the place is not within the extent.
     ///
     /// # Safety
-    /// No copy goes to that place while the slice lives: whoever calls holds a lease on it, or is its writer and done.
+    /// While the slice lives, no copy goes to that place: the caller holds a lease on the place, or is its writer and has
+    /// finished.
     pub unsafe fn bytes_at(&self, offset: u64, bytes: u64) -> Result<Option<&[u8]>, OutOfBounds> {
         if self.is_writable_by_engines() {
             return self.check(offset, bytes).map(|()| None);
@@ -251,8 +252,8 @@ impl ExtentMemory {
         Ok(())
     }
 
-    /// Where a place stands in this process's memory, for transfers that the kernel carries out. Whoever uses it keeps the
-    /// extent, and has the place as a reader or its only writer.
+    /// The address of a place in this process's memory, for transfers by the kernel. The caller keeps the extent, and uses
+    /// the place as a reader or as its only writer.
     ///
     /// # Errors
     /// Fails if the place is not within the extent.
@@ -260,8 +261,8 @@ impl ExtentMemory {
         self.mapping.address_of(offset, bytes)
     }
 
-    /// The same memory, for copies by a device, which has a place as its only writer or a reader; it stays mapped as long as that
-    /// lives.
+    /// The memory for copies by a device; it stays mapped as long as the result lives. The device uses a place as a reader or
+    /// as its only writer.
     pub(crate) fn host_memory(self: &Arc<Self>) -> HostMemory {
         // SAFETY: the extent keeps its mapping. References to a place are made only by readers of a block that is whole, and a
         // device writes only to places whose blocks are not.

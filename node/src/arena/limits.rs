@@ -11,7 +11,7 @@ pub struct ArenaLimits {
     pub extents: u32,
     /// Bytes of one extent, a multiple of 4 KiB, at least 2 MiB.
     pub extent_bytes: u64,
-    /// Where the memory is bound; nowhere in particular where `None`.
+    /// The NUMA node to which the memory is bound; unbound if `None`.
     pub numa_node: Option<u32>,
     /// How.
     pub binding: Binding,
@@ -28,7 +28,7 @@ pub struct ArenaLimits {
 /// How memory is bound to a NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Binding {
-    /// It comes from there alone: what else is there makes room.
+    /// Memory comes from this node alone; other pages there make room.
     Strict,
     /// It comes from there as long as there is any, then from others.
     Preferred,

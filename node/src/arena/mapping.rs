@@ -24,7 +24,7 @@ pub(crate) struct Mapping {
     access: Access,
 }
 
-/// What this process may do with mapped memory.
+/// This process's rights to mapped memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Read.
@@ -60,7 +60,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The same memory, for copies by a device; it stays mapped as long as that lives.
+    /// The memory for copies by a device; it stays mapped as long as the result lives.
     pub(crate) fn host_memory(self: &Arc<Self>) -> HostMemory {
         // SAFETY: the owner is the mapping itself.
         unsafe { self.owned_by(Arc::<Self>::clone(self)) }
@@ -69,7 +69,7 @@ impl Mapping {
     /// The memory, for copies by a device, kept by `owner`.
     ///
     /// # Safety
-    /// `owner` keeps this mapping, and nobody makes references to what a device may write.
+    /// `owner` keeps this mapping, and nobody makes references to bytes that a device may write.
     pub(crate) unsafe fn owned_by(&self, owner: Arc<dyn Any + Send + Sync>) -> HostMemory {
         let is_writable = self.access == Access::Write;
         // SAFETY: the mapping stays as it is for as long as it lives, which `owner` sees to; the rest is the caller's promise.
@@ -153,12 +153,12 @@ impl Mapping {
         self.place(offset, bytes).map(|_| ())
     }
 
-    /// Where the mapping begins, for system calls that take addresses.
+    /// The address of the mapping, for system calls.
     pub(super) fn address(&self) -> *mut c_void {
         self.address.as_ptr().cast()
     }
 
-    /// Where a place begins, for system calls that take addresses.
+    /// The address of a place, for system calls.
     pub(super) fn address_of(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
         self.place(offset, bytes).map(NonNull::as_ptr)
     }

@@ -13,16 +13,16 @@ use super::extent::{ExtentMemory, Pages};
 use super::{maps, numa};
 use crate::host::HUGE_PAGE_BYTES;
 
-/// Where an arena's memory is, and in which pages, as the kernel says.
+/// The place of an arena's memory and its pages, as the kernel says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The NUMA node asked for.
     pub asked: Option<u32>,
     /// Bytes of the arena.
     pub bytes: u64,
-    /// Those of them that are in reserved huge pages.
+    /// Bytes in reserved huge pages.
     pub huge_bytes: u64,
-    /// Those in transparent huge pages.
+    /// Bytes in transparent huge pages.
     pub transparent_bytes: u64,
     /// How it is known where they are.
     pub source: PlacementSource,
@@ -32,7 +32,7 @@ pub struct Placement {
     pub absent_pages: u64,
 }
 
-/// Who says where memory is.
+/// The kernel's interface that says where memory is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PlacementSource {
     /// Nobody: the kernel was not asked, or refused to say.
@@ -135,7 +135,7 @@ impl Placement {
         self.bytes.saturating_sub(self.huge_bytes).saturating_sub(self.transparent_bytes)
     }
 
-    /// What was got, for people: pages of which size, how much of each, where.
+    /// A summary for people: page sizes, amounts, places.
     #[must_use]
     pub fn summary(&self) -> String {
         let kinds = [
@@ -154,7 +154,7 @@ impl Placement {
         format!("{}; {places}", kinds.collect::<Vec<_>>().join(", "))
     }
 
-    /// What to do for more huge pages; `None` if all of the arena is in such.
+    /// Advice for more huge pages; `None` if the whole arena has them.
     #[must_use]
     pub fn advice(&self, huge_pages: HugePages) -> Option<String> {
         if self.ordinary_bytes() == 0 {

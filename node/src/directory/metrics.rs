@@ -43,7 +43,7 @@ pub struct DirectoryMetrics {
     pub(super) moved: IntCounterVec,
     /// Chunks that a holder did not have.
     pub(super) stale: IntCounter,
-    /// What the shard counts itself.
+    /// The shard's own counts.
     shard: IntCounterVec,
 }
 
@@ -51,7 +51,7 @@ impl DirectoryMetrics {
     /// Registers all of them.
     ///
     /// # Errors
-    /// Fails if the registry has one of these names already.
+    /// Fails if the registry has one of the names already.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let families = Families::new(registry, &[table::DIRECTORY]);
         Ok(Self {

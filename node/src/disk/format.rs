@@ -115,10 +115,10 @@ use bytes::{Reader, Writer};
 /// Version of the format. A tier of another one is refused.
 pub const VERSION: u16 = 1;
 
-/// Bytes of a page: what drives and O_DIRECT ask for.
+/// Bytes of a page, the unit of drives and O_DIRECT.
 pub const PAGE_BYTES: u64 = 4_096;
 
-/// Where the first segment begins.
+/// Offset of the first segment.
 pub const SEGMENTS_START: u64 = 1 << 20;
 
 /// Pages of the largest header. A chunk with more blocks and layer ranges than it holds stays in memory.
@@ -128,7 +128,7 @@ pub const MAX_HEADER_PAGES: u32 = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StorageId(pub [u8; 16]);
 
-/// What stands at the head of the file.
+/// The head of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
     /// The storage.
@@ -139,21 +139,21 @@ pub struct Superblock {
     pub segments: u32,
 }
 
-/// What stands at the head of a segment.
+/// The head of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// Its number.
     pub segment: u32,
-    /// Which use of which segment: the largest is the newest.
+    /// Number of this use of a segment: the largest is the newest.
     pub sequence: u64,
 }
 
-/// What stands before a record's payload.
+/// The head of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// The segment, and which use of it.
+    /// The segment, and the number of its use.
     pub segment: SegmentHeader,
-    /// Where in the segment.
+    /// The record's page in the segment.
     pub page: u32,
     /// Grows with every record.
     pub sequence: u64,
@@ -165,7 +165,7 @@ pub struct RecordHeader {
     pub blocks: Vec<BlockEntry>,
 }
 
-/// One block of a record.
+/// A block of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockEntry {
     /// The part of the chunk that one engine rank holds.
@@ -180,10 +180,10 @@ pub struct BlockEntry {
     pub checksums: Checksums,
 }
 
-/// What a sealed segment holds.
+/// The contents of a sealed segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footer {
-    /// The segment, and which use of it.
+    /// The segment, and the number of its use.
     pub segment: SegmentHeader,
     /// The page at which its records end.
     pub end_page: u32,
@@ -191,14 +191,14 @@ pub struct Footer {
     pub entries: Vec<FooterEntry>,
 }
 
-/// One record of a sealed segment.
+/// A record of a sealed segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FooterEntry {
     /// The namespace.
     pub fingerprint: Fingerprint,
     /// The chunk.
     pub chunk: ChunkRef,
-    /// Where in the segment.
+    /// The record's page in the segment.
     pub page: u32,
     /// How many pages.
     pub pages: u32,
@@ -217,7 +217,7 @@ pub struct FooterTail {
     checksum: u64,
 }
 
-/// Why bytes are not what they were looked at for.
+/// The fault of bytes that are not the expected structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -242,7 +242,7 @@ pub enum FormatError {
 }
 
 impl Superblock {
-    /// One copy, a page long.
+    /// Encodes one copy, a page long.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new(SUPERBLOCK_MAGIC);
@@ -300,7 +300,7 @@ impl RecordHeader {
         Self::pages_of(blocks.iter().map(|block| block.checksums.ranges.len() as u64))
     }
 
-    /// Pages of the header of a record whose blocks have so many layer ranges each.
+    /// Pages of a record's header, from the numbers of its blocks' layer ranges.
     #[must_use]
     pub fn pages_of(ranges: impl Iterator<Item = u64>) -> u32 {
         let bytes = ranges.fold(RECORD_FIXED_BYTES as u64, |bytes, ranges| {
@@ -371,7 +371,7 @@ impl RecordHeader {
         bytes
     }
 
-    /// How many pages the header says that it has, from its first page. Nothing else of it can be believed yet.
+    /// The number of the header's pages, read from its first page. Nothing else of the header can be trusted yet.
     ///
     /// # Errors
     /// Fails if none begins there.
@@ -421,7 +421,7 @@ impl RecordHeader {
         Ok(header)
     }
 
-    /// Whether each block's checksum follows from those of its layer ranges and its name.
+    /// Whether each block's checksum follows from its name and its layer ranges' checksums.
     fn checksums_agree(&self) -> bool {
         self.blocks.iter().all(|block| {
             block_checksum(&self.block_key(block), &block.checksums.ranges) == block.checksums.whole

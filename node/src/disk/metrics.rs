@@ -10,7 +10,7 @@ use super::log::Log;
 /// The metrics of a disk tier.
 #[derive(Debug, Clone)]
 pub struct DiskMetrics {
-    /// Bytes that were read, headers and what the scrubber reads included.
+    /// Bytes read, including headers and the scrubber's reads.
     pub read_bytes: IntCounter,
     /// Bytes that were written, headers and moves included.
     pub written_bytes: IntCounter,
@@ -34,7 +34,7 @@ pub struct DiskMetrics {
     device: String,
 }
 
-/// Where wrong bytes were found.
+/// The reader that found wrong bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FoundBy {
     /// A read.
@@ -92,7 +92,7 @@ impl DiskFamilies {
         })
     }
 
-    /// Those of the tier of one actor.
+    /// The metrics of one actor's tier.
     #[must_use]
     pub fn of_device(&self, device: u16) -> DiskMetrics {
         let device = device.to_string();
@@ -123,7 +123,7 @@ impl DiskFamilies {
 }
 
 impl DiskMetrics {
-    /// Registers those of one tier alone.
+    /// Registers the metrics of a single tier.
     ///
     /// # Errors
     /// Fails if they are registered already.

@@ -81,7 +81,7 @@ impl NamespaceFolder {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Deletes a namespace's description, if there is one: nothing of it is on disk any more.
+    /// Deletes a namespace's description, if there is one: none of its chunks is on disk any more.
     ///
     /// # Errors
     /// Fails if it cannot be deleted.
@@ -99,7 +99,7 @@ impl NamespaceFolder {
 }
 
 impl KnownNamespace {
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.spec.fingerprint(&self.tenant)

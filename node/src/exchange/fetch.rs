@@ -252,12 +252,12 @@ async fn ask(
     }
 }
 
-/// A stream of blocks, and what was said of them.
+/// A stream of blocks, and the holder's facts about them.
 struct Coming {
     stream: RecvStream,
     held: std::vec::IntoIter<FetchedChunk>,
-    /// What has come and was not taken yet: packets are taken from the connection many at a time, since each time takes its
-    /// lock.
+    /// Packets that have come and were not used yet. They are taken from the connection many at a time, since each time takes
+    /// its lock.
     came: [Bytes; PACKETS],
     taken: usize,
     filled: usize,
@@ -269,7 +269,7 @@ impl Coming {
         Self { stream, held: held.into_iter(), came, taken: 0, filled: 0 }
     }
 
-    /// The next bytes, at most so many.
+    /// The next bytes, at most `most`.
     async fn piece(&mut self, most: usize) -> Result<Bytes, FetchFailure> {
         while self.taken == self.filled {
             (self.taken, self.filled) = (0, 0);

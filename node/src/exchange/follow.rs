@@ -35,7 +35,7 @@ use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
 use crate::arena::Destination;
 use crate::watched::here;
 
-/// Carries a follow out, and tells what comes of each chunk. Once it has told the end of one, nothing writes to its slots.
+/// Carries a follow out, and reports each chunk's news. After the report of a chunk's end, nothing writes to its slots.
 pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
     here("follow");
     let chunks: Vec<Coming> = order.chunks.iter().map(Coming::new).collect();
@@ -54,7 +54,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
     }
 }
 
-/// What has come of a chunk.
+/// The received part of a chunk.
 struct Coming {
     has_ended: bool,
     /// By block, where pieces begin and end.
@@ -299,7 +299,7 @@ fn sums_of(to: &Destination) -> Option<Checksums> {
 }
 
 impl Server {
-    /// Tells a node that follows chunks what comes of them. What is sent stays leased until its last byte was acknowledged.
+    /// Sends a following node the chunks' news. Sent bytes stay leased until the last one was acknowledged.
     pub(super) async fn tell_follower(&self, peer: &Identity, mut send: SendStream, ask: FollowChunks) {
         let FollowChunks { chunks: Chunks { device, fingerprint, hashes }, order, attempt, patience_ms } =
             ask;
@@ -377,7 +377,7 @@ impl Server {
     }
 }
 
-/// What is said of a step.
+/// The message for a step.
 fn said(step: &PeerStep) -> FollowStep {
     match step {
         &PeerStep::Layers { block, offset, ref bytes, checksum } => FollowStep::Layers(BlockLayers {

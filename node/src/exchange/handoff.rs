@@ -19,7 +19,7 @@ pub struct FollowOrder {
     pub device: u16,
     /// Their namespace.
     pub fingerprint: Fingerprint,
-    /// What to follow, and where it goes.
+    /// The chunks to follow, with their targets.
     pub chunks: Vec<FetchChunk>,
     /// Number of this order: what comes for another one is refused.
     pub order: OrderNumber,
@@ -46,7 +46,7 @@ pub struct AskFollow {
     pub attempt: u64,
     /// For how long their writers may be silent.
     pub patience_ms: u64,
-    /// Where the peer's stream hears of them.
+    /// The channel of the peer's stream.
     pub news: mpsc::UnboundedSender<PeerNews>,
 }
 
@@ -55,18 +55,18 @@ pub struct AskFollow {
 pub struct PeerNews {
     /// Position of the chunk in the request.
     pub chunk: u32,
-    /// What there is.
+    /// The step.
     pub step: PeerStep,
 }
 
-/// What a peer is told.
+/// A step as a peer hears it.
 #[derive(Debug)]
 pub enum PeerStep {
     /// Layers of a block.
     Layers {
         /// The block, by slice, then pool.
         block: usize,
-        /// Where in it they begin.
+        /// Offset of the layers in the block.
         offset: u64,
         /// Themselves.
         bytes: Bytes,

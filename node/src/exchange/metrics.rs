@@ -23,7 +23,7 @@ pub struct ExchangeMetrics {
     pub connections: IntGauge,
     /// Seconds of a small request, from asking to answer.
     pub round_trip_seconds: Histogram,
-    /// What is counted for each peer.
+    /// The counters of each peer.
     pub(super) by_peer: ByPeer,
     missed: IntCounterVec,
     stalled: IntCounter,
@@ -104,13 +104,13 @@ impl ExchangeMetrics {
         self.requests.with_label_values(&[request]).inc();
     }
 
-    /// Counts what was turned away.
+    /// Counts a refused connection or request.
     pub fn rejected(&self, reason: &str) {
         self.rejected.with_label_values(&[reason]).inc();
     }
 }
 
-/// Some more of what a gauge counts, until it is dropped.
+/// A part of a gauge's value, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Counted {
     gauge: IntGauge,

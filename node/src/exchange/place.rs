@@ -15,7 +15,7 @@ pub(super) struct Place {
     told: Rc<Told>,
 }
 
-/// Where a fetch hears that it is its turn.
+/// The channel by which a fetch hears of its turn.
 #[derive(Default)]
 pub(super) struct Told {
     turn: Cell<Option<Turn>>,
@@ -52,7 +52,7 @@ impl Place {
         }
     }
 
-    /// The peer is too busy for so many bytes; whether they have another turn.
+    /// The peer is too busy for `bytes` bytes; returns whether they get another turn.
     pub(super) fn is_busy(&self, bytes: u64, retry: RetryAfter) -> bool {
         self.peers.decide(|exchange, now| exchange.is_busy(now, self.request, bytes, retry))
     }

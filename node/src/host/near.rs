@@ -14,8 +14,7 @@ impl HostFacts {
         told.filter(|node| self.numa_nodes.contains_key(node)).or_else(only)
     }
 
-    /// The CPUs near to a NUMA node: its own, those of the nearest node that has any where it has none, and all where
-    /// there is no node.
+    /// The CPUs near a NUMA node: its own; those of the nearest node with CPUs, if it has none; all, without a node.
     #[must_use]
     pub fn cpus_near(&self, numa_node: Option<u32>) -> &CpuSet {
         let node = self.node_with_cpus(numa_node).and_then(|node| self.numa_nodes.get(&node));
@@ -48,7 +47,7 @@ impl HostFacts {
     }
 
     /// The network interface nearest to the device at `address`: below the same switch or root port of the PCI bus, else on
-    /// the nearest NUMA node. One that is up goes before one that is not. `None` if nobody knows how far any is.
+    /// the nearest NUMA node. An interface that is up goes before one that is not. `None` if no distance is known.
     #[must_use]
     pub fn interface_near(&self, address: PciAddress) -> Option<&str> {
         let device = self.pci.get(&address)?;
@@ -68,7 +67,7 @@ impl HostFacts {
         self.interfaces.get_key_value(&nearest.3).map(|(name, _)| name.as_str())
     }
 
-    /// The interface by which packets to `address` go, or that has it: what the most specific route says.
+    /// The interface by which packets to `address` go, or that has the address: the most specific route decides.
     #[must_use]
     pub fn interface_to(&self, address: IpAddr) -> Option<&str> {
         let address = address.to_canonical();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::PciAddress;
 
-/// What sysfs says of a network interface.
+/// The facts of a network interface in sysfs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
     /// Its device on the PCI bus; `None` for those that are software.

@@ -54,7 +54,7 @@ impl Publisher {
     /// Listens. Needs an actix system.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     pub(super) async fn bind(listen: SocketAddr) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(listen).await?;
         let bound = listener.local_addr()?;

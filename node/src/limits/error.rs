@@ -28,13 +28,13 @@ pub enum ConfigError {
         "[object] url is `{url}`: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
     )]
     ObjectUrl {
-        /// As configured.
+        /// The store's URL, as configured.
         url: String,
     },
     /// The object store would be spoken to without TLS.
     #[error("[object] endpoint `{endpoint}` is not encrypted: use https, or set object.allow_http = true")]
     ObjectHttp {
-        /// As configured.
+        /// The store's URL, as configured.
         endpoint: String,
     },
     /// An eviction policy that does not exist.
@@ -189,13 +189,13 @@ pub enum ConfigError {
         "[cluster] advertise is {address}: write an address and a port at which other nodes reach this node"
     )]
     Advertise {
-        /// As configured.
+        /// The store's URL, as configured.
         address: SocketAddr,
     },
     /// The coordinator's address cannot be dialled.
     #[error("[cluster] coordinator is `{found}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601")]
     Coordinator {
-        /// As configured.
+        /// The store's URL, as configured.
         found: String,
     },
     /// A datagram of no possible size.
@@ -227,7 +227,7 @@ pub enum ConfigError {
     TenantTooSmall {
         /// The tenant.
         name: String,
-        /// As configured.
+        /// The store's URL, as configured.
         max_bytes: u64,
         /// An extent of each actor.
         least_bytes: u64,

@@ -32,7 +32,7 @@ pub struct ActorMetrics {
     handed_over: [(IntCounter, IntCounter); 3],
     /// By [`LaneCopy`].
     device_copies: [IntCounter; 5],
-    /// Loaded, saved, promoted, and of the loaded those that the tier had.
+    /// Bytes loaded, saved, promoted, and loaded from the tier.
     device_bytes: [IntCounter; 4],
     reports: HashMap<(&'static str, &'static str), IntCounter>,
     counted_device_evictions: u64,
@@ -56,7 +56,7 @@ pub struct Hit {
     pub stored: u64,
 }
 
-/// What became of a chunk that was to be fetched from another node.
+/// The result for a chunk to be fetched from another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed {
     /// It is kept, and the holder gives its copy up.
@@ -69,7 +69,7 @@ pub enum Placed {
     Missed,
 }
 
-/// What becomes of blocks when bytes move between engine and node.
+/// The direction in which bytes move between engine and node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Movement {
     /// An engine handed blocks over.
@@ -78,7 +78,7 @@ pub enum Movement {
     Leased,
 }
 
-/// Where layers are handed over.
+/// The place of a hand-over of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandedOver {
     /// An engine gave them, ahead of their commit.
@@ -147,7 +147,7 @@ impl Metrics {
 }
 
 impl ActorMetrics {
-    /// The actor lost its store to a fault: what a store counts begins at nothing again.
+    /// The actor lost its store to a fault: the store's counts begin at nothing again.
     pub fn life_ended(&mut self) {
         self.metrics.restarts.with_label_values(&[&self.device]).inc();
         self.counted = Evictions::default();
@@ -202,7 +202,7 @@ impl ActorMetrics {
         }
     }
 
-    /// Notes what a lookup could have used, for the hit rate of an infinite cache.
+    /// Notes the chunks of a lookup, for the hit rate of an infinite cache.
     pub fn could_reuse(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
         self.rates.record(namespace, lookup, now);
     }
@@ -240,7 +240,7 @@ impl ActorMetrics {
         }
     }
 
-    /// Counts a report that a chunk is damaged, and what was found; `None`: too much is verified already.
+    /// Counts a report of damage with its verdict; `None`: too many chunks are being verified already.
     pub fn reported(&self, by: &Reporter, found: Option<Checked>) {
         let found = match found {
             Some(Checked::Damaged) => "damaged",

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::reuse::{Lookup, ReuseWindows, Tokens, Window};
 
-/// How much of what a tenant asked in a window was hit, and would have been by an infinite cache; fractions of tokens.
+/// A tenant's hit rates in a window, real and for an infinite cache, as fractions of tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TenantRates {
     /// The tenant.
@@ -89,7 +89,7 @@ impl Rates {
         }
     }
 
-    /// Brings the gauges up to date, and says what the tenants' are.
+    /// Updates the gauges, and returns the tenants' rates.
     pub(super) fn observe(&mut self, now: Millis) -> Vec<TenantRates> {
         let mut tenants: BTreeMap<(String, &'static str), Tokens> = BTreeMap::new();
         for Namespace { tenant, fingerprint, reuse } in self.namespaces.values_mut() {

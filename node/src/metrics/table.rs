@@ -12,7 +12,7 @@ use crate::disk::metrics::table::{DEVICE, DISK};
 use crate::exchange::metrics::table::PEERS;
 use crate::object::metrics::table::OBJECT;
 
-/// All of it, in the order in which people read.
+/// All sections, in the order in which people read.
 pub const NODE: &[Section] = &[
     VALUE,
     OPERATIONS,

@@ -14,7 +14,7 @@ pub struct ObjectMetrics {
     pub written_bytes: IntCounter,
     /// Requests that are under way.
     pub in_flight: IntGauge,
-    /// Blocks of which it is known whether they are there.
+    /// Blocks whose presence is known.
     pub known: IntGauge,
     /// Objects that were wrong.
     pub damaged: IntCounter,
@@ -29,7 +29,7 @@ pub struct ObjectMetrics {
     pub(crate) shed: IntCounterVec,
 }
 
-/// What is asked of a store.
+/// The kind of a request to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Whether an object is there.
@@ -116,7 +116,7 @@ impl ObjectMetrics {
 }
 
 impl Kind {
-    /// Which side of the store it tells about.
+    /// The side of the store that it belongs to.
     #[must_use]
     pub fn side(self) -> Side {
         match self {
@@ -136,7 +136,7 @@ impl Kind {
 }
 
 impl Side {
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -18,14 +18,14 @@ use crate::disk::log::Place;
 use crate::disk::volume::{Check, Damage, place_blocks};
 use crate::disk::{BlockPlace, Source, WriteOrder};
 
-/// What an object is found by: a block is one.
+/// The key of an object, which is one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ObjectKey {
     pub(super) chunk: ChunkKey,
     pub(super) block: BlockId,
 }
 
-/// What a block's object is called.
+/// The name of a block's object.
 pub(super) fn name(prefix: &Path, ObjectKey { chunk, block: BlockId { slice, pool } }: &ObjectKey) -> Path {
     let hash = hex(&chunk.hash.0);
     let file = format!("{hash}-{slice}-{pool}");
@@ -40,7 +40,7 @@ pub(super) fn probe_name(prefix: &Path) -> Path {
 /// Tells when nothing reads the arena any more: an error, since its sender is gone.
 pub(super) type Released = oneshot::Receiver<()>;
 
-/// The body of one of a chunk's blocks: it stands in the arena, and is not copied. Where engines could write there, it is.
+/// The body of a chunk's block, straight from the arena, without a copy. If engines could write there, the body is a copy.
 pub(super) fn body(order: &WriteOrder, at: usize) -> (PutPayload, Released) {
     let (lease, released) = oneshot::channel::<()>();
     let lease = Arc::new(lease);
@@ -65,14 +65,14 @@ pub(super) fn body(order: &WriteOrder, at: usize) -> (PutPayload, Released) {
 pub(super) struct Arriving {
     destinations: Arc<[BlockPlace]>,
     check: Check,
-    /// Which place each block of the record goes to, once the header is there.
+    /// The target of each block of the record, once the header is there.
     places: Option<Vec<Option<usize>>>,
     /// Bytes that came.
     pub(super) bytes: u64,
 }
 
 impl Arriving {
-    /// Of an object of `bytes` bytes.
+    /// A reader of an object of `bytes` bytes.
     pub(super) fn new(key: ChunkKey, destinations: &Arc<[BlockPlace]>, bytes: u64) -> Self {
         // An object that is no whole number of pages is found to be wrong by its header.
         let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };

@@ -37,7 +37,7 @@ macro_rules! build {
     }};
 }
 
-/// A URL's kind of store and the prefix in it, where it is one of those that a tier can be in.
+/// A URL's kind of store and its prefix, if a tier can be in such a store.
 pub(super) fn parse(url: &str) -> Option<(ObjectStoreScheme, Path)> {
     let url = Url::parse(url).ok()?;
     let (scheme, prefix) = ObjectStoreScheme::parse(&url).ok()?;
@@ -66,7 +66,7 @@ pub(super) fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, Stri
     settings.keys().map(String::as_str).find(|key| !is_known(key))
 }
 
-/// The store that the options name. Nothing is asked of it.
+/// The store that the options name. No request is made.
 pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
     // The HTTP client asks for the process's own; where one is set already, that stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -124,5 +124,5 @@ fn retries(options: &ObjectOptions) -> RetryConfig {
     }
 }
 
-/// Of one request; its deadline mostly ends it before.
+/// Retries of one request; its deadline mostly ends it before.
 const MOST_RETRIES: usize = 5;

@@ -37,7 +37,7 @@ pub struct ObjectTier {
     metrics: ObjectMetrics,
 }
 
-/// What the store said when a side was closed.
+/// The store's last error when a side was closed.
 pub(super) type LastTrouble = Arc<Mutex<Option<Trouble>>>;
 
 /// Something to do until a moment.
@@ -46,7 +46,7 @@ struct Job {
     deadline: Instant,
 }
 
-/// What to do, and who waits for it.
+/// A job, and the channel of its result.
 enum Work {
     Write(WriteOrder, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
@@ -58,7 +58,7 @@ impl ObjectTier {
     /// at most.
     ///
     /// # Errors
-    /// [`OpenError`] says what to change. A store that refuses is none with [`ObjectOptions::start_without`].
+    /// [`OpenError`] says what to change. With [`ObjectOptions::start_without`], a store that refuses is no error.
     pub fn open(options: &ObjectOptions, metrics: ObjectMetrics) -> Result<Self, OpenError> {
         Self::start(store::open(options)?, options, metrics)
     }
@@ -132,9 +132,9 @@ impl ObjectTier {
     /// Asks which chunks are there with these blocks; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has
     /// passed since the tier took the order up.
     ///
-    /// Of a chain only the chunks before the first hole count as there, and a hole that a later chunk hides may be
-    /// missed. Of chunks of a flat namespace (each its own anchor) each is told by itself. What is not known in time
-    /// counts as absent.
+    /// In a chain, only the chunks before the first hole count as present, and a hole that a later chunk hides may be missed.
+    /// In a flat namespace (each chunk its own anchor), each chunk counts by itself. Chunks that are unknown at the deadline
+    /// count as absent.
     ///
     /// # Errors
     /// The chunks, where the order was not taken.
@@ -227,7 +227,7 @@ async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError
     }
 }
 
-/// What the object thread does, until the tier is dropped.
+/// The work of the object thread, until the tier is dropped.
 async fn serve(
     engine: Rc<Engine>,
     most: usize,
@@ -244,7 +244,7 @@ async fn serve(
     trials.into_iter().for_each(|trial| trial.abort());
 }
 
-/// Takes orders up, so many at a time; ends when all are done.
+/// Takes orders up, a bounded number at a time; ends when all are done.
 async fn take(engine: Rc<Engine>, mut queue: Receiver<Job>, most: usize) {
     let slots = Arc::new(Semaphore::new(most));
     loop {

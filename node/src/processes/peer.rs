@@ -58,7 +58,7 @@ impl Peer {
 }
 
 impl Exit {
-    /// Of the process of this pidfd. Needs a tokio runtime.
+    /// The exit of this pidfd's process. Needs a tokio runtime.
     ///
     /// # Errors
     /// Fails if the system can watch no more.
@@ -75,8 +75,8 @@ impl Exit {
     }
 }
 
-/// The pidfd of a process, from what the kernel says of its socket. A kernel that cannot name the process of a socket is asked
-/// `by_number`, which is right unless the number was used again; `None` if the process has no number here.
+/// The pidfd of the process at a socket, from the kernel. A kernel that cannot name a socket's process is asked `by_number`,
+/// which is right unless the number was used again; `None` if the process has no number here.
 fn identify(
     of_socket: Result<OwnedFd, Errno>,
     by_number: impl FnOnce() -> Option<Result<OwnedFd, Errno>>,
@@ -116,7 +116,7 @@ fn peer_pidfd(socket: &UnixStream) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Of Linux 6.5 and later; not in the libc crate for every target.
+/// An option of Linux 6.5 and later; not in the libc crate for every target.
 const SO_PEERPIDFD: libc::c_int = 77;
 
 #[cfg(test)]

@@ -12,13 +12,13 @@ use crate::object::{ObjectTier, OpenError};
 /// The object tier of a node, which its actors share.
 pub(super) struct Objects {
     limits: ObjectLimits,
-    /// One that cannot be opened is left out.
+    /// The tier; an error if it cannot be opened: then the node serves without it.
     tier: Result<Arc<ObjectTier>, OpenError>,
 }
 
 impl Objects {
-    /// Opens the tier. One that cannot be opened is left out, and said; one that does not answer is left alone, and tried
-    /// again. The state tells of it from then on.
+    /// Opens the tier. The node serves without a tier that cannot be opened, and says so; it leaves a store alone that does
+    /// not answer, and tries again later. The state shows the tier from then on.
     pub(super) async fn start(
         limits: Option<&ObjectLimits>,
         metrics: &SharedMetrics,
@@ -44,7 +44,7 @@ impl Objects {
         Some(objects)
     }
 
-    /// What one actor gets.
+    /// The parts of one actor.
     pub(super) fn parts(&self) -> Option<ObjectParts> {
         let ObjectLimits { read_deadline: deadline, known_chunks, ref options } = self.limits;
         let (tier, find_deadline) = (Arc::clone(self.tier.as_ref().ok()?), options.find_deadline);

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 #[derive(Clone, Default)]
 pub(super) struct Greetings(Rc<RefCell<Waiting>>);
 
-/// Who connected.
+/// The process or address that connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Source {
     uid: u32,
@@ -102,7 +102,7 @@ impl Waiting {
 /// Connections of one tenant that have not said hello.
 const MOST: usize = 64;
 
-/// Those of one process: an engine opens a session for each of its ranks.
+/// Limit of one process: an engine opens a session for each of its ranks.
 const MOST_OF_A_SOURCE: usize = 16;
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub(super) struct Newcomer {
     pub(super) name: Arc<str>,
 }
 
-/// Whose session is to be opened.
+/// The process that wants a session.
 struct Guest<'a> {
     tenant: TenantId,
     name: &'a Arc<str>,

@@ -20,7 +20,7 @@ use crate::metrics::SharedMetrics;
 use crate::processes::Processes;
 use crate::window::WindowBudget;
 
-/// What all sessions of a node share. Lives on the thread that accepts.
+/// The settings of all sessions of a node. Lives on the thread that accepts.
 #[derive(Clone)]
 pub struct SessionSettings {
     /// The node's name.
@@ -29,17 +29,17 @@ pub struct SessionSettings {
     pub actors: Vec<SessionActor>,
     /// The largest write window.
     pub max_window_bytes: u64,
-    /// What the write windows of each tenant may take together, by its number.
+    /// The budgets of the tenants' write windows, by tenant.
     pub windows: Vec<WindowBudget>,
     /// Whether engines write straight into the arena.
     pub trust_engines: bool,
     /// Sessions of one tenant at a time.
     pub max_sessions: u32,
-    /// Who is behind them.
+    /// The processes behind the sessions.
     pub processes: Processes,
-    /// Where they are counted.
+    /// The counters of sessions.
     pub metrics: SharedMetrics,
-    /// Which of their requests are traced.
+    /// Decides which requests are traced.
     pub sampler: Sampler,
     /// Turns true when the node stops.
     pub stopping: watch::Receiver<bool>,

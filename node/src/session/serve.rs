@@ -55,11 +55,11 @@ struct Session {
     most_unsent_bytes: usize,
     clock: Clock,
     sampler: Sampler,
-    /// What the request of this number belongs to.
+    /// The trace of the request with this number.
     traced: Option<(u64, TraceContext)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
-    /// Where their answers go, and come. There are never more than requests that wait.
+    /// The channel for their answers: never more than the requests that wait.
     answers_here: UnboundedSender<(u64, Answer)>,
     answers: UnboundedReceiver<(u64, Answer)>,
 }
@@ -158,8 +158,8 @@ impl Session {
         }
     }
 
-    /// Handles every request that has come, as long as the engine takes the answers. Whether it stopped for that: then there may
-    /// be requests here of which no socket will tell again.
+    /// Handles every request that has come, as long as the engine takes the answers. Returns whether it stopped for that:
+    /// then requests may be left here that no socket announces again.
     async fn take_frames(&mut self) -> Result<bool, End> {
         while self.writer.pending_bytes() < self.most_unsent_bytes {
             let protocol =
@@ -212,9 +212,9 @@ impl Session {
         pushed.map_err(|error| End::Socket(io::Error::other(error)))
     }
 
-    /// Receives what comes soon after an answer, without sleeping: an engine that works its way through a request asks
-    /// again at once, and a sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None`
-    /// where nothing came, or there is something else to wait for.
+    /// Receives a request that comes soon after an answer, without sleeping: an engine often asks again at once, and a
+    /// sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None` if nothing came, or if
+    /// there is something else to wait for.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
         if self.waiting > 0 || self.writer.pending_bytes() > 0 {
             return None;

@@ -17,7 +17,7 @@ use tokio::net::UnixListener;
     path.display()
 )]
 pub struct NotASocket {
-    /// Where.
+    /// The address.
     pub path: PathBuf,
     /// What stands there.
     pub what: &'static str,

@@ -269,7 +269,7 @@ impl BatchId {
 }
 
 impl Place {
-    /// Takes a new table; returns whether the home is another node, or another incarnation, than before.
+    /// Takes a new table; returns whether this node's number or incarnation changed with it.
     fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) -> bool {
         let incarnation = table.member(own).map_or(0, |member| member.incarnation);
         let was_another = (own, incarnation) != (self.own, self.incarnation);
@@ -444,7 +444,7 @@ impl Device {
         place.homes = homes;
     }
 
-    /// The next batch for a home, with at most `most` changes.
+    /// The next batch for a home, with at most `room` changes.
     fn announce(
         &mut self,
         place: &Place,

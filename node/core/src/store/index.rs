@@ -181,12 +181,12 @@ impl Chunk {
         self.ready > 0 && self.standing == Standing::Kept
     }
 
-    /// Whether some readable part of it is neither on disk nor on its way there.
+    /// Whether the complete chunk, or a pool that it gained, is neither on disk nor on its way there.
     pub(crate) fn belongs_on_disk(&self) -> bool {
         self.is_complete() && (self.disk == OnDisk::Nowhere || self.outgrew_disk())
     }
 
-    /// Whether some readable part of it is neither in the object store, as far as is known, nor on its way there.
+    /// Whether the complete chunk is here to stay, and neither known to be in the object store nor on its way there.
     pub(crate) fn belongs_in_objects(&self) -> bool {
         self.is_complete() && self.stored == Stored::Unknown && self.standing != Standing::Passing
     }
@@ -614,7 +614,7 @@ impl Index {
         }
     }
 
-    /// Detaches the children of a chunk from it; `first` is one of them.
+    /// Detaches the children of a chunk from it; `first_child` is one of them.
     fn orphan(&mut self, parent: ChunkNumber, first_child: ChunkNumber) {
         let &Chunk { namespace, hash, .. } = self.at(parent);
         self.orphans.insert((namespace, hash), first_child);

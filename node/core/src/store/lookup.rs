@@ -360,7 +360,7 @@ impl Store {
         }
     }
 
-    /// Takes over a chunk's claim from a process that may no longer read it.
+    /// A process that might have read the chunk is gone. After the last of these, the chunk's slots leave quarantine.
     pub(super) fn adopt(&mut self, id: ChunkId) {
         let chunk = self.index.get_mut(id);
         chunk.orphaned_leases -= 1;

@@ -97,7 +97,7 @@ pub struct Bytes {
 }
 
 impl Slab {
-    /// A slab of `extents` extents. `tenant_extents` bounds the extents of each tenant.
+    /// A slab of `extents` extents. `most_extents` bounds the extents of each tenant.
     pub(crate) fn new(extents: u32, extent_bytes: u64, most_extents: &[u32]) -> Self {
         Self {
             extent_bytes,

@@ -13,8 +13,8 @@ use crate::disk::format::PAGE_BYTES;
 pub struct Ring {
     ring: IoUring,
     file: Arc<DiskFile>,
-    /// What is under way, by the number that the kernel was given. Its memory stays here, untouched, until the kernel
-    /// says that it is done with it.
+    /// Running transfers, by the number that the kernel was given. Their memory stays here, untouched, until the kernel says
+    /// that it is done.
     flying: Vec<Option<Transfer>>,
     /// Over before the kernel was asked.
     refused: Vec<Finished>,
@@ -215,7 +215,7 @@ impl Drop for Ring {
     }
 }
 
-/// Transfers under way at most; more are carried out by whoever starts them.
+/// Limit of running transfers; the caller carries out further ones itself.
 const ENTRIES: u32 = 32;
 
 #[cfg(test)]

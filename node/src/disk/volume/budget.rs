@@ -28,7 +28,7 @@ impl ReadBudget {
 /// nothing for 2 s each keeps the node's reads for two minutes at most.
 pub(super) const MOST_FAILED: u32 = 64;
 
-/// After so long one of them is forgotten: 144 a day are a drive that fails.
+/// The time after which one failure is forgotten: a drive with more than 144 a day is failing.
 const FORGIVEN_EVERY: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

@@ -17,14 +17,14 @@ use super::check::{Check, Damage};
 use super::transfers::{ReadAhead, Region};
 use super::{Volume, page_bytes};
 
-/// An order, and who waits for it.
+/// An order, and the channel of its result.
 pub(crate) type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);
 
 /// A record on its way into its places.
 struct Arriving {
     reading: Reading,
     check: Check,
-    /// Bytes of it that are still to come.
+    /// Its remaining bytes.
     left: u64,
     way: Way,
 }
@@ -33,11 +33,11 @@ struct Arriving {
 enum Way {
     /// Straight, on the guess that it has just the blocks that are wanted, in that order.
     Direct,
-    /// Through buffers. With what each of its blocks is wanted for, once the header is there.
+    /// Through buffers. Once the header is there, with the target of each block.
     Copied(Option<Vec<Option<usize>>>),
 }
 
-/// Gives the regions of the next read, which it adds to those that arrive.
+/// Gives the regions of the next read.
 type NextRegions<'a> = dyn FnMut(&mut Volume, &mut VecDeque<Arriving>) -> Option<Vec<Region>> + 'a;
 
 impl Volume {
@@ -115,7 +115,7 @@ impl Volume {
         (left == 0).then_some(regions)
     }
 
-    /// Reads what `next` gives.
+    /// Reads the regions that `next` gives.
     fn read_arriving(
         &mut self,
         next: &mut NextRegions<'_>,
@@ -210,7 +210,7 @@ impl Volume {
         Ok(Some(bytes))
     }
 
-    /// What is held in the segment that follows on the one with sequence `after`.
+    /// The chunks of the segment behind the one with sequence `after`.
     pub(crate) fn snapshot(&mut self, after: u64) -> io::Result<SnapshotPage> {
         // A footer may be on its way.
         self.transfers.settle()?;
@@ -280,7 +280,7 @@ impl Volume {
         Ok(())
     }
 
-    /// A record or page cannot be read: counts it, and has what is good in its segment moved away.
+    /// A record or page cannot be read: counts it, and moves the good records of its segment away.
     ///
     /// # Errors
     /// The drive fails too often.

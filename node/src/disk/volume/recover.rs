@@ -13,7 +13,7 @@ use super::super::metrics::FoundBy;
 use super::check::Check;
 use super::{Volume, page_bytes};
 
-/// What a search through a segment found.
+/// The result of a search through a segment.
 pub(super) struct Scanned {
     sequence: u64,
     pub(super) entries: Vec<FooterEntry>,
@@ -31,7 +31,7 @@ struct Window {
 }
 
 impl Volume {
-    /// What is on disk. What was left open is closed, the newest segment excepted.
+    /// Finds the records on disk. Open segments are closed, except the newest.
     pub(super) fn recover(&mut self) -> io::Result<Log> {
         let mut sealed = Vec::new();
         let mut unsealed = Vec::new();
@@ -78,7 +78,8 @@ impl Volume {
         Ok(log)
     }
 
-    /// Writes what is missing of a segment that had to be searched, so that the next start need not. The `newest` stays open.
+    /// Writes the missing footer of a segment that had to be searched, so that the next start need not search it. The
+    /// `newest` stays open.
     fn close_scanned(
         &mut self,
         segment: u32,
@@ -100,7 +101,7 @@ impl Volume {
         Ok(recovered)
     }
 
-    /// Searches a segment for the records of its use `sequence`, or of the last one that left any.
+    /// Searches a segment for the records of its use `sequence`, or of the last use that left any.
     pub(super) fn scan(&mut self, segment: u32, sequence: Option<u64>) -> io::Result<Scanned> {
         let mut scanned = Scanned {
             sequence: sequence.unwrap_or(0),
@@ -203,7 +204,7 @@ impl Window {
         Ok(&self.bytes[page_bytes(page - self.first) as usize..])
     }
 
-    /// What can be read of some pages; zeros for the others.
+    /// The readable pages among these; zeros for the others.
     fn page_by_page(&mut self, volume: &mut Volume, page: u32, pages: u32) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(page_bytes(pages) as usize);
         for page in page..page + pages {
@@ -224,5 +225,5 @@ impl Window {
 /// Pages that are read at a time.
 const WINDOW_PAGES: u32 = 2_048;
 
-/// Pages of a segment that cannot be read before the rest of it is not tried.
+/// Unreadable pages of a segment after which the rest is not tried.
 const MOST_UNREADABLE: u32 = 8;

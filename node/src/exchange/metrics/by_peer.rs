@@ -33,12 +33,12 @@ struct Peer {
 #[derive(Debug)]
 struct Connection {
     quic: quinn::Connection,
-    /// What was counted already.
+    /// The part that was counted already.
     sent_packets: u64,
     lost_packets: u64,
 }
 
-/// What fetches are waited for by.
+/// The classes of fetches.
 const CLASSES: [&str; 2] = ["decode", "prefetch"];
 
 impl ByPeer {
@@ -92,7 +92,7 @@ impl Watched {
         came_before + connections.iter().map(Connection::came).sum::<u64>()
     }
 
-    /// Counts what was sent and lost since the last time; `is_member` says whose packets are counted.
+    /// Counts the packets sent and lost since the last time; `is_member` chooses the peers to count.
     pub(in crate::exchange) fn show(&mut self, metrics: &ByPeer, is_member: impl Fn(&str) -> bool) {
         for (peer, Peer { connections, came_before }) in &mut self.0 {
             let mut slowest: Option<f64> = None;
@@ -126,5 +126,5 @@ impl Connection {
     }
 }
 
-/// Stands for those that are not members, or not yet.
+/// Stands for nodes that are not members, or not yet.
 pub(in crate::exchange) const OTHER: &str = "other";

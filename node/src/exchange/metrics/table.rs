@@ -97,13 +97,13 @@ pub(crate) const PEERS: Section = Section {
     ],
 };
 
-/// Which nodes have metrics of peers.
+/// The nodes that have metrics of peers.
 pub(crate) const SHARING: &str = "nodes that share chunks in a cluster";
 
 const PEER: Label =
     Label::each("peer", "each other node of the table; `other` for one that is not in it (yet)");
 
-/// What comes of a chunk that is asked of another node.
+/// The results for a chunk that is asked of another node.
 const FETCHED: &[&str] =
     &["here", "not_held", "busy", "unreachable", "deadline", "broken", "malformed", "checksum", "full"];
 

@@ -13,7 +13,7 @@ use super::super::metrics::Side;
 use super::super::trouble::Trouble;
 use super::Engine;
 
-/// One side of the store.
+/// The state of one side of the store.
 pub(super) struct SideState {
     breaker: RefCell<Breaker>,
     /// Whether it is left alone, for the tier before the thread.
@@ -22,7 +22,7 @@ pub(super) struct SideState {
     heard: Cell<Instant>,
     /// A trial may be due.
     opened: Notify,
-    /// What is under way will not be answered either.
+    /// Tells running requests that the store is silent.
     silent: Notify,
 }
 
@@ -94,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// The store did what it was asked, or said properly why not.
+    /// The store did its work, or refused properly.
     pub(super) fn succeeded(&self, side: Side) {
         if self.side(side).breaker.borrow_mut().succeeded() {
             tracing::info!(side = side.name(), "the object store answers again");
