@@ -44,11 +44,11 @@ pub struct NodeStatus {
     pub http: SocketAddr,
     /// Its number.
     pub number: u16,
-    /// Which life of it this is.
+    /// The node's incarnation.
     pub incarnation: u64,
     /// `alive` or `suspect`.
     pub state: String,
-    /// Where peers reach it.
+    /// Address for peers.
     pub peer: SocketAddr,
     /// GPU actors it has.
     pub devices: u16,
@@ -58,7 +58,7 @@ pub struct NodeStatus {
     pub silent_seconds: f64,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(crate) struct State {
     pub(crate) membership: SharedMembership,
     pub(crate) patience: Patience,
@@ -67,7 +67,7 @@ pub(crate) struct State {
     pub(crate) bodies: Bodies,
     pub(crate) metrics: Metrics,
     pub(crate) uptime: Uptime,
-    /// Which questions are traced.
+    /// Decides which questions are traced.
     pub(crate) sampler: Sampler,
 }
 

@@ -188,7 +188,7 @@ pub const COORDINATOR: &[Section] = &[
 /// Connections to the HTTP endpoint: each takes two descriptors. Routers keep some open.
 const MAX_HTTP_CONNECTIONS: usize = 1_024;
 
-/// What happens to members.
+/// The events of members.
 const EVENTS: &[&str] =
     &["join", "leave", "suspect", "remove", "partition_moved", "contest", "number_reused"];
 

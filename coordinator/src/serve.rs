@@ -32,7 +32,7 @@ impl SharedMembership {
     }
 }
 
-/// What followers are served with.
+/// The server of followers.
 pub(crate) struct Server {
     pub(crate) membership: SharedMembership,
     pub(crate) tables: watch::Receiver<Arc<Table>>,
@@ -122,7 +122,7 @@ impl Server {
         }
     }
 
-    /// What a node is told that may not join.
+    /// The answer to a node that may not join.
     fn refusal(&self, name: &str, address: SocketAddr, refused: JoinRefused) -> CoordinatorMessage {
         match refused {
             JoinRefused::Outdated(at_least) => CoordinatorMessage::Outdated(at_least),
@@ -186,7 +186,7 @@ impl Server {
     }
 }
 
-/// Tells a follower what it is to hear, and every new table; of several that came while it did not read, the last.
+/// Sends a follower its messages, and every new table; of several tables that came while it did not read, the last.
 async fn write(
     mut send: SendStream,
     mut messages: mpsc::Receiver<CoordinatorMessage>,
@@ -228,8 +228,8 @@ fn plain(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-/// What those who connect may have, by role: nodes tell who does not answer them, others only watch, and none needs more than
-/// one stream a connection.
+/// The limits of those who connect, by role: nodes report silent nodes, others only watch, and none needs more than one
+/// stream a connection.
 fn limits_of(role: Role) -> GuestLimits {
     let (connections, message_bytes) = match role {
         Role::Node => (4, MAX_HEARTBEAT_BYTES),

@@ -28,7 +28,7 @@ pub enum StateError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the store says.
+        /// The store's error.
         source: Box<redb::Error>,
     },
     /// The file has something else in it.
@@ -42,13 +42,13 @@ pub enum StateError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the store says.
+        /// The store's error.
         source: Box<redb::Error>,
     },
 }
 
 impl StateFile {
-    /// Opens the file, or makes it, and reads what it holds.
+    /// Opens the file, or makes it, and reads the state.
     ///
     /// # Errors
     /// [`StateError`]

@@ -342,7 +342,7 @@ pub struct AskPeer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("node {node} does not answer: {reason}")]
 pub struct PeerUnavailable {
-    /// The one meant.
+    /// The node.
     pub node: NodeNumber,
     /// Why.
     pub reason: String,

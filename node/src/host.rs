@@ -139,7 +139,7 @@ fn huge_pages(root: &Path) -> HugePool {
     HugePool { total_bytes, free_bytes: free_bytes.min(limit) }
 }
 
-/// The CPUs on which the scheduler lets this process run, within those that are online.
+/// The online CPUs on which the scheduler lets this process run.
 fn allowed_cpus(root: &Path) -> Result<CpuSet, HostError> {
     let online = Source::new(root, "sys/devices/system/cpu/online");
     let online_cpus = online.cpus(&online.text()?)?;

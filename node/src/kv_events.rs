@@ -36,7 +36,7 @@ pub(crate) struct KvEvents {
     node: String,
     topic: String,
     hashes: EventHashes,
-    /// What is known of each namespace.
+    /// The known facts of each namespace.
     namespaces: HashMap<Fingerprint, Arc<Known>>,
     /// The number of the next message, by topic.
     numbers: HashMap<String, u64>,
@@ -48,7 +48,7 @@ struct Known {
     chunk_tokens: u32,
 }
 
-/// What one message tells.
+/// The event of one message.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type")]
 enum Event {
@@ -73,7 +73,7 @@ enum Event {
 enum Hash {
     /// Its last 64 bits, as a number.
     Int(u64),
-    /// All of it.
+    /// The whole hash.
     Bytes([u8; 32]),
 }
 
@@ -90,7 +90,7 @@ impl KvEvents {
         Ok((events, bound))
     }
 
-    /// Publishes what these actors hold, and then what changes.
+    /// Publishes these actors' chunks, then their changes.
     pub(crate) async fn publish(mut self, actors: Vec<(Feed, Addr<GpuActor>)>) {
         let mut live: Vec<Receiver<Arc<Batch>>> = actors.iter().map(|(feed, _)| feed.subscribe()).collect();
         self.publish_all(&actors).await;
@@ -107,7 +107,7 @@ impl KvEvents {
         }
     }
 
-    /// Begins every topic anew, with what is held.
+    /// Begins every topic anew, with the held chunks.
     async fn publish_all(&mut self, actors: &[(Feed, Addr<GpuActor>)]) {
         for topic in self.numbers.keys().cloned().collect::<Vec<_>>() {
             self.clear(&topic, actors.len());
@@ -142,7 +142,7 @@ impl KvEvents {
         }
     }
 
-    /// What the actors know of a namespace.
+    /// The actors' facts of a namespace.
     async fn known(
         &mut self,
         actors: &[(Feed, Addr<GpuActor>)],
@@ -228,7 +228,7 @@ impl Serialize for Hash {
     }
 }
 
-/// Where chunks are, as vLLM calls it.
+/// The place of chunks, in vLLM's words.
 const MEDIUM: &str = "CPU";
 
 #[cfg(test)]

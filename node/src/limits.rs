@@ -31,21 +31,21 @@ use crate::record::RecordLimits;
 pub struct Limits {
     /// The node's name.
     pub name: String,
-    /// Where HTTP listens.
+    /// The address of HTTP.
     pub http_listen: SocketAddr,
-    /// One for each GPU; one alone where there is none. Never empty; the position is the device's number.
+    /// One actor for each GPU; a single one without GPUs. Never empty; the position is the device's number.
     pub actors: Vec<ActorLimits>,
-    /// One for each tenant, in the order of the configuration. Never empty.
+    /// The tenants, in the order of the configuration. Never empty.
     pub tenants: Vec<TenantLimits>,
     /// The object store that all actors share.
     pub object: Option<ObjectLimits>,
-    /// What a session may hold.
+    /// The limits of a session.
     pub session: SessionLimits,
     /// The lookup log.
     pub record: Option<RecordLimits>,
-    /// Where events are published as vLLM does.
+    /// The publisher of vLLM's events.
     pub kv_events: Option<KvEventsConfig>,
-    /// Which requests are traced.
+    /// Decides which requests are traced.
     pub sampler: Sampler,
     /// The cluster that it is a member of.
     pub cluster: Option<ClusterLimits>,
@@ -53,16 +53,16 @@ pub struct Limits {
     pub mismatches: Vec<Mismatch>,
 }
 
-/// What a member of a cluster needs.
+/// The limits of a cluster's member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterLimits {
     /// The coordinator's `host:port`.
     pub coordinator: String,
-    /// Where peers are served.
+    /// The address for peers.
     pub listen: SocketAddr,
-    /// Where peers find this node, where that is not what the coordinator sees.
+    /// The node's address as peers see it, if it differs from the one that the coordinator sees.
     pub advertise: Option<SocketAddr>,
-    /// Who this node is, and whom it trusts.
+    /// The files of the node's certificate and its authorities.
     pub credentials: CredentialFiles,
     /// Whether chunks are shared.
     pub share: bool,
@@ -108,7 +108,7 @@ pub struct ActorLimits {
 pub struct DiskLimits {
     /// The tier's own folder.
     pub folder: PathBuf,
-    /// Where the namespaces of its chunks are described.
+    /// The folder with the descriptions of its chunks' namespaces.
     pub namespaces: PathBuf,
     /// Bytes on disk.
     pub capacity_bytes: u64,
@@ -127,11 +127,11 @@ pub struct DiskLimits {
 /// The numbers of the object tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectLimits {
-    /// What the tier itself needs.
+    /// The options of the tier itself.
     pub options: ObjectOptions,
     /// How long a lease waits for it.
     pub read_deadline: Duration,
-    /// Chunks of which each actor remembers whether they are there.
+    /// Limit of chunks for which each actor remembers whether the store has them.
     pub known_chunks: usize,
 }
 
@@ -142,13 +142,13 @@ pub struct TenantLimits {
     pub name: String,
     /// The Unix socket that serves it.
     pub socket: PathBuf,
-    /// At most so many bytes of the arena, all actors together.
+    /// Limit of the tenant's bytes in the arena, for all actors together.
     pub max_bytes: Option<u64>,
-    /// At most so many bytes of write windows, all sessions together: whole pages.
+    /// Limit of the bytes of write windows, for all sessions together: whole pages.
     pub max_window_bytes: u64,
 }
 
-/// What engine sessions may hold.
+/// The limits of engine sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionLimits {
     /// Sessions of one tenant at a time.
@@ -171,7 +171,7 @@ pub const MAX_DEFAULT_EXTENT_BYTES: u64 = 256 << 20;
 /// Extents of an arena at least: with one alone no second tenant or block size would find a place.
 pub const MIN_EXTENTS: u64 = 2;
 
-/// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, of which one ends the text.
+/// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, and one of them ends the text.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// QUIC needs datagrams of this size on every path.
@@ -205,7 +205,7 @@ pub const DEVICE_COPY_DEADLINE_MS: u64 = 10_000;
 /// The part of an arena that blocks of other nodes may take while they pass through, as a divisor.
 pub const PASSING_SHARE: u64 = 4;
 
-/// Memory of an actor for what comes from its siblings, where no cluster says how much is for others.
+/// An actor's memory for blocks of its siblings, if no cluster's configuration sets it.
 pub const SIBLING_STAGING_BYTES: u64 = 256 << 20;
 
 /// Orders that may wait for one disk: more than a lease of the longest prompt asks for.
@@ -226,10 +226,10 @@ pub const OBJECT_READING_SHARE: u64 = 4;
 /// Bytes of blocks that are on their way to or from the object store at a time: half a second of 4 Gbit/s.
 pub const OBJECT_BYTES_IN_FLIGHT: u64 = 256 << 20;
 
-/// Blocks of which the object tier remembers whether they are there: about 100 bytes each.
+/// Limit of blocks for which the object tier remembers whether they are there: about 100 bytes each.
 pub const OBJECT_KNOWN_BLOCKS: usize = 1 << 18;
 
-/// Chunks of which all actors together remember it: about 100 bytes each.
+/// Limit of chunks for which all actors together remember that: about 100 bytes each.
 pub const OBJECT_KNOWN_CHUNKS: usize = 1 << 16;
 
 /// Chunks that other nodes are being sent at a time: more would only wait in one queue.

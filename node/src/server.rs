@@ -111,7 +111,7 @@ pub enum ServeError {
     /// An actor ended, which none does while the node serves.
     #[error("the actor of device {device} failed: the log says where; start the node again")]
     Actor {
-        /// The one meant.
+        /// The device.
         device: u16,
     },
     /// Serving HTTP failed.

@@ -45,8 +45,8 @@ pub struct Sibling {
     pub verify: Recipient<VerifyChunks>,
 }
 
-/// Which actors of this node hold a chunk, in memory or on disk. A hint, as the directory is: whoever is asked may have lost
-/// it. 16 bytes a chunk, besides the room that a hash table keeps.
+/// The actors of this node that hold a chunk, in memory or on disk. A hint, as the directory is: an actor may have lost the
+/// chunk. 16 bytes a chunk, besides the free room of a hash table.
 #[derive(Debug)]
 struct NodeMap {
     /// Keyed with a secret, so that nobody can make two chunks meet.
@@ -58,7 +58,7 @@ struct NodeMap {
 type Devices = u64;
 
 impl Siblings {
-    /// One for each of so many actors, fewer than 65, by number. They reach each other once `actors` is set.
+    /// The handles of `devices` actors, fewer than 65, by number. They reach each other once `actors` is set.
     #[must_use]
     pub fn of(devices: u16, actors: &Arc<OnceLock<Vec<Sibling>>>) -> Vec<Self> {
         let map = Arc::new(NodeMap::new());
@@ -72,7 +72,7 @@ impl Siblings {
         self.device
     }
 
-    /// Notes what this actor gained and lost.
+    /// Notes this actor's gained and lost chunks.
     pub fn note(&self, changes: &[Change]) {
         for Change { fingerprint, chunk, kind } in changes {
             self.map.note(self.device, fingerprint, &chunk.hash, *kind != ChangeKind::Lost);
@@ -151,7 +151,7 @@ impl NodeMap {
     }
 }
 
-/// Hashes what is a hash already.
+/// A hasher for keys that are hashes already.
 #[derive(Debug, Default)]
 struct IsHashed(u64);
 

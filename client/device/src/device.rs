@@ -6,10 +6,10 @@ use crate::layout::{LayoutError, PagedLayout};
 use crate::memory::HostMemory;
 use crate::order::{Order, OrderError, RegionId, TensorsId, Ticket};
 
-/// One GPU, or what stands for it in tests.
+/// A GPU, or its stand-in in tests.
 ///
-/// Orders end in any order. Each that was taken has exactly one [`Event::Done`], unless the device is lost: then what it was
-/// doing is unknown until it was closed.
+/// Orders end in any sequence. Each accepted order has exactly one [`Event::Done`], unless the device is lost: then its work
+/// is unknown until it is closed.
 pub trait Device {
     /// Its name, for people.
     fn name(&self) -> String;
@@ -20,10 +20,10 @@ pub trait Device {
     /// [`DeviceError`] if the device refuses.
     fn attach(&mut self, memory: HostMemory) -> Result<RegionId, DeviceError>;
 
-    /// Takes so much of the device's own memory.
+    /// Takes `bytes` bytes of the device's own memory.
     ///
     /// # Errors
-    /// [`DeviceError`] if there is not so much.
+    /// [`DeviceError`] if there is too little.
     fn allocate(&mut self, bytes: u64) -> Result<RegionId, DeviceError>;
 
     /// Maps memory that an engine has on this device.
@@ -53,24 +53,24 @@ pub trait Device {
     /// Begins an order.
     ///
     /// # Errors
-    /// [`DeviceError::Order`] if it is refused: nothing was begun. [`DeviceError::Lost`] if the device failed: what it did
-    /// is unknown until it was closed.
+    /// [`DeviceError::Order`] if the order is refused: nothing was begun. [`DeviceError::Lost`] if the device failed: its
+    /// work is unknown until it is closed.
     fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError>;
 
-    /// Gives up an order whose flag is not reached: it ends as refused, and raises its own flag as one that failed. One that has
-    /// begun goes on, and one that is not known is ignored.
+    /// Cancels an order whose flag is not reached: it ends as refused, and raises its own flag as a failed order does. An
+    /// order that has begun goes on; an unknown order is ignored.
     fn cancel(&mut self, ticket: Ticket);
 
-    /// Tells what happened since the last call. Never waits.
+    /// Reports the events since the last call. Never waits.
     ///
     /// # Errors
     /// [`DeviceError::Lost`] if the device failed.
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError>;
 
-    /// Gives the device up, with all that it has. It waits for what is under way.
+    /// Closes the device, with all its memory. It waits for running work.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] if it cannot be known that nothing of it touches any memory.
+    /// [`DeviceError::Lost`] if its work may still touch some memory.
     fn close(self: Box<Self>) -> Result<(), DeviceError>;
 
     /// How copies are made, and how fast each way was, a line each; for people.
@@ -105,7 +105,7 @@ pub enum CopyError {
     /// It was refused before anything was begun.
     #[error("the copy was refused")]
     Refused,
-    /// It failed, and is known to have ended: what is in its targets is unknown.
+    /// The copy failed and has ended: the contents of its targets are unknown.
     #[error("the copy failed")]
     Failed,
     /// The device failed under it. Its memory may be touched until the device is gone.
@@ -116,23 +116,23 @@ pub enum CopyError {
 /// Memory that an engine has on a device.
 #[derive(Debug)]
 pub enum EngineMemory {
-    /// Of `cudaMalloc`, by its IPC handle. The allocation may be larger than what is used of it.
+    /// Memory of `cudaMalloc`, by its IPC handle. The allocation may be larger than its used part.
     Ipc {
         /// The driver's handle.
         handle: [u8; 64],
-        /// Where what is used begins in the allocation.
+        /// Offset of the used part in the allocation.
         offset: u64,
         /// Bytes used.
         bytes: u64,
     },
-    /// Of the virtual memory interface, by a descriptor.
+    /// Memory of the virtual memory interface, by a descriptor.
     Descriptor {
-        /// What the engine exported.
+        /// The engine's exported descriptor.
         descriptor: OwnedFd,
         /// Bytes of the allocation.
         bytes: u64,
     },
-    /// Of this very process: the lane runs in the engine.
+    /// Memory of this very process: the lane runs in the engine.
     Own {
         /// Its address on the device.
         address: u64,
@@ -141,17 +141,17 @@ pub enum EngineMemory {
     },
 }
 
-/// What a device refused or failed at.
+/// The refusal or failure of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no device here, and why.
     #[error("{0}")]
     Absent(String),
-    /// What was asked for cannot be had; the device goes on.
+    /// The device cannot do the request; it goes on.
     #[error("{what}: {reason}")]
     Refused {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
         /// The driver's reason.
         reason: String,

@@ -13,8 +13,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// A piece of host memory, alive as long as any clone.
 ///
-/// A device, and with shared memory other processes, may write to it at any time. So there are never references into it,
-/// only copies: one that races with a writer has unspecified bytes.
+/// A device, and other processes if the memory is shared, may write to it at any time. So there are never references into it,
+/// only copies; a copy that races with a writer has unspecified bytes.
 #[derive(Clone)]
 pub struct HostMemory {
     start: NonNull<u8>,
@@ -46,8 +46,8 @@ impl HostMemory {
         Ok(Self { start, bytes, is_writable: true, _owner: owner })
     }
 
-    /// The first `bytes` bytes of a memory file, shared with whoever else has it. Whoever shrinks the file ends this process when
-    /// it touches what is gone: for files that are sealed, or of one's own.
+    /// Maps the first `bytes` bytes of a memory file, shared with its other owners. If somebody shrinks the file, touching
+    /// the missing bytes ends this process: use it for sealed files, or files of one's own.
     ///
     /// # Errors
     /// Fails if the file is shorter, cannot be mapped, or `bytes` is 0.
@@ -104,7 +104,7 @@ impl HostMemory {
         offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
     }
 
-    /// Copies what stands from `offset` on.
+    /// Copies the bytes from `offset` on.
     ///
     /// # Panics
     /// Panics if that is beyond the memory.
@@ -190,7 +190,7 @@ unsafe impl Send for Pages {}
 // SAFETY: `&Pages` gives access to nothing.
 unsafe impl Sync for Pages {}
 
-/// The same memory, which may only be read.
+/// Read-only access to the memory.
 #[cfg(test)]
 pub(crate) fn read_only(start: NonNull<u8>, memory: HostMemory) -> HostMemory {
     let bytes = memory.bytes;

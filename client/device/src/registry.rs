@@ -6,14 +6,14 @@ use crate::device::DeviceError;
 use crate::layout::PagedLayout;
 use crate::order::{Order, Places, RegionId, TensorsId, Work};
 
-/// What a device keeps of a region.
+/// A device's record of a region.
 pub(crate) trait Region {
     fn bytes(&self) -> u64;
     fn is_writable(&self) -> bool;
     fn is_host(&self) -> bool;
 }
 
-/// Regions `R`, and tensors with what a device keeps of them, `T`.
+/// Regions `R`, and tensors with a device's records `T` of them.
 pub(crate) struct Registry<R, T> {
     regions: BTreeMap<RegionId, Used<R>>,
     tensors: BTreeMap<TensorsId, Used<Tensors<T>>>,

@@ -31,7 +31,7 @@ pub enum MappingError {
     /// Reading it could end in `SIGBUS`, as its owner may shrink it.
     #[error("the memory file is not sealed against shrinking")]
     Unsealed,
-    /// Of another size than announced, or empty.
+    /// The memory has another size than announced, or is empty.
     #[error("the memory file has {found} bytes where {announced} were announced")]
     WrongSize {
         /// The size announced.
@@ -42,7 +42,7 @@ pub enum MappingError {
     /// The system refused.
     #[error("cannot {what} shared memory: {source}")]
     Os {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
         /// The system's reason.
         source: io::Error,
@@ -117,7 +117,7 @@ impl Mapping {
         self.start.as_ptr()
     }
 
-    /// The same memory, for copies by a device; it stays mapped as long as that lives.
+    /// The memory for copies by a device; it stays mapped as long as the result lives.
     #[must_use]
     pub fn host_memory(self: &Arc<Self>) -> HostMemory {
         let owner = Arc::clone(self);
@@ -198,5 +198,5 @@ unsafe impl Send for Mapping {}
 // SAFETY: `&Mapping` gives no references into the memory, only copies, whose races its methods speak of.
 unsafe impl Sync for Mapping {}
 
-/// A piece that a core's first cache has room for beside what it is copied from.
+/// The size of a piece that fits into a core's first cache beside its source.
 const VISITED_PIECE_BYTES: usize = 16 << 10;

@@ -65,7 +65,7 @@ pub struct Answer {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Close {
-    /// The one meant.
+    /// The session.
     pub session: SessionId,
 }
 
@@ -73,7 +73,7 @@ pub struct Close {
 #[derive(Message, Clone, Copy)]
 #[rtype(result = "()")]
 pub struct ProcessGone {
-    /// The one meant.
+    /// The process.
     pub process: ProcessId,
 }
 

@@ -328,7 +328,7 @@ impl RecordHeader {
         self.blocks.iter().map(|block| block.bytes).sum()
     }
 
-    /// What a block is called.
+    /// The name of a block.
     #[must_use]
     pub fn block_key(&self, block: &BlockEntry) -> BlockKey {
         let BlockEntry { slice, pool, .. } = *block;

@@ -85,7 +85,7 @@ pub enum Direction {
 /// A transfer that is over.
 #[derive(Debug)]
 pub struct Finished {
-    /// The one meant.
+    /// The transfer's tag.
     pub tag: u64,
     /// Its memory.
     pub memory: Memory,

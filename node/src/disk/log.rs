@@ -85,7 +85,7 @@ pub enum Evict {
 /// A segment as it was found on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recovered {
-    /// The one meant.
+    /// The segment.
     pub segment: SegmentHeader,
     /// Its records, in their order.
     pub entries: Vec<FooterEntry>,

@@ -132,7 +132,7 @@ pub struct SnapshotPage {
 /// Chunks that are no longer on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
-    /// The one meant.
+    /// The chunks.
     pub chunks: Vec<ChunkKey>,
     /// Why.
     pub why: Why,

@@ -9,22 +9,22 @@ use super::PciAddress;
 /// The facts of a network interface in sysfs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its device on the PCI bus; `None` for those that are software.
+    /// Its device on the PCI bus; `None` for software interfaces.
     pub pci: Option<PciAddress>,
     /// The largest packet, in bytes.
     pub mtu: u32,
     /// Whether it can carry packets now.
     pub is_up: bool,
-    /// The interfaces that it is made of: those of a bond, or that below a VLAN.
+    /// The interfaces below it: the members of a bond, or the interface below a VLAN.
     pub lower: Vec<String>,
 }
 
-/// Where packets to a network go.
+/// A route to a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The network's address.
     pub network: IpAddr,
-    /// How many bits of it count.
+    /// The number of the address's bits that count.
     pub prefix_bits: u32,
     /// The interface.
     pub interface: String,

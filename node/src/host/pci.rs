@@ -20,7 +20,7 @@ pub struct PciAddress {
     function: u8,
 }
 
-/// What sysfs says of a device.
+/// The facts of a device in sysfs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PciDevice {
     /// The NUMA node it hangs on; `None` if the firmware does not say.
@@ -37,7 +37,7 @@ pub struct PciDevice {
 pub struct ParsePciError(String);
 
 impl PciAddress {
-    /// Where a driver looks for a GPU: a GPU is one device on its bus, whatever its functions.
+    /// The place where a driver looks for a GPU: a GPU is one device on its bus, whatever its functions.
     #[must_use]
     pub fn place(self) -> PciPlace {
         PciPlace { domain: self.domain, bus: self.bus.into(), device: self.device.into() }

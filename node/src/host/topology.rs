@@ -8,13 +8,13 @@ use super::{CpuSet, HostError, HugePool, Source};
 /// One NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Those of its CPUs on which this process may run; none on nodes that are memory alone.
+    /// Its CPUs on which this process may run; none on nodes that have only memory.
     pub cpus: CpuSet,
     /// Its memory; none on nodes that are CPUs alone.
     pub memory_bytes: u64,
     /// Whether this process may have memory there.
     pub may_hold_memory: bool,
-    /// What of its memory is reserved as huge pages.
+    /// Its memory that is reserved as huge pages.
     pub huge: HugePool,
     /// How far the nodes are, this one included: 10 is near, as the firmware says. Empty if the kernel does not say.
     pub distances: BTreeMap<u32, u32>,

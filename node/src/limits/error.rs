@@ -13,7 +13,7 @@ use crate::disk::log::MIN_SEGMENTS;
 use crate::disk::{MAX_SEGMENT_BYTES, MAX_SEGMENTS, MIN_SEGMENT_BYTES};
 use crate::host::PciAddress;
 
-/// Why a configuration cannot be used on this machine, and what to set instead.
+/// The reason why a configuration cannot be used on this machine, and the values to set instead.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -55,7 +55,7 @@ pub enum ConfigError {
         /// GPUs in the configuration.
         found: usize,
     },
-    /// The same GPU twice.
+    /// A GPU is named twice.
     #[error("[[gpus]] names {pci} twice: remove one")]
     DuplicateGpu {
         /// Its address.
@@ -77,9 +77,9 @@ pub enum ConfigError {
     ArenaTooLarge {
         /// Bytes of all arenas.
         arena_bytes: u64,
-        /// What sets the limit.
+        /// The source of the limit.
         within: MemoryOf,
-        /// Bytes that there are: ordinary ones, and those of huge pages that it gets.
+        /// Available bytes: ordinary memory, and the huge pages that the node gets.
         memory_bytes: u64,
     },
     /// Write windows do not fit into the machine beside the arena.
@@ -90,7 +90,7 @@ pub enum ConfigError {
     WindowsTooLarge {
         /// Bytes of all tenants' windows.
         window_bytes: u64,
-        /// What the arena leaves.
+        /// Bytes that the arena leaves.
         left_bytes: u64,
     },
     /// The arena has room for fewer than two extents for each actor.
@@ -184,7 +184,7 @@ pub enum ConfigError {
         /// The setting's name.
         key: String,
     },
-    /// Where other nodes are to dial this one, nobody can dial.
+    /// Nobody can dial the address at which other nodes are to reach this node.
     #[error(
         "[cluster] advertise is {address}: write an address and a port at which other nodes reach this node"
     )]
@@ -269,7 +269,7 @@ pub enum ConfigError {
     },
 }
 
-/// What sets a limit to memory.
+/// The source of a memory limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryOf {
     /// The machine.
@@ -293,7 +293,7 @@ fn exact(bytes: u64) -> String {
     if size.parse() == Ok(ByteSize(bytes)) { size } else { format!("{size} ({bytes} bytes)") }
 }
 
-/// A name for people, however long, and whatever is in it.
+/// A name for people: shortened and escaped.
 fn shown(name: &str) -> String {
     let start: String = name.chars().take(SHOWN_CHARACTERS).collect();
     let more = if start.len() < name.len() { format!("... ({} bytes)", name.len()) } else { String::new() };
@@ -312,7 +312,7 @@ fn display_controllers(present: &[PciAddress]) -> String {
     format!("this machine has {}", addresses.join(", "))
 }
 
-/// What a name is made of.
+/// The rule for names.
 const NAME_RULE: &str = "1 to 256 of the characters A-Z a-z 0-9 . _ -";
 
 /// Characters of a name that an error shows.

@@ -25,7 +25,7 @@ impl Breaker {
         self.trial_at
     }
 
-    /// The store did what it was asked, or said properly that it has no such object. Whether this closed the breaker.
+    /// The store did its work, or said properly that it has no such object. Returns whether this closed the breaker.
     pub fn succeeded(&mut self) -> bool {
         self.failures = 0;
         self.trial_at.take().is_some()

@@ -329,7 +329,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Bytes of answers that an engine may leave unread before its requests wait: four frames of the largest size.
 const MOST_UNSENT_BYTES: usize = 4 << 20;
 
-/// How long the end of a session waits for copies; the store keeps what they write to apart for as long as it takes.
+/// How long the end of a session waits for copies. The store keeps their slots in quarantine until they end.
 const COPY_DEADLINE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
