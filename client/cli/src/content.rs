@@ -8,7 +8,7 @@ use larder_protocol::ChunkHash;
 
 use crate::trace::Request;
 
-/// Which trace a block belongs to: one id stands for different prompts in different traces, so it names different chunks.
+/// The trace of a block: one id stands for different prompts in different traces, so it names different chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceName(Option<[u8; 32]>);
 

@@ -54,7 +54,7 @@ impl DevCluster {
     /// [`DevError`]; nothing runs on, and no file stays but in a directory that was asked for.
     ///
     /// # Cancel safety
-    /// Dropped, it kills what it had started.
+    /// If the future is dropped, it kills the processes that it had started.
     pub async fn start(options: DevOptions) -> Result<Self, DevError> {
         let started = now();
         options.check()?;
@@ -96,7 +96,7 @@ impl DevCluster {
         }
     }
 
-    /// Where its processes can be reached.
+    /// The addresses of its processes.
     #[must_use]
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
@@ -108,7 +108,7 @@ impl DevCluster {
         self.ready_after
     }
 
-    /// Where its config files, sockets and logs are.
+    /// The folder of its configuration files, sockets and logs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.files.dir()
@@ -119,7 +119,7 @@ impl DevCluster {
         self.children.iter().map(Child::log)
     }
 
-    /// Starts again what dies, as long as that helps. Ready when it does not.
+    /// Restarts processes that die, as long as that helps. Returns when it does not help any more.
     ///
     /// # Cancel safety
     /// Dropped while a process is being started again, it leaves that process out.
@@ -151,7 +151,7 @@ impl DevCluster {
     /// [`DevError::Killed`] names a process that had to be killed.
     ///
     /// # Cancel safety
-    /// Dropped, it kills what still runs.
+    /// If the future is dropped, it kills the processes that still run.
     pub async fn stop(mut self) -> Result<(), DevError> {
         self.announcement.withdraw();
         for child in &self.children {
@@ -227,7 +227,7 @@ async fn members_in_table_of(node: SocketAddr) -> usize {
 /// The newest development cluster of this user on this machine.
 ///
 /// # Errors
-/// [`DevError`]: there is none, or what names it cannot be read.
+/// [`DevError`] if there is no cluster, or its file cannot be read.
 pub fn newest() -> Result<Addresses, DevError> {
     Announcement::read(&runtime_dir()?)
 }
@@ -235,7 +235,7 @@ pub fn newest() -> Result<Addresses, DevError> {
 /// An admin's certificate for the newest development cluster of this user on this machine.
 ///
 /// # Errors
-/// [`DevError`]: there is none, or what names it cannot be read.
+/// [`DevError`] if there is no cluster, or its file cannot be read.
 pub fn newest_admin() -> Result<CredentialFiles, DevError> {
     let dir = Announcement::dir_of_newest(&runtime_dir()?)?;
     let [ca, certificate, key] = ["ca.pem", "admin.pem", "admin.key"].map(|name| dir.join(name));

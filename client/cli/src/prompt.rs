@@ -95,7 +95,7 @@ impl PromptArgs {
 }
 
 impl PromptArgs {
-    /// What the chunks of the prompt's trace are named by.
+    /// The name of the prompt's trace, by which its chunks are named.
     fn trace_name(&self) -> anyhow::Result<TraceName> {
         let Some(path) = &self.trace else { return Ok(TraceName::generated(self.seed)) };
         let wrong = || Usage(format!("cannot use the trace {}", path.display()));

@@ -43,7 +43,7 @@ pub fn part_chunks(block_bytes: u64, in_flight: u16) -> u64 {
 /// The most chunks that are reserved, written and committed together.
 pub const MAX_PART_CHUNKS: u64 = 64;
 
-/// Bytes of what is being written at a time, where one block of each request in flight is not more already.
+/// Limit of bytes that are being written at a time, unless one block of each request in flight is more already.
 pub const STAGING_BYTES: u64 = 64 << 20;
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ impl TraceOptions {
         TracingConfig { endpoint: self.trace_endpoint.clone(), sample_ratio: self.trace_ratio }
     }
 
-    /// That of processes which trace what others have decided to.
+    /// The configuration of processes that trace requests of others' choice.
     pub(crate) fn of_followers(&self) -> TracingConfig {
         TracingConfig { sample_ratio: 0.0, ..self.config() }
     }
@@ -57,7 +57,7 @@ impl Command {
     }
 }
 
-/// What this host is called.
+/// The host's name.
 fn host_name() -> String {
     let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"));
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())

@@ -169,7 +169,7 @@ impl Issue {
     }
 }
 
-/// Writes NAME.pem and NAME.key, neither of which may be there.
+/// Writes NAME.pem and NAME.key; neither may exist.
 fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, PathBuf)> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(|| Usage(format!("cannot make the directory {}", dir.display())))?;

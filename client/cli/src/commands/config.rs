@@ -112,7 +112,7 @@ fn unusable(files: &CredentialFiles) -> Option<String> {
     Some(format!("on this machine it would not start: {:#}", anyhow::Error::from(error)))
 }
 
-/// Whose file it looks like. One that is no TOML counts as a node's, whose reader says what is wrong in which line.
+/// The server whose file it seems to be. A file that is no TOML counts as a node's: its reader names the wrong line.
 fn role_of(file: &Path) -> anyhow::Result<Role> {
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().unwrap_or_default();

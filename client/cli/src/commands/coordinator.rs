@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    /// What the config file says, if it can be read.
+    /// The configuration file, if it can be read.
     pub(crate) fn config_file(&self) -> Option<Config> {
         if self.print_config {
             return None;

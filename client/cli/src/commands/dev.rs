@@ -74,7 +74,7 @@ pub(crate) struct Args {
     tracing: TraceOptions,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Ready<'a> {
     ready: bool,

@@ -57,7 +57,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     problems: usize,
@@ -121,7 +121,7 @@ impl Report {
     }
 }
 
-/// Of the terminal: green, blue, yellow, bold red.
+/// The level's colour: green, blue, yellow, bold red.
 fn colour(level: Level) -> &'static str {
     match level {
         Level::Ok => "32",

@@ -46,7 +46,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What one device of a node holds.
+/// The part of the prompt that one device of a node holds.
 #[derive(Serialize)]
 struct Held {
     node: String,

@@ -73,7 +73,7 @@ pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
 }
 
 impl Args {
-    /// What the config file says, if it can be read.
+    /// The configuration file, if it can be read.
     pub(crate) fn config_file(&self) -> Option<Config> {
         if self.print_config {
             return None;
@@ -82,7 +82,7 @@ impl Args {
     }
 }
 
-/// What the config file, or its absence, comes to on this machine.
+/// The limits of the configuration file, or of the defaults, on this machine.
 fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits> {
     let mut config = match config {
         Some(path) => Config::load(path)?,

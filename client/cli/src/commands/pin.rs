@@ -44,7 +44,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What one device pinned.
+/// The part of the prompt that one device pinned.
 #[derive(Serialize)]
 struct Pinned {
     node: String,

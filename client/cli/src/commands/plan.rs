@@ -148,7 +148,7 @@ impl Args {
         Ok(Workload::of_history(&history, !self.full_blocks_only))
     }
 
-    /// Where policies were named, all of them on all node counts; else all on one node and the best on several.
+    /// Runs named policies on all node counts; otherwise all policies on one node, and the best on several.
     fn outcomes(&self, workload: &Workload) -> Vec<Outcome> {
         let capacities = if self.capacities.is_empty() {
             default_capacities(workload.distinct_blocks)
@@ -196,7 +196,7 @@ impl Args {
     }
 }
 
-/// Finds out before the work what would spoil its end. Leaves a report that is there as it is.
+/// Checks before the work that the report can be written. Leaves an existing report as it is.
 fn check_writable(path: &Path) -> anyhow::Result<()> {
     let wrong = || Usage(format!("cannot write the report {}; name another file with --out", path.display()));
     OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
@@ -205,7 +205,7 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
 /// Bytes of one token's KV of Llama 3 8B in bf16: 32 layers of 8 heads of 128 elements, keys and values.
 const LLAMA_3_8B_TOKEN_BYTES: u64 = 128 << 10;
 
-/// Six sizes of the series 1, 3, 10, 30, ..., the last of which holds `distinct_blocks`.
+/// Six sizes of the series 1, 3, 10, 30, ...; the last holds `distinct_blocks`.
 fn default_capacities(distinct_blocks: u64) -> Vec<u64> {
     let series = |step: u32| 10_u64.pow(step / 2) * if step.is_multiple_of(2) { 1 } else { 3 };
     let last = (0..MOST_STEPS).find(|&step| series(step) >= distinct_blocks).unwrap_or(MOST_STEPS);

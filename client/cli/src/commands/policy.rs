@@ -65,7 +65,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     nodes: Vec<NodeReport>,
@@ -80,7 +80,7 @@ struct NodeReport {
     error: Option<String>,
 }
 
-/// What of a node's `GET /status` is shown.
+/// The shown fields of a node's `GET /status`.
 #[derive(Deserialize)]
 struct Policies {
     actors: Vec<ActorPolicy>,
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Asks every node; what went wrong with each.
+/// Asks every node; returns the error of each.
 fn set(
     credentials: &Credentials,
     policy: PolicyName,

@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     runtime.block_on(replay(args, &requests))
 }
 
-/// Starts or finds the nodes, plays, stops what it started, and prints what was found.
+/// Starts or finds the nodes, plays the trace, stops the started nodes, and prints the results.
 async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     let stop = signals::stop()?;
     tokio::pin!(stop);
@@ -168,7 +168,7 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     Ok(if played.report.passed() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-/// What came of it, however it ended.
+/// The result of a replay, however it ended.
 struct Played {
     report: Report,
     interrupted: bool,
@@ -222,7 +222,7 @@ impl Args {
         TraceReader::new(lines).read_all(self.limit).with_context(wrong)
     }
 
-    /// What the trace's chunks are named by.
+    /// The name of the trace, by which its chunks are named.
     fn trace_name(&self, requests: &[Request]) -> TraceName {
         match (&self.file, requests.first()) {
             (Some(_), Some(first)) => TraceName::of(first),
@@ -245,7 +245,7 @@ impl Args {
         Ok((Some(cluster), nodes))
     }
 
-    /// Tells people, on standard error, what the numbers to come are about.
+    /// Prints the replay's settings on standard error, for people.
     fn say_what_is_played(&self, requests: usize, nodes: usize) {
         if self.quiet || !io::stderr().is_terminal() {
             return;

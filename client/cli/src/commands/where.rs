@@ -53,7 +53,7 @@ struct Question {
 /// 64 hexadecimal digits.
 type ChunkHashText = String;
 
-/// The answer, and what it is about.
+/// The answer, with the size of the prompt.
 #[derive(Debug, Serialize)]
 struct Answer {
     prompt_chunks: usize,

@@ -24,7 +24,7 @@ pub(crate) struct ReadyLine {
     pub(crate) ready: bool,
     /// Where it serves HTTP.
     pub(crate) http: SocketAddr,
-    /// Where nodes find the coordinator.
+    /// The coordinator's address for nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<SocketAddr>,
     /// Its session sockets, by tenant; the coordinator has none.
@@ -37,7 +37,7 @@ pub(crate) struct ReadyLine {
 pub(super) struct Child {
     spec: Spec,
     process: tokio::process::Child,
-    /// Kept open: a process that prints more must not die of it.
+    /// Kept open, so that a process that prints more does not die.
     stdout: BufReader<ChildStdout>,
 }
 

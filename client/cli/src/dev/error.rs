@@ -11,16 +11,16 @@ use super::runtime_dir::RuntimeDirError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevError {
-    /// What was asked for is impossible.
+    /// The options are impossible.
     #[error("{what}")]
     Options {
-        /// What is wrong, and what to do about it.
+        /// The fault and its remedy.
         what: String,
     },
     /// Nobody knows where this program is.
     #[error("cannot find this program to start it again")]
     Program {
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// There is no directory of this user's own.
@@ -31,7 +31,7 @@ pub enum DevError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The sockets' paths would be longer than the kernel allows.
@@ -72,7 +72,7 @@ pub enum DevError {
     Spawn {
         /// Which.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A process ended before it was ready, or later by itself.
@@ -88,12 +88,12 @@ pub enum DevError {
         /// The end of its log.
         log: LogTail,
     },
-    /// A process said something else than that it is ready.
+    /// A process printed something else than its ready line.
     #[error("{name} printed `{line}` instead of its addresses")]
     NotAReadyLine {
         /// Which.
         name: String,
-        /// What it said.
+        /// The printed line.
         line: String,
     },
     /// A process did not stop when told to.

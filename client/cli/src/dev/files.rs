@@ -169,7 +169,7 @@ impl Files {
         self.dir.join(name).with_extension("log")
     }
 
-    /// Where a node's one session socket is.
+    /// The path of a node's one session socket.
     pub(super) fn socket(&self, name: &str) -> Result<PathBuf, DevError> {
         let path = self.dir.join(name).with_extension("sock");
         if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
@@ -309,7 +309,7 @@ impl Announcement {
         Ok(Self { path, dir: dir.to_owned() })
     }
 
-    /// Where the processes of the newest cluster are, if it still runs.
+    /// The addresses of the newest cluster, if it still runs.
     pub(super) fn read(runtime_dir: &Path) -> Result<Addresses, DevError> {
         Self::newest(runtime_dir).map(|file| file.addresses)
     }

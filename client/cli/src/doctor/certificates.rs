@@ -60,7 +60,7 @@ fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
     }
 }
 
-/// Whoever can read the key is the node.
+/// Checks the key's permissions: a process that can read the key can act as the node.
 fn key(files: &CredentialFiles) -> Finding {
     const CHECK: &str = "private key";
     let path = files.key.display();

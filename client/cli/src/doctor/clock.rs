@@ -3,10 +3,10 @@
 
 use std::mem::MaybeUninit;
 
-/// What the kernel says of its clock.
+/// The state of the kernel's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClockState {
-    /// Something keeps it right, to within so many microseconds.
+    /// Something keeps the clock right, to within this many microseconds.
     Synchronised {
         /// How far it may be off.
         error_us: u64,

@@ -17,7 +17,7 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     sockets.chain(tiers).chain(subject.probes.object.as_ref().map(object)).collect()
 }
 
-/// Whoever can open a socket is its tenant; whoever can write its folder can put another in its place.
+/// Checks a tenant's socket: a process that can open it is its tenant; a process that can write its folder can replace it.
 fn socket(tenant: &TenantConfig) -> Finding {
     const CHECK: &str = "socket";
     let TenantConfig { name, socket, .. } = tenant;

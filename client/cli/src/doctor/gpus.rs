@@ -75,7 +75,7 @@ fn sharing(subject: &Subject) -> Finding {
     }
 }
 
-/// What crosses the bus cannot be faster than it.
+/// Checks the PCIe links: copies cannot be faster than the bus.
 fn links(subject: &Subject) -> Finding {
     const CHECK: &str = "GPU link";
     let mut seen = Vec::new();

@@ -19,7 +19,7 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     findings
 }
 
-/// The arena is taken at start: what is not available then is taken from somebody, or the node is killed.
+/// Checks the available memory: the node takes the arena at start, and is killed if it is not available.
 fn available(subject: &Subject) -> Finding {
     let (arena, huge) = (subject.arena_bytes(), expected_huge_bytes(subject));
     let ordinary = arena - huge;
@@ -82,7 +82,7 @@ fn transparent_huge_pages(subject: &Subject) -> Finding {
     }
 }
 
-/// What engines and io_uring pin for the devices' sake counts.
+/// Checks the limit of locked memory: memory that engines and io_uring pin counts.
 fn locked(subject: &Subject) -> Finding {
     const CHECK: &str = "memlock";
     let arena = subject.arena_bytes();
@@ -100,7 +100,7 @@ fn locked(subject: &Subject) -> Finding {
     }
 }
 
-/// The arena is memory files, each mapped: what limits those limits it.
+/// Checks the limits of memory files and mappings, of which the arena consists.
 fn shared(subject: &Subject) -> Finding {
     const CHECK: &str = "shared memory";
     if subject.files.number("proc/sys/vm/memfd_noexec") == Some(2) {
@@ -151,7 +151,7 @@ fn expected_huge_bytes(subject: &Subject) -> u64 {
     if wanted { subject.arena_bytes().min(subject.host.huge.free_bytes) } else { 0 }
 }
 
-/// Who has it locks memory without limit.
+/// A process with this capability locks memory without limit.
 const CAP_IPC_LOCK: u32 = 14;
 
 /// Mappings that a node has beside its arena: libraries, stacks, write windows.

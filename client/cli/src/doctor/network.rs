@@ -51,7 +51,7 @@ fn segmentation(subject: &Subject) -> Finding {
     }
 }
 
-/// The path to one address: the interface's MTU, and what the kernel has learnt of the rest.
+/// Checks the path to one address: the interface's MTU, and the path MTU that the kernel has learnt.
 fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Finding {
     let address = match address {
         Ok(address) => *address,
@@ -106,7 +106,7 @@ const MTU: &str = "MTU";
 /// Every path of QUIC carries these (RFC 9000, section 14).
 const LEAST_DATAGRAM_BYTES: u32 = 1_200;
 
-/// Where no cluster is configured: the configuration's default.
+/// The configuration's default, without a cluster.
 const DEFAULT_DATAGRAM_BYTES: u16 = 8_900;
 
 /// The largest packet of IP, whatever an interface takes.

@@ -22,7 +22,7 @@ impl LeastRecomputed {
         Self { nodes: vec![Load::default(); nodes] }
     }
 
-    /// The node for a request that arrives at `now_ms`; the first of those that are alike.
+    /// The node for a request that arrives at `now_ms`; among equal nodes the first.
     ///
     /// # Panics
     /// Panics if there are no nodes.
@@ -31,7 +31,7 @@ impl LeastRecomputed {
         self.choose_among(now_ms, |_| true).expect("a replay has at least one node")
     }
 
-    /// The same, among those that `may_serve`; `None` if none may.
+    /// As [`Self::choose`], among the nodes that `may_serve`; `None` if none may.
     #[must_use]
     pub fn choose_among(&self, now_ms: u64, may_serve: impl Fn(usize) -> bool) -> Option<usize> {
         (0..self.nodes.len())

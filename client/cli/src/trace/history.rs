@@ -22,7 +22,7 @@ pub struct History {
     wanted: Option<String>,
     namespaces: Vec<String>,
     places: Places,
-    /// What is added to a log's times.
+    /// The offset added to a log's times.
     offset_ms: u64,
     last_ms: u64,
 }
@@ -62,7 +62,7 @@ impl History {
         Ok(())
     }
 
-    /// That was all.
+    /// Ends the history.
     ///
     /// # Errors
     /// [`TraceError::Empty`], or [`TraceError::NoSuchNamespace`]: there is no request to plan with.

@@ -27,9 +27,8 @@ use crate::output;
 
 /// Replace the authority while the cluster goes on, step by step
 ///
-/// Every step may be done again: what was done stays. Without a step it says where the change stands and what comes
-/// next. After each step the files go to the processes, which use them within half a minute for new connections,
-/// without a restart.
+/// Every step may be repeated. Without a step, the command shows the state and the next step. After each step, copy the files
+/// to the processes; they use them within half a minute for new connections, without a restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -78,7 +77,7 @@ enum Stage {
     Reissued,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     stage: Stage,
@@ -89,7 +88,7 @@ struct Report {
 /// The authority's files.
 struct Files<'a> {
     dir: &'a Path,
-    /// What `ca.pem` trusts, first to last.
+    /// The authorities in `ca.pem`, first to last.
     trusted: Vec<String>,
 }
 
@@ -292,7 +291,7 @@ fn is_issued_by(files: &CredentialFiles, authority: &str) -> anyhow::Result<bool
     Ok(inspect(&CredentialFiles { ca: ca.path().to_owned(), ..files.clone() }, SystemTime::now()).is_ok())
 }
 
-/// A new certificate and key for whoever has the old ones.
+/// Issues a new certificate and key for the owner of the old ones.
 fn reissue(authority: &Authority, files: &CredentialFiles, days: u32) -> anyhow::Result<String> {
     let path = files.certificate.display();
     let wrong = || Usage(format!("cannot use {path}"));
@@ -308,7 +307,7 @@ fn reissue(authority: &Authority, files: &CredentialFiles, days: u32) -> anyhow:
     Ok(format!("{path} makes a process {identity}, issued by the new authority."))
 }
 
-/// Where the next version of a file is made.
+/// The path of a file's next version.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");

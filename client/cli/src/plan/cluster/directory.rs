@@ -7,9 +7,9 @@ use super::node::Node;
 /// Nodes that fit into one row.
 pub(super) const MAX_NODES: usize = 64;
 
-/// One row a block: the nodes that held it when it was last looked at, one bit each.
+/// One row per block: the nodes that held it at the last look, one bit each.
 ///
-/// A store does not say what it evicts; a row is held against the stores whenever it is read, and so is exact.
+/// A store does not report evictions; a row is compared with the stores whenever it is read, and so is exact.
 #[derive(Debug)]
 pub(super) struct Directory {
     rows: Vec<u64>,
@@ -35,7 +35,7 @@ impl Directory {
     }
 }
 
-/// A set of all of so many nodes.
+/// The set of all `nodes` nodes.
 pub(super) fn all(nodes: usize) -> u64 {
     u64::MAX >> (MAX_NODES - nodes)
 }
