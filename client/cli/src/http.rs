@@ -43,7 +43,8 @@ fn read(url: &str, answer: Result<Response<Body>, ureq::Error>) -> anyhow::Resul
 }
 
 fn json<T: DeserializeOwned>(url: &str, body: Vec<u8>) -> anyhow::Result<T> {
-    serde_json::from_slice(&body).with_context(|| format!("{url} does not answer as a Larder server of this version"))
+    serde_json::from_slice(&body)
+        .with_context(|| format!("{url} does not answer as a Larder server of this version"))
 }
 
 const TIMEOUT: Duration = Duration::from_secs(5);

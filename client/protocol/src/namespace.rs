@@ -303,9 +303,7 @@ pub enum NamespaceError {
         pool: String,
     },
     /// A pool of a flat namespace that is needed only at the end of a prefix.
-    #[error(
-        "pool `{pool}` has hit policy {hit:?}, but keys of a flat namespace have no order: use `all`"
-    )]
+    #[error("pool `{pool}` has hit policy {hit:?}, but keys of a flat namespace have no order: use `all`")]
     FlatPool {
         /// The pool.
         pool: String,

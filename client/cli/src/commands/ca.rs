@@ -144,12 +144,12 @@ impl Issue {
 
     fn identity(&self) -> anyhow::Result<Identity> {
         if self.tenant.is_some() && self.role != Role::Engine {
-            return Err(Usage(format!("--tenant: a {} has no tenant; only engines have one", self.role)).into());
+            return Err(
+                Usage(format!("--tenant: a {} has no tenant; only engines have one", self.role)).into()
+            );
         }
         if [AUTHORITY, rotate::NEXT].contains(&&*self.name) {
-            return Err(
-                Usage(format!("the name {} is reserved for the authority's files", self.name)).into()
-            );
+            return Err(Usage(format!("the name {} is reserved for the authority's files", self.name)).into());
         }
         let identity = Identity { role: self.role, tenant: self.tenant.clone(), name: self.name.clone() };
         let read_back = identity.to_string().parse::<Identity>();

@@ -202,9 +202,10 @@ impl Args {
         let credentials = Credentials::load(&files).context(Usage("cannot use the certificate".into()))?;
         let role = credentials.identity().role;
         if role != Role::Admin {
-            return Err(
-                Usage(format!("the certificate belongs to a {role}; only an admin may set a policy")).into()
-            );
+            return Err(Usage(format!(
+                "the certificate belongs to a {role}; only an admin may set a policy"
+            ))
+            .into());
         }
         Ok(credentials)
     }

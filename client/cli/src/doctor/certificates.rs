@@ -23,7 +23,9 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
 fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
     let days = |time: Duration| time.as_secs() / SECONDS_OF_A_DAY;
     let name = subject.config.name.as_deref().unwrap_or(&subject.host.name);
-    let renew = format!("issue a new certificate by `larder ca issue node {name}`; the node uses it without a restart");
+    let renew = format!(
+        "issue a new certificate by `larder ca issue node {name}`; the node uses it without a restart"
+    );
     let Inspected { identity, not_after } = match inspect(files, subject.now) {
         Ok(inspected) => inspected,
         Err(InspectError::Expired { not_after }) => {
@@ -33,7 +35,11 @@ fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
         Err(InspectError::NotYet { not_before }) => {
             let until = not_before.duration_since(subject.now).unwrap_or_default();
             let found = format!("the certificate becomes valid in {} seconds", until.as_secs());
-            return problem(CHECK, found, "correct the clock here, or on the machine that issued the certificate");
+            return problem(
+                CHECK,
+                found,
+                "correct the clock here, or on the machine that issued the certificate",
+            );
         }
         Err(error) => {
             let source =

@@ -37,9 +37,7 @@ fn socket(tenant: &TenantConfig) -> Finding {
         }
         Ok(metadata) if metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0 => problem(
             CHECK,
-            format!(
-                "anybody can write {shown}, and replace the socket of tenant {name}"
-            ),
+            format!("anybody can write {shown}, and replace the socket of tenant {name}"),
             format!("`chmod o-w {shown}`"),
         ),
         Ok(_) if access(there, Access::WRITE_OK | Access::EXEC_OK).is_err() => problem(
@@ -87,11 +85,9 @@ fn disk(disk: &Disk) -> Finding {
             ),
             "use ext4 or XFS on a local drive",
         ),
-        Ok(true) if disk.free_bytes < LITTLE_SPACE => note(
-            CHECK,
-            format!("{folder} has {free} free"),
-            "a disk tier pays from some hundred GiB on",
-        ),
+        Ok(true) if disk.free_bytes < LITTLE_SPACE => {
+            note(CHECK, format!("{folder} has {free} free"), "a disk tier pays from some hundred GiB on")
+        }
         Ok(true) => ok(CHECK, format!("{folder} is on {}, with O_DIRECT, {free} free", disk.file_system)),
     }
 }

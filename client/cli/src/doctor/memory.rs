@@ -31,11 +31,7 @@ fn available(subject: &Subject) -> Finding {
         return problem("memory", found, "lower [host] arena_bytes, or end programs that use the memory");
     }
     if let Some(limit) = group.filter(|limit| ordinary > limit / 10 * 9) {
-        let found = format!(
-            "the arena takes {} of the control group's {}",
-            bytes(ordinary),
-            bytes(limit)
-        );
+        let found = format!("the arena takes {} of the control group's {}", bytes(ordinary), bytes(limit));
         return warning(
             "memory",
             found,

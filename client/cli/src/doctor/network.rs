@@ -11,7 +11,8 @@ use crate::output::bytes;
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let mut findings = vec![buffers(subject), segmentation(subject)];
     if subject.probes.targets.is_empty() {
-        let advice = "name peers with --peer, or a coordinator with --coordinator, to check the paths to them";
+        let advice =
+            "name peers with --peer, or a coordinator with --coordinator, to check the paths to them";
         findings.push(note(MTU, "no address is named", advice));
     }
     findings.extend(subject.probes.targets.iter().map(|target| path(subject, target)));
@@ -27,7 +28,11 @@ fn buffers(subject: &Subject) -> Finding {
     let Some(most) =
         receive.zip(send).map(|(receive, send)| receive.min(send)).or(subject.probes.udp_buffer_bytes)
     else {
-        return note(CHECK, "the system does not say how large they may be", "check net.core.rmem_max on the host");
+        return note(
+            CHECK,
+            "the system does not say how large they may be",
+            "check net.core.rmem_max on the host",
+        );
     };
     if most < wanted {
         let found = format!("{} at most, QUIC asks for {}: packets will be lost", bytes(most), bytes(wanted));

@@ -49,7 +49,9 @@ pub async fn renew_when_changed(
                 expected = %credentials.identity(),
                 "the new certificate has another identity: the old one stays in use"
             ),
-            Err(error) => tracing::warn!(%error, "the new certificates cannot be used: the old ones stay in use"),
+            Err(error) => {
+                tracing::warn!(%error, "the new certificates cannot be used: the old ones stay in use")
+            }
         }
     }
 }
