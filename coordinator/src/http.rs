@@ -40,7 +40,7 @@ pub struct Status {
 pub struct NodeStatus {
     /// Its name.
     pub name: String,
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// Its number.
     pub number: u16,

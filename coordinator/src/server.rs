@@ -25,7 +25,7 @@ use crate::state::{StateError, StateFile};
 /// The coordinator serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// Address of the server for nodes and other followers.
     pub peer: SocketAddr,

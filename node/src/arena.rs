@@ -39,13 +39,13 @@ pub struct Arena {
 pub struct Destination {
     /// Its memory.
     pub memory: Arc<ExtentMemory>,
-    /// Where it stands there.
+    /// Its offset there.
     pub offset: u64,
     /// Its size.
     pub bytes: u64,
     /// Bytes that share one checksum: whole layers.
     pub range_bytes: u64,
-    /// What the block is called.
+    /// The block's name.
     pub key: BlockKey,
 }
 

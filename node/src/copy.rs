@@ -53,7 +53,7 @@ pub struct Move {
     pub source: u64,
     /// Whether it was copied before, layer by layer: it is summed alone.
     pub is_in_place: bool,
-    /// Where it goes. The order holds its memory until it is done.
+    /// The block's target. The order holds its memory until it is done.
     pub to: Destination,
 }
 
@@ -61,8 +61,8 @@ pub struct Move {
 #[derive(Debug)]
 pub struct ImportOrder(Vec<(Bytes, Destination)>);
 
-/// Tells the checksums of an order's blocks, in the order of its moves. An error means that the thread panicked: what is
-/// in the places is unknown, and a bug is in the log.
+/// Receives the checksums of an order's blocks, in the order of its moves. An error means that the thread panicked: the
+/// contents of the places are unknown, and a bug is in the log.
 pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 
 /// Tells the new memory of an extent. An error of the channel means that the thread panicked.
@@ -195,7 +195,7 @@ impl ImportOrder {
     /// Fails if a place is not within its extent, or the block has another size.
     ///
     /// # Panics
-    /// Where a layer range has no bytes.
+    /// Panics if a layer range has no bytes.
     pub fn new(blocks: Vec<(Bytes, Destination)>) -> Result<Self, OutOfBounds> {
         for (bytes, to) in &blocks {
             assert!(to.range_bytes > 0, "a layer range has at least one layer");
@@ -204,7 +204,8 @@ impl ImportOrder {
         Ok(Self(blocks))
     }
 
-    /// Copies and sums the blocks on the calling thread. One of another size than its place has the checksums of what came.
+    /// Copies and sums the blocks on the calling thread. A block of another size than its place has the checksums of the
+    /// bytes that came.
     fn perform(&self) -> Vec<Checksums> {
         self.0.iter().map(|(bytes, to)| import(bytes, to)).collect()
     }

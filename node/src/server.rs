@@ -42,7 +42,7 @@ use crate::window::WindowBudget;
 /// The node serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ready {
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// The socket of each tenant.
     pub sockets: BTreeMap<String, PathBuf>,

@@ -19,7 +19,7 @@ pub struct Ticket(pub u64);
 /// A place in a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// Which.
+    /// The region.
     pub region: RegionId,
     /// Bytes from its start on.
     pub offset: u64,

@@ -91,7 +91,7 @@ pub struct Repair {
     pub rows: Vec<RowKey>,
 }
 
-/// One chunk gained or lost.
+/// A chunk that was gained or lost.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowChange {
     /// The chunk.

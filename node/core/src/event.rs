@@ -16,7 +16,7 @@ pub use crate::store::ids::Below;
 /// unless the session ends before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
-    /// Who asks.
+    /// The asking session.
     pub session: SessionId,
     /// Its number, which no other request has.
     pub number: u64,
@@ -69,7 +69,7 @@ pub enum Event {
     Asked {
         /// Its number, and who asks.
         request: RequestId,
-        /// What.
+        /// The request.
         ask: Request,
         /// The cause.
         cause: Cause,

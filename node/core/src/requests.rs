@@ -9,7 +9,7 @@ use crate::event::RequestId;
 use crate::store::Refused;
 
 impl Core {
-    /// Answers a request, or begins what comes before its answer.
+    /// Answers a request, or begins the work before its answer.
     pub(crate) fn asked(&mut self, request: RequestId, ask: Request, cause: Cause) -> Result<(), Refused> {
         let response = match ask {
             Request::Lookup(ask) => return self.lookup(request, ask, cause),

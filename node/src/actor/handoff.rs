@@ -62,7 +62,7 @@ impl GpuActor {
         ctx.add_stream(stream::poll_fn(move |cx| came.poll_recv(cx)).chain(end));
     }
 
-    /// Tells a peer of what it follows.
+    /// Tells a peer the progress of its follow.
     pub(super) fn tell_follower(&self, Told { follow, position, what }: Told) {
         let Some(PeerFollower { news, lease }) = self.followers.get(&follow) else { return };
         let Some(lease) = lease.upgrade() else { return };

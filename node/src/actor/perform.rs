@@ -312,7 +312,7 @@ impl GpuActor {
         self.spawn(ctx, finish);
     }
 
-    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` where there are too many.
+    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` if there are too many.
     fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
         if order.holder.node == NodeNumber::THIS_NODE {
             return Some(self.fetch_from_sibling(order));

@@ -119,7 +119,7 @@ impl Coming {
         }
     }
 
-    /// What came of it; takes its blocks' checksums off the front.
+    /// The result for the chunk; takes its blocks' checksums off the front.
     fn fetched(self, came: &mut impl Iterator<Item = Checksums>) -> Arrival {
         let (sums, granted) = match self {
             Self::Is(fetched) => return fetched,
@@ -127,7 +127,7 @@ impl Coming {
         };
         let checksums: Vec<_> = came.take(sums.len()).collect();
         if checksums.iter().map(|came| came.whole).ne(sums) {
-            tracing::error!("a sibling has other bytes than it has checksums for: they are dropped");
+            tracing::error!("a sibling has bytes that do not match its checksums: the bytes are dropped");
             return Arrival::Damaged;
         }
         let GrantedChunk { reads, is_on_disk, pools, .. } = granted;

@@ -32,7 +32,7 @@ pub struct BlockPlace {
 pub struct Source {
     /// Its place. The caller keeps the place from being written until the answer.
     pub place: BlockPlace,
-    /// What was summed when it was committed. They are not computed again here: whoever reads the block does.
+    /// The checksums of its commit. The tier does not compute them again; a reader of the block does.
     pub checksums: Checksums,
 }
 

@@ -275,12 +275,12 @@ async fn receive_piece(
     Ok(sum.finish())
 }
 
-/// What a chunk is whose every byte has come: its own checksums must be those of the commit.
+/// The result for a complete chunk: its own checksums must be those of the commit.
 fn verified(chunk: &FetchChunk, said: &[u64]) -> Arrival {
     let sums: Option<Vec<Checksums>> = chunk.blocks.iter().map(sums_of).collect();
     let Some(checksums) = sums.filter(|sums| sums.iter().map(|sums| sums.whole).eq(said.iter().copied()))
     else {
-        tracing::error!(chunk = %chunk.hash, "a node handed over other bytes than it committed: they are dropped");
+        tracing::error!(chunk = %chunk.hash, "a node handed over other bytes than it committed: the bytes are dropped");
         return Arrival::Damaged;
     };
     let pools = chunk.blocks.iter().map(|to| usize::from(to.key.pool) + 1).max().unwrap_or(0);

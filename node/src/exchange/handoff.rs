@@ -21,7 +21,7 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks to follow, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// Number of this order: what comes for another one is refused.
+    /// Number of this order: messages for another number are refused.
     pub order: OrderNumber,
     /// The earliest attempt that will do.
     pub attempt: u64,
@@ -30,7 +30,7 @@ pub struct FollowOrder {
     /// Where what comes is told, as the core hears it: [`Event::LayersCame`] and [`Event::FollowedCame`], once nothing writes to
     /// those layers or slots any more. There are no more news than chunks and their layers.
     pub news: mpsc::UnboundedSender<Event>,
-    /// A message here stops it: what has not come by then does not.
+    /// A message here stops the follow: chunks that have not come by then do not come.
     pub cancelled: oneshot::Receiver<()>,
 }
 

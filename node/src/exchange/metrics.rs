@@ -53,7 +53,7 @@ impl ExchangeMetrics {
         })
     }
 
-    /// Counts what came of a chunk.
+    /// Counts a chunk's result.
     pub fn fetched(&self, came: &Arrival) {
         let outcome = match came {
             Arrival::Here { .. } => "here",

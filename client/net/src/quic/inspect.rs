@@ -42,7 +42,7 @@ pub enum InspectError {
     /// Something else is wrong with it.
     #[error("the certificate is not accepted: {reason}")]
     Refused {
-        /// What.
+        /// The reason.
         reason: String,
     },
 }

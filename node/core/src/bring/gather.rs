@@ -93,7 +93,7 @@ impl Core {
         self.store.lookup_found(session, &ask.chain, walk, options, self.millis())
     }
 
-    /// Answers a lease, at once where all of it is in memory or nobody else has the rest.
+    /// Answers a lease: at once if memory has all of it or nobody else has the rest.
     pub(crate) fn lease(&mut self, request: RequestId, ask: Lease, cause: Cause) -> Result<(), Refused> {
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let missing = self.missing(&walk, ask.chain.len());

@@ -145,7 +145,7 @@ impl Core {
         self.bring.orders.remove(&number);
     }
 
-    /// Answers how much of what a session follows is in place, once that is more than it knows of.
+    /// Answers with a follow's progress, once it exceeds the progress that the session knows of.
     pub(crate) fn ask_in_place(&mut self, request: RequestId, ask: AskInPlace) -> Result<(), Refused> {
         let progress = self.store.followed(request.session, ask.follow)?;
         if ask.wait_ms == 0 || is_news(&ask, &progress) {

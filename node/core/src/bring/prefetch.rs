@@ -23,7 +23,7 @@ use crate::store::ids::SessionId;
 use crate::store::{Gathered, Refused, Source};
 
 impl Core {
-    /// Begins to bring what is found of a prompt.
+    /// Begins to bring the found chunks of a prompt.
     pub(crate) fn prefetch(&mut self, request: RequestId, ask: Lookup, cause: Cause) -> Result<(), Refused> {
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let missing = self.missing_for_lookup(&ask, &walk);

@@ -41,7 +41,7 @@ pub(super) struct AccountLimits {
 pub(super) struct Ended<H> {
     /// It touches this no more.
     pub(super) held: H,
-    /// All bytes are where they should be, and somebody counts on it: it is for [`Account::finish`] to say so.
+    /// All bytes are in place, and somebody counts on them: [`Account::finish`] reports it.
     pub(super) is_whole: bool,
 }
 

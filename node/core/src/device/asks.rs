@@ -162,7 +162,7 @@ impl Core {
         Err(Refused::NoCopy { number: ask.copy })
     }
 
-    /// Nobody asks for a copy any more.
+    /// Forgets a copy: nobody will ask for it.
     pub(crate) fn forget_copy(&mut self, session: SessionId, copy: u64) {
         if self.device.account.forget(session, Ticket(copy)) {
             self.effects.push_back(Effect::CancelDeviceCopy(Ticket(copy)));

@@ -78,7 +78,7 @@ pub enum Removal {
 /// Says whether a victim that a policy proposes is taken.
 pub(crate) type Judge<'a> = &'a mut dyn FnMut(ChunkNumber) -> Verdict;
 
-/// What the store says to a victim that a policy proposes.
+/// The store's answer to a proposed victim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// This one.

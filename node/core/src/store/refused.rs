@@ -11,7 +11,7 @@ pub enum Refused {
     /// No room now; asking again later may help.
     #[error("busy: ask again in {retry_after_ms} ms")]
     Busy {
-        /// What there is too much of.
+        /// The exhausted resource.
         what: Scarce,
         /// When asking again may help.
         retry_after_ms: u64,

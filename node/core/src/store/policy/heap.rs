@@ -67,7 +67,7 @@ impl Heap {
         self.enter(chunk);
     }
 
-    /// The chunk with the smallest key among those that may go and that `judge` takes.
+    /// The chunk with the smallest key that may go and that `judge` accepts.
     pub(super) fn first(&mut self, judge: Judge<'_>) -> Option<ChunkNumber> {
         let mut skipped = Vec::new();
         let mut first = None;

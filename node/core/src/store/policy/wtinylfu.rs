@@ -59,7 +59,7 @@ impl Rule for WTinyLfu {
 }
 
 impl WTinyLfu {
-    /// Whether a chunk that leaves the window was not used more often than the one that would have to go for it.
+    /// Whether a chunk that leaves the window was used no more often than the chunk that would go for it.
     fn loses(&self, queues: &mut Queues, candidate: ChunkNumber) -> bool {
         let take = &mut |_| Verdict::Take;
         let victim = queues.first(PROBATION, take).or_else(|| queues.first(PROTECTED, take));
