@@ -462,14 +462,14 @@ mod tests {
                     s.flat = true;
                     s.pools.push(state(HitPolicy::Window(2)));
                 }),
-                "only `all` means anything there",
+                "have no order: use `all`",
             ),
             (
                 refused(|s| {
                     s.flat = true;
                     s.pools.push(state(HitPolicy::Last));
                 }),
-                "only `all` means anything there",
+                "have no order: use `all`",
             ),
         ];
         for (message, said) in told {

@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(both.requests()[1].block_ids[0], both.requests()[2].block_ids[0]);
         assert_eq!(read(&[&text.concat()], Some("b")).unwrap().requests().len(), 2);
         let error = read(&[&text.concat()], Some("c")).unwrap_err().to_string();
-        assert_eq!(error, "no lookup is of the namespace c; there are: a, b");
+        assert_eq!(error, "no lookup has the namespace c; the log has: a, b");
     }
 
     #[test]
