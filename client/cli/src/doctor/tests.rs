@@ -208,8 +208,14 @@ fn faults_of_certificates_are_found() {
             ("certificate", Level::Problem, "larder://engine/red/node-0, not to the node node-0"),
         ),
         (Machine::change_authority, ("certificate", Level::Problem, "none of the authorities")),
-        (|m| m.credentials("key.pem", "garbage"), ("certificate", Level::Problem, "the file has no private key")),
-        (|m| m.set_mode("key.pem", 0o644), ("private key", Level::Problem, "everybody on this host can read")),
+        (
+            |m| m.credentials("key.pem", "garbage"),
+            ("certificate", Level::Problem, "the file has no private key"),
+        ),
+        (
+            |m| m.set_mode("key.pem", 0o644),
+            ("private key", Level::Problem, "everybody on this host can read"),
+        ),
         (|m| m.set_mode("key.pem", 0o660), ("private key", Level::Warning, "the group can replace")),
     ]);
 }
