@@ -74,9 +74,9 @@ pub struct GpuActor {
     renewals: Vec<Renewal>,
     /// The lookup log.
     recorder: Option<Recorder>,
-    /// Other actors of this node, where there are any.
+    /// Other actors of this node, if there are any.
     siblings: Option<Siblings>,
-    /// Other nodes, where there are any.
+    /// Other nodes, if there are any.
     peers: Option<Peers>,
     /// The feed of events.
     feed: Feed,
@@ -86,11 +86,11 @@ pub struct GpuActor {
     followers: PeerFollowers,
     /// The actor's present life.
     lives: Lives,
-    /// The disk below the store, where there is one.
+    /// The disk below the store, if there is one.
     disk: Option<Disk>,
     /// Why it was not opened.
     disk_trouble: Option<String>,
-    /// The object store beside it, where there is one.
+    /// The object store beside it, if there is one.
     objects: Option<Objects>,
 }
 
@@ -112,24 +112,24 @@ pub struct Parts {
     pub tenants: Arc<[String]>,
     /// The lookup log.
     pub recorder: Option<Recorder>,
-    /// Other actors of this node, where there are any.
+    /// Other actors of this node, if there are any.
     pub siblings: Option<Siblings>,
-    /// Other nodes, where there are any.
+    /// Other nodes, if there are any.
     pub peers: Option<Peers>,
     /// The feed of events.
     pub feed: Feed,
     /// Tells when a fault ended all sessions.
     pub lives: watch::Sender<u64>,
-    /// The disk below the store, where there is one.
+    /// The disk below the store, if there is one.
     pub disk: Option<DiskParts>,
     /// Why it was not opened.
     pub disk_trouble: Option<String>,
-    /// The object store beside it, where there is one.
+    /// The object store beside it, if there is one.
     pub object: Option<ObjectParts>,
 }
 
 impl GpuActor {
-    /// An actor over an empty store; `peers` where there are other nodes.
+    /// An actor over an empty store; `peers` if there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let Parts { store, arena, lane, metrics, clock, tenants, recorder, feed, .. } = parts;

@@ -26,7 +26,7 @@ use crate::host::PciAddress;
 #[derive(Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The node's name; the host's where there is none.
+    /// The node's name; the host's if there is none.
     pub name: Option<String>,
     /// Lets engines write straight into the arena, which saves a copy: a faulty engine can then spoil any block. Only
     /// for one tenant.
@@ -35,7 +35,7 @@ pub struct Config {
     pub http: HttpConfig,
     /// The host tier.
     pub host: HostConfig,
-    /// The GPUs to serve: an actor each. One actor without a GPU where there is none.
+    /// The GPUs to serve: an actor each. One actor without a GPU if there is none.
     pub gpus: Vec<GpuConfig>,
     /// The device tier.
     pub gpu: GpuTierConfig,
@@ -53,7 +53,7 @@ pub struct Config {
     pub kv_events: Option<KvEventsConfig>,
     /// The collector of traces; without an endpoint, nothing is traced.
     pub tracing: TracingConfig,
-    /// The cluster to be a member of; where it is not given, the node serves its host alone.
+    /// The cluster to be a member of; if it is not given, the node serves its host alone.
     pub cluster: Option<ClusterConfig>,
 }
 
@@ -100,7 +100,7 @@ pub struct HostConfig {
     /// are being written have their place besides them.
     pub capacity_chunks: Option<u64>,
     /// Size of the pieces in which engines map the arena, and in which it changes between tenants; no block is larger.
-    /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, where it is not given.
+    /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, if it is not given.
     pub extent_bytes: Option<ByteSize>,
     /// Fraction of the arena above which committed blocks are evicted.
     pub high_watermark: f64,
@@ -239,7 +239,7 @@ pub struct ClusterConfig {
     /// How long a lookup waits for the directory's answers.
     #[serde(default = "default_find_deadline_ms")]
     pub find_deadline_ms: u64,
-    /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing where there are none.
+    /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing if there are none.
     #[serde(default = "default_datagram_bytes")]
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where

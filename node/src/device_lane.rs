@@ -94,7 +94,7 @@ impl DeviceLane {
         lock(&self.lost).clone().unwrap_or_else(absent)
     }
 
-    /// Has the device do something, starting its thread where it does not run. The answer never comes where there is no device.
+    /// Has the device do something, starting its thread where it does not run. The answer never comes if there is no device.
     pub(crate) fn call<T: Send + 'static>(
         &mut self,
         what: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<T, LaneRefused> + Send + 'static,

@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 pub struct HardwareStatus {
     /// Each device's part, first to last.
     pub devices: Vec<DeviceHardware>,
-    /// The CPUs of the thread between nodes, where there is one.
+    /// The CPUs of the thread between nodes, if there is one.
     pub peer_cpus: Option<String>,
     /// The network interface of the address that the configuration gives that thread.
     pub peer_interface: Option<String>,

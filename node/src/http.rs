@@ -176,7 +176,7 @@ pub(crate) struct State {
     pub(crate) kv_events: OnceLock<SocketAddr>,
     /// Reports the node's view of its cluster.
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
-    /// Tells how the object store does, where there is one.
+    /// Tells how the object store does, if there is one.
     pub(crate) object: OnceLock<Box<dyn Fn() -> ObjectStatus + Send + Sync>>,
     /// Set with the actors.
     pub(crate) hardware: OnceLock<HardwareStatus>,

@@ -205,7 +205,7 @@ impl<R: BufRead> TraceReader<R> {
         Self { lines: Lines::new(lines), places: Places::default(), ended: false }
     }
 
-    /// Reads the first `limit` requests, all where there is no limit.
+    /// Reads the first `limit` requests, all if there is no limit.
     ///
     /// # Errors
     /// The first line that is wrong, or [`TraceError::Empty`].

@@ -33,7 +33,7 @@ impl TraceOptions {
 }
 
 impl Command {
-    /// Starts to send the spans of this process, where somebody wants them. What is wrong with a configuration file the
+    /// Starts to send the spans of this process, if somebody wants them. What is wrong with a configuration file the
     /// command itself says.
     pub(crate) fn start_tracing(&self) -> Result<Option<Exporter>, ExportError> {
         let (config, name, instance) = match self {

@@ -289,7 +289,7 @@ pub enum Response {
     Checked(Checked),
 }
 
-/// The session is open. One descriptor comes along where there is a window: the window's memory.
+/// The session is open. One descriptor comes along if there is a window: the window's memory.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// The node's session protocol version.
@@ -325,7 +325,7 @@ pub struct Found {
     /// The chunks found, ascending, one span a stretch in one tier. In a linked namespace they follow one another without a
     /// gap from the chain's first chunk; in a flat one they are every run of keys that can be had.
     pub spans: Vec<Span>,
-    /// The pin, where one was asked for and something was found.
+    /// The pin, if one was asked for and something was found.
     pub pin: Option<u64>,
 }
 

@@ -83,7 +83,7 @@ pub struct Table {
     pub epoch: Epoch,
     /// By number, ascending.
     pub members: Vec<Member>,
-    /// The home of each partition: [`PARTITIONS`] numbers of members, or none at all where there is no member.
+    /// The home of each partition: [`PARTITIONS`] numbers of members, or none at all if there is no member.
     pub homes: Vec<NodeNumber>,
 }
 

@@ -360,7 +360,7 @@ impl Session {
         Ok(self.requests.session()?.device())
     }
 
-    /// Bytes of the session's write window; 0 if it has none.
+    /// Bytes of the session's write window; 0 where it has none.
     #[getter]
     fn window_bytes(&self) -> PyResult<u64> {
         Ok(self.requests.session()?.window_bytes())

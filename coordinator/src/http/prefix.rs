@@ -24,7 +24,7 @@ struct PrefixRequest {
     hashes: Option<Vec<String>>,
     /// The prompt's tokens, where the coordinator knows the hash.
     tokens: Option<Vec<u32>>,
-    /// How the namespace's chunks are hashed from tokens; by Larder's own hash where it is not given.
+    /// How the namespace's chunks are hashed from tokens; by Larder's own hash if it is not given.
     #[serde(default)]
     hash: Hash,
 }

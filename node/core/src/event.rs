@@ -280,7 +280,7 @@ pub enum CopyAnswer {
 }
 
 impl CopyAnswer {
-    /// The checksums, where there are any.
+    /// The checksums, if there are any.
     pub(crate) fn sums(self) -> Option<Vec<Checksums>> {
         match self {
             Self::Done(sums) => Some(sums),

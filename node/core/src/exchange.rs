@@ -70,7 +70,7 @@ pub struct ExchangeLimits {
     pub sending_bytes: u64,
     /// Bytes of blocks on one stream, where one chunk is not more.
     pub batch_bytes: u64,
-    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is where there is no number.
+    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is if there is no number.
     pub send_bytes_per_second: Option<NonZeroU64>,
 }
 

@@ -79,7 +79,7 @@ impl Mapping {
     /// Makes every page be there, so that no copy waits for the kernel later.
     ///
     /// # Errors
-    /// `NOMEM` or `FAULT` where there is not enough memory, where the mapping is bound; `INVAL` where the kernel is older
+    /// `NOMEM` or `FAULT` if there is not enough memory, where the mapping is bound; `INVAL` where the kernel is older
     /// than 5.14 and cannot tell (see [`Self::touch`]).
     pub(crate) fn populate(&self) -> Result<(), Errno> {
         self.advise(Advice::LinuxPopulateWrite)

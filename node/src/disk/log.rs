@@ -341,7 +341,7 @@ impl Log {
             && self.open.as_ref().is_some_and(|open| self.failing.contains(&open.segment.segment))
     }
 
-    /// The next step of giving up a segment; begins with the next one where none is being given up.
+    /// The next step of giving up a segment; begins with the next one if none is being given up.
     pub fn evict_next(&mut self) -> Evict {
         if self.evicting.is_none() {
             let Some(segment) = self.next_to_evict() else { return Evict::Nothing };

@@ -240,7 +240,7 @@ impl Work {
         self.guard(Volume::settle);
     }
 
-    /// The next job; a timeout where there is something else to do.
+    /// The next job; a timeout if there is something else to do.
     fn wait(&mut self) -> Result<Job, RecvTimeoutError> {
         if let Some(job) = self.deferred.take() {
             return Ok(job);

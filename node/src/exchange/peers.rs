@@ -313,7 +313,7 @@ impl Peers {
         Ok(Rc::clone(links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, name())))))
     }
 
-    /// The connection to a node, dialled where there is none. A node to which there can be none is silent.
+    /// The connection to a node, dialled if there is none. A node to which there can be none is silent.
     pub(super) async fn connection(&self, link: &Rc<Link>) -> Option<Connection> {
         let connection = self.dial(link).await;
         if connection.is_none() {

@@ -262,7 +262,7 @@ impl Server {
         }
     }
 
-    /// Tells every actor. Asking again is right where one was too busy.
+    /// Tells every actor. Asking again is right if one was too busy.
     async fn set_policy(&self, name: &str) -> PeerResponse {
         let Ok(policy) = name.parse() else {
             return PeerResponse::Refused(format!("there is no policy `{name}`"));

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-/// The connections to one tenant's socket that have not said hello. One that is new always finds a place: where there is none,
+/// The connections to one tenant's socket that have not said hello. One that is new always finds a place: if there is none,
 /// the oldest of the process that has the most makes way, so that silent ones keep nobody out who speaks.
 #[derive(Clone, Default)]
 pub(super) struct Greetings(Rc<RefCell<Waiting>>);

@@ -153,7 +153,7 @@ impl Options {
         program.canonicalize().with_context(|| format!("no `larder` command at {}", program.display()))
     }
 
-    /// The trace of small chunks, where there is one.
+    /// The trace of small chunks, if there is one.
     pub(super) fn trace(&self) -> Option<PathBuf> {
         let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces/synthetic.jsonl");
         self.trace.clone().or_else(|| Some(PathBuf::from(beside)).filter(|path| Path::exists(path)))

@@ -66,7 +66,7 @@ fn generated(folder: &Path, count: usize) -> PathBuf {
     path
 }
 
-/// A trace beside the project, where there is one.
+/// A trace beside the project, if there is one.
 pub(super) fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces").join(name);
     let found = path.exists();

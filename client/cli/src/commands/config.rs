@@ -120,7 +120,7 @@ fn role_of(file: &Path) -> anyhow::Result<Role> {
     Ok(if is_coordinator { Role::Coordinator } else { Role::Node })
 }
 
-/// Every key of a node with its default: the file that is deployed where nobody writes another.
+/// Every key of a node with its default: the file that is deployed if nobody writes another.
 pub(crate) const NODE: &str = include_str!("../../../../deploy/config/node.toml");
 
 /// The same of a coordinator.

@@ -57,7 +57,7 @@ struct Row {
     #[serde(skip_serializing_if = "<[f64]>::is_empty")]
     buckets: &'static [f64],
     help: &'static str,
-    /// What a server exports now, where one was asked.
+    /// What a server exports now, if one was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     samples: Option<Vec<Sample>>,
 }

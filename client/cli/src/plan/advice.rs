@@ -32,7 +32,7 @@ pub struct Advice<'a> {
 }
 
 /// The policy of a store that hits most tokens on one node, on average over the capacities; on the fewest nodes that
-/// were tried where one was not.
+/// were tried if one was not.
 #[must_use]
 pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
     let of_store = || outcomes.iter().filter(|outcome| outcome.scenario.policy.of_store().is_some());

@@ -27,7 +27,7 @@ pub(crate) struct NodeView {
 /// Rates are those of the time between; `None` if the node was not there, or started again, in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Numbers {
-    /// Of prompt tokens; `None` too where nobody asked.
+    /// Of prompt tokens; `None` too if nobody asked.
     pub(crate) hit_rate: Option<f64>,
     #[serde(skip)]
     pub(super) tokens_asked: f64,
@@ -40,7 +40,7 @@ pub(crate) struct Numbers {
     pub(crate) peer_out_bytes_per_second: Option<f64>,
     pub(crate) disk_in_bytes_per_second: Option<f64>,
     pub(crate) disk_out_bytes_per_second: Option<f64>,
-    /// `None` too where there is no object store.
+    /// `None` too if there is no object store.
     pub(crate) object_in_bytes_per_second: Option<f64>,
     pub(crate) object_out_bytes_per_second: Option<f64>,
     pub(crate) evictions_per_second: Option<f64>,

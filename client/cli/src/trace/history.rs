@@ -28,7 +28,7 @@ pub struct History {
 }
 
 impl History {
-    /// Nothing yet; of logs only the lookups of `namespace` are to be read, where one is given.
+    /// Nothing yet; of logs only the lookups of `namespace` are to be read, if one is given.
     #[must_use]
     pub fn new(namespace: Option<String>) -> Self {
         Self { wanted: namespace, ..Self::default() }

@@ -140,7 +140,7 @@ impl Endpoint {
         self.local
     }
 
-    /// Connects, and checks that the other side has this role and, where one is given, this name.
+    /// Connects, and checks that the other side has this role and, if one is given, this name.
     ///
     /// The other side judges our certificate a moment later: if it turns us away, the first stream says so.
     ///

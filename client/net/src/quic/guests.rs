@@ -80,7 +80,7 @@ pub struct Asked<M> {
 #[derive(Debug, thiserror::Error)]
 #[error("turned away: {reason}")]
 pub struct TurnedAway {
-    /// For metrics: that of [`Rejected`](super::Rejected), or `handshakes` or `connections` where there are too many.
+    /// For metrics: that of [`Rejected`](super::Rejected), or `handshakes` or `connections` if there are too many.
     pub reason: &'static str,
     /// The cause, if one is known.
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,

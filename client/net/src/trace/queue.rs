@@ -29,7 +29,7 @@ pub fn span_counts() -> SpanCounts {
     SpanCounts { exported: count(&EXPORTED), dropped: count(&DROPPED), failed: count(&FAILED) }
 }
 
-/// The queue. Ending a span never waits for the collector: where there is no room the span is dropped and counted.
+/// The queue. Ending a span never waits for the collector: if there is no room the span is dropped and counted.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<State>,

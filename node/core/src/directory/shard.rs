@@ -288,7 +288,7 @@ impl Shard {
     }
 
     /// Whether a holder's rows were left out, and there is room for them now, and some more: it would be asked for them again
-    /// and again where there is just enough.
+    /// and again if there is just enough.
     fn has_room_for_missing(&self, slot: Slot) -> bool {
         let missing = self.holders.get(slot).missing;
         missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE

@@ -328,7 +328,7 @@ impl Store {
         Ok(leased)
     }
 
-    /// Ends a gather without a lease; nothing happens where there is none of this number in the session.
+    /// Ends a gather without a lease; nothing happens if there is none of this number in the session.
     pub fn cancel_gather(&mut self, session: SessionId, gather: u64) {
         if self.gathers.open.get(&gather).is_none_or(|open| open.session != session) {
             return;

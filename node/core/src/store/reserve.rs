@@ -2,7 +2,7 @@
 //!
 //! A reservation turns absent blocks into blocks that are being written; they are ready when their bytes were copied and
 //! summed. A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all. A
-//! pool is added to a chunk only where nobody is writing the chunk: a chunk has one writer per slice at a time.
+//! pool is added to a chunk only if nobody is writing the chunk: a chunk has one writer per slice at a time.
 
 use std::collections::HashSet;
 

@@ -110,7 +110,7 @@ impl Engine {
         all
     }
 
-    /// Whether each of these blocks is there: an error where one is not, or is not known to be.
+    /// Whether each of these blocks is there: an error if one is not, or is not known to be.
     async fn head_all(&self, &chunk: &ChunkKey, blocks: &[BlockId], deadline: Instant) -> Result<(), Failed> {
         let unknown = blocks.iter().map(|&block| ObjectKey { chunk, block });
         let unknown = unknown.filter(|key| self.known(key) != Some(Fact::Present));

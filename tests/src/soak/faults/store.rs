@@ -23,7 +23,7 @@ pub(super) struct HangingStore {
 }
 
 impl HangingStore {
-    /// In front of a real store where one is installed: then it hangs every other `phase`. Else it always hangs.
+    /// In front of a real store if one is installed: then it hangs every other `phase`. Else it always hangs.
     ///
     /// # Errors
     /// Fails if it does not come up.

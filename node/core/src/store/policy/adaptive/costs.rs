@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU32;
 
-/// Costs by a chunk's index; all alike where nobody said where they double.
+/// Costs by a chunk's index; all alike if nobody said where they double.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Costs {
     doubles_at: Option<NonZeroU32>,

@@ -40,7 +40,7 @@ impl Past {
         Some(Seen { uses: ghost.uses(), age: ghost.age(now) })
     }
 
-    /// Adds the ages of all ghosts, and forgets the oldest where there are too many.
+    /// Adds the ages of all ghosts, and forgets the oldest if there are too many.
     pub(super) fn look(&mut self, now: u64, cached: usize, ages: &mut Ages) {
         let mut own = Ages::default();
         self.ghosts.values().for_each(|ghost| {
