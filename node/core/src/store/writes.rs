@@ -203,12 +203,12 @@ impl Store {
         self.write_if_wanted(Below::Disk, id, Moment::Came);
     }
 
-    /// A chunk was committed here.
+    /// Queues the upload of a chunk that was committed here.
     pub(super) fn committed(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Object, id, Moment::Came);
     }
 
-    /// A chunk that can be read was used.
+    /// Queues the writes of a readable chunk that was used often enough.
     pub(super) fn used(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Object, id, Moment::Used);
         self.write_if_wanted(Below::Disk, id, Moment::Used);
