@@ -168,7 +168,7 @@ pub fn block_checksum(key: &BlockKey, ranges: &[u64]) -> u64 {
     hasher.digest()
 }
 
-/// The checksum of some layers of a block, which are the bytes `place` of it and have the checksum `sum`.
+/// The checksum of some layers of a block: the bytes `place` of the block, with the checksum `sum`.
 #[must_use]
 pub fn layers_checksum(key: &BlockKey, place: &Range<u64>, sum: u64) -> u64 {
     let mut hasher = named(b"larder layers 1\0", key);

@@ -64,7 +64,7 @@ impl FromStr for ChunkHash {
     }
 }
 
-/// One chunk together with its place in its chain. A chunk never travels as a bare hash.
+/// A chunk with its place in its chain. A chunk never travels as a bare hash.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
     /// Names the chunk.

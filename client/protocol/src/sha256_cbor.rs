@@ -30,7 +30,7 @@ pub struct PromptExtra<'a> {
 pub struct Lora<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Where it is.
+    /// Its path.
     pub path: &'a str,
 }
 

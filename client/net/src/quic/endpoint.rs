@@ -312,7 +312,7 @@ fn expected(role: Role, name: Option<&str>) -> String {
 /// Connections that nobody has looked at; more are refused.
 const MAX_INCOMING: usize = 1_024;
 
-/// Bytes that may come for one of them: a handshake's first flight takes three datagrams.
+/// Bytes that an unaccepted connection may send: a handshake's first flight takes three datagrams.
 const INCOMING_BUFFER_BYTES: u64 = 16 << 10;
 
 /// Bytes of requests of a member that may be on their way in a connection: two of the longest.

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use super::{CredentialFiles, Credentials, Endpoint, InspectError, Inspected, inspect};
 
-/// Has `endpoint` use what is in `files` whenever that changes, for connections made from then on. `credentials` are those
-/// in use. Files that cannot be used, as those that are half written, and those of somebody else, are warned of and looked
-/// at again. A certificate in use that expires soon, or others would turn down, is warned of at once and then once a day, and
-/// `expires` is told when it does, if it ever does. Never ready.
+/// Makes `endpoint` use the certificates in `files` whenever they change, for connections made from then on. `credentials`
+/// are those in use. Files that cannot be used, such as half-written ones or another identity's, cause a warning and are read
+/// again later. A certificate in use that expires soon, or that others would refuse, causes a warning at once and then once a
+/// day. `expires` is told the certificate's end, if it has one. Never ready.
 ///
 /// # Cancel safety
 /// Safe.

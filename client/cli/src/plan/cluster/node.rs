@@ -18,7 +18,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// An empty node that keeps `capacity` chunks, beside those of one prompt of at most `longest` blocks.
+    /// An empty node that keeps `capacity_chunks` chunks, beside those of one prompt of at most `longest` blocks.
     pub(super) fn new(policy: PolicyName, capacity_chunks: u64, longest: u64) -> Self {
         let mut store = Store::new(limits(policy, capacity_chunks, longest));
         let session = store.open_session(TenantId(0), ProcessId(0), 0);
