@@ -27,8 +27,8 @@ SECTION = re.compile(r"(# )?(\[\[?[a-z_]+\]\]?)")
 INTRODUCTION = """\
 # Configuration
 
-Every key of the two configuration files with its default, as they stand in `deploy/config`; `larder node --print-config` and
-`larder coordinator --print-config` print them. `larder config check FILE` shows what a file comes to.
+This page lists every key of the two configuration files (`deploy/config`) with its default. `larder node --print-config` and
+`larder coordinator --print-config` print the files. `larder config check FILE` shows the values of a file on a machine.
 
 <!-- Made by tests/book.py from deploy/config: change those, then run `tests/book.py write`. -->
 """

@@ -32,23 +32,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::membership::Patience;
 
-/// What the config file says. Unknown keys are refused.
+/// The coordinator's configuration file. Unknown keys are refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Where HTTP is served.
+    /// The HTTP server.
     pub http: HttpConfig,
-    /// Where nodes and other followers are served.
+    /// The server for nodes and other followers.
     pub peer: PeerConfig,
-    /// Where the state is kept.
+    /// The state's file.
     pub state: StateConfig,
     /// How patient the coordinator is.
     pub membership: MembershipConfig,
-    /// Where traces of questions go; nowhere where it has no endpoint.
+    /// The collector of traces; without an endpoint, nothing is traced.
     pub tracing: TracingConfig,
 }
 
-/// Where HTTP is served.
+/// The HTTP server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpConfig {
@@ -56,7 +56,7 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
 }
 
-/// Where nodes and other followers are served (QUIC).
+/// The server for nodes and other followers (QUIC).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PeerConfig {
@@ -70,11 +70,11 @@ pub struct PeerConfig {
     pub key: PathBuf,
 }
 
-/// Where the state is kept.
+/// The state's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StateConfig {
-    /// One file; it is made where there is none.
+    /// The file; it is made if it does not exist.
     pub path: PathBuf,
 }
 
@@ -86,7 +86,7 @@ pub struct MembershipConfig {
     pub heartbeat_ms: u64,
     /// Silence after which a node is suspect: others are asked first.
     pub suspect_after_ms: u64,
-    /// Silence after which it is removed: others become home to what it was home to.
+    /// Silence after which a node is removed: other nodes become home to its partitions.
     pub remove_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
@@ -101,7 +101,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// It is not TOML, or a key or value is unknown.
@@ -109,7 +109,7 @@ pub enum ConfigError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// The fault and its place.
         source: toml::de::Error,
     },
     /// Times that contradict each other.
@@ -117,11 +117,11 @@ pub enum ConfigError {
         "membership: heartbeat_ms ({heartbeat_ms}) < suspect_after_ms ({suspect_after_ms}) < remove_after_ms ({remove_after_ms}) must hold, and heartbeat_ms be at least 1"
     )]
     Impatient {
-        /// What was found.
+        /// The value found.
         heartbeat_ms: u64,
-        /// What was found.
+        /// The value found.
         suspect_after_ms: u64,
-        /// What was found.
+        /// The value found.
         remove_after_ms: u64,
     },
     /// A fraction outside of 0 to 1.

@@ -1,4 +1,4 @@
-//! What the coordinator answers over HTTP.
+//! The coordinator's HTTP answers.
 
 mod bodies;
 mod prefix;
@@ -43,18 +43,18 @@ pub struct Status {
 pub struct NodeStatus {
     /// Its name.
     pub name: String,
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// Its number.
     #[serde(default)]
     pub number: u16,
-    /// Which life of it this is.
+    /// The node's incarnation.
     #[serde(default)]
     pub incarnation: u64,
     /// `alive` or `suspect`.
     #[serde(default)]
     pub state: String,
-    /// Where peers reach it.
+    /// Address for peers.
     pub peer: SocketAddr,
     /// GPU actors it has.
     #[serde(default)]
@@ -67,7 +67,7 @@ pub struct NodeStatus {
     pub silent_seconds: f64,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(crate) struct State {
     pub(crate) membership: SharedMembership,
     pub(crate) patience: Patience,
@@ -76,7 +76,7 @@ pub(crate) struct State {
     pub(crate) bodies: Bodies,
     pub(crate) metrics: Metrics,
     pub(crate) uptime: Uptime,
-    /// Which questions are traced.
+    /// Decides which questions are traced.
     pub(crate) sampler: Sampler,
 }
 

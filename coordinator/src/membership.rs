@@ -1,9 +1,11 @@
-//! Membership: who is in the cluster, and the table that says so.
+//! Membership: knows the cluster's members, and makes the table that names them.
 //!
-//! Pure: it takes `now` and returns tables. A node is a member from its join on; silent for a while it is suspect, for long
-//! it is removed. Every change makes a new table with a higher epoch, several at once where they come together. A
-//! coordinator that starts opens a new term and removes nobody for its grace time. Of two processes with one name the one
-//! that is heard of stays: the other may join when that one has missed [`MISSED_HEARTBEATS`].
+//! Pure: it takes `now` and returns tables. A node is a member from its join on, with an incarnation that grows with every
+//! start. A node that is silent for a while is suspect; a node that is silent for long, or that others report as silent, is
+//! removed. A node that comes back is another incarnation, and everything known of the earlier one is void at once. Every
+//! change makes a new table with a higher epoch; changes that come together share one table. A coordinator that starts opens
+//! a new term, removes nobody for its grace time, and refuses to fall behind an epoch that nodes have seen. Of two processes
+//! with one name, the one that is heard stays: the other may join when the first has missed [`MISSED_HEARTBEATS`].
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -32,7 +34,7 @@ pub struct Patience {
     pub grace_ms: u64,
 }
 
-/// What a coordinator must not forget.
+/// The state that a coordinator must not forget.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// The last table.
@@ -41,7 +43,7 @@ pub struct State {
     pub numbers: Vec<(String, NodeNumber)>,
 }
 
-/// Who is in the cluster.
+/// The members of the cluster.
 #[derive(Debug)]
 pub struct Membership {
     patience: Patience,
@@ -58,7 +60,7 @@ pub struct Membership {
     counts: Counts,
 }
 
-/// What has happened so far.
+/// The counts of events so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Nodes that joined, again or for the first time.
@@ -80,13 +82,13 @@ pub struct Counts {
 /// Why a node is no member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRefused {
-    /// Another life of it is newer: it may join again as this incarnation.
-    #[error("another life of the node is newer; it may join as incarnation {0}")]
+    /// A newer incarnation was a member: the node may join again as this incarnation.
+    #[error("a newer incarnation of this node was a member; the node may join as incarnation {0}")]
     Outdated(u64),
     /// Another process of this name is heard of.
-    #[error("another process of this name lives at {address}; it is asked for again in {retry_after_ms} ms")]
+    #[error("another process of this name lives at {address}; try again in {retry_after_ms} ms")]
     InUse {
-        /// Where peers reach that process.
+        /// That process's address for peers.
         address: SocketAddr,
         /// When it has missed its heartbeats, unless it is heard of until then.
         retry_after_ms: u64,
@@ -94,21 +96,21 @@ pub enum JoinRefused {
         is_news: bool,
     },
     /// The cluster is full.
-    #[error("the cluster has {MAX_MEMBERS} nodes, and cannot have more: stop one of them first")]
+    #[error("the cluster has {MAX_MEMBERS} nodes, the limit: stop one of them first")]
     Full,
     /// Its numbers are none that time or a coordinator could have brought about.
     #[error(
-        "it says that it is incarnation {incarnation} and knows of term {term}: neither can be; restart the node, and look at its clock"
+        "the node names incarnation {incarnation} and term {term}, which are impossible: restart the node, and check its clock"
     )]
     Implausible {
-        /// What it said.
+        /// The value that the node sent.
         incarnation: u64,
-        /// What it said.
+        /// The value that the node sent.
         term: u64,
     },
 }
 
-/// What becomes of a heartbeat.
+/// The result of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beat {
     /// It was heard.
@@ -122,7 +124,7 @@ pub enum Beat {
 /// A member, for reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberReport {
-    /// What all know of it.
+    /// The member, as the table shows it.
     pub member: Member,
     /// Partitions it is home to.
     pub partitions: usize,
@@ -144,7 +146,7 @@ struct Known {
     heard: Millis,
     /// It was a member of the coordinator before this one, and has not come back yet.
     is_awaited: bool,
-    /// Who said when that it does not answer.
+    /// The times of reports that it does not answer, by reporter.
     reports: BTreeMap<NodeNumber, Millis>,
     rival: Option<Rival>,
 }
@@ -160,7 +162,7 @@ struct Rival {
 }
 
 impl Membership {
-    /// Goes on from what an earlier coordinator left, or from nothing.
+    /// Continues from an earlier coordinator's state, or from nothing.
     #[must_use]
     pub fn new(patience: Patience, state: State, now: Millis) -> Self {
         let State { table, numbers } = state;
@@ -297,13 +299,13 @@ impl Membership {
         self.published.is_some() || now.saturating_sub(self.started) >= self.patience.grace_ms
     }
 
-    /// What has happened so far.
+    /// The counts of events so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// What must not be forgotten.
+    /// The state to keep.
     #[must_use]
     pub fn state(&self) -> State {
         let mut numbers: Vec<_> = self.numbers.iter().collect();
@@ -337,7 +339,7 @@ impl Membership {
         }
     }
 
-    /// Makes way for another life of a node, if the one that is a member has missed its heartbeats.
+    /// Removes a member for another incarnation of its node, if the member has missed its heartbeats.
     fn end_earlier_life(
         &mut self,
         name: &str,
@@ -384,8 +386,9 @@ impl Membership {
         Ok(number)
     }
 
-    /// The number of the node that left longest ago, when there is no other. All but the members have left, some 60,000, so
-    /// that no table names it any more; and whoever goes by an old one finds another name and incarnation there.
+    /// The number of the node that left longest ago, when no unused number is left. All numbers but the members' have then
+    /// been given back, some 60,000, so that no table names this one any more; a node with an old table finds another name
+    /// and incarnation there.
     fn take_back(&mut self) -> Option<NodeNumber> {
         let gone = self.numbers.iter().filter(|(_, given)| !self.members.contains_key(&given.number));
         let name = gone.min_by_key(|(_, given)| given.left)?.0.clone();
@@ -448,11 +451,11 @@ fn next_term(epoch: Epoch) -> Epoch {
     }
 }
 
-/// Heartbeats that a life must have missed before another process may take its name. A node that crashed and is started
-/// again at once is a member so many heartbeats after the last one, and one round trip.
+/// Heartbeats that an incarnation must have missed before another process may take its name. A node that crashed and is
+/// started again at once is a member this many heartbeats after the last one, and one round trip.
 pub const MISSED_HEARTBEATS: u64 = 2;
 
-/// The same rival is told of again after this time.
+/// The time after which the log names the same rival again.
 const RIVAL_IS_NEWS_MS: u64 = 60_000;
 
 /// How long changes wait for others, so that many nodes that start together make few tables.

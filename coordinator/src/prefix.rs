@@ -1,4 +1,4 @@
-//! How much of a prefix each node holds, for routers that route by cache.
+//! Finds how much of a prefix each node holds, for routers that route by cache.
 //!
 //! The coordinator holds no rows: it asks the homes, as a node does.
 
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 pub(crate) struct Question {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) chain: Chain,
-    /// What it belongs to.
+    /// The trace of the question.
     pub(crate) trace: Trace,
     pub(crate) answer: oneshot::Sender<Holdings>,
 }
@@ -30,11 +30,11 @@ pub(crate) struct Question {
 /// How much of a prefix is held.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Holdings {
-    /// Chunks of the longest prefix of which each chunk is held by somebody.
+    /// Chunks of the longest prefix whose chunks all have a holder.
     pub(crate) cluster_chunks: usize,
     /// Chunks of the longest prefix that each member holds alone, by name.
     pub(crate) chunks: BTreeMap<String, usize>,
-    /// Homes that did not answer: what they know is missing above.
+    /// Homes that did not answer: their rows are missing above.
     pub(crate) silent_homes: Vec<String>,
 }
 
@@ -138,7 +138,7 @@ impl Asker {
     }
 }
 
-/// Notes what a home said. An honest one names each chunk [`MAX_HOLDERS`] times at most: what goes beyond is passed over.
+/// Notes a home's answer. An honest home names each chunk [`MAX_HOLDERS`] times at most; more are ignored.
 fn note(holders: &mut [Vec<Holder>], positions: &[u32], spans: &[RowSpan]) {
     let mut named = positions.len() * MAX_HOLDERS;
     for span in spans {
@@ -150,7 +150,7 @@ fn note(holders: &mut [Vec<Holder>], positions: &[u32], spans: &[RowSpan]) {
     }
 }
 
-/// What holders of single chunks come to, as prefixes.
+/// The prefixes that follow from the holders of single chunks.
 fn fold(table: &Table, holders: &[Vec<Holder>], silent_homes: Vec<String>) -> Holdings {
     let prefix = |holds: &dyn Fn(&Vec<Holder>) -> bool| holders.iter().take_while(|held| holds(held)).count();
     let of_member = |member: &larder_protocol::table::Member| {

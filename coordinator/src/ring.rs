@@ -1,7 +1,8 @@
-//! The ring: which node should be home to which partition.
+//! The ring: chooses the home of each partition.
 //!
-//! A consistent-hash ring proposes; a bound on every node's load and the table before decide. A partition moves only when
-//! its home is gone or has too much, or when a node has too little: joining and leaving move what they must and no more.
+//! A consistent-hash ring (with a hash function fixed by a golden test) proposes; a bound on every node's load and the table
+//! before decide. A partition moves only when its home is gone or has too much, or when a node has too little. Joining and
+//! leaving move no more than they must.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -19,7 +20,7 @@ pub struct Weighted {
     pub weight: u64,
 }
 
-/// The homes of all partitions; none where there are no nodes. `previous` is what counted before, or empty.
+/// The homes of all partitions; none if there are no nodes. `previous` has the homes so far, or is empty.
 ///
 /// No home has more than its share by weight, rounded up, or a tenth more, whichever is more.
 #[must_use]
@@ -46,7 +47,7 @@ pub fn assign(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
     homes
 }
 
-/// Nodes with less than their share take from those with most above theirs, first what the ring would give them.
+/// Gives nodes below their share partitions of those most above theirs, first the partitions that the ring would give them.
 fn fill_up(plan: &mut Plan, ring: &Ring<'_>, homes: &mut [NodeNumber]) {
     let favourites: Vec<NodeNumber> = (0..PARTITIONS)
         .map(|partition| ring.calc_candidates(&partition).next().map_or(NodeNumber(0), |node| node.key))
@@ -103,7 +104,7 @@ impl Plan {
         true
     }
 
-    /// What a node lacks of its share, in whole partitions.
+    /// The partitions that a node lacks to its share, in whole numbers.
     fn lacks(&self, node: NodeNumber) -> f64 {
         self.0.get(&node).map_or(0.0, Load::lacks)
     }

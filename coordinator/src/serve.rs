@@ -1,4 +1,4 @@
-//! Serving those who follow: streams of nodes and watchers.
+//! Serves the streams of nodes and watchers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -32,7 +32,7 @@ impl SharedMembership {
     }
 }
 
-/// What followers are served with.
+/// The server of followers.
 pub(crate) struct Server {
     pub(crate) membership: SharedMembership,
     pub(crate) tables: watch::Receiver<Arc<Table>>,
@@ -82,7 +82,7 @@ impl Server {
             }
             _ => {
                 self.metrics.rejected("not_allowed");
-                tracing::warn!(peer = %connection.peer(), %remote, "this role may not follow like this");
+                tracing::warn!(peer = %connection.peer(), %remote, "this role may not follow in this way");
             }
         }
     }
@@ -118,11 +118,11 @@ impl Server {
         self.listen(guest, number, incarnation, &mut receive, &sender).await;
         drop(sender);
         if timeout(FLUSH_DEADLINE, writing).await.is_err() {
-            tracing::debug!(node = name, "a node does not read what it is told");
+            tracing::debug!(node = name, "a node does not read its messages");
         }
     }
 
-    /// What a node is told that may not join.
+    /// The answer to a node that may not join.
     fn refusal(&self, name: &str, address: SocketAddr, refused: JoinRefused) -> CoordinatorMessage {
         match refused {
             JoinRefused::Outdated(at_least) => CoordinatorMessage::Outdated(at_least),
@@ -133,7 +133,7 @@ impl Server {
                         node = name,
                         member = %other,
                         rival = %address,
-                        "a process wants to join under the name of a member: it may once that one is silent"
+                        "a process wants to join under the name of a member: it may join once the member is silent"
                     );
                 }
                 CoordinatorMessage::InUse(InUse { address: other, retry_after_ms })
@@ -186,7 +186,7 @@ impl Server {
     }
 }
 
-/// Tells a follower what it is to hear, and every new table; of several that came while it did not read, the last.
+/// Sends a follower its messages, and every new table; of several tables that came while it did not read, the last.
 async fn write(
     mut send: SendStream,
     mut messages: mpsc::Receiver<CoordinatorMessage>,
@@ -228,8 +228,8 @@ fn plain(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-/// What those who connect may have, by role: nodes tell who does not answer them, others only watch, and none needs more than
-/// one stream a connection.
+/// The limits of those who connect, by role: nodes report silent nodes, others only watch, and none needs more than one
+/// stream a connection.
 fn limits_of(role: Role) -> GuestLimits {
     let (connections, message_bytes) = match role {
         Role::Node => (4, MAX_HEARTBEAT_BYTES),

@@ -26,9 +26,9 @@ use crate::uptime::Uptime;
 /// The coordinator serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
-    /// Where it serves nodes and other followers.
+    /// Address of the server for nodes and other followers.
     pub peer: SocketAddr,
 }
 
@@ -41,7 +41,7 @@ pub enum ServeError {
     Listen {
         /// The address.
         listen: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Its certificate cannot be used.
@@ -49,10 +49,10 @@ pub enum ServeError {
     Credentials(#[from] CredentialsError),
     /// The certificate is somebody else's.
     #[error(
-        "the certificate is that of {found}, not of a coordinator: `larder ca issue coordinator NAME` makes one"
+        "the certificate belongs to {found}, not to a coordinator: issue one by `larder ca issue coordinator NAME`"
     )]
     NotACoordinator {
-        /// Whose it is.
+        /// The certificate's identity.
         found: Identity,
     },
     /// The UDP address cannot be used.
@@ -67,23 +67,23 @@ pub enum ServeError {
     /// Serving failed.
     #[error("cannot serve HTTP on {http}")]
     Serve {
-        /// Where it served.
+        /// The address.
         http: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl ServeError {
-    /// Whether the configuration, or what it names, has to be changed before another start can help.
+    /// Whether another start can help only after a change of the configuration, or of the things it names.
     #[must_use]
     pub fn is_the_askers(&self) -> bool {
         matches!(self, Self::Credentials(_) | Self::NotACoordinator { .. })
     }
 }
 
-/// Serves until `stop` is ready, then ends what is under way; at most [`STOP_WITHIN`] long. `on_ready` is called once,
-/// when requests are accepted. Needs an actix system.
+/// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. `on_ready` is called once, when requests
+/// are accepted. Needs an actix system.
 ///
 /// # Errors
 /// [`ServeError`]: it never served, or could not serve on.
@@ -174,7 +174,7 @@ async fn keep(
     }
 }
 
-/// How long what is under way may take when the coordinator stops.
+/// How long running work may take when the coordinator stops.
 pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often silence is judged and changes are looked for.

@@ -1,4 +1,4 @@
-//! What the coordinator keeps on disk: its state, in one embedded store.
+//! The coordinator's state on disk, in one embedded store.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -22,17 +22,17 @@ pub struct StateFile {
 pub enum StateError {
     /// The file cannot be opened.
     #[error(
-        "cannot open the state {}: is another coordinator running with it, and is it this program's file? Moved away, a new one is made, and the nodes tell it what it needs",
+        "cannot open the state {}: does another coordinator use it, and is it this program's file? If you move the file away, the coordinator makes a new one, and the nodes tell it their epoch",
         path.display()
     )]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the store says.
+        /// The store's error.
         source: Box<redb::Error>,
     },
     /// The file has something else in it.
-    #[error("the state {} is damaged: move it away, and the nodes tell a new one what it needs", path.display())]
+    #[error("the state {} is damaged: move it away; the coordinator makes a new one, and the nodes tell it their epoch", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -42,13 +42,13 @@ pub enum StateError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the store says.
+        /// The store's error.
         source: Box<redb::Error>,
     },
 }
 
 impl StateFile {
-    /// Opens the file, or makes it, and reads what it holds.
+    /// Opens the file, or makes it, and reads the state.
     ///
     /// # Errors
     /// [`StateError`]

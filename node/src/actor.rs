@@ -1,8 +1,9 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
-//! The core decides; the actor tells it what happened and performs its effects (`perform`): it copies (`copies`), reads and writes
-//! tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows at theirs
-//! (`handoff`) and has its GPU copy (`device_lane`). `answer` says what a session reads, `lives` what a panic ends.
+//! The core decides. The actor tells it each event and performs its effects (`perform`): it copies (`copies`), reads and
+//! writes tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows
+//! chunks at other nodes (`handoff`) and has its GPU copy (`device_lane`). `answer` writes the replies to sessions, `lives`
+//! handles panics.
 
 mod answer;
 mod below;
@@ -62,7 +63,7 @@ pub struct GpuActor {
     lane: CopyLane,
     /// Its device, where engines let it copy.
     device_lane: DeviceLane,
-    /// What it says; taken when the actor starts.
+    /// The device's reports; taken when the actor starts.
     device_reports: Option<mpsc::UnboundedReceiver<DeviceReport>>,
     metrics: ActorMetrics,
     clock: Clock,
@@ -71,29 +72,29 @@ pub struct GpuActor {
     windows: HashMap<SessionId, Arc<Window>>,
     /// Extents that wait for new memory and for the copy lane.
     renewals: Vec<Renewal>,
-    /// Where lookups are recorded.
+    /// The lookup log.
     recorder: Option<Recorder>,
-    /// Other actors of this node, where there are any.
+    /// Other actors of this node, if there are any.
     siblings: Option<Siblings>,
-    /// Other nodes, where there are any.
+    /// Other nodes, if there are any.
     peers: Option<Peers>,
-    /// Where events are told.
+    /// The feed of events.
     feed: Feed,
     pending: Pending,
     ended_grants: EndedGrants,
-    /// Peers that follow what is being written.
+    /// Peers that follow chunks of writers here.
     followers: PeerFollowers,
-    /// Which store this is, where a fault ended others.
+    /// The actor's present life.
     lives: Lives,
-    /// The disk below the store, where there is one.
+    /// The disk below the store, if there is one.
     disk: Option<Disk>,
     /// Why it was not opened.
     disk_trouble: Option<String>,
-    /// The object store beside it, where there is one.
+    /// The object store beside it, if there is one.
     objects: Option<Objects>,
 }
 
-/// What an actor is made of.
+/// The parts of an actor.
 pub struct Parts {
     /// Its chunks.
     pub store: StoreLimits,
@@ -103,32 +104,32 @@ pub struct Parts {
     pub lane: CopyLane,
     /// Its device.
     pub device: (DevicePlace, DeviceLimits),
-    /// What it counts.
+    /// Its counters.
     pub metrics: ActorMetrics,
     /// Its clock.
     pub clock: Clock,
     /// The tenants' names, by number.
     pub tenants: Arc<[String]>,
-    /// Where lookups are recorded.
+    /// The lookup log.
     pub recorder: Option<Recorder>,
-    /// Other actors of this node, where there are any.
+    /// Other actors of this node, if there are any.
     pub siblings: Option<Siblings>,
-    /// Other nodes, where there are any.
+    /// Other nodes, if there are any.
     pub peers: Option<Peers>,
-    /// Where events are told.
+    /// The feed of events.
     pub feed: Feed,
     /// Tells when a fault ended all sessions.
     pub lives: watch::Sender<u64>,
-    /// The disk below the store, where there is one.
+    /// The disk below the store, if there is one.
     pub disk: Option<DiskParts>,
     /// Why it was not opened.
     pub disk_trouble: Option<String>,
-    /// The object store beside it, where there is one.
+    /// The object store beside it, if there is one.
     pub object: Option<ObjectParts>,
 }
 
 impl GpuActor {
-    /// An actor over an empty store; `peers` where there are other nodes.
+    /// An actor over an empty store; `peers` if there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let Parts { store, arena, lane, metrics, clock, tenants, recorder, feed, .. } = parts;
@@ -200,14 +201,14 @@ impl GpuActor {
         }
     }
 
-    /// Does what is due.
+    /// Does the periodic work.
     fn tick(&mut self, ctx: &mut Context<Self>) {
         self.return_extents(ctx);
         self.decide(Event::Tick, ctx);
         self.device_lane.sweep();
     }
 
-    /// Takes a request. Its answer is among what follows, now or later.
+    /// Takes a request. The answer follows now or later.
     fn ask(&mut self, ask: Ask, ctx: &mut Context<Self>) {
         let started = self.clock.elapsed();
         let Ask { session, mut request, descriptors, reply_to, trace } = ask;
@@ -351,7 +352,7 @@ impl Handler<AskNamespaces> for GpuActor {
     }
 }
 
-/// Of a request that has none.
+/// The reply to a request that gets none.
 const NO_ANSWER: Answer = Answer { response: None, descriptors: Vec::new() };
 
 /// Tokens of a prompt that are counted: far more than any model takes.

@@ -1,9 +1,9 @@
 //! The memory of the host tier: extents that engines map.
 //!
-//! Each extent is a memory file of its own. Engines map it read-only: the file is sealed against new writable mappings,
-//! writes and changes of size after the node has mapped it (with `trust_engines`, against changes of size alone). An
-//! extent goes from one tenant to another only with new memory ([`Arena::vacate`]), so that a mapping that somebody kept
-//! never shows another tenant's bytes.
+//! Each extent is a memory file of its own (memfd). The node maps it, binds it to the NUMA node and faults it in. Engines map
+//! it read-only: after the node has mapped the file, it is sealed against new writable mappings, writes and changes of size
+//! (with `trust_engines`, against changes of size alone). An extent goes from one tenant to another only with new memory
+//! ([`Arena::vacate`]), so that an old mapping never shows another tenant's bytes.
 
 mod extent;
 mod limits;
@@ -39,13 +39,13 @@ pub struct Arena {
 pub struct Destination {
     /// Its memory.
     pub memory: Arc<ExtentMemory>,
-    /// Where it stands there.
+    /// Its offset there.
     pub offset: u64,
     /// Its size.
     pub bytes: u64,
     /// Bytes that share one checksum: whole layers.
     pub range_bytes: u64,
-    /// What the block is called.
+    /// The block's name.
     pub key: BlockKey,
 }
 
@@ -61,7 +61,7 @@ pub enum MemoryError {
     Size {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// There are no addresses, or no huge pages, for it.
@@ -71,7 +71,7 @@ pub enum MemoryError {
     Map {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// There is no memory for it, on the NUMA node it is bound to where it is bound to one.
@@ -79,7 +79,7 @@ pub enum MemoryError {
     Fault {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// There is no memory for a write window.
@@ -89,7 +89,7 @@ pub enum MemoryError {
     Window {
         /// The size.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// The file cannot be sealed.
@@ -104,7 +104,7 @@ pub enum MemoryError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes at {offset} do not lie within {size} bytes")]
 pub struct OutOfBounds {
-    /// Where the place starts.
+    /// The start of the place.
     pub offset: u64,
     /// How long it is.
     pub bytes: u64,
@@ -116,10 +116,10 @@ impl Arena {
     /// Takes all memory from the system, on several threads, and waits until it is there. `progress` hears, from any of
     /// these threads, how many bytes are.
     ///
-    /// That memory is not where it was asked for is a warning.
+    /// Memory on another node than requested is only a warning.
     ///
     /// # Errors
-    /// Where the system does not give all of it: what was taken is given back.
+    /// Fails if the system does not give all memory; the memory taken so far is given back.
     pub fn create(limits: &ArenaLimits, progress: &(dyn Fn(u64) + Sync)) -> Result<Self, MemoryError> {
         let extents = create_extents(limits, progress)?;
         let arena = Self { spec: limits.extent, extents: extents.into_iter().map(Some).collect() };
@@ -142,7 +142,7 @@ impl Arena {
     /// The memory of extent `extent`.
     ///
     /// # Panics
-    /// Where there is no such extent, or it has no memory: then it has no slots either, and nobody may ask.
+    /// Panics if there is no such extent, or it has no memory: then it has no slots either, and nobody may ask.
     #[must_use]
     pub fn extent(&self, extent: u32) -> &Arc<ExtentMemory> {
         self.extents[extent as usize].as_ref().expect("a vacated extent has no slots")
@@ -163,11 +163,11 @@ impl Arena {
         self.extent(extent).descriptor()
     }
 
-    /// Takes the memory of extent `extent` away, to be replaced: let a copy thread (or anybody) perform the renewal, then
-    /// [`Self::occupy`] the extent with what comes of it. May be called again where a renewal failed.
+    /// Takes the memory of extent `extent` away, to replace it: let any thread perform the renewal, then give its result to
+    /// [`Self::occupy`]. May be called again after a failed renewal.
     ///
     /// # Panics
-    /// Where there is no such extent.
+    /// Panics if there is no such extent.
     pub fn vacate(&mut self, extent: u32) -> Renewal {
         Renewal { extent, spec: self.spec, old: self.extents[extent as usize].take() }
     }
@@ -175,14 +175,14 @@ impl Arena {
     /// Gives extent `extent` its new memory.
     ///
     /// # Panics
-    /// Where there is no such extent, it has memory, or the new memory is of another arena.
+    /// Panics if there is no such extent, it has memory, or the new memory is of another arena.
     pub fn occupy(&mut self, extent: u32, memory: Arc<ExtentMemory>) {
         assert_eq!(memory.bytes(), self.spec.bytes, "extents of an arena have one size");
         let before = self.extents[extent as usize].replace(memory);
         assert!(before.is_none(), "only a vacated extent can be occupied");
     }
 
-    /// Where the memory really is, and in which pages: the kernel is asked.
+    /// The real place of the memory, and its pages, as the kernel says.
     #[must_use]
     pub fn placement(&self) -> Placement {
         Placement::read(self.spec.numa_node, self.extents.iter().flatten())

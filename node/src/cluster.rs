@@ -1,8 +1,8 @@
-//! The node in its cluster: the peer thread, and what runs there.
+//! The node in its cluster: the peer thread and its parts.
 //!
-//! One arbiter with a current-thread runtime has the QUIC endpoint, the exchange, the directory and the follower of the
-//! coordinator. They start in the order in which they need each other: the asking half, the directory, the GPU actors
-//! (elsewhere), then the serving half.
+//! One arbiter with a current-thread runtime has the QUIC endpoint, the exchange, the directory and the coordinator's client.
+//! They share state without locks. They start in the order in which they need each other: the asking half, the directory, the
+//! GPU actors (elsewhere), then the serving half.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) struct Cluster {
     left: Option<oneshot::Receiver<()>>,
 }
 
-/// What a node that shares its chunks has.
+/// The parts of a node that shares its chunks.
 struct Sharing {
     handle: ExchangeHandle,
     peer: Addr<PeerActor>,
@@ -68,10 +68,10 @@ pub enum ClusterError {
     Credentials(#[from] CredentialsError),
     /// The certificate is somebody else's.
     #[error(
-        "the certificate is that of {found}, not of the node `{name}`: `larder ca issue node {name}` makes one, or set the node's name"
+        "the certificate belongs to {found}, not to the node `{name}`: issue one by `larder ca issue node {name}`, or set the node's name"
     )]
     SomebodyElse {
-        /// Whose it is.
+        /// The certificate's identity.
         found: Identity,
         /// The node's name.
         name: String,
@@ -87,12 +87,12 @@ pub enum ClusterError {
     Thread,
 }
 
-/// What a node knows of its cluster, in `GET /status`.
+/// A node's view of its cluster, in `GET /status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterStatus {
     /// The node's number; 0 before it is a member.
     pub number: u16,
-    /// Which life of it this is.
+    /// The node's incarnation.
     pub incarnation: u64,
     /// The epoch of its table, `TERM.NUMBER`.
     pub epoch: String,
@@ -175,7 +175,7 @@ impl Cluster {
         })
     }
 
-    /// How the actor of a device reaches other nodes; `None` where chunks are not shared.
+    /// How the actor of a device reaches other nodes; `None` if chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
         let Sharing { handle, directory, restarts, .. } = self.sharing.as_ref()?;
         let (handle, following) = (handle.clone(), handle.clone());
@@ -247,7 +247,7 @@ impl Cluster {
         }
     }
 
-    /// What a node knows of its cluster, for others to ask at any time; the gauges are up to date then.
+    /// A function that reports the node's view of its cluster at any time; it also updates the gauges.
     pub(crate) fn reporter(&self) -> impl Fn() -> ClusterStatus + Send + Sync + use<> {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
         let gauges = self.gauges.clone();

@@ -1,7 +1,7 @@
-//! What a node's configuration file says.
+//! A node's configuration file.
 //!
-//! Nothing here is checked against the machine or against each other: [`Config::resolve`] does that, and makes the
-//! numbers that the modules work with.
+//! Nothing here is checked against the machine or against other values: [`Config::resolve`] does that, and makes the limits
+//! for the modules.
 
 mod object;
 
@@ -28,7 +28,7 @@ use crate::host::PciAddress;
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The node's name; the host's where there is none.
+    /// The node's name; the host's if there is none.
     pub name: Option<String>,
     /// Lets engines write straight into the arena, which saves a copy: a faulty engine can then spoil any block. Only
     /// for one tenant.
@@ -37,25 +37,25 @@ pub struct Config {
     pub http: HttpConfig,
     /// The host tier.
     pub host: HostConfig,
-    /// The GPUs to serve: an actor each. One actor without a GPU where there is none.
+    /// The GPUs to serve: an actor each. One actor without a GPU if there is none.
     pub gpus: Vec<GpuConfig>,
     /// The device tier.
     pub gpu: GpuTierConfig,
-    /// Who may use the node, each through a socket of its own.
+    /// The tenants, each with a socket of its own.
     pub tenants: Vec<TenantConfig>,
-    /// The disk below the host tier; where it is not given, what leaves memory is gone.
+    /// The disk tier; without it, evicted chunks are gone.
     pub disk: Option<DiskConfig>,
-    /// The object store that all nodes share; none where it is not given.
+    /// The object store that all nodes share; none if it is not given.
     pub object: Option<ObjectConfig>,
-    /// What one engine session may hold.
+    /// The limits of one engine session.
     pub session: SessionConfig,
-    /// Where lookups are recorded; nowhere where it is not given.
+    /// The lookup log; without it, nothing is recorded.
     pub record: Option<RecordConfig>,
-    /// Where events are published as vLLM does; nowhere where it is not given.
+    /// The publisher of vLLM's events; without it, nothing is published.
     pub kv_events: Option<KvEventsConfig>,
-    /// Where traces of requests go; nowhere where it has no endpoint.
+    /// The collector of traces; without an endpoint, nothing is traced.
     pub tracing: TracingConfig,
-    /// The cluster to be a member of; where it is not given, the node serves its host alone.
+    /// The cluster to be a member of; if it is not given, the node serves its host alone.
     pub cluster: Option<ClusterConfig>,
 }
 
@@ -63,7 +63,7 @@ pub struct Config {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
-    /// Where to listen.
+    /// The address to listen on.
     pub listen: SocketAddr,
 }
 
@@ -71,7 +71,7 @@ pub struct HttpConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct KvEventsConfig {
-    /// Where subscribers connect (ZeroMQ over TCP), without authentication.
+    /// The address for subscribers (ZeroMQ over TCP), without authentication.
     pub listen: SocketAddr,
     /// Under which topic; `{node}`, `{tenant}` and `{model}` are replaced.
     #[serde(default = "default_topic")]
@@ -99,21 +99,21 @@ pub struct HostConfig {
     /// Memory for blocks, all actors together. It is taken when the node starts.
     #[serde(serialize_with = "exact")]
     pub arena_bytes: ByteSize,
-    /// At most so many chunks, all actors together, whatever their size. The arena must be larger than these chunks:
-    /// blocks that are being written have their place besides them.
+    /// Limit of chunks for all actors together, whatever their size. The arena must be larger than these chunks: blocks that
+    /// are being written have their place besides them.
     pub capacity_chunks: Option<u64>,
     /// Size of the pieces in which engines map the arena, and in which it changes between tenants; no block is larger.
-    /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, where it is not given.
+    /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, if it is not given.
     #[serde(serialize_with = "exact")]
     pub extent_bytes: Option<ByteSize>,
     /// Fraction of the arena above which committed blocks are evicted.
     pub high_watermark: f64,
     /// Fraction of the arena down to which they are then evicted. The lower, the seldomer and longer an eviction.
     pub low_watermark: f64,
-    /// Which chunk goes first: `adaptive`, or another of [`PolicyName::ALL`].
+    /// The eviction policy: `adaptive`, or another of [`PolicyName::ALL`].
     pub policy: String,
-    /// Before how many chunks recomputing one costs twice what the first of a prompt costs: `adaptive` then counts what a
-    /// hit saves, and keeps the ends of long prompts longer. All chunks count alike where it is not given.
+    /// Number of chunks after which recomputing a chunk costs twice as much as the first of a prompt: `adaptive` then weighs
+    /// the cost that a hit saves, and keeps the ends of long prompts longer. `None`: all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
@@ -125,7 +125,7 @@ pub struct HostConfig {
 pub struct DiskConfig {
     /// A folder of its own on the drive; made where it is not there. It belongs to one node at a time.
     pub folder: PathBuf,
-    /// What it takes there, all actors together. The space is taken when the node starts for the first time.
+    /// Size of the tier, for all actors together. The node takes the space at its first start.
     #[serde(serialize_with = "exact")]
     pub capacity_bytes: ByteSize,
     /// Size of the pieces in which it is written and given up again. Fixed when the tier is made.
@@ -153,37 +153,37 @@ pub struct GpuConfig {
     pub pci: PciAddress,
 }
 
-/// The device tier: what the node takes of each GPU for blocks that loads by the device lane want again and again.
+/// The device tier: GPU memory for blocks that engines load again and again by the device lane.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct GpuTierConfig {
-    /// Memory of each GPU; none where it is 0. It is taken when it is first used.
+    /// Memory of each GPU; none if it is 0. It is taken when it is first used.
     #[serde(serialize_with = "exact")]
     pub device_bytes: ByteSize,
-    /// Which block goes first: one of [`PolicyName::ALL`].
+    /// The eviction policy: one of [`PolicyName::ALL`].
     pub policy: String,
 }
 
-/// Who may use the node.
+/// A tenant of the node.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// The tenant's name; part of its namespaces' fingerprints.
     pub name: String,
-    /// The Unix socket that serves it: whoever can open this is the tenant.
+    /// The Unix socket that serves the tenant: every process that can open it is the tenant.
     pub socket: PathBuf,
-    /// At most so much of the arena, all actors together. Where there are several tenants, half of the arena is kept for all of
-    /// them in equal parts, whether they use it or not, so that none can leave the others with nothing.
+    /// Limit of the tenant's part of the arena, for all actors together. With several tenants, half of the arena is kept for
+    /// all of them in equal parts, used or not, so that none can leave the others with nothing.
     #[serde(serialize_with = "exact")]
     pub max_bytes: Option<ByteSize>,
-    /// At most so much in write windows, all sessions together; they are memory besides the arena, taken when a session
-    /// opens. Where it is not given, as much as `session.max_sessions` windows of the largest size take, but no more than the
-    /// tenant's part of half the memory that the arena leaves.
+    /// Limit of the tenant's write windows, for all sessions together. Windows are memory besides the arena, taken when a
+    /// session opens. Default: `session.max_sessions` windows of the largest size, but no more than the tenant's part of half
+    /// the memory that the arena leaves.
     #[serde(serialize_with = "exact")]
     pub max_window_bytes: Option<ByteSize>,
 }
 
-/// What one engine session may hold.
+/// The limits of one engine session.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionConfig {
@@ -205,7 +205,7 @@ pub struct SessionConfig {
     pub max_lingering_processes: u32,
 }
 
-/// Where lookups are recorded: hashes only.
+/// The lookup log: hashes only.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct RecordConfig {
@@ -225,10 +225,10 @@ pub struct RecordConfig {
 pub struct ClusterConfig {
     /// The coordinator's address for nodes, as `host:port`.
     pub coordinator: String,
-    /// Where peers are served (UDP).
+    /// The address for peers (UDP).
     #[serde(default = "default_peer_listen")]
     pub listen: SocketAddr,
-    /// Where peers find this node; what the coordinator sees where it is not given.
+    /// The node's address as peers see it; by default, the address that the coordinator sees.
     pub advertise: Option<SocketAddr>,
     /// Certificates of the authorities that are trusted (PEM).
     pub ca: PathBuf,
@@ -245,10 +245,10 @@ pub struct ClusterConfig {
     /// How long a lease waits for blocks from other nodes.
     #[serde(default = "number::<2_000, _>")]
     pub fetch_deadline_ms: u64,
-    /// How long a lookup waits to hear who has what.
+    /// How long a lookup waits for the directory's answers.
     #[serde(default = "number::<100, _>")]
     pub find_deadline_ms: u64,
-    /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing where there are none.
+    /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing if there are none.
     #[serde(default = "number::<8_900, _>")]
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where
@@ -266,7 +266,7 @@ pub enum ConfigFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// It is no configuration.
@@ -274,18 +274,18 @@ pub enum ConfigFileError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The fault in the file.
         source: InvalidConfig,
     },
 }
 
-/// Why a text is no configuration: where, what, and what stands there in a right one.
+/// The fault of a configuration text: its line, the fault, and the nearest right key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}{}", nearest.as_ref().map(|key| format!("; did you mean `{key}`?")).unwrap_or_default())]
 pub struct InvalidConfig {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong, and what is allowed.
+    /// The fault, and the allowed values.
     pub problem: String,
     /// The allowed word that looks most like the one found.
     pub nearest: Option<String>,
@@ -295,7 +295,7 @@ impl Config {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// Where it cannot be read, or is no configuration.
+    /// Fails if it cannot be read, or is no configuration.
     pub fn load(path: &Path) -> Result<Self, ConfigFileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
@@ -305,7 +305,7 @@ impl Config {
     /// Reads a configuration in TOML.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Fails if it is none.
     pub fn parse(text: &str) -> Result<Self, InvalidConfig> {
         toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start.min(text.len()));

@@ -1,7 +1,7 @@
-//! The copy lane: threads that move blocks into the arena, with their checksums: from write windows, and from siblings.
+//! The copy lane: threads that move blocks into the arena, with their checksums, from write windows and from siblings.
 //!
-//! The same threads give extents new memory. Nothing here decides anything: an order says which bytes go where, and its
-//! completion comes back on a channel of its own, so a completion can never be refused.
+//! The same threads give extents new memory. Nothing here decides: an order says which bytes go where, and its completion
+//! comes back on a channel of its own, so a completion can never be refused.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,14 +44,14 @@ pub struct CopyOrder {
     moves: Vec<Move>,
 }
 
-/// One block to move.
+/// A block to move.
 #[derive(Debug, Clone)]
 pub struct Move {
-    /// Where it stands in the window; means nothing where the engine wrote into the arena itself.
+    /// Offset in the window; meaningless if the engine wrote into the arena itself.
     pub source: u64,
     /// Whether it was copied before, layer by layer: it is summed alone.
     pub is_in_place: bool,
-    /// Where it goes. The order holds its memory until it is done.
+    /// The block's target. The order holds its memory until it is done.
     pub to: Destination,
 }
 
@@ -59,8 +59,8 @@ pub struct Move {
 #[derive(Debug)]
 pub struct ImportOrder(Vec<(Bytes, Destination)>);
 
-/// Tells the checksums of an order's blocks, in the order of its moves. An error means that the thread panicked: what is
-/// in the places is unknown, and a bug is in the log.
+/// Receives the checksums of an order's blocks, in the order of its moves. An error means that the thread panicked: the
+/// contents of the places are unknown, and a bug is in the log.
 pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 
 /// Tells the new memory of an extent. An error of the channel means that the thread panicked.
@@ -76,7 +76,7 @@ impl CopyLane {
     /// Starts the threads.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// Fails if the system gives no thread.
     pub fn start(name: &str, limits: &CopyLimits) -> io::Result<Self> {
         let (queue, jobs) = sync_channel(limits.queue_orders);
         let jobs = Arc::new(Mutex::new(jobs));
@@ -133,10 +133,10 @@ impl CopyOrder {
     /// wrote them into the arena.
     ///
     /// # Errors
-    /// Where a block does not lie within the window, or its place not within the extent.
+    /// Fails if a block does not lie within the window, or its place not within the extent.
     ///
     /// # Panics
-    /// Where a layer range has no bytes, or blocks without a window go to an extent that no engine can write.
+    /// Panics if a layer range has no bytes, or blocks without a window go to an extent that no engine can write.
     pub fn new(window: Option<Arc<Window>>, moves: Vec<Move>) -> Result<Self, OutOfBounds> {
         for block in &moves {
             let Destination { memory, offset, bytes, range_bytes, .. } = &block.to;
@@ -168,10 +168,10 @@ impl ImportOrder {
     /// Blocks and where each goes.
     ///
     /// # Errors
-    /// Where a place is not within its extent, or the block has another size.
+    /// Fails if a place is not within its extent, or the block has another size.
     ///
     /// # Panics
-    /// Where a layer range has no bytes.
+    /// Panics if a layer range has no bytes.
     pub fn new(blocks: Vec<(Bytes, Destination)>) -> Result<Self, OutOfBounds> {
         for (bytes, to) in &blocks {
             assert!(to.range_bytes > 0, "a layer range has at least one layer");
@@ -180,7 +180,8 @@ impl ImportOrder {
         Ok(Self(blocks))
     }
 
-    /// Copies and sums the blocks on the calling thread. One of another size than its place has the checksums of what came.
+    /// Copies and sums the blocks on the calling thread. A block of another size than its place has the checksums of the
+    /// bytes that came.
     fn perform(&self) -> Vec<Checksums> {
         self.0.iter().map(|(bytes, to)| import(bytes, to)).collect()
     }
@@ -228,7 +229,7 @@ fn sum(
     Checksums::of(&to.key, ranges)
 }
 
-/// What a copy thread does, until the lane is dropped.
+/// The work of a copy thread, until the lane is dropped.
 fn work(jobs: &Mutex<Receiver<Job>>, panics: &AtomicU64) {
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();

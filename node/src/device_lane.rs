@@ -1,7 +1,9 @@
 //! The device lane of an actor: copies between engines' GPU memory and the arena, on the device's own thread.
 //!
-//! The core decides what is copied, what may be reused, and who hears what. The thread, which alone calls the device, starts when
-//! an engine first makes GPU memory known: a node whose engines never do needs no driver and takes nothing of a GPU.
+//! The core decides what is copied, which slots may be reused, and who hears of the end. The thread starts when an engine
+//! first registers GPU memory: a node without such engines needs no driver and opens no GPU. All copies are made in the
+//! node's context, so an engine that dies takes none along. A GPU that failed is opened again when tensors are registered
+//! again, once its context is gone.
 
 mod devices;
 mod refused;
@@ -30,12 +32,12 @@ pub struct DeviceLane {
     place: DevicePlace,
     orders: usize,
     thread: Option<DeviceThread>,
-    /// What the device has; used on its thread alone.
+    /// The device's memory; used on its thread alone.
     regions: Arc<Mutex<Regions>>,
     words: HashMap<SessionId, Arc<Words>>,
-    /// Sessions that ended, of which the thread has not heard.
+    /// Sessions whose end the thread has not heard of.
     closing: Vec<SessionId>,
-    /// Orders to give up, of which it has not heard.
+    /// Cancelled orders that the thread has not heard of.
     cancelling: Vec<Ticket>,
     /// Why the device cannot be used; set before anybody hears that it cannot.
     lost: Arc<Mutex<Option<DeviceError>>>,
@@ -52,22 +54,22 @@ struct Sweeps {
     waits: AtomicBool,
 }
 
-/// Which device is meant, and where its thread runs.
+/// The device of an actor, and the place of its thread.
 #[derive(Clone)]
 pub struct DevicePlace {
-    /// Who opens it.
+    /// The opener of devices.
     pub devices: Devices,
     /// The actor's number.
     pub device: u16,
-    /// Where its GPU is, if it has one.
+    /// The GPU's address, if there is a GPU.
     pub pci: Option<PciAddress>,
     /// The CPUs of its thread.
     pub cpus: CpuSet,
 }
 
 impl DeviceLane {
-    /// A lane whose thread is not started yet and takes so many orders, and what its device reports: at a time at most a word for
-    /// each layer of each order that it may have.
+    /// A lane whose thread has not started yet and takes up to `orders` orders, with the channel of its reports: at most one
+    /// for each layer of each order at a time.
     #[must_use]
     pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let (reports, receiver) = mpsc::unbounded_channel();
@@ -92,7 +94,7 @@ impl DeviceLane {
         lock(&self.lost).clone().unwrap_or_else(absent)
     }
 
-    /// Has the device do something, starting its thread where it does not run. The answer never comes where there is no device.
+    /// Has the device do something, starting its thread where it does not run. The answer never comes if there is no device.
     pub(crate) fn call<T: Send + 'static>(
         &mut self,
         what: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<T, LaneRefused> + Send + 'static,
@@ -124,7 +126,7 @@ impl DeviceLane {
         self.catch_up();
     }
 
-    /// Tells the thread what it had no room for, and has it give up what nobody uses any more.
+    /// Repeats the messages for which the thread had no room, and lets it give up unused memory.
     pub(crate) fn catch_up(&mut self) {
         let Some(thread) = &self.thread else {
             self.closing.clear();
@@ -143,7 +145,7 @@ impl DeviceLane {
         self.sweeps.wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Has the device give up what nobody uses any more, where there is such.
+    /// Lets the device give up unused memory, if there is some.
     pub(crate) fn sweep(&mut self) {
         self.catch_up();
         let Some(thread) = &self.thread else { return };

@@ -1,7 +1,4 @@
-//! The directory: which node holds which chunk.
-//!
-//! It is sharded over the nodes: the partition table says which node is home to a run of chunks. What a node holds it
-//! announces to the homes; what it lacks it asks them for. Rows are hints: a stale one costs a round trip.
+//! The shell of the directory ([`larder_core::directory`]): a mailbox on the peer thread.
 
 mod actor;
 pub(crate) mod metrics;
@@ -24,29 +21,29 @@ pub struct AskHolders {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
-    /// The span of it, which ends with it.
+    /// The question's span.
     pub trace: Trace,
 }
 
-/// Tells what an actor of this node gained and lost.
+/// Announces an actor's gained and lost chunks.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct Changed {
     /// The actor.
     pub device: u16,
-    /// What happened, in order.
+    /// The changes, in order.
     pub changes: Changes,
 }
 
-/// Tells that a holder did not have what the directory said.
+/// Reports a holder whose rows are wrong.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct Stale {
-    /// Who.
+    /// The holder.
     pub holder: Holder,
     /// The namespace.
     pub fingerprint: Fingerprint,
-    /// What it does not have.
+    /// The chunks that it does not have.
     pub chunks: Vec<ChunkRef>,
 }
 

@@ -1,19 +1,21 @@
-//! The disk tier: chunks that stay when memory is needed, and when the node restarts.
+//! The disk tier: keeps chunks when memory is needed, and when the node restarts.
 //!
-//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, and answers each when the
-//! bytes are where they belong: a write when it is synced, a read when key, length and checksums were found right. What is
-//! on disk is described in [`format`](mod@format); which segment takes what, and which is given up, is decided in [`log`].
+//! A tier stands by itself: one preallocated, locked file of segments per actor. Its thread ([`tier`]) takes orders that name
+//! places in the arena, and answers each order when the bytes are in place: a write after its sync, a read after key, length
+//! and checksums were right. [`format`](mod@format) describes the bytes on disk. [`log`] decides which segment takes a record
+//! and which is freed. One sync serves all writes that were waiting.
 //!
-//! | what goes wrong | what comes of it |
+//! | fault | result |
 //! | --- | --- |
-//! | the node is killed, or power is lost | what was acknowledged is there at the next start |
+//! | the node is killed, or power is lost | acknowledged records are there at the next start |
 //! | bytes are damaged | a miss, counted; the record is forgotten |
-//! | a read fails | a miss, counted; the record is forgotten, and what else its segment holds goes on being read |
+//! | a read fails | a miss, counted; the record is forgotten, the other records of its segment can still be read |
 //! | reads fail again and again | the tier closes itself: the drive is broken |
 //! | a write or sync fails, or the device is full | the tier closes itself, every later order is answered `Closed`, the node goes on |
 //! | the folder or the file is removed | the tier closes itself |
 //! | more orders than the queue holds | `Busy` |
 //! | two processes want one folder | the second is refused |
+//! | the tier cannot be opened | the node serves from memory and says so |
 
 use std::path::PathBuf;
 
@@ -39,20 +41,20 @@ pub use order::{
 };
 pub use tier::{DiskTier, OnGone, Refused};
 
-/// What a tier needs to know.
+/// The options of a tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiskOptions {
-    /// Where its file is. Made where it is not there; nothing else should be in it.
+    /// The folder of its file. It is made if missing; nothing else should be in it.
     pub folder: PathBuf,
     /// Bytes that it takes on disk, in whole segments.
     pub capacity_bytes: u64,
-    /// Bytes of a segment: what is given up at a time. No chunk may be larger. Fixed when the tier is made.
+    /// Bytes of a segment, the unit in which room is freed. No chunk may be larger. Fixed when the tier is made.
     pub segment_bytes: u64,
     /// Orders that wait; more are refused with `Busy`.
     pub queue_orders: usize,
     /// Bytes that the scrubber verifies a second, while there are no orders; 0 for none.
     pub scrub_bytes_per_second: u64,
-    /// Where its thread runs.
+    /// The CPUs of its thread.
     pub cpus: CpuSet,
     /// How bytes go; `None` for the best that the kernel allows.
     pub lane: Option<Lane>,
@@ -63,28 +65,28 @@ pub struct DiskOptions {
 #[non_exhaustive]
 pub enum OpenError {
     /// The folder cannot be made, or its file not opened.
-    #[error("the disk tier's {} cannot be opened: check that it can be written by this user", path.display())]
+    #[error("the disk tier's {} cannot be opened: check that this user can write there", path.display())]
     Folder {
         /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Another process has it.
-    #[error("the disk tier's {} belongs to another process that runs: give each node a folder of its own", path.display())]
+    #[error("the disk tier's {} belongs to another running process: give each node a folder of its own", path.display())]
     Locked {
         /// The path.
         path: PathBuf,
     },
     /// The file is something else.
-    #[error("{} is no disk tier of Larder: name another folder, or remove it", path.display())]
+    #[error("{} is no disk tier of Larder: name another folder, or remove the file", path.display())]
     NotOurs {
         /// The path.
         path: PathBuf,
     },
     /// Another version of the format.
     #[error(
-        "{} has format version {found}, this build reads {}: remove it to begin anew, or run the build that wrote it",
+        "{} has format version {found}, this build reads {}: remove the file to begin anew, or run the build that wrote it",
         path.display(), format::VERSION
     )]
     Version {
@@ -119,7 +121,7 @@ pub enum OpenError {
         segment_bytes: u64,
     },
     /// The file system is full.
-    #[error("{} needs {}, and the file system has not that much: lower the capacity or free space", path.display(), ByteSize(*bytes))]
+    #[error("{} needs {}, but the file system has less: lower the capacity or free space", path.display(), ByteSize(*bytes))]
     NoSpace {
         /// The path.
         path: PathBuf,
@@ -131,11 +133,11 @@ pub enum OpenError {
     Device {
         /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The system gives no thread.
-    #[error("the system gives the disk tier no thread")]
+    #[error("cannot start the disk tier's thread")]
     Thread(#[source] std::io::Error),
 }
 
@@ -143,7 +145,7 @@ impl DiskOptions {
     /// How the tier is divided.
     ///
     /// # Errors
-    /// Where no tier can be that size.
+    /// Fails if no tier can be that size.
     pub fn geometry(&self) -> Result<Geometry, OpenError> {
         let Self { capacity_bytes, segment_bytes, .. } = *self;
         Geometry::of(capacity_bytes, segment_bytes).ok_or(OpenError::Size { capacity_bytes, segment_bytes })
@@ -151,7 +153,7 @@ impl DiskOptions {
 }
 
 impl Geometry {
-    /// Of a tier of so many bytes in segments of so many; `None` where no tier can be that size.
+    /// The layout of a tier of `capacity_bytes` bytes in segments of `segment_bytes`; `None` if no tier can have that size.
     #[must_use]
     pub fn of(capacity_bytes: u64, segment_bytes: u64) -> Option<Self> {
         let is_possible = (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes)

@@ -1,8 +1,8 @@
-//! Events: the ordered stream of what a node's actors gained and lost, for whoever routes requests by it.
+//! Events: the ordered stream of gained and lost chunks of a node's actors, for routers that follow it.
 //!
-//! A follower first gets what is held (the snapshot), page by page, then what changes. Changes that happen while the
-//! snapshot is read come after it, in order: a follower that applies everything in the order in which it comes knows what
-//! is held, since gaining a chunk twice, or losing one that was not there, changes nothing.
+//! A follower first gets the held chunks (the snapshot), page by page, then the changes. Changes during the snapshot come
+//! after it, in order. A follower that applies everything in order knows which chunks are held: to gain a chunk twice, or to
+//! lose an absent one, changes nothing.
 //!
 //! Served as server-sent events (WHATWG HTML, section 9.2). The id of an event is `DEVICE:SEQUENCE`; sequence numbers of a
 //! device have no gaps. A follower that is too slow gets `lagged` as its last event, and starts again.
@@ -20,14 +20,14 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::task::spawn_blocking;
 
-/// Where an actor tells what happened; nobody need listen.
+/// The feed of an actor's changes; nobody need listen.
 #[derive(Debug, Clone)]
 pub struct Feed {
     device: u16,
     sender: Sender<Arc<Batch>>,
 }
 
-/// What happened at a time.
+/// The changes at a time.
 #[derive(Debug)]
 pub(crate) struct Batch {
     /// Number of the first change.
@@ -38,20 +38,20 @@ pub(crate) struct Batch {
     pub(crate) is_restart: bool,
 }
 
-/// Asks an actor for a page of what it holds.
+/// Asks an actor for a page of its chunks.
 #[derive(Message, Debug)]
 #[rtype(result = "Page")]
 pub struct AskPage {
-    /// Where the page begins: 0, or what the page before said.
+    /// Position of the page: 0, or the `next` of the page before.
     pub from: usize,
 }
 
-/// A page of what an actor holds.
+/// A page of an actor's chunks.
 #[derive(Debug, actix::MessageResponse)]
 pub struct Page {
     /// Some chunks.
     pub chunks: Vec<(Fingerprint, ChunkRef)>,
-    /// Where the next page begins; `None` where this was the last.
+    /// Position of the next page; `None` if this was the last.
     pub next: Option<usize>,
 }
 
@@ -65,7 +65,7 @@ struct Data<'a> {
     index: u32,
 }
 
-/// What a follower was sent so far.
+/// The state of a follower's stream.
 struct Follower {
     actors: VecDeque<(Feed, Recipient<AskPage>, usize)>,
     live: Vec<(Feed, Receiver<Arc<Batch>>)>,
@@ -86,7 +86,7 @@ impl Feed {
         Self { device, sender: broadcast::channel(WAITING_BATCHES).0 }
     }
 
-    /// Tells what happened; `sequence` is the number of the first change.
+    /// Publishes changes; `sequence` is the number of the first one.
     pub fn tell(&self, sequence: u64, changes: &[Change]) {
         if self.sender.receiver_count() > 0 && !changes.is_empty() {
             // An error: the last follower has just left.
@@ -103,7 +103,7 @@ impl Feed {
         let _ = self.sender.send(Arc::new(Batch { sequence: 0, changes: Vec::new(), is_restart: true }));
     }
 
-    /// What happens from here on.
+    /// The changes from here on.
     pub(crate) fn subscribe(&self) -> Receiver<Arc<Batch>> {
         self.sender.subscribe()
     }

@@ -1,8 +1,11 @@
 //! The exchange: blocks that travel between nodes.
 //!
-//! A node that wants blocks opens a stream to a holder and asks; the holder's actor leases them, and they are sent from
-//! the arena without a copy. What comes is written straight into the slots that the asking actor reserved, and handed
-//! over only when its length, key and checksum are right.
+//! A node that wants blocks opens a stream to a holder and asks. The holder's actor leases them, and they are sent from the
+//! arena without a copy; the lease ends when the last byte is acknowledged. Incoming bytes are written straight into the
+//! slots that the asking actor reserved, and are handed over only when length, key and checksum are right.
+//!
+//! [`larder_core::exchange`] decides how much each peer is asked for and sent. This module tells it the facts, and keeps
+//! connections, streams and timers.
 
 mod fetch;
 mod follow;
@@ -79,7 +82,7 @@ impl PeerActor {
     }
 }
 
-/// Where orders come out on the peer thread.
+/// The end of the orders' queue on the peer thread.
 #[derive(Debug)]
 pub struct ExchangeOrders(mpsc::Receiver<Order>);
 
@@ -91,8 +94,8 @@ impl ExchangeHandle {
         (Self(sender), ExchangeOrders(receiver))
     }
 
-    /// Hands an order over. What comes of it is told once, whatever happens; an error of the channel means that the peer
-    /// thread stopped, and nothing writes to the slots any more.
+    /// Hands an order over. Its result is told once, whatever happens. An error of the channel means that the peer thread
+    /// stopped, and nothing writes to the slots any more.
     ///
     /// # Errors
     /// The order, where too many wait.
@@ -126,7 +129,7 @@ impl Actor for PeerActor {
     }
 }
 
-/// Hands each order to a task of its own. One that panics drops what it was to tell, which says that nothing came.
+/// Hands each order to a task of its own. A task that panics drops its channel, which says that nothing came.
 async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Receiver<Order>>>) {
     let mut orders = orders.lock().await;
     while let Some(order) = orders.recv().await {
@@ -198,13 +201,13 @@ pub struct AskBlocks {
     pub hashes: Vec<ChunkHash>,
     /// Bytes of the blocks of a chunk, by slice, then pool, as the peer has it; a chunk that is otherwise is not held.
     pub block_bytes: Vec<u64>,
-    /// What waits for them there.
+    /// The urgency of the waiters there.
     pub class: Class,
-    /// What it belongs to.
+    /// The trace of the request.
     pub trace: Trace,
 }
 
-/// What an actor says of one chunk that a peer wants.
+/// An actor's answer for one chunk that a peer requests.
 #[derive(Debug)]
 pub enum Grant {
     /// Its blocks may be read as long as the lease lives.
@@ -238,7 +241,7 @@ pub struct GrantedChunk {
 pub struct GrantedBlock {
     /// Its memory.
     pub memory: Arc<ExtentMemory>,
-    /// Where it stands there.
+    /// Its offset there.
     pub offset: u64,
     /// Its size.
     pub bytes: u64,
@@ -251,7 +254,7 @@ pub struct GrantedBlock {
 pub struct PeerLease {
     /// Its number.
     pub number: u64,
-    /// Where the actor hears of its end. It has as many places as there are leases, which the actor bounds.
+    /// The channel for the leases' ends. It holds at most one message per lease, and the actor bounds those.
     pub ended: mpsc::UnboundedSender<u64>,
 }
 
@@ -273,11 +276,11 @@ pub struct GiveUp {
     pub hashes: Vec<ChunkHash>,
 }
 
-/// Tells an actor that chunks may be damaged: it verifies those that it has in memory, and drops what is wrong.
+/// Reports chunks to an actor as damaged: the actor verifies those in its memory, and drops wrong ones.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct VerifyChunks {
-    /// Who says so.
+    /// The reporter.
     pub by: Reporter,
     /// The namespace.
     pub fingerprint: Fingerprint,
@@ -293,30 +296,31 @@ pub struct SetPolicy(pub PolicyName);
 /// Chunks to fetch from one holder.
 #[derive(Debug)]
 pub struct FetchOrder {
-    /// Who has them.
+    /// The holder.
     pub holder: Holder,
     /// Their namespace.
     pub fingerprint: Fingerprint,
-    /// What to fetch, and where to.
+    /// The chunks to fetch, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// How long a part of it may take, from when the holder is asked for that.
+    /// How long one part of the order may take, counted from its request to the holder.
     pub deadline: Duration,
-    /// Whether others have all of it too: then nobody waits for a holder that is busy.
+    /// Whether other holders have all chunks too: then the order does not wait for a busy holder.
     pub has_others: bool,
-    /// What waits for them; it may change until the holder is asked.
+    /// The urgency of the waiters; it may change until the holder is asked.
     pub class: watch::Receiver<Class>,
-    /// A message here stops it: what has not come by then does not. Without one it is never stopped.
+    /// A message here stops the order: chunks that have not come by then do not come. Without a channel the order cannot be
+    /// stopped.
     pub cancelled: Option<oneshot::Receiver<()>>,
-    /// The span of it, which ends with it.
+    /// The question's span.
     pub trace: Trace,
 }
 
-/// One chunk to fetch.
+/// A chunk to fetch.
 #[derive(Debug)]
 pub struct FetchChunk {
     /// Its name.
     pub hash: ChunkHash,
-    /// Where its blocks go, by slice, then pool.
+    /// The targets of its blocks, by slice, then pool.
     pub blocks: Vec<Destination>,
 }
 
@@ -324,13 +328,13 @@ pub struct FetchChunk {
 #[derive(Message, Debug)]
 #[rtype(result = "Result<PeerResponse, PeerUnavailable>")]
 pub struct AskPeer {
-    /// Whom.
+    /// The node to ask.
     pub node: NodeNumber,
-    /// What.
+    /// The request.
     pub request: PeerRequest,
     /// How long it may take.
     pub deadline: Duration,
-    /// The span of it, which ends with it.
+    /// The question's span.
     pub trace: Trace,
 }
 
@@ -338,7 +342,7 @@ pub struct AskPeer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("node {node} does not answer: {reason}")]
 pub struct PeerUnavailable {
-    /// Which.
+    /// The node.
     pub node: NodeNumber,
     /// Why.
     pub reason: String,

@@ -1,4 +1,4 @@
-//! What of the machine a node has got: memory, CPUs and interfaces near its GPUs, for its log, its status and its metrics.
+//! The memory, CPUs and interfaces that a node got near its GPUs, for its log, its status and its metrics.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use crate::arena::{Arena, Placement, PlacementSource};
 use crate::limits::{ActorLimits, Limits, Mismatch};
 use crate::metrics::Metrics;
 
-/// What of the machine a node has got.
+/// The parts of the machine that a node got.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HardwareStatus {
     /// Each device's part, first to last.
     pub devices: Vec<DeviceHardware>,
-    /// The CPUs of the thread between nodes, where there is one.
+    /// The CPUs of the thread between nodes, if there is one.
     pub peer_cpus: Option<String>,
     /// The network interface of the address that the configuration gives that thread.
     pub peer_interface: Option<String>,
-    /// What cannot be where it would be best.
+    /// The parts that cannot be where they would be best.
     pub mismatches: Vec<String>,
 }
 
-/// What a device's actor has got.
+/// The parts of the machine that a device's actor got.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceHardware {
     /// The device's number.
@@ -38,23 +38,23 @@ pub struct DeviceHardware {
     pub memory_numa_node: Option<u32>,
     /// Bytes of its arena in reserved huge pages.
     pub huge_bytes: u64,
-    /// Those in transparent huge pages.
+    /// Bytes in transparent huge pages.
     pub transparent_huge_bytes: u64,
-    /// Those in pages of 4 KiB.
+    /// Bytes in pages of 4 KiB.
     pub ordinary_bytes: u64,
     /// Bytes on each NUMA node, projected from the pages looked at.
     pub bytes_on_numa_nodes: BTreeMap<u32, u64>,
     /// Bytes that are not where they should be.
     pub misplaced_bytes: u64,
-    /// Who says so: `move_pages`, `numa_maps`, or `unknown` where nobody does.
+    /// The source of these facts: `move_pages`, `numa_maps`, or `unknown` if there is none.
     pub placement_source: String,
-    /// What to do for more huge pages, where there is something.
+    /// Advice for more huge pages, if there is any.
     pub advice: Option<String>,
 }
 
 impl HardwareStatus {
-    /// What resolving the configuration led to; the devices' parts are added as their arenas are made. Warns of what
-    /// cannot be where it would be best, and counts it.
+    /// The result of resolving the configuration; the devices' parts are added as their arenas are made. Warns of parts that
+    /// cannot be where they would be best, and counts them.
     pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Self {
         for mismatch in &limits.mismatches {
             tracing::warn!("{mismatch}");

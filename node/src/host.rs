@@ -1,4 +1,4 @@
-//! What the machine is: memory, CPUs, NUMA nodes, GPUs and networks, as the kernel's files say.
+//! Facts of the machine: memory, CPUs, NUMA nodes, GPUs and networks, from the kernel's files.
 //!
 //! All files are read below a root that the caller names, so that a tree of fixtures can stand in for the machine.
 
@@ -20,7 +20,7 @@ pub use network::{Interface, Route};
 pub use pci::{ParsePciError, PciAddress, PciDevice};
 pub use topology::NumaNode;
 
-/// What configuration is resolved against.
+/// The machine's facts, against which a configuration is resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The host's name.
@@ -29,19 +29,19 @@ pub struct HostFacts {
     pub memory_bytes: u64,
     /// Memory that could be used now without swapping.
     pub available_bytes: u64,
-    /// What the control groups of this process (version 1 or 2) leave it; `None` where they set no limit.
+    /// The memory limit of this process's control groups (version 1 or 2); `None` if they set no limit.
     pub cgroup_limit_bytes: Option<u64>,
-    /// Reserved huge pages of the machine; free are those that this process's control groups let it have.
+    /// Reserved huge pages of the machine; free ones are those that this process's control groups allow it.
     pub huge: HugePool,
     /// The CPUs on which this process may run.
     pub cpus: CpuSet,
-    /// The NUMA nodes, by number; none where the kernel knows of none.
+    /// The NUMA nodes, by number; none if the kernel knows of none.
     pub numa_nodes: BTreeMap<u32, NumaNode>,
     /// The devices on the PCI bus.
     pub pci: BTreeMap<PciAddress, PciDevice>,
     /// The network interfaces, by name.
     pub interfaces: BTreeMap<String, Interface>,
-    /// Where packets go.
+    /// The routes of packets.
     pub routes: Vec<Route>,
 }
 
@@ -54,17 +54,17 @@ pub enum HostError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// A file of the kernel says something unexpected.
-    #[error("{} does not say {what}: `{found}`", path.display())]
+    #[error("{} has no {what}: `{found}`", path.display())]
     Unexpected {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The expected fact.
         what: &'static str,
-        /// What was found.
+        /// The text found.
         found: String,
     },
 }
@@ -73,7 +73,7 @@ impl HostFacts {
     /// Reads the facts below `root`: `/` for this machine.
     ///
     /// # Errors
-    /// Where a file that every Linux has is missing or says something unexpected. What only some have (NUMA, PCI, control
+    /// Fails if a file that every Linux has is missing or says something unexpected. What only some have (NUMA, PCI, control
     /// groups) may be missing.
     pub fn read(root: &Path) -> Result<Self, HostError> {
         let meminfo = Source::new(root, "proc/meminfo");
@@ -103,7 +103,7 @@ impl HostFacts {
     }
 }
 
-/// One file of the kernel.
+/// A file of the kernel.
 struct Source(PathBuf);
 
 impl Source {
@@ -139,7 +139,7 @@ fn huge_pages(root: &Path) -> HugePool {
     HugePool { total_bytes, free_bytes: free_bytes.min(limit) }
 }
 
-/// The CPUs on which the scheduler lets this process run, within those that are online.
+/// The online CPUs on which the scheduler lets this process run.
 fn allowed_cpus(root: &Path) -> Result<CpuSet, HostError> {
     let online = Source::new(root, "sys/devices/system/cpu/online");
     let online_cpus = online.cpus(&online.text()?)?;

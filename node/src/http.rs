@@ -1,7 +1,7 @@
-//! What a node answers over HTTP: health, metrics, status, events.
+//! The node's HTTP answers: health, metrics, status, events.
 //!
-//! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give
-//! up soon.
+//! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give up
+//! soon.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -45,13 +45,13 @@ pub struct Status {
     pub sockets: BTreeMap<String, PathBuf>,
     /// Every actor that answers.
     pub actors: Vec<ActorStatus>,
-    /// What it knows of its cluster, where it is a member of one.
+    /// The node's view of its cluster, if it is a member of one.
     pub cluster: Option<ClusterStatus>,
-    /// What of the machine it has got; `None` while the arena is being made.
+    /// The parts of the machine that the node got; `None` while the arena is being made.
     pub hardware: Option<HardwareStatus>,
-    /// How the object store does; `None` where none is configured.
+    /// How the object store does; `None` if none is configured.
     pub object: Option<ObjectStatus>,
-    /// Where it publishes events as vLLM does; `None` where it does not.
+    /// The address at which the node publishes vLLM's events; `None` if it does not.
     pub kv_events: Option<SocketAddr>,
 }
 
@@ -99,15 +99,15 @@ pub struct ActorStatus {
     pub tokens_hit: u64,
     /// Chunks evicted.
     pub evictions: u64,
-    /// What is on disk; `None` where there is no disk tier, or it is closed.
+    /// The contents of the disk tier; `None` if there is no disk tier, or it is closed.
     pub disk: Option<DiskStatus>,
-    /// Why the disk tier is closed, and what to do; `None` where it is open, or there is none.
+    /// The reason why the disk tier is closed, and the remedy; `None` if it is open, or there is none.
     pub disk_trouble: Option<String>,
-    /// What each tenant hit lately, and would have with an infinite cache.
+    /// Each tenant's recent hit rates, real and for an infinite cache.
     pub tenants: Vec<TenantRates>,
 }
 
-/// One namespace in the body of `GET /namespaces`, a list: what a router has to know to ask for prompts in it.
+/// A namespace in the body of `GET /namespaces`, a list: the facts by which a router asks for prompts in it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamespaceStatus {
     /// The tenant whose it is.
@@ -118,11 +118,11 @@ pub struct NamespaceStatus {
     pub fingerprint: String,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` where engines alone can.
+    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` if engines alone can.
     pub hash: Option<HashStatus>,
     /// Open sessions that registered it, over all actors.
     pub sessions: u64,
-    /// Chunks of it that the node has, over all actors.
+    /// Its chunks in the node, over all actors.
     pub chunks: u64,
 }
 
@@ -134,7 +134,7 @@ pub enum HashStatus {
     Larder,
     /// vLLM's.
     Sha256Cbor {
-        /// Where its engines start from.
+        /// The seed of its engines' hash.
         seed: String,
         /// Tokens of one block of its engines.
         block_tokens: u32,
@@ -157,27 +157,27 @@ pub struct DiskStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ObjectStatus {
-    /// Which store.
+    /// The store's URL.
     pub url: String,
     /// Whether it is read.
     pub reads: bool,
     /// Whether it is written.
     pub writes: bool,
-    /// Why it is not read or written, and what to do.
+    /// The reason why the store is not read or written, and the remedy.
     pub trouble: Option<String>,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(crate) struct State {
     pub(crate) name: String,
     pub(crate) sockets: BTreeMap<String, PathBuf>,
     /// Set when they run: before, the arena is being made.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
-    /// Where events are published, once they are.
+    /// The address at which events are published, once they are.
     pub(crate) kv_events: OnceLock<SocketAddr>,
-    /// Tells what the node knows of its cluster.
+    /// Reports the node's view of its cluster.
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
-    /// Tells how the object store does, where there is one.
+    /// Tells how the object store does, if there is one.
     pub(crate) object: OnceLock<Box<dyn Fn() -> ObjectStatus + Send + Sync>>,
     /// Set with the actors.
     pub(crate) hardware: OnceLock<HardwareStatus>,
@@ -230,7 +230,7 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
     Ok(in_pieces(prometheus::TEXT_FORMAT, text))
 }
 
-/// What is held, and then what changes, as server-sent events.
+/// The held chunks, then the changes, as server-sent events.
 async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
     let Some(actors) = state.actors.get() else {
         return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
@@ -306,7 +306,7 @@ fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
 }
 
 impl State {
-    /// Every actor's report, or none where it does not answer in time.
+    /// Every actor's report, or none if it does not answer in time.
     async fn ask(&self) -> Vec<(u16, Option<Report>)> {
         let actors = self.actors.get().into_iter().flatten();
         let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskReport)));

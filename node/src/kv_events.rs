@@ -1,12 +1,13 @@
-//! Events of what the node gains and loses, as vLLM publishes its own: for routers that follow engines by them.
+//! Publishes the node's gained and lost chunks as vLLM publishes its own, for routers that follow engines by them.
 //!
 //! A ZeroMQ PUB socket sends messages of three frames: topic, number, and a batch in MessagePack, `[seconds, [event, ...],
-//! rank]`, where the rank is the GPU's number, as of an engine's data-parallel rank. An event is a map with a `type`
-//! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so that a subscriber sees what it has missed:
-//! messages for one that is too slow are dropped. As nobody keeps what was
-//! before, a node begins each topic by `AllBlocksCleared` and what it holds, and does so again where it has lost track itself.
+//! rank]`. The rank is the GPU's number, as an engine's data-parallel rank is. An event is a map with a `type`
+//! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so that a slow subscriber, for which
+//! messages are dropped, sees its loss. Nobody keeps old messages: a node begins each topic with `AllBlocksCleared` and its
+//! contents, and does so again where it has lost track itself.
 //!
-//! What a node cannot know stays empty: tokens, and LoRA adapters. Hashes are those of chunks, and `block_size` is a chunk's.
+//! Facts that a node cannot know stay empty: tokens and LoRA adapters. Hashes are those of chunks, and `block_size` is a
+//! chunk's.
 
 mod publisher;
 
@@ -35,7 +36,7 @@ pub(crate) struct KvEvents {
     node: String,
     topic: String,
     hashes: EventHashes,
-    /// What is known of each namespace.
+    /// The known facts of each namespace.
     namespaces: HashMap<Fingerprint, Arc<Known>>,
     /// The number of the next message, by topic.
     numbers: HashMap<String, u64>,
@@ -47,7 +48,7 @@ struct Known {
     chunk_tokens: u32,
 }
 
-/// What one message tells.
+/// The event of one message.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type")]
 enum Event {
@@ -72,7 +73,7 @@ enum Event {
 enum Hash {
     /// Its last 64 bits, as a number.
     Int(u64),
-    /// All of it.
+    /// The whole hash.
     Bytes([u8; 32]),
 }
 
@@ -80,7 +81,7 @@ impl KvEvents {
     /// Listens. The node's name is part of topics.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     pub(crate) async fn bind(config: &KvEventsConfig, node: &str) -> io::Result<(Self, SocketAddr)> {
         let KvEventsConfig { listen, topic, hashes } = config.clone();
         let (publisher, bound) = Publisher::bind(listen).await?;
@@ -89,7 +90,7 @@ impl KvEvents {
         Ok((events, bound))
     }
 
-    /// Publishes what these actors hold, and then what changes.
+    /// Publishes these actors' chunks, then their changes.
     pub(crate) async fn publish(mut self, actors: Vec<(Feed, Addr<GpuActor>)>) {
         let mut live: Vec<Receiver<Arc<Batch>>> = actors.iter().map(|(feed, _)| feed.subscribe()).collect();
         self.publish_all(&actors).await;
@@ -106,7 +107,7 @@ impl KvEvents {
         }
     }
 
-    /// Begins every topic anew, with what is held.
+    /// Begins every topic anew, with the held chunks.
     async fn publish_all(&mut self, actors: &[(Feed, Addr<GpuActor>)]) {
         for topic in self.numbers.keys().cloned().collect::<Vec<_>>() {
             self.clear(&topic, actors.len());
@@ -141,7 +142,7 @@ impl KvEvents {
         }
     }
 
-    /// What the actors know of a namespace.
+    /// The actors' facts of a namespace.
     async fn known(
         &mut self,
         actors: &[(Feed, Addr<GpuActor>)],
@@ -222,7 +223,7 @@ impl Serialize for Hash {
     }
 }
 
-/// Where chunks are, as vLLM calls it.
+/// The place of chunks, in vLLM's words.
 const MEDIUM: &str = "CPU";
 
 #[cfg(test)]

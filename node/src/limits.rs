@@ -1,7 +1,6 @@
-//! The numbers that the node's modules work with: what the configuration comes to on this machine.
+//! The numbers that the node's modules work with: the configuration, resolved on this machine.
 //!
-//! [`Config::resolve`](crate::config::Config::resolve) is the one place where they are made. Each module receives the
-//! part that is its own.
+//! [`Config::resolve`](crate::config::Config::resolve) is the only place that makes them. Each module receives its own part.
 
 mod error;
 mod near;
@@ -32,44 +31,44 @@ use crate::object::ObjectOptions;
 pub struct Limits {
     /// The node's name.
     pub name: String,
-    /// Where HTTP listens.
+    /// The address of HTTP.
     pub http_listen: SocketAddr,
-    /// One for each GPU; one alone where there is none. Never empty; the position is the device's number.
+    /// One actor for each GPU; a single one without GPUs. Never empty; the position is the device's number.
     pub actors: Vec<ActorLimits>,
-    /// One for each tenant, in the order of the configuration. Never empty.
+    /// The tenants, in the order of the configuration. Never empty.
     pub tenants: Vec<TenantLimits>,
     /// The object store that all actors share.
     pub object: Option<ObjectLimits>,
-    /// What a session may hold.
+    /// The limits of a session.
     pub session: SessionLimits,
-    /// Where lookups are recorded.
+    /// The lookup log.
     pub record: Option<RecordConfig>,
-    /// Where events are published as vLLM does.
+    /// The publisher of vLLM's events.
     pub kv_events: Option<KvEventsConfig>,
-    /// Which requests are traced.
+    /// Decides which requests are traced.
     pub sampler: Sampler,
     /// The cluster that it is a member of.
     pub cluster: Option<ClusterLimits>,
-    /// What cannot be where it would be best.
+    /// The parts that cannot be where they would be best.
     pub mismatches: Vec<Mismatch>,
 }
 
-/// What a member of a cluster needs.
+/// The limits of a cluster's member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterLimits {
     /// The coordinator's `host:port`.
     pub coordinator: String,
-    /// Where peers are served.
+    /// The address for peers.
     pub listen: SocketAddr,
-    /// Where peers find this node, where that is not what the coordinator sees.
+    /// The node's address as peers see it, if it differs from the one that the coordinator sees.
     pub advertise: Option<SocketAddr>,
-    /// Who this node is, and whom it trusts.
+    /// The files of the node's certificate and its authorities.
     pub credentials: CredentialFiles,
     /// Whether chunks are shared.
     pub share: bool,
     /// How long a lease waits for blocks of other nodes.
     pub fetch_deadline: Duration,
-    /// How long a lookup waits to hear who has what.
+    /// How long a lookup waits for the directory's answers.
     pub find_deadline: Duration,
     /// The largest datagram to try.
     pub max_datagram_bytes: u16,
@@ -77,7 +76,7 @@ pub struct ClusterLimits {
     pub send_bytes_per_second: Option<NonZeroU64>,
     /// Rows of the directory that it keeps.
     pub directory_rows: u64,
-    /// Where its thread runs.
+    /// The CPUs of its thread.
     pub place: PeerPlace,
 }
 
@@ -86,7 +85,7 @@ pub struct ClusterLimits {
 pub struct ActorLimits {
     /// Its GPU, where it has one.
     pub pci: Option<PciAddress>,
-    /// The NUMA node of its GPU; `None` where nobody says.
+    /// The NUMA node of its GPU; `None` if nobody says.
     pub numa_node: Option<u32>,
     /// The CPUs of its threads, the nearest to its GPU. Never empty.
     pub cpus: CpuSet,
@@ -118,7 +117,7 @@ pub struct DiskLimits {
 pub struct ObjectLimits {
     /// What the tier itself needs. A lease waits for it as long as an order may take.
     pub options: ObjectOptions,
-    /// Chunks of which each actor remembers whether they are there.
+    /// Limit of chunks for which each actor remembers whether the store has them.
     pub known_chunks: usize,
 }
 
@@ -129,13 +128,13 @@ pub struct TenantLimits {
     pub name: String,
     /// The Unix socket that serves it.
     pub socket: PathBuf,
-    /// At most so many bytes of the arena, all actors together.
+    /// Limit of the tenant's bytes in the arena, for all actors together.
     pub max_bytes: Option<u64>,
-    /// At most so many bytes of write windows, all sessions together: whole pages.
+    /// Limit of the bytes of write windows, for all sessions together: whole pages.
     pub max_window_bytes: u64,
 }
 
-/// What engine sessions may hold.
+/// The limits of engine sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionLimits {
     /// Sessions of one tenant at a time.
@@ -156,7 +155,7 @@ pub const MAX_DEFAULT_EXTENT_BYTES: u64 = 256 << 20;
 /// Extents of an arena at least: with one alone no second tenant or block size would find a place.
 pub const MIN_EXTENTS: u64 = 2;
 
-/// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, of which one ends the text.
+/// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, and one of them ends the text.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// QUIC needs datagrams of this size on every path.
@@ -190,7 +189,7 @@ pub const DEVICE_COPY_DEADLINE_MS: u64 = 10_000;
 /// The part of an arena that blocks of other nodes may take while they pass through, as a divisor.
 pub const PASSING_SHARE: u64 = 4;
 
-/// Memory of an actor for what comes from its siblings, where no cluster says how much is for others.
+/// An actor's memory for blocks of its siblings, if no cluster's configuration sets it.
 pub const SIBLING_STAGING_BYTES: u64 = 256 << 20;
 
 /// Orders that may wait for one disk: more than a lease of the longest prompt asks for.
@@ -211,10 +210,10 @@ pub const OBJECT_READING_SHARE: u64 = 4;
 /// Bytes of blocks that are on their way to or from the object store at a time: half a second of 4 Gbit/s.
 pub const OBJECT_BYTES_IN_FLIGHT: u64 = 256 << 20;
 
-/// Blocks of which the object tier remembers whether they are there: about 100 bytes each.
+/// Limit of blocks for which the object tier remembers whether they are there: about 100 bytes each.
 pub const OBJECT_KNOWN_BLOCKS: usize = 1 << 18;
 
-/// Chunks of which all actors together remember it: about 100 bytes each.
+/// Limit of chunks for which all actors together remember that: about 100 bytes each.
 pub const OBJECT_KNOWN_CHUNKS: usize = 1 << 16;
 
 /// Chunks that other nodes are being sent at a time: more would only wait in one queue.

@@ -1,6 +1,7 @@
-//! What a node counts, as Prometheus shows it.
+//! A node's metrics, as Prometheus shows them.
 //!
-//! Handles are taken out of their families once, by whoever counts; counting is one relaxed addition.
+//! Handles are taken out of their families once; counting is one relaxed addition. Gauges are updated when somebody asks. A
+//! metric that is not in the table cannot be registered.
 
 mod actor;
 mod rates;
@@ -28,7 +29,7 @@ pub struct Metrics {
     operations: Operations,
     tiers: Tiers,
     tenants: Tenants,
-    /// Those of the object tier.
+    /// The metrics of the object tier.
     pub object: ObjectMetrics,
     recording: Recording,
     process: ProcessMetrics,
@@ -57,7 +58,7 @@ impl Metrics {
     /// Fresh metrics in a registry of their own.
     ///
     /// # Errors
-    /// Where two metrics share a name.
+    /// Fails if two metrics share a name.
     pub fn new() -> Result<Self, Error> {
         let registry = Registry::new();
         let operations = Operations::register(&registry)?;
@@ -80,7 +81,7 @@ impl Metrics {
     /// Everything in Prometheus' text format.
     ///
     /// # Errors
-    /// Where a metric cannot be written as text.
+    /// Fails if a metric cannot be written as text.
     pub fn render(&self) -> Result<String, Error> {
         self.process.show();
         self.tracing.show();
@@ -98,7 +99,7 @@ impl Metrics {
         self.operations.session_ends.with_label_values(&[tenant, how]).inc();
     }
 
-    /// The gauge of a tenant's write windows, of which there may be so many bytes.
+    /// The gauge of a tenant's write windows, whose limit is `limit_bytes`.
     #[must_use]
     pub fn windows(&self, tenant: &str, limit_bytes: u64) -> IntGauge {
         self.tenants.window_bytes.with_label_values(&[tenant, "limit"]).set(limit_bytes as i64);
@@ -189,7 +190,7 @@ const MAX_HTTP_CONNECTIONS: usize = 512;
 /// Whether lookups are of sequences that were preempted.
 const PREEMPTED: [&str; 2] = ["false", "true"];
 
-/// Where lookups find tokens.
+/// The tiers in which lookups find tokens.
 const HIT_TIERS: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object];
 
 #[cfg(test)]

@@ -1,23 +1,24 @@
 //! The object tier: chunks in a store that all nodes share, and that outlives them.
 //!
-//! A tier stands by itself. Its thread ([`tier`]) takes orders that name places in the arena, as the disk tier's
-//! does. A block is one object, so that what ranks write apart never meets. Its bytes are a record of the disk tier's
-//! format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a storage whose identity is
-//! [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the chunk as 64
-//! hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a store's partitions and a local
-//! folder's directories; slice and pool as decimal numbers. A pool that a chunk does not have has no object. The number is the format's version: builds with another one
-//! neither read nor delete these objects.
+//! A tier stands by itself: a node has one, which its actors share. Its thread ([`tier`]) takes orders that name places in
+//! the arena, as the disk tier's does. A block is one object, so that ranks and pools never overwrite each other. Its bytes
+//! are a record of the disk tier's format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a
+//! storage whose identity is [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the
+//! chunk as 64 hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a store's partitions and
+//! a local folder's directories; slice and pool as decimal numbers. A pool that a chunk lacks has no object. The number after
+//! `v` is the format's version: builds with another version neither read nor delete these objects.
 //!
-//! A node does not know what the store has. It remembers what it saw (`larder_core::tiers::known`), and asks for the rest
-//! (`larder_core::tiers::search`).
+//! A node does not know which objects the store has. It remembers those that it saw (`larder_core::tiers::known`), and asks
+//! for the rest (`larder_core::tiers::search`). A chunk is uploaded only where the store has none of that name
+//! (`If-None-Match`), so two nodes never overwrite each other.
 //!
-//! | what goes wrong | what comes of it |
+//! | fault | result |
 //! | --- | --- |
-//! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without |
-//! | the same later | `Closed` is the answer; after some failures in a row the store is left alone for a while |
+//! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without the tier |
+//! | the same later | `Closed` is the answer; after some failures in a row the node leaves the store alone for a while |
 //! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
 //! | more orders than the queue holds | `Busy` |
-//! | the store is slow | an order ends at its deadline, a `find` says what it knows at its own |
+//! | the store is slow | an order ends at its deadline; a `find` answers at its own with the facts that it has |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,15 +44,13 @@ pub use store::unknown_setting;
 pub use tier::ObjectTier;
 pub use trouble::{Trouble, TroubleKind};
 
-/// What a tier needs to know.
+/// The options of a tier.
 #[derive(Clone, PartialEq)]
 pub struct ObjectOptions {
-    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
-    /// `file:///FOLDER`.
+    /// The store and the place in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
     pub url: String,
-    /// Settings of the store, by the names that the `object_store` crate gives them (`endpoint`, `region`,
-    /// `access_key_id`, ...). They go before those of the environment (`AWS_ACCESS_KEY_ID`, ...). Their values are
-    /// never shown.
+    /// Settings of the store, by the names that the `object_store` crate gives them (`endpoint`, `region`, `access_key_id`,
+    /// ...). They override the environment (`AWS_ACCESS_KEY_ID`, ...). Their values are never shown.
     pub settings: BTreeMap<String, String>,
     /// Whether the store may be spoken to without TLS.
     pub allow_http: bool,
@@ -69,15 +68,15 @@ pub struct ObjectOptions {
     pub timeout: Duration,
     /// How long an order may take, waiting and all tries included.
     pub deadline: Duration,
-    /// How long a `find` may take: what is unknown then counts as absent.
+    /// How long a `find` may take: chunks that are unknown by then count as absent.
     pub find_deadline: Duration,
-    /// Chunks of which it is remembered whether they are there: about 100 bytes each.
+    /// Limit of chunks for which the actor remembers whether the store has them: about 100 bytes each.
     pub known_chunks: usize,
-    /// Where its thread runs.
+    /// The CPUs of its thread.
     pub cpus: CpuSet,
 }
 
-/// Which of a chunk's blocks.
+/// The block among a chunk's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
     /// The part that one engine rank holds.
@@ -104,31 +103,31 @@ pub enum OpenError {
         key: String,
     },
     /// The folder cannot be made.
-    #[error("the object tier's folder {} cannot be made: check that it can be written by this user", path.display())]
+    #[error("the object tier's folder {} cannot be made: check that this user can write there", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Something is missing in the settings, or wrong.
-    #[error("the object tier's {url} cannot be used: {reason}. Correct its settings or the environment's")]
+    #[error("the object tier's {url} cannot be used: {reason}. Correct its settings or the environment")]
     Settings {
-        /// As configured.
+        /// The store's URL, as configured.
         url: String,
-        /// What the `object_store` crate says.
+        /// The error of the `object_store` crate.
         reason: String,
     },
-    /// The store does not do what it is asked.
+    /// The store refuses, or does not answer.
     #[error("the object tier's {url}: {trouble}")]
     Refused {
-        /// As configured.
+        /// The store's URL, as configured.
         url: String,
-        /// What it says.
+        /// The store's answer.
         trouble: Trouble,
     },
     /// The system gives no thread.
-    #[error("the system gives the object tier no thread")]
+    #[error("cannot start the object tier's thread")]
     Thread(#[source] std::io::Error),
 }
 
@@ -165,10 +164,10 @@ pub fn check(options: &ObjectOptions) -> Result<(), OpenError> {
 /// How long a store that is tried out may take.
 const CHECK_TIME: Duration = Duration::from_secs(5);
 
-/// What every object's record names as its storage.
+/// The storage identity in every object's record.
 pub const STORAGE: StorageId = StorageId(*b"larder object 1\0");
 
-/// Bytes of the largest object: what S3 takes in one request.
+/// Bytes of the largest object: the limit of one request to S3.
 pub const MAX_OBJECT_BYTES: u64 = 5 << 30;
 
 const _: () = assert!(VERSION == 1, "objects of another version have other names: change `record::name` too");

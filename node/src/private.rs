@@ -1,11 +1,11 @@
-//! Files and folders that this user alone may read: they hold KV, or say what prompts there were.
+//! Files and folders that only this user may read: they hold KV or lookups of prompts.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Options to open a file, which is 0600 where it is made.
+/// Options to open a file, which is 0600 if it is made.
 pub(crate) fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600);
@@ -15,7 +15,7 @@ pub(crate) fn options() -> OpenOptions {
 /// Makes a folder and those above it that are not there, each 0700.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
@@ -26,12 +26,12 @@ pub(crate) fn take_from_others(file: &File, path: &Path) {
         let mode = file.metadata()?.permissions().mode();
         if mode & OTHERS != 0 {
             file.set_permissions(Permissions::from_mode(mode & 0o700))?;
-            tracing::warn!(path = %path.display(), "others could use this file: it is this user's alone now");
+            tracing::warn!(path = %path.display(), "others could use this file: now only this user can");
         }
         io::Result::Ok(())
     };
     if let Err(error) = tighten() {
-        tracing::warn!(%error, path = %path.display(), "others may use this file: take the rights from them");
+        tracing::warn!(%error, path = %path.display(), "others may use this file: take their rights away");
     }
 }
 

@@ -1,7 +1,8 @@
-//! The engine processes behind the sessions, and how the node learns that one is gone.
+//! The engine processes behind the sessions, and how the node learns of their exit.
 //!
-//! A closed socket proves nothing: mappings and transfers may live on. Only the exit of the process does, which its
-//! pidfd reports. A process without one opens no session: what it held could never be used again.
+//! A closed socket proves nothing: mappings and transfers may live on. Only the exit of the process proves that nobody
+//! touches its memory, and its pidfd reports the exit. A process without a pidfd opens no session: memory that it held could
+//! never be used again.
 
 mod peer;
 
@@ -60,7 +61,7 @@ pub struct Membership {
 pub enum EnterError {
     /// Too many processes of the tenant have closed their sessions but still run.
     #[error(
-        "{lingering} processes of this tenant have closed their session but still run, and keep memory from reuse: end them"
+        "{lingering} processes of this tenant closed their session but still run, and keep memory out of use: end them"
     )]
     TooManyLinger {
         /// How many.
@@ -72,7 +73,7 @@ pub enum EnterError {
 }
 
 impl Processes {
-    /// None yet. The actors are told when one is gone.
+    /// No processes yet. The actors are told when a process is gone.
     #[must_use]
     pub fn new(actors: Vec<Addr<GpuActor>>, most_lingering: u32) -> Self {
         Self { known: Rc::default(), actors: actors.into(), most_lingering }
@@ -111,7 +112,7 @@ impl Processes {
 
     async fn wait_for_exit(self, id: ProcessId, exit: Exit) {
         if let Err(error) = exit.wait().await {
-            tracing::error!(process = id.0, %error, "cannot watch a process: what it held stays quarantined");
+            tracing::error!(process = id.0, %error, "cannot watch a process: its memory stays quarantined");
             return;
         }
         let process = {

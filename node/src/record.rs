@@ -1,12 +1,12 @@
-//! The lookup log: what engines asked. Hashes only, never tokens.
+//! The lookup log: records the lookups of engines, as hashes only, never tokens.
 //!
 //! One line of JSON a lookup, in the format of Mooncake's traces with two more fields, so that other tools read it too:
-//! `{"timestamp":ms,"input_length":tokens,"output_length":0,"chunk_tokens":tokens,"namespace":"...","hash_ids":[...]}`.
-//! The ids are the first 53 bits of the full chunks' hashes, which every JSON reader keeps exact; a prompt's last, partial
-//! chunk has none.
+//! `{"timestamp":ms,"input_length":tokens,"output_length":0,"chunk_tokens":tokens,"namespace":"...","hash_ids":[...]}`. The
+//! ids are the first 53 bits of the full chunks' hashes, which every JSON reader keeps exact; a prompt's last, partial chunk
+//! has none.
 //!
-//! A thread of its own writes; a lookup that finds its queue full is left out and counted. After a failed write nothing
-//! more is written.
+//! A thread of its own writes. A lookup that finds the thread's queue full is left out and counted. After a failed write
+//! nothing more is written.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -48,10 +48,10 @@ struct LogFile {
 }
 
 impl Recorder {
-    /// Opens the log, after what it holds already, and starts the thread. `lost` counts the lookups that are left out.
+    /// Opens the log for appending, and starts the thread. `lost` counts the lookups that are left out.
     ///
     /// # Errors
-    /// Where the file cannot be written, or the system gives no thread.
+    /// Fails if the file cannot be written, or the system gives no thread.
     pub fn start(config: RecordConfig, lost: IntCounter) -> io::Result<(Self, JoinHandle<()>)> {
         let log = LogFile::open(config)?;
         let (queue, lines) = sync_channel(QUEUE_LINES);

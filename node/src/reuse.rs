@@ -1,9 +1,9 @@
-//! What an infinite cache would have hit of a namespace, beside what this one did: over sliding windows.
+//! Estimates the hits of an infinite cache in a namespace, beside the real hits, over sliding windows.
 //!
-//! A chunk that comes for the first time within the window is a miss even for an infinite cache; whatever comes again is
-//! a hit, since a chunk's hash names its whole prefix. So distinct chunks, counted by HyperLogLog (Flajolet et al. 2007),
-//! against all chunks asked tell how much more could be hit with more capacity: where the two rates are close, more
-//! memory buys nothing.
+//! A chunk that comes for the first time within the window is a miss even for an infinite cache. Every later lookup of the
+//! chunk is a hit, since a chunk's hash names its whole prefix. So the number of distinct chunks, counted by HyperLogLog
+//! (Flajolet et al. 2007), against the number of all chunks tells how much more capacity could hit: where the two rates are
+//! close, more memory buys nothing.
 //!
 //! Time is cut into slots; a window is the present slot and the whole ones before it.
 
@@ -20,18 +20,18 @@ pub struct ReuseWindows {
     slots: VecDeque<Slot>,
 }
 
-/// What was asked in a window.
+/// The tokens of a window's lookups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tokens {
     /// Tokens of all prompts.
     pub asked: u64,
-    /// Those that this cache had.
+    /// Tokens that this cache had.
     pub hit: u64,
-    /// Those that an infinite one would have had, about.
+    /// Tokens that an infinite cache would have had, about.
     pub reusable: u64,
 }
 
-/// One lookup, as the statistics see it.
+/// A lookup, as the statistics see it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lookup<'a> {
     /// The chunks that could have been hit: the prompt's full ones, a token left to compute.
@@ -69,7 +69,7 @@ impl ReuseWindows {
         lookup.usable.iter().for_each(|hash| slot.distinct.insert(&hash.0));
     }
 
-    /// What was asked in a window.
+    /// The tokens of a window's lookups.
     pub fn tokens(&mut self, window: Window, now: Millis) -> Tokens {
         let number = now.0 / SLOT_MS;
         self.forget(number);
@@ -96,7 +96,7 @@ impl ReuseWindows {
 }
 
 impl Tokens {
-    /// The fraction of all tokens that was hit; 0 where nothing was asked.
+    /// The fraction of all tokens that was hit; 0 if nothing was asked.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.hit as f64 / self.asked.max(1) as f64

@@ -44,7 +44,7 @@ use crate::window::WindowBudget;
 /// The node serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ready {
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// The socket of each tenant.
     pub sockets: BTreeMap<String, PathBuf>,
@@ -59,7 +59,7 @@ pub enum ServeError {
     Listen {
         /// The address.
         listen: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A tenant's socket cannot be used.
@@ -75,7 +75,7 @@ pub enum ServeError {
     /// The arena cannot be had.
     #[error("cannot make the arena of device {device}")]
     Arena {
-        /// Whose.
+        /// The actor's device.
         device: u16,
         /// Why.
         source: MemoryError,
@@ -83,7 +83,7 @@ pub enum ServeError {
     /// A thread cannot be started.
     #[error("cannot start the copy threads of device {device}")]
     CopyLane {
-        /// Whose.
+        /// The actor's device.
         device: u16,
         /// Why.
         source: std::io::Error,
@@ -91,7 +91,7 @@ pub enum ServeError {
     /// Events cannot be published.
     #[error("cannot publish events on {listen}: set [kv_events] listen to a free address")]
     KvEvents {
-        /// Where.
+        /// The address.
         listen: SocketAddr,
         /// Why.
         source: std::io::Error,
@@ -101,7 +101,7 @@ pub enum ServeError {
     Record {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// It cannot be a member of its cluster.
@@ -116,15 +116,15 @@ pub enum ServeError {
     /// Serving HTTP failed.
     #[error("cannot serve HTTP on {http}")]
     Serve {
-        /// Where it served.
+        /// The address.
         http: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl ServeError {
-    /// Whether the configuration, or what it names, has to be changed before another start can help.
+    /// Whether another start can help only after a change of the configuration, or of the things it names.
     #[must_use]
     pub fn is_the_askers(&self) -> bool {
         match self {
@@ -137,8 +137,8 @@ impl ServeError {
     }
 }
 
-/// Serves until `stop` is ready, then ends what is under way; at most [`STOP_WITHIN`] long. `on_ready` is called once,
-/// when sessions are accepted. Needs an actix system.
+/// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. `on_ready` is called once, when sessions
+/// are accepted. Needs an actix system.
 ///
 /// # Errors
 /// [`ServeError`]: it never served, or could not serve on.
@@ -153,7 +153,7 @@ pub async fn run(
     run_on(Devices::cuda(), limits, on_ready, stop).await
 }
 
-/// The same, on other devices than the machine's GPUs.
+/// As [`run`], on other devices than the machine's GPUs.
 ///
 /// # Errors
 /// As [`run`].
@@ -234,7 +234,7 @@ pub async fn run_on(
     .map_err(|source| ServeError::Serve { http, source })
 }
 
-/// What HTTP tells before anything runs.
+/// The state that HTTP shows before anything runs.
 fn new_state(
     limits: &Limits,
     sockets: &BTreeMap<String, PathBuf>,
@@ -321,7 +321,7 @@ fn serve_http(
     Ok((server.handle(), actix_rt::spawn(server)))
 }
 
-/// What all actors share.
+/// The parts that all actors share.
 struct Shared {
     metrics: SharedMetrics,
     clock: Clock,
@@ -342,7 +342,7 @@ fn start_recorder(
     limits.record.clone().map(start).transpose()
 }
 
-/// Starts all actors, one after the other; what each has got is added to `hardware`.
+/// Starts all actors, one after the other, and adds their parts of the machine to `hardware`.
 async fn start_actors(
     limits: &[ActorLimits],
     shared: &Shared,
@@ -476,7 +476,7 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
     }
 }
 
-/// How long what is under way may take when the node stops.
+/// How long running work may take when the node stops.
 pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often somebody looks whether all actors are there.

@@ -1,4 +1,15 @@
-//! The actors of one node among themselves: who of them holds a chunk, and how to ask for it.
+//! The actors of one node among themselves: which of them holds a chunk, and how to ask it.
+//!
+//! Each actor has a store, an arena near its GPU and a disk tier of its own. A sibling is a holder like a peer: it grants its
+//! chunk, the copy threads copy the blocks into the reader's arena and check them, and the placement rules between nodes
+//! apply. So leases, tickets, pools, chunks on the sibling's disk and load-or-recompute work as they do with peers, and a
+//! chunk ends up near the GPU that reads it. It is copied, not read in place: the engine reads it over its bus once more
+//! either way, a far arena would be read across the NUMA link at every use, and isolation of tenants rests on extents that
+//! stay with one actor's processes.
+//!
+//! The chunks of a namespace are whole in one store. So all ranks of an engine talk to the same actor, or each rank registers
+//! a namespace with the rank in its `layout`: then each rank's share is found, fetched and evicted by itself, and the
+//! engine's scheduler takes the shortest of the ranks' prefixes.
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -34,8 +45,8 @@ pub struct Sibling {
     pub verify: Recipient<VerifyChunks>,
 }
 
-/// Which actors of this node hold a chunk, in memory or on disk. A hint, as the directory is: whoever is asked may have lost
-/// it. 16 bytes a chunk, besides the room that a hash table keeps.
+/// The actors of this node that hold a chunk, in memory or on disk. A hint, as the directory is: an actor may have lost the
+/// chunk. 16 bytes a chunk, besides the free room of a hash table.
 #[derive(Debug)]
 struct NodeMap {
     /// Keyed with a secret, so that nobody can make two chunks meet.
@@ -47,7 +58,7 @@ struct NodeMap {
 type Devices = u64;
 
 impl Siblings {
-    /// One for each of so many actors, fewer than 65, by number. They reach each other once `actors` is set.
+    /// The handles of `devices` actors, fewer than 65, by number. They reach each other once `actors` is set.
     #[must_use]
     pub fn of(devices: u16, actors: &Arc<OnceLock<Vec<Sibling>>>) -> Vec<Self> {
         let map = Arc::new(NodeMap::new());
@@ -61,7 +72,7 @@ impl Siblings {
         self.device
     }
 
-    /// Notes what this actor gained and lost.
+    /// Notes this actor's gained and lost chunks.
     pub fn note(&self, changes: &[Change]) {
         for Change { fingerprint, chunk, kind } in changes {
             self.map.note(self.device, fingerprint, &chunk.hash, *kind != ChangeKind::Lost);
@@ -140,7 +151,7 @@ impl NodeMap {
     }
 }
 
-/// Hashes what is a hash already.
+/// A hasher for keys that are hashes already.
 #[derive(Debug, Default)]
 struct IsHashed(u64);
 

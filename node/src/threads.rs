@@ -34,7 +34,7 @@ impl Drop for Joined {
 /// Starts a thread called `name` (the kernel keeps 15 bytes of it) on `cpus`.
 ///
 /// # Errors
-/// Where the system gives no thread.
+/// Fails if the system gives no thread.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     cpus: &CpuSet,
@@ -76,7 +76,7 @@ pub fn pin_or_warn(cpus: &CpuSet) {
 /// Pins the calling thread to `cpus`.
 ///
 /// # Errors
-/// Where none of them may be used by this process.
+/// Fails if none of them may be used by this process.
 pub fn pin(cpus: &CpuSet) -> io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     for cpu in cpus.iter().map(|cpu| cpu as usize).filter(|&cpu| cpu < rustix::thread::CpuSet::MAX_CPU) {
@@ -88,7 +88,7 @@ pub fn pin(cpus: &CpuSet) -> io::Result<()> {
 /// The CPUs on which the kernel lets the calling thread run.
 ///
 /// # Errors
-/// Where the kernel does not say: it has more CPUs than its interface's usual size.
+/// Fails if the kernel does not say: it has more CPUs than its interface's usual size.
 pub fn pinned_to() -> io::Result<CpuSet> {
     let set = sched_getaffinity(None)?;
     Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).map(|cpu| cpu as u32).collect())

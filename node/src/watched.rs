@@ -1,4 +1,6 @@
-//! Panics on the peer thread: they are caught, counted and told of, and what panicked begins again.
+//! Panics on the peer thread: catches, counts and logs them, and starts the panicked part again with nothing.
+//!
+//! A panic ends a request, a connection or the directory's rows, not the thread.
 
 use std::any::Any;
 use std::future::Future;
@@ -8,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use prometheus::IntCounterVec;
 
-/// Who watches tasks. Cloning shares.
+/// Watches tasks for panics. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Watch {
     panics: IntCounterVec,
@@ -21,19 +23,19 @@ impl Watch {
         Self { panics }
     }
 
-    /// One that counts for a test.
+    /// A watch that counts for a test.
     #[cfg(test)]
     pub(crate) fn in_test() -> Self {
         let options = prometheus::Opts::new("panics", "Panics of tasks");
         Self { panics: IntCounterVec::new(options, &["task"]).unwrap() }
     }
 
-    /// What comes of something; `None` where it panicked. What it worked on must then not be used as it is.
+    /// The result of some work; `None` if it panicked. Then the state that it worked on must not be used.
     pub(crate) fn catch<T>(&self, task: &'static str, work: impl FnOnce() -> T) -> Option<T> {
         catch_unwind(AssertUnwindSafe(work)).inspect_err(|panic| self.tell(task, &**panic)).ok()
     }
 
-    /// The same for something that takes a while.
+    /// The result of a future; `None` if it panicked.
     ///
     /// # Cancel safety
     /// That of the future.
@@ -55,7 +57,7 @@ impl Watch {
     fn tell(&self, task: &'static str, panic: &(dyn Any + Send)) {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-        tracing::error!(task, said, "a task panicked: what it worked on is dropped, and it begins again");
+        tracing::error!(task, said, "a task panicked: its work is dropped, and it begins again");
         self.panics.with_label_values(&[task]).inc();
     }
 
@@ -65,11 +67,11 @@ impl Watch {
     }
 }
 
-/// Where a test may have planted a panic.
+/// A place where a test may plant a panic.
 #[cfg(not(test))]
 pub(crate) fn here(_: &'static str) {}
 
-/// Where a test may have planted a panic.
+/// A place where a test may plant a panic.
 #[cfg(test)]
 pub(crate) fn here(place: &'static str) {
     PLANTED.with(|planted| {
@@ -91,7 +93,7 @@ thread_local! {
     static PLANTED: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
 }
 
-/// Before something begins again: what panics at once keeps no thread busy.
+/// The pause before a restart: a task that panics at once keeps no thread busy.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

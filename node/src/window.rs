@@ -1,4 +1,7 @@
 //! A session's write window: the memory through which an engine hands blocks over.
+//!
+//! A window is memory of its own, so a vanished engine's window needs no quarantine: it goes back to the system with the
+//! session, even while somebody still maps it.
 
 mod budget;
 
@@ -12,11 +15,11 @@ pub use self::budget::{WindowBudget, WindowShare};
 use crate::arena::mapping::{Access, Mapping, memory_file, seal};
 use crate::arena::{Binding, MemoryError, OutOfBounds, PAGE_BYTES, numa};
 
-/// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail;
-/// what it writes, and when, is its own affair.
+/// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail. The
+/// engine may write at any time.
 ///
-/// All of it is there from the start, and counts as the node's. Dropping it gives the memory back to the system at once, though
-/// the engine may keep its mapping: pages that it touches afterwards are the engine's.
+/// All memory is taken at the start, and counts as the node's. Dropping the window gives the memory back to the system at
+/// once, even while the engine keeps its mapping: pages that the engine touches afterwards are its own.
 pub struct Window {
     mapping: Mapping,
     file: OwnedFd,
@@ -25,12 +28,11 @@ pub struct Window {
 }
 
 impl Window {
-    /// Makes a window of at least `bytes` (rounded up to whole pages) and takes its memory, from NUMA node `numa_node` as long as
-    /// there is any, where that is given. Blocks for as long as the kernel clears the memory. `share` is what it takes of its
-    /// tenant's budget.
+    /// Makes a window of at least `bytes` (rounded up to whole pages) and takes its memory, from NUMA node `numa_node` as
+    /// long as that has any. Blocks while the kernel clears the memory. `share` is the window's part of its tenant's budget.
     ///
     /// # Errors
-    /// Where the system does not give it.
+    /// Fails if the system does not give it.
     pub fn create(
         bytes: u64,
         numa_node: Option<u32>,
@@ -60,7 +62,7 @@ impl Window {
     /// Whether a place lies within the window.
     ///
     /// # Errors
-    /// Where it does not.
+    /// Fails if it does not.
     pub fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
         self.mapping.check(offset, bytes)
     }

@@ -34,7 +34,7 @@ impl Cluster {
     /// Starts a coordinator and so many nodes, `node-0` and so on, and waits until all of them are members.
     ///
     /// # Errors
-    /// Where they do not come up.
+    /// Fails if they do not come up.
     pub fn start(program: &str, nodes: usize) -> anyhow::Result<Self> {
         Self::start_with(program, nodes, 3_000, "")
     }
@@ -42,7 +42,7 @@ impl Cluster {
     /// The same, with room for so many chunks in each node's memory, and more of its configuration: TOML in which `{name}` stands for the node's own folder.
     ///
     /// # Errors
-    /// Where they do not come up.
+    /// Fails if they do not come up.
     pub fn start_with(program: &str, nodes: usize, capacity_chunks: u64, more: &str) -> anyhow::Result<Self> {
         Self::start_all(program, nodes, capacity_chunks, more, "")
     }
@@ -50,7 +50,7 @@ impl Cluster {
     /// The same, with that TOML in the coordinator's configuration too.
     ///
     /// # Errors
-    /// Where they do not come up.
+    /// Fails if they do not come up.
     pub fn start_traced(program: &str, nodes: usize, tracing: &str) -> anyhow::Result<Self> {
         Self::start_all(program, nodes, 3_000, tracing, tracing)
     }
@@ -109,7 +109,7 @@ impl Cluster {
     /// Ends a node with SIGKILL and starts it again with the files that it had.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn restart_node(&mut self, number: usize) -> anyhow::Result<()> {
         self.nodes[number].kill()?;
         let config = self.dir.path().join(format!("node-{number}.toml"));
@@ -120,7 +120,7 @@ impl Cluster {
     /// Ends a node with SIGKILL.
     ///
     /// # Errors
-    /// Where it cannot be killed.
+    /// Fails if it cannot be killed.
     pub fn kill_node(&mut self, number: usize) -> anyhow::Result<()> {
         self.nodes[number].kill()
     }
@@ -128,7 +128,7 @@ impl Cluster {
     /// Stops the last node as an operator would.
     ///
     /// # Errors
-    /// Where there is none, or it cannot be signalled.
+    /// Fails if there is none, or it cannot be signalled.
     pub fn stop_last_node(&mut self) -> anyhow::Result<ExitStatus> {
         self.nodes.pop().context("there is a node")?.stop()
     }
@@ -160,7 +160,7 @@ impl Cluster {
     /// The coordinator.
     ///
     /// # Panics
-    /// Where it was killed.
+    /// Panics if it was killed.
     #[must_use]
     pub fn coordinator(&self) -> &Server {
         self.coordinator.as_ref().expect("the coordinator runs")
@@ -174,7 +174,7 @@ impl Cluster {
     /// Starts the coordinator again with the files and addresses that it had.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn start_coordinator(&mut self) -> anyhow::Result<()> {
         let config = self.dir.path().join("coordinator.toml");
         self.coordinator = Some(Server::start(&self.program, "coordinator", &config)?);
@@ -190,7 +190,7 @@ impl Cluster {
     /// The table that counts now, as the coordinator gives it to those who watch.
     ///
     /// # Errors
-    /// Where it gives none.
+    /// Fails if it gives none.
     pub fn table(&self) -> anyhow::Result<Table> {
         self.visitor.watch(self.coordinator_peer.parse()?)
     }
@@ -198,7 +198,7 @@ impl Cluster {
     /// What the table says of a member.
     ///
     /// # Panics
-    /// Where it does not become a member.
+    /// Panics if it does not become a member.
     #[must_use]
     pub fn member(&self, name: &str) -> Member {
         let find = || self.table().ok()?.members.into_iter().find(|member| member.name == name);
@@ -208,7 +208,7 @@ impl Cluster {
     /// Credentials for somebody, of the cluster's own authority.
     ///
     /// # Errors
-    /// Where none can be made.
+    /// Fails if none can be made.
     pub fn credentials(&self, identity: &Identity, validity: Validity) -> anyhow::Result<Credentials> {
         let issued = self.authority.issue(identity, validity)?;
         credentials(self.authority.certificate_pem(), &issued)
@@ -217,7 +217,7 @@ impl Cluster {
     /// Credentials of a stranger who trusts this cluster but is not of it.
     ///
     /// # Errors
-    /// Where none can be made.
+    /// Fails if none can be made.
     pub fn strange_credentials(&self, identity: &Identity) -> anyhow::Result<Credentials> {
         let (other, _) = Authority::create(Validity::days(1))?;
         credentials(self.authority.certificate_pem(), &other.issue(identity, Validity::days(1))?)

@@ -32,7 +32,7 @@ pub struct SpanSeen {
     pub trace_id: String,
     /// Itself.
     pub id: String,
-    /// The span that caused it; empty where there is none.
+    /// The span that caused it; empty if there is none.
     pub parent: String,
     /// What was done.
     pub name: String,
@@ -48,7 +48,7 @@ impl Collector {
     /// Starts it.
     ///
     /// # Errors
-    /// Where there is no port.
+    /// Fails if there is no port.
     pub fn start() -> anyhow::Result<Self> {
         let (listener, spans) = (TcpListener::bind("127.0.0.1:0")?, Arc::<Mutex<Vec<SpanSeen>>>::default());
         let (address, seen) = (listener.local_addr()?, Arc::clone(&spans));
@@ -77,7 +77,7 @@ impl Collector {
     /// Waits for spans that satisfy a condition all together, and returns them.
     ///
     /// # Panics
-    /// Where they do not come; `what` says what was waited for.
+    /// Panics if they do not come; `what` says what was waited for.
     pub fn until(&self, what: &str, are_there: impl Fn(&[SpanSeen]) -> bool) -> Vec<SpanSeen> {
         wait::until(what, || Some(self.spans()).filter(|spans| are_there(spans)))
     }

@@ -27,7 +27,7 @@ impl EngineProcess {
     /// Starts `program` (the binary `test-engine`) and waits until it has done `deed` to the node at `socket`.
     ///
     /// # Errors
-    /// Where it could not do it.
+    /// Fails if it could not do it.
     pub fn start(program: &str, socket: &Path, deed: &str) -> anyhow::Result<Self> {
         let mut child = Command::new(program)
             .arg(socket)
@@ -51,7 +51,7 @@ impl EngineProcess {
     /// Ends it with SIGKILL and waits until it is gone.
     ///
     /// # Errors
-    /// Where it cannot be killed.
+    /// Fails if it cannot be killed.
     pub fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -70,7 +70,7 @@ impl Drop for EngineProcess {
 /// What the binary `test-engine` does: one deed, then it says so and waits for the end of its input.
 ///
 /// # Errors
-/// Where the node does not let it.
+/// Fails if the node does not let it.
 pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
     let (mut session, registered, window) = RawSession::open(socket)?;
     let hashes = prompt(b'a', 4);

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 /// is the only writable one, so this goes through its memory as a debugger would.
 ///
 /// # Errors
-/// Where the process cannot be written to, or has no arena.
+/// Fails if the process cannot be written to, or has no arena.
 pub fn flip_a_bit_in_every_page(pid: u32) -> anyhow::Result<usize> {
     let arena = Arena::of(pid)?;
     let mut flipped = 0;
@@ -25,7 +25,7 @@ pub fn flip_a_bit_in_every_page(pid: u32) -> anyhow::Result<usize> {
 /// at most; how many that were.
 ///
 /// # Errors
-/// Where the process cannot be written to, has no arena, or no such block is there.
+/// Fails if the process cannot be written to, has no arena, or no such block is there.
 pub fn replace_block(pid: u32, block: &[u8], with: &[u8]) -> anyhow::Result<usize> {
     let arena = Arena::of(pid)?;
     let mut replaced = 0;

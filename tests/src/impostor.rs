@@ -58,7 +58,7 @@ impl Impostor {
     /// Joins `cluster` as the node `name` and announces `rows`, which it does not have, to their homes.
     ///
     /// # Errors
-    /// Where the cluster does not take it in.
+    /// Fails if the cluster does not take it in.
     pub fn join(cluster: &Cluster, name: &str, rows: Vec<RowKey>, manners: Manners) -> anyhow::Result<Self> {
         let credentials = cluster.credentials(&Identity::new(Role::Node, name), Validity::days(1))?;
         let coordinator: SocketAddr = cluster.coordinator_peer().parse()?;

@@ -20,7 +20,7 @@ impl NodeProcess {
     /// Starts `program node` and waits until it serves. `config` is TOML in which `{dir}` stands for a fresh directory.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn start(program: &str, config: &str) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let file = dir.path().join("node.toml");
@@ -32,7 +32,7 @@ impl NodeProcess {
     /// Ends it with SIGKILL, lets `meanwhile` look at its directory, and starts it again with the same files.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn restart(&mut self, meanwhile: impl FnOnce(&Path)) -> anyhow::Result<()> {
         self.server.kill()?;
         meanwhile(self.dir.path());
@@ -43,7 +43,7 @@ impl NodeProcess {
     /// Its metrics now: the sum of all samples whose line begins so.
     ///
     /// # Panics
-    /// Where it does not answer.
+    /// Panics if it does not answer.
     #[must_use]
     pub fn metric(&self, beginning: &str) -> f64 {
         self.server.metric(beginning)
@@ -52,7 +52,7 @@ impl NodeProcess {
     /// A node with one tenant and an arena of 16 MiB in extents of 2 MiB.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn small(program: &str) -> anyhow::Result<Self> {
         Self::start(program, &format!("{SMALL_HOST}\n{ONE_TENANT}"))
     }
@@ -90,7 +90,7 @@ impl NodeProcess {
     /// The body at an HTTP path.
     ///
     /// # Errors
-    /// Where it does not answer.
+    /// Fails if it does not answer.
     pub fn get(&self, path: &str) -> anyhow::Result<String> {
         self.server.get(path)
     }
@@ -98,7 +98,7 @@ impl NodeProcess {
     /// A field of the first actor's status.
     ///
     /// # Panics
-    /// Where the node does not answer, or its status has no such field.
+    /// Panics if the node does not answer, or its status has no such field.
     #[must_use]
     pub fn status(&self, field: &str) -> u64 {
         let text = self.get("/status").expect("the node answers");
@@ -114,7 +114,7 @@ impl NodeProcess {
     /// Stops it as an operator would.
     ///
     /// # Errors
-    /// Where it cannot be signalled.
+    /// Fails if it cannot be signalled.
     pub fn stop(self) -> anyhow::Result<ExitStatus> {
         self.server.stop()
     }

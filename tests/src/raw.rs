@@ -30,7 +30,7 @@ impl RawSession {
     /// Connects and says nothing.
     ///
     /// # Errors
-    /// Where nobody listens.
+    /// Fails if nobody listens.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = UnixStream::connect(path)?;
         socket.set_read_timeout(Some(crate::wait::DEADLINE))?;
@@ -40,7 +40,7 @@ impl RawSession {
     /// Connects, says hello and registers [`namespace`]; answers the write window's memory too, if there is one.
     ///
     /// # Errors
-    /// Where the node refuses.
+    /// Fails if the node refuses.
     pub fn open(path: &Path) -> anyhow::Result<(Self, Registered, Option<OwnedFd>)> {
         let mut session = Self::connect(path)?;
         let (welcome, mut descriptors) = session.ask(&hello())?;
@@ -53,7 +53,7 @@ impl RawSession {
     /// Registers [`namespace`].
     ///
     /// # Errors
-    /// Where the node refuses.
+    /// Fails if the node refuses.
     pub fn register(&mut self) -> anyhow::Result<Registered> {
         match self.ask(&register(BLOCK_BYTES as u64))?.0 {
             Response::Registered(registered) => Ok(registered),
@@ -64,7 +64,7 @@ impl RawSession {
     /// Sends a request and reads its answer.
     ///
     /// # Errors
-    /// Where the node closes the connection.
+    /// Fails if the node closes the connection.
     pub fn ask(&mut self, request: &Request) -> anyhow::Result<Answered> {
         self.send(request)?;
         self.read()?.context("the node closed the connection")
@@ -73,7 +73,7 @@ impl RawSession {
     /// The same, of a request that brings descriptors.
     ///
     /// # Errors
-    /// Where the node closes the connection.
+    /// Fails if the node closes the connection.
     pub fn ask_with(&mut self, request: &Request, descriptors: Vec<OwnedFd>) -> anyhow::Result<Answered> {
         self.asked += 1;
         self.writer.push_request_with(self.asked, request, descriptors)?;
@@ -84,7 +84,7 @@ impl RawSession {
     /// Sends a request.
     ///
     /// # Errors
-    /// Where the node closed the connection.
+    /// Fails if the node closed the connection.
     pub fn send(&mut self, request: &Request) -> anyhow::Result<()> {
         self.asked += 1;
         self.writer.push_request(self.asked, request)?;
@@ -95,7 +95,7 @@ impl RawSession {
     /// Sends a request if the socket takes all of it; whether it did. After a `false` only closing makes sense.
     ///
     /// # Errors
-    /// Where the node closed the connection.
+    /// Fails if the node closed the connection.
     pub fn send_unless_full(&mut self, request: &Request) -> anyhow::Result<bool> {
         self.asked += 1;
         self.writer.push_request(self.asked, request)?;
@@ -105,7 +105,7 @@ impl RawSession {
     /// Sends bytes.
     ///
     /// # Errors
-    /// Where the node closed the connection.
+    /// Fails if the node closed the connection.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.socket.write_all(bytes)
     }
@@ -113,7 +113,7 @@ impl RawSession {
     /// Reads what the node says next; `None` at the end.
     ///
     /// # Errors
-    /// Where what it says is malformed.
+    /// Fails if what it says is malformed.
     pub fn read(&mut self) -> anyhow::Result<Option<Answered>> {
         loop {
             if let Some(frame) = self.reader.next_frame()? {
@@ -136,7 +136,7 @@ impl RawSession {
     /// Leases chunks, and answers where they stand with the memory that is new.
     ///
     /// # Errors
-    /// Where the node does not lease.
+    /// Fails if the node does not lease.
     pub fn lease(&mut self, registered: &Registered, hashes: &[ChunkHash]) -> anyhow::Result<RawLease> {
         let chain = Chain::from_root(registered.root, hashes.to_vec());
         match self.ask(&Request::Lease(Lease { namespace: registered.namespace, chain }))? {

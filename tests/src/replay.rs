@@ -32,7 +32,7 @@ impl Replay {
     /// Starts `program replay --json` with these arguments.
     ///
     /// # Errors
-    /// Where it cannot be started.
+    /// Fails if it cannot be started.
     pub fn start(program: &str, arguments: &[&str]) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let child = Command::new(program)
@@ -82,7 +82,7 @@ impl Replay {
     /// Whether it still plays.
     ///
     /// # Errors
-    /// Where the system does not say.
+    /// Fails if the system does not say.
     pub fn is_under_way(&mut self) -> anyhow::Result<bool> {
         let child = self.child.as_mut().context("it was not waited for")?;
         Ok(child.try_wait()?.is_none())
@@ -91,7 +91,7 @@ impl Replay {
     /// Waits for its end: its report and how it ended.
     ///
     /// # Errors
-    /// Where it printed no report.
+    /// Fails if it printed no report.
     pub fn finish(mut self) -> anyhow::Result<(Value, Option<i32>)> {
         let child = self.child.take().context("it was not waited for")?;
         let Output { status, .. } = child.wait_with_output()?;
@@ -115,7 +115,7 @@ impl Drop for Replay {
 /// Writes a trace of the generator's as a file of the traces' format.
 ///
 /// # Errors
-/// Where the file cannot be written.
+/// Fails if the file cannot be written.
 pub fn write_generated(path: &Path, seed: u64, requests: usize) -> anyhow::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     for request in Generator::new(seed).take(requests) {

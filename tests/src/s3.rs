@@ -14,10 +14,10 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts it; `None` where it is not installed.
+    /// Starts it; `None` if it is not installed.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn start() -> anyhow::Result<Option<Self>> {
         let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/venv/bin/moto_server");
         let program = if Path::new(installed).exists() { installed } else { "moto_server" };
@@ -56,7 +56,7 @@ impl S3Server {
     /// Ends it.
     ///
     /// # Errors
-    /// Where it cannot be signalled.
+    /// Fails if it cannot be signalled.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.process.kill()?;
         self.process.wait()?;

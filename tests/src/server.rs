@@ -24,7 +24,7 @@ impl Server {
     /// grows beside its config file.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn start(program: &str, kind: &str, config: &Path) -> anyhow::Result<Self> {
         Self::start_in(program, kind, config, &[])
     }
@@ -32,7 +32,7 @@ impl Server {
     /// The same, with these variables in its environment.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub fn start_in(
         program: &str,
         kind: &str,
@@ -56,7 +56,7 @@ impl Server {
     /// Starts it and does not wait: it may never serve.
     ///
     /// # Errors
-    /// Where the system does not start it.
+    /// Fails if the system does not start it.
     pub fn start_unready(
         program: &str,
         kind: &str,
@@ -90,7 +90,7 @@ impl Server {
     /// How it ended; `None` while it runs.
     ///
     /// # Errors
-    /// Where the system does not say.
+    /// Fails if the system does not say.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
@@ -110,7 +110,7 @@ impl Server {
     /// A text of the line that said that it is ready.
     ///
     /// # Panics
-    /// Where that had no such field.
+    /// Panics if that had no such field.
     #[must_use]
     pub fn ready(&self, field: &str) -> &str {
         self.ready[field].as_str().unwrap_or_else(|| panic!("no `{field}` in {}", self.ready))
@@ -119,7 +119,7 @@ impl Server {
     /// Where it serves HTTP.
     ///
     /// # Panics
-    /// Where it did not say.
+    /// Panics if it did not say.
     #[must_use]
     pub fn http(&self) -> &str {
         self.ready("http")
@@ -128,7 +128,7 @@ impl Server {
     /// The body at an HTTP path.
     ///
     /// # Errors
-    /// Where it does not answer.
+    /// Fails if it does not answer.
     pub fn get(&self, path: &str) -> anyhow::Result<String> {
         get(self.http(), path)
     }
@@ -136,7 +136,7 @@ impl Server {
     /// Its metrics now: the sum of all samples whose line begins so.
     ///
     /// # Panics
-    /// Where it does not answer.
+    /// Panics if it does not answer.
     #[must_use]
     pub fn metric(&self, beginning: &str) -> f64 {
         sum(&self.get("/metrics").expect("the server answers"), beginning)
@@ -145,7 +145,7 @@ impl Server {
     /// Sends it a signal.
     ///
     /// # Errors
-    /// Where it has ended.
+    /// Fails if it has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         self::signal(self.pid(), signal)
     }
@@ -153,7 +153,7 @@ impl Server {
     /// Ends it with SIGKILL and waits until it is gone.
     ///
     /// # Errors
-    /// Where it cannot be killed.
+    /// Fails if it cannot be killed.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -163,7 +163,7 @@ impl Server {
     /// Stops it as an operator would.
     ///
     /// # Errors
-    /// Where it cannot be signalled.
+    /// Fails if it cannot be signalled.
     pub fn stop(mut self) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         Ok(self.child.wait()?)
@@ -188,7 +188,7 @@ pub fn sum(metrics: &str, beginning: &str) -> f64 {
 /// The body at a path of an HTTP server.
 ///
 /// # Errors
-/// Where it does not answer within a few seconds.
+/// Fails if it does not answer within a few seconds.
 pub fn get(http: &str, path: &str) -> anyhow::Result<String> {
     let limited = ureq::get(format!("http://{http}{path}")).config().timeout_global(Some(ANSWER)).build();
     Ok(limited.call()?.body_mut().read_to_string()?)
@@ -197,7 +197,7 @@ pub fn get(http: &str, path: &str) -> anyhow::Result<String> {
 /// Sends a signal to a process by its number.
 ///
 /// # Errors
-/// Where there is none.
+/// Fails if there is none.
 pub fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
     let pid = Pid::from_raw(i32::try_from(pid)?).context("it has a number")?;
     Ok(kill_process(pid, signal)?)

@@ -29,7 +29,7 @@ use self::options::{Options, Scenario};
 use self::report::Report;
 use self::tally::Tally;
 
-/// Runs the command line `args`, whose first word is the program's name. The status is 0 where everything was right, 1
+/// Runs the command line `args`, whose first word is the program's name. The status is 0 if everything was right, 1
 /// where it was not, 2 where the arguments make no sense.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.collect();

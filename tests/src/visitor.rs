@@ -24,7 +24,7 @@ impl Visitor {
     /// Somebody with these credentials, on a free port.
     ///
     /// # Errors
-    /// Where the system lets it not.
+    /// Fails if the system lets it not.
     pub fn new(credentials: &Credentials) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let endpoint = runtime.block_on(async { bind(credentials) })?;
@@ -34,12 +34,12 @@ impl Visitor {
     /// Connects to whoever has this role there.
     ///
     /// # Errors
-    /// Where either side does not take the other. The other side may find out only after this side has.
+    /// Fails if either side does not take the other. The other side may find out only after this side has.
     pub fn dial(&self, address: SocketAddr, role: Role) -> Result<Connection, ConnectError> {
         self.runtime.block_on(self.endpoint.connect(address, role, None))
     }
 
-    /// Connects to whoever answers at once; `None` where nobody does.
+    /// Connects to whoever answers at once; `None` if nobody does.
     #[must_use]
     pub fn dial_soon(&self, address: SocketAddr, role: Role) -> Option<Connection> {
         let dial = async { timeout(A_MOMENT, self.endpoint.connect(address, role, None)).await };
@@ -60,7 +60,7 @@ impl Visitor {
     /// Asks a node something on a stream of its own.
     ///
     /// # Errors
-    /// Where no answer comes.
+    /// Fails if no answer comes.
     pub fn ask(&self, node: &Connection, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
         self.runtime.block_on(async { timeout(PATIENCE, ask(node, request)).await })?
     }
@@ -68,7 +68,7 @@ impl Visitor {
     /// Sends bytes on a stream of their own; how many bytes come back before the other side ends or breaks it.
     ///
     /// # Errors
-    /// Where the connection breaks, or nothing happens.
+    /// Fails if the connection breaks, or nothing happens.
     pub fn send_bytes(&self, to: &Connection, bytes: &[u8]) -> anyhow::Result<usize> {
         let call = async {
             let (mut send, mut receive) = to.quic().open_bi().await?;
@@ -96,10 +96,10 @@ impl Visitor {
         let _ = self.runtime.block_on(async { timeout(A_MOMENT, call).await });
     }
 
-    /// Says something to a coordinator; its first answer, or `None` where it ends the stream or the connection instead.
+    /// Says something to a coordinator; its first answer, or `None` if it ends the stream or the connection instead.
     ///
     /// # Errors
-    /// Where it does neither.
+    /// Fails if it does neither.
     pub fn tell_coordinator(
         &self,
         coordinator: &Connection,
@@ -116,7 +116,7 @@ impl Visitor {
     /// The table that a coordinator gives to those who watch.
     ///
     /// # Errors
-    /// Where it gives none.
+    /// Fails if it gives none.
     pub fn watch(&self, coordinator: SocketAddr) -> anyhow::Result<Table> {
         let call = async {
             let connection = self.endpoint.connect(coordinator, Role::Coordinator, None).await?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Asks again and again until there is an answer.
 ///
 /// # Panics
-/// Where there is none for [`DEADLINE`]; `what` says what was waited for.
+/// Panics if there is none for [`DEADLINE`]; `what` says what was waited for.
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = now();
     loop {

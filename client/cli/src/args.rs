@@ -12,7 +12,7 @@ use crate::commands::{
 use crate::logging::LogOptions;
 use crate::tracing::{self, host_name};
 
-/// Keeps the KV cache that LLM engines compute, and hands it to whichever engine needs it next.
+/// Keeps the KV cache of LLM engines, and hands it to any engine that needs it next.
 #[derive(Debug, Parser)]
 #[command(
     name = "larder",
@@ -21,18 +21,18 @@ use crate::tracing::{self, host_name};
 Examples:
   larder replay --dev 4            Play a generated trace through four nodes, check every byte
   larder dev --nodes 1             Run a development cluster here until Ctrl-C
-  larder status                    Show what the newest development cluster holds
-  larder top                       Watch what its nodes do
-  larder plan trace.jsonl          Show what policies, capacities and node counts would make of a trace
-  larder size config.json          Show what a model's KV takes, and how fast it moves
-  larder doctor --config node.toml Show what of this machine is in a node's way, and what to do
+  larder status                    Show the newest development cluster
+  larder top                       Watch its nodes
+  larder plan trace.jsonl          Predict a trace's hit rates by policy, capacity and node count
+  larder size config.json          Compute the size of a model's KV
+  larder doctor --config node.toml Find this machine's problems for a node
   larder ca init --dir ca          Make a certificate authority for a cluster
-  larder help replay               Show what `replay` can do
+  larder help replay               Show the options of `replay`
 
 Exit status:
-  0  all went well
+  0  success
   1  the run failed: a wrong byte, a failed request, a process that died
-  2  the arguments, a config file or an input file make no sense"
+  2  wrong arguments, configuration or input file"
 )]
 pub(crate) struct Larder {
     #[command(flatten)]
@@ -42,7 +42,7 @@ pub(crate) struct Larder {
     pub(crate) command: Command,
 }
 
-/// What to do.
+/// The command to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Replay(replay::Args),
@@ -68,7 +68,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// What is logged where nobody says otherwise.
+    /// The log level without any other choice.
     pub(crate) fn default_log_level(&self) -> &'static str {
         match self {
             Self::Node(_) | Self::Coordinator(_) => "info",
@@ -98,7 +98,7 @@ impl Command {
         tracing::start(config, name, instance)
     }
 
-    /// Does it.
+    /// Runs the command.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Replay(args) => replay::run(&args),

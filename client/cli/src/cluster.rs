@@ -13,7 +13,7 @@ use crate::http;
 /// The processes of one cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
-    /// Where the coordinator serves HTTP, if there is one.
+    /// HTTP address of the coordinator, if there is one.
     pub coordinator: Option<SocketAddr>,
     /// The nodes.
     pub nodes: Vec<NodeAddress>,

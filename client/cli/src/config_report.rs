@@ -11,12 +11,12 @@ use crate::output;
 #[derive(Debug, Default)]
 pub(crate) struct ConfigReport {
     values: Vec<(String, Value)>,
-    /// What works, but is not as it should be.
+    /// Warnings: parts that work, but not as they should.
     pub(crate) warnings: Vec<String>,
 }
 
 impl ConfigReport {
-    /// What a node's configuration comes to on a machine.
+    /// The report of a node's configuration on a machine.
     pub(crate) fn of_node(limits: &Limits) -> Self {
         let mut report = Self::default();
         report.add("name", limits.name.clone());
@@ -46,7 +46,7 @@ impl ConfigReport {
         report
     }
 
-    /// What a coordinator's configuration says: it does not depend on the machine.
+    /// The report of a coordinator's configuration, which does not depend on the machine.
     pub(crate) fn of_coordinator(config: &CoordinatorConfig) -> Self {
         let mut report = Self::default();
         report.add("http", config.http.listen.to_string());

@@ -8,7 +8,7 @@ use larder_protocol::ChunkHash;
 
 use crate::trace::Request;
 
-/// Which trace a block belongs to: one id stands for different prompts in different traces, so it names different chunks.
+/// The trace of a block: one id stands for different prompts in different traces, so it names different chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceName(Option<[u8; 32]>);
 
@@ -51,7 +51,7 @@ pub fn fill(hash: &ChunkHash, out: &mut [u8]) {
     fill_from(&mut seeds(hash), out);
 }
 
-/// The position of the first byte that is not the chunk's; `None` where all are.
+/// The position of the first byte that is not the chunk's; `None` if all are.
 #[must_use]
 pub fn first_difference(hash: &ChunkHash, bytes: &[u8]) -> Option<usize> {
     let mut seeds = seeds(hash);

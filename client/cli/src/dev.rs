@@ -55,7 +55,7 @@ impl DevCluster {
     /// [`DevError`]; nothing runs on, and no file stays but in a directory that was asked for.
     ///
     /// # Cancel safety
-    /// Dropped, it kills what it had started.
+    /// If the future is dropped, it kills the processes that it had started.
     pub async fn start(options: DevOptions) -> Result<Self, DevError> {
         let started = now();
         options.check()?;
@@ -75,7 +75,7 @@ impl DevCluster {
     /// Waits until every node has a table of all nodes.
     ///
     /// # Errors
-    /// [`DevError::NotJoined`] where they take longer than [`JOIN_TIMEOUT`].
+    /// [`DevError::NotJoined`] if they take longer than [`JOIN_TIMEOUT`].
     ///
     /// # Cancel safety
     /// Safe.
@@ -97,7 +97,7 @@ impl DevCluster {
         }
     }
 
-    /// Where its processes can be reached.
+    /// The addresses of its processes.
     #[must_use]
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
@@ -109,7 +109,7 @@ impl DevCluster {
         self.ready_after
     }
 
-    /// Where its config files, sockets and logs are.
+    /// The folder of its configuration files, sockets and logs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.files.dir()
@@ -120,7 +120,7 @@ impl DevCluster {
         self.children.iter().map(Child::log)
     }
 
-    /// Starts again what dies, as long as that helps. Ready when it does not.
+    /// Restarts processes that die, as long as that helps. Returns when it does not help any more.
     ///
     /// # Cancel safety
     /// Dropped while a process is being started again, it leaves that process out.
@@ -134,7 +134,7 @@ impl DevCluster {
             tokio::time::sleep(pause).await;
             while let Err(error) = self.children[number].restart().await {
                 let Some(pause) = recent.next(now()) else { return died };
-                tracing::warn!(%error, "it does not start again: that is tried once more");
+                tracing::warn!(%error, "a process does not start again: one more try follows");
                 tokio::time::sleep(pause).await;
             }
         }
@@ -152,7 +152,7 @@ impl DevCluster {
     /// [`DevError::Killed`] names a process that had to be killed.
     ///
     /// # Cancel safety
-    /// Dropped, it kills what still runs.
+    /// If the future is dropped, it kills the processes that still run.
     pub async fn stop(mut self) -> Result<(), DevError> {
         self.announcement.withdraw();
         for child in &self.children {
@@ -171,7 +171,7 @@ pub const STOP_GRACE: Duration = Duration::from_secs(5);
 struct Restarts(VecDeque<Instant>);
 
 impl Restarts {
-    /// How long to wait before the next one; `None` where there were too many.
+    /// How long to wait before the next one; `None` if there were too many.
     fn next(&mut self, now: Instant) -> Option<Duration> {
         while self.0.front().is_some_and(|&then| now - then > RESTART_MEMORY) {
             self.0.pop_front();
@@ -218,7 +218,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
     Ok((addresses, children))
 }
 
-/// How many members the table has that a node follows; 0 where it does not answer yet.
+/// How many members the table has that a node follows; 0 if it does not answer yet.
 async fn members_in_table_of(node: SocketAddr) -> usize {
     let asked = tokio::task::spawn_blocking(move || http::get_json::<Status>(node, "/status"));
     let status = asked.await.ok().and_then(Result::ok);
@@ -228,7 +228,7 @@ async fn members_in_table_of(node: SocketAddr) -> usize {
 /// The newest development cluster of this user on this machine.
 ///
 /// # Errors
-/// [`DevError`]: there is none, or what names it cannot be read.
+/// [`DevError`] if there is no cluster, or its file cannot be read.
 pub fn newest() -> Result<Addresses, DevError> {
     Announcement::read(&runtime_dir()?)
 }
@@ -236,7 +236,7 @@ pub fn newest() -> Result<Addresses, DevError> {
 /// An admin's certificate for the newest development cluster of this user on this machine.
 ///
 /// # Errors
-/// [`DevError`]: there is none, or what names it cannot be read.
+/// [`DevError`] if there is no cluster, or its file cannot be read.
 pub fn newest_admin() -> Result<CredentialFiles, DevError> {
     let dir = Announcement::dir_of_newest(&runtime_dir()?)?;
     let [ca, certificate, key] = ["ca.pem", "admin.pem", "admin.key"].map(|name| dir.join(name));

@@ -24,32 +24,32 @@ use serde::{Serialize, Serializer};
 pub(crate) use files::Files;
 pub(crate) use probes::Probes;
 
-/// What is examined.
+/// The subject of an examination.
 pub(crate) struct Subject {
     /// The kernel's files.
     pub(crate) files: Files,
     /// The machine.
     pub(crate) host: HostFacts,
-    /// What the node is to do.
+    /// The node's configuration.
     pub(crate) config: Config,
-    /// What that comes to on this machine.
+    /// The configuration's limits on this machine.
     pub(crate) limits: Result<Limits, ConfigError>,
-    /// What trying things out came to.
+    /// The results of trying things out.
     pub(crate) probes: Probes,
     /// The time.
     pub(crate) now: SystemTime,
 }
 
-/// What a check found.
+/// The finding of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What was looked at.
+    /// The check's name.
     pub(crate) check: &'static str,
     /// How bad it is.
     pub(crate) level: Level,
     /// What was found.
     pub(crate) found: String,
-    /// What to do.
+    /// The advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) advice: Option<String>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Finding {
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
-    /// As it should be.
+    /// All is well.
     Ok,
     /// Could be better.
     Note,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 /// The run itself failed: a wrong byte, a failed request, a process that died.
 pub(crate) const FAILED: u8 = 1;
 
-/// What was asked for makes no sense: arguments, config, input files. The same as clap's own.
+/// Wrong arguments, configuration or input files. The same status as clap's own.
 pub(crate) const USAGE: u8 = 2;
 
 /// Marks an error as the asker's: put it into the chain as a context.
@@ -13,7 +13,7 @@ pub(crate) const USAGE: u8 = 2;
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
 
-/// Tells people what went wrong, and the shell whose fault it is.
+/// Prints the error for people, and returns the status for the shell.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     eprintln!("error: {error:#}");
     ExitCode::from(exit_status(error))

@@ -24,7 +24,7 @@ pub const OPEN_SESSIONS: usize = 48;
 /// A session whose prompt is longer is not continued.
 pub const LONGEST_PROMPT_TOKENS: u64 = 24_576;
 
-/// Requests where nobody asks for another number: a replay of them takes seconds.
+/// Requests if nobody asks for another number: a replay of them takes seconds.
 pub const DEFAULT_REQUESTS: usize = 2_000;
 
 /// An endless trace.

@@ -39,11 +39,12 @@ fn agent() -> ureq::Agent {
 fn read(url: &str, answer: Result<Response<Body>, ureq::Error>) -> anyhow::Result<Vec<u8>> {
     let mut answer = answer.with_context(|| format!("no answer from {url}"))?;
     let body = answer.body_mut().with_config().limit(MAX_BODY_BYTES);
-    body.read_to_vec().with_context(|| format!("no whole answer from {url}"))
+    body.read_to_vec().with_context(|| format!("the answer from {url} is incomplete"))
 }
 
 fn json<T: DeserializeOwned>(url: &str, body: Vec<u8>) -> anyhow::Result<T> {
-    serde_json::from_slice(&body).with_context(|| format!("{url} is no Larder server of this version"))
+    serde_json::from_slice(&body)
+        .with_context(|| format!("{url} does not answer as a Larder server of this version"))
 }
 
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -39,8 +39,8 @@ use crate::failure::Usage;
 
 /// Runs the command line `args`, whose first word is the program's name.
 ///
-/// Results go to standard output, logs and errors to standard error. The status is 0 where all went well, 1 where the
-/// run failed, 2 where what was asked for makes no sense.
+/// Results go to standard output, logs and errors to standard error. The status is 0 after success, 1 after a failed run, 2
+/// after wrong arguments.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args = match args::Larder::try_parse_from(args) {
         Ok(args) => args,

@@ -11,7 +11,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, registry};
 
 use crate::failure::Usage;
 
-/// What is logged, and how.
+/// Options of logging.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Logging (on standard error)")]
 pub(crate) struct LogOptions {
@@ -19,16 +19,16 @@ pub(crate) struct LogOptions {
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 
-    /// What to log, e.g. `info` or `larder_node=debug,warn`; goes before -v and the variable LARDER_LOG
+    /// Filter of log lines, e.g. `info` or `larder_node=debug,warn`; it overrides -v and the variable LARDER_LOG
     #[arg(long, global = true, value_name = "FILTER")]
     log: Option<String>,
 
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
     /// For people
@@ -38,7 +38,7 @@ enum LogFormat {
 }
 
 impl LogOptions {
-    /// Starts logging; `default_level` is what is logged where nobody says otherwise. Spans go to `exporter` alone.
+    /// Starts logging; `default_level` counts without any other choice. Spans go to `exporter` alone.
     pub(crate) fn start(&self, default_level: &str, exporter: Option<&Exporter>) -> anyhow::Result<()> {
         let filter = self.filter(std::env::var("LARDER_LOG").ok(), default_level);
         let filter = EnvFilter::try_new(format!("{filter},{TARGET}=off")).with_context(|| {

@@ -16,7 +16,7 @@ pub(crate) fn print_json(value: &impl Serialize) -> io::Result<()> {
     print(&serde_json::to_string(value)?)
 }
 
-/// A table with these headings, none where all are empty.
+/// A table with these headings, none if all are empty.
 pub(crate) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);

@@ -12,7 +12,7 @@ pub(crate) fn die_with(parent: u32) -> anyhow::Result<()> {
         .context("cannot ask for a signal on the parent's death")?;
     // The parent may have died before the line above.
     if getppid().map(Pid::as_raw_pid) != i32::try_from(parent).ok() {
-        bail!("the process {parent} that started this one is gone");
+        bail!("the parent process {parent} is gone");
     }
     Ok(())
 }

@@ -20,38 +20,38 @@ use serde::{Serialize, Serializer};
 pub use policy::PlanPolicy;
 pub use workload::Workload;
 
-/// One run of the planner.
+/// A run of the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Scenario {
-    /// Who goes first.
+    /// The eviction policy.
     #[serde(serialize_with = "as_text")]
     pub policy: PlanPolicy,
     /// How many nodes.
     pub nodes: u16,
-    /// What they know of each other.
+    /// The way in which the nodes work together.
     pub sharing: Sharing,
     /// Chunks that each node keeps.
     pub capacity_chunks: u64,
 }
 
-/// What the nodes of a cluster know of each other's chunks.
+/// The way in which the nodes of a cluster work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Sharing {
-    /// Nothing: each request goes to the node that recomputed least lately
+    /// Nodes share nothing; each request goes to the node that recomputed least lately
     Local,
-    /// Nothing, but the router knows what is where: each request goes where least has to be recomputed
+    /// Nodes share nothing; the router knows their chunks and sends each request where least has to be recomputed
     Routed,
-    /// Each reads what any other holds
+    /// Each node reads the chunks of all others
     Shared,
 }
 
-/// What a run counted.
+/// The counts of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Blocks of all prompts.
     pub blocks_asked: u64,
-    /// Those that were cached.
+    /// Cached blocks.
     pub blocks_hit: u64,
     /// Tokens of all prompts.
     pub tokens_asked: u64,
@@ -63,18 +63,18 @@ pub struct Counts {
     pub operations: u64,
 }
 
-/// A run and what it found. Serialised, it is one element of what `--json` prints.
+/// A run and its result. Serialised, it is one element of the output of `--json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// What was run.
+    /// The run.
     #[serde(flatten)]
     pub scenario: Scenario,
     /// Blocks hit of blocks asked.
     pub block_hit_rate: f64,
     /// Tokens hit of tokens asked.
     pub token_hit_rate: f64,
-    /// CPU time of one operation of the whole store (a chunk leased or committed, with what it evicts), the replay's
-    /// own bookkeeping included; the policy is a part of it.
+    /// CPU time of one operation of the whole store (a chunk leased or committed, with its evictions), including the replay's
+    /// own bookkeeping; the policy is a part of it.
     pub ns_per_op: f64,
     /// The counts behind the rates.
     #[serde(skip)]

@@ -18,18 +18,18 @@ use crate::replay::namespace::replay_namespace;
 use crate::trace::TraceReader;
 use crate::{namespace_file, values};
 
-/// Which prompt.
+/// The prompt's arguments.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
-    /// Ids of the prompt's full blocks, as the trace has them, first to last
+    /// Ids of the prompt's full blocks in the trace, first to last
     #[arg(required_unless_present_any = ["tokens", "hashes"], conflicts_with_all = ["namespace"], value_name = "BLOCK_ID")]
     block_ids: Vec<u64>,
 
-    /// The trace that the blocks are of [default: the one that `larder replay` generates]
+    /// The blocks' trace [default: the trace that `larder replay` generates]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "hashes", "seed"])]
     trace: Option<PathBuf>,
 
-    /// The seed of the generated trace that the blocks are of
+    /// Seed of the blocks' generated trace
     #[arg(long, value_name = "N", conflicts_with_all = ["tokens", "hashes"], default_value_t = 0)]
     seed: u64,
 
@@ -42,7 +42,7 @@ pub(crate) struct PromptArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "block_ids")]
     hashes: Option<PathBuf>,
 
-    /// The namespace [default: that of `larder replay`]
+    /// File of the namespace [default: the namespace of `larder replay`]
     #[arg(long, value_name = "FILE")]
     namespace: Option<PathBuf>,
 
@@ -95,13 +95,13 @@ impl PromptArgs {
 }
 
 impl PromptArgs {
-    /// What the chunks of the prompt's trace are named by.
+    /// The name of the prompt's trace, by which its chunks are named.
     fn trace_name(&self) -> anyhow::Result<TraceName> {
         let Some(path) = &self.trace else { return Ok(TraceName::generated(self.seed)) };
         let wrong = || Usage(format!("cannot use the trace {}", path.display()));
         let file = io::BufReader::new(fs::File::open(path).with_context(wrong)?);
         let requests = TraceReader::new(file).read_all(Some(1)).with_context(wrong)?;
-        Ok(TraceName::of(requests.first().context("it has no request").with_context(wrong)?))
+        Ok(TraceName::of(requests.first().context("the trace has no request").with_context(wrong)?))
     }
 }
 
@@ -138,7 +138,7 @@ fn read_list<T>(path: &Path, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyho
     }
     let list = parse_list(&text, parse).with_context(wrong)?;
     if list.is_empty() {
-        return Err(anyhow::anyhow!("it is empty")).with_context(wrong);
+        return Err(anyhow::anyhow!("the input is empty")).with_context(wrong);
     }
     Ok(list)
 }

@@ -23,13 +23,13 @@ pub const REQUESTS_IN_FLIGHT: u16 = 4;
 /// The most requests of a replay that may be under way at a time.
 pub const MAX_REQUESTS_IN_FLIGHT: u16 = 256;
 
-/// Requests under way that a development cluster is sized for where nobody says otherwise.
+/// Requests under way that a development cluster is sized for if nobody says otherwise.
 pub const USUAL_REQUESTS_IN_FLIGHT: u16 = 16;
 
-/// Bytes of one chunk's block where nobody asks for another size.
+/// Bytes of one chunk's block if nobody asks for another size.
 pub const DEFAULT_BLOCK_BYTES: u64 = 64 << 10;
 
-/// Chunks that a node of a replay keeps where nobody asks for another number.
+/// Chunks that a node of a replay keeps if nobody asks for another number.
 pub const DEFAULT_CHUNKS_PER_NODE: u64 = 3_000;
 
 /// Chunks that are reserved, written and committed together: [`MAX_PART_CHUNKS`], or fewer where their blocks are so
@@ -43,7 +43,7 @@ pub fn part_chunks(block_bytes: u64, in_flight: u16) -> u64 {
 /// The most chunks that are reserved, written and committed together.
 pub const MAX_PART_CHUNKS: u64 = 64;
 
-/// Bytes of what is being written at a time, where one block of each request in flight is not more already.
+/// Limit of bytes that are being written at a time, unless one block of each request in flight is more already.
 pub const STAGING_BYTES: u64 = 64 << 20;
 
 #[cfg(test)]

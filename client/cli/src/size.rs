@@ -25,12 +25,12 @@ pub struct Deployment {
     pub chunk_tokens: u32,
 }
 
-/// What one rank holds of a model: the one of the pipeline stage that holds most.
+/// The KV of one rank of a model: the rank of the pipeline stage that holds most.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footprint {
     /// The attention of one rank; `layers` are those with full attention.
     pub full: AttentionGeometry,
-    /// The same for the layers that look back a window only.
+    /// The geometry of the layers that look back a window only.
     pub sliding: AttentionGeometry,
     /// Tokens that those look back.
     pub window: Option<u32>,
@@ -49,7 +49,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// What a model takes.
+    /// The footprint of a model.
     ///
     /// # Errors
     /// [`SizeError`]: a field is missing or makes no sense, or the model cannot be split like this.

@@ -25,7 +25,7 @@ use self::places::Places;
 /// Tokens of one block of a trace, and so of one chunk of a replay.
 pub const CHUNK_TOKENS: u64 = 512;
 
-/// One request of a trace.
+/// A request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// When it arrived, in milliseconds since the trace began.
@@ -55,7 +55,7 @@ pub enum TraceError {
     Read {
         /// Number of the line, from 1.
         line: u64,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A line is longer than any request.
@@ -69,7 +69,7 @@ pub enum TraceError {
     NotARequest {
         /// Number of the line.
         line: u64,
-        /// What the JSON reader said.
+        /// The JSON reader's error.
         source: serde_json::Error,
     },
     /// The prompt has no token.
@@ -95,12 +95,12 @@ pub enum TraceError {
         line: u64,
         /// Tokens of the prompt.
         input_tokens: u64,
-        /// Ids that so many tokens have.
+        /// The expected number of ids.
         expected: u64,
         /// Ids found.
         found: usize,
     },
-    /// One id stands twice in one prompt, or after two different prefixes: ids are not chained.
+    /// An id stands twice in one prompt, or after two different prefixes: ids are not chained.
     #[error(
         "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix",
         after = Named(*.parent), known_after = Named(*.known_parent)
@@ -114,7 +114,7 @@ pub enum TraceError {
         index: usize,
         /// The id before it in this prompt.
         parent: Option<u64>,
-        /// Where it stood first.
+        /// The line of its first occurrence.
         known_line: u64,
         /// Its position there.
         known_index: usize,
@@ -132,7 +132,7 @@ pub enum TraceError {
         input_tokens: u64,
         /// Tokens of one chunk.
         chunk_tokens: u32,
-        /// Ids that so many tokens have at most.
+        /// The largest number of ids.
         most: u64,
         /// Ids found.
         found: usize,
@@ -150,7 +150,7 @@ pub enum TraceError {
         /// Tokens of a chunk on the lines before.
         known: Option<u32>,
     },
-    /// No chunk has so many tokens.
+    /// No chunk has this many tokens.
     #[error("line {line}: `chunk_tokens` is {found}; it is 1 to {MAX_CHUNK_TOKENS}")]
     ChunkSize {
         /// Number of the line.
@@ -159,7 +159,7 @@ pub enum TraceError {
         found: u32,
     },
     /// A recorded id is no number that a node records.
-    #[error("line {line}: the id {id} has more than 53 bits, which no node records")]
+    #[error("line {line}: the id {id} has more than 53 bits; nodes record 53 at most")]
     LargeId {
         /// Number of the line.
         line: u64,
@@ -176,17 +176,17 @@ pub enum TraceError {
     #[error("the trace is empty")]
     Empty,
     /// Not one request of the namespace that was asked for.
-    #[error("no lookup is of the namespace {wanted}; there are: {}", known.join(", "))]
+    #[error("no lookup has the namespace {wanted}; the log has: {}", known.join(", "))]
     NoSuchNamespace {
         /// The namespace.
         wanted: String,
-        /// Those that were found.
+        /// The namespaces found.
         known: Vec<String>,
     },
 }
 
 impl Request {
-    /// The ids of the full chunks: what a cache keeps.
+    /// The ids of the full chunks, which a cache keeps.
     #[must_use]
     pub fn full_chunks(&self) -> &[u64] {
         &self.block_ids[..(self.input_tokens / CHUNK_TOKENS) as usize]
@@ -205,7 +205,7 @@ impl<R: BufRead> TraceReader<R> {
         Self { lines: Lines::new(lines), places: Places::default(), ended: false }
     }
 
-    /// Reads the first `limit` requests, all where there is no limit.
+    /// Reads the first `limit` requests, all if there is no limit.
     ///
     /// # Errors
     /// The first line that is wrong, or [`TraceError::Empty`].

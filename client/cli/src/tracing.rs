@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::Args;
 use larder_net::trace::{ExportError, Exporter, Service, TracingConfig};
 
-/// Where the spans of a cluster for development, or of a replay, go.
+/// The destination of the spans of a development cluster or a replay.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tracing")]
 pub(crate) struct TraceOptions {
@@ -13,7 +13,7 @@ pub(crate) struct TraceOptions {
     #[arg(long, value_name = "URL")]
     trace_endpoint: Option<String>,
 
-    /// The fraction of requests that are traced
+    /// Fraction of the requests to trace
     #[arg(long, value_name = "FRACTION", default_value_t = 1.0, requires = "trace_endpoint", value_parser = fraction)]
     trace_ratio: f64,
 }
@@ -24,7 +24,7 @@ impl TraceOptions {
         TracingConfig { endpoint: self.trace_endpoint.clone(), sample_ratio: self.trace_ratio }
     }
 
-    /// That of processes which trace what others have decided to.
+    /// The configuration of processes that trace requests of others' choice.
     pub(crate) fn of_followers(&self) -> TracingConfig {
         TracingConfig { sample_ratio: 0.0, ..self.config() }
     }
@@ -40,7 +40,7 @@ pub(crate) fn start(
     Exporter::start(&config.or_from_environment(), &service)
 }
 
-/// What this host is called.
+/// The host's name.
 pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"));
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())

@@ -49,7 +49,7 @@ pub(crate) fn register(session: &Session, spec: &NamespaceSpec) -> Result<Namesp
     session.register(spec, &slices, &block_bytes).wait()
 }
 
-/// This socket, or those of the newest development cluster.
+/// The given socket, or those of the newest development cluster.
 ///
 /// # Errors
 /// None is given, and no development cluster runs.

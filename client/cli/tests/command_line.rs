@@ -217,10 +217,10 @@ fn certificates_that_make_no_sense_are_refused_with_what_would() {
     std::fs::write(dir.path().join("ca.pem"), "garbage").unwrap();
     std::fs::write(dir.path().join("ca.key"), "garbage").unwrap();
     for (rest, expected) in [
-        (&["node", "a"][..], "no certificate of an authority"),
+        (&["node", "a"][..], "no authority's certificate and key"),
         (&["king", "a"], "possible values: node, coordinator, admin, engine"),
         (&["engine", "a"], "--tenant <TENANT>"),
-        (&["node", "a", "--tenant", "red"], "only an engine has"),
+        (&["node", "a", "--tenant", "red"], "only engines have"),
         (&["node", "../a"], "A-Z a-z 0-9 . _ -"),
         (&["node", "ca"], "the authority's"),
         (&["node", "a", "--days", "0"], "1..=36500"),
@@ -316,7 +316,7 @@ fn servers_whose_certificate_cannot_be_used_end_with_status_2() {
     for args in [&["ca", "init"][..], &["ca", "issue", "admin", "a"]] {
         assert!(larder(&[args, &["--dir", dir.path().to_str().unwrap()]].concat()).status.success());
     }
-    both_refuse("the certificate is that of larder://admin/a");
+    both_refuse("the certificate belongs to larder://admin/a");
 }
 
 #[test]

@@ -118,7 +118,7 @@ async fn a_node_that_dies_again_and_again_is_told_with_the_end_of_its_log() {
 async fn a_program_that_is_no_server_is_told() {
     let runtime_dir = tempfile::tempdir().unwrap();
     let error = DevCluster::start(in_dir(&runtime_dir, "say-nonsense")).await.unwrap_err();
-    assert_eq!(error.to_string(), "node-0 said `hello` instead of where it can be reached");
+    assert_eq!(error.to_string(), "node-0 printed `hello` instead of its addresses");
 
     let missing = DevOptions { program: "/nowhere/larder".into(), ..options(&runtime_dir) };
     assert!(matches!(DevCluster::start(missing).await, Err(DevError::Spawn { .. })));

@@ -137,7 +137,7 @@ fn a_policy_is_set_on_running_nodes_by_an_admin() {
     ];
     let as_node = played.run(&[&["policy", "fifo"], &files[..]].concat());
     assert_eq!(as_node.status.code(), Some(2));
-    assert!(String::from_utf8(as_node.stderr).unwrap().contains("only an admin sets a policy"));
+    assert!(String::from_utf8(as_node.stderr).unwrap().contains("only an admin may set a policy"));
     assert_eq!(played.run(&["policy", "fifo", "--member", "node-7"]).status.code(), Some(2));
 }
 

@@ -34,7 +34,7 @@ pub struct CudaDevice {
     /// Orders that were given up while they waited, and are to be told of.
     cancelled: Vec<Ticket>,
     running: Vec<Running>,
-    /// What orders had whose end could not even be marked: it stays until the device is closed.
+    /// Resources of orders whose end could not even be marked: they stay until the device is closed.
     limbo: Vec<Begun>,
     loads: Lane,
     saves: Lane,
@@ -82,16 +82,16 @@ enum CudaRegion {
 struct Running {
     ticket: Ticket,
     order: Order,
-    /// Layers, and what marks their end.
+    /// Layers, with the events that mark their ends.
     layers: VecDeque<(u32, driver::Event)>,
     end: driver::Event,
     table: Option<Table>,
     measured: Option<Measured>,
-    /// Not all of it could be begun.
+    /// Some part of the order could not be begun.
     has_failed: bool,
 }
 
-/// What is learnt from how long an order takes.
+/// A measurement of an order's time.
 struct Measured {
     start: driver::Event,
     shape: OrderShape,
@@ -99,10 +99,10 @@ struct Measured {
     bytes: u64,
 }
 
-/// Looks for the CUDA driver's library and all that is called of it, without touching a GPU.
+/// Looks for the CUDA driver's library and all functions that this crate calls, without touching a GPU.
 ///
 /// # Errors
-/// [`DeviceError::Absent`] where it is missing or too old.
+/// [`DeviceError::Absent`] if it is missing or too old.
 pub fn find_driver() -> Result<(), DeviceError> {
     driver::check_library().map_err(|error| DeviceError::Absent(error.to_string()))
 }
@@ -110,7 +110,7 @@ pub fn find_driver() -> Result<(), DeviceError> {
 /// The number of the GPU at a place on the bus.
 ///
 /// # Errors
-/// [`DeviceError::Absent`] where there is none, or no driver.
+/// [`DeviceError::Absent`] if there is none, or no driver.
 pub fn ordinal_at(place: PciPlace) -> Result<u32, DeviceError> {
     driver::ordinal_at(place).map_err(|error| DeviceError::Absent(error.to_string()))
 }
@@ -131,7 +131,7 @@ impl CudaDevice {
     /// Opens a GPU, on the thread that will use it.
     ///
     /// # Errors
-    /// [`DeviceError::Absent`] where there is no driver, an old one, or no such GPU.
+    /// [`DeviceError::Absent`] if there is no driver, an old one, or no such GPU.
     pub fn open(options: CudaOptions) -> Result<Self, DeviceError> {
         let absent = |error: NoCuda| DeviceError::Absent(error.to_string());
         let context = Context::open(options.ordinal).map_err(absent)?;
@@ -174,7 +174,7 @@ impl CudaDevice {
         self.spare_events.pop().map_or_else(|| driver::Event::new(&self.context), Ok)
     }
 
-    /// A table with room for so many entries.
+    /// A table with room for `entries` entries.
     fn table(&mut self, entries: usize) -> Result<Table, CudaError> {
         let bytes = entries as u64 * ENTRY_BYTES;
         match self.tables.iter().position(|table| table.bytes() >= bytes) {
@@ -183,7 +183,7 @@ impl CudaDevice {
         }
     }
 
-    /// Tells what an order has done; `true` where it has ended.
+    /// Reports an order's progress; `true` if the order has ended.
     fn look_at(&mut self, number: usize, events: &mut Vec<Event>) -> Result<bool, CudaError> {
         let running = &mut self.running[number];
         while let Some((done, event)) = running.layers.front() {
@@ -218,7 +218,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Whoever waits for a failed order's flag goes on.
+    /// Raises a failed order's flag, so that its waiters go on.
     fn release_waiters(&self, order: &Order) {
         if let Some(then) = order.then
             && let CudaRegion::Host(pinned) = self.registry.region_of(then.word.region)
@@ -262,7 +262,7 @@ impl CudaDevice {
         DeviceError::Lost(error.to_string())
     }
 
-    /// What a driver refuses is lost only where its context is.
+    /// Turns a driver's refusal into an error: the device is lost only if its context is.
     fn refused(&mut self, what: &'static str, error: &CudaError) -> DeviceError {
         if error.is_fatal() {
             self.lose(error)
@@ -400,7 +400,7 @@ impl Device for CudaDevice {
 }
 
 impl CudaRegion {
-    /// Where the device sees it.
+    /// The address at which the device sees it.
     fn address(&self) -> u64 {
         match self {
             Self::Host(pinned) => pinned.address(),

@@ -1,4 +1,4 @@
-//! What a device can do; only its thread calls it.
+//! The trait of a device; only its thread calls it.
 
 use std::os::fd::OwnedFd;
 
@@ -6,10 +6,10 @@ use crate::layout::{LayoutError, PagedLayout};
 use crate::memory::HostMemory;
 use crate::order::{Order, OrderError, RegionId, TensorsId, Ticket};
 
-/// One GPU, or what stands for it in tests.
+/// A GPU, or its stand-in in tests.
 ///
-/// Orders end in any order. Each that was taken has exactly one [`Event::Done`], unless the device is lost: then what it was
-/// doing is unknown until it was closed.
+/// Orders end in any sequence. Each accepted order has exactly one [`Event::Done`], unless the device is lost: then its work
+/// is unknown until it is closed.
 pub trait Device {
     /// Its name, for people.
     fn name(&self) -> String;
@@ -17,19 +17,19 @@ pub trait Device {
     /// Makes host memory ready for copies: pinned and mapped.
     ///
     /// # Errors
-    /// [`DeviceError`] where the device refuses.
+    /// [`DeviceError`] if the device refuses.
     fn attach(&mut self, memory: HostMemory) -> Result<RegionId, DeviceError>;
 
-    /// Takes so much of the device's own memory.
+    /// Takes `bytes` bytes of the device's own memory.
     ///
     /// # Errors
-    /// [`DeviceError`] where there is not so much.
+    /// [`DeviceError`] if there is too little.
     fn allocate(&mut self, bytes: u64) -> Result<RegionId, DeviceError>;
 
     /// Maps memory that an engine has on this device.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] where this kind of memory cannot be shared.
+    /// [`DeviceError::Refused`] if this kind of memory cannot be shared.
     fn import(&mut self, memory: EngineMemory) -> Result<RegionId, DeviceError>;
 
     /// Gives a region up.
@@ -41,7 +41,7 @@ pub trait Device {
     /// Makes tensors of regions of device memory, in the order in which the layout numbers them.
     ///
     /// # Errors
-    /// [`DeviceError`] where a region is missing or smaller than the layout needs.
+    /// [`DeviceError`] if a region is missing or smaller than the layout needs.
     fn register(&mut self, layout: PagedLayout, regions: Vec<RegionId>) -> Result<TensorsId, DeviceError>;
 
     /// Forgets tensors; their regions stay.
@@ -53,24 +53,24 @@ pub trait Device {
     /// Begins an order.
     ///
     /// # Errors
-    /// [`DeviceError::Order`] where it is refused: nothing was begun. [`DeviceError::Lost`] where the device failed: what it did
-    /// is unknown until it was closed.
+    /// [`DeviceError::Order`] if the order is refused: nothing was begun. [`DeviceError::Lost`] if the device failed: its
+    /// work is unknown until it is closed.
     fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError>;
 
-    /// Gives up an order whose flag is not reached: it ends as refused, and raises its own flag as one that failed. One that has
-    /// begun goes on, and one that is not known is ignored.
+    /// Cancels an order whose flag is not reached: it ends as refused, and raises its own flag as a failed order does. An
+    /// order that has begun goes on; an unknown order is ignored.
     fn cancel(&mut self, ticket: Ticket);
 
-    /// Tells what happened since the last call. Never waits.
+    /// Reports the events since the last call. Never waits.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] where the device failed.
+    /// [`DeviceError::Lost`] if the device failed.
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError>;
 
-    /// Gives the device up, with all that it has. It waits for what is under way.
+    /// Closes the device, with all its memory. It waits for running work.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] where it cannot be known that nothing of it touches any memory.
+    /// [`DeviceError::Lost`] if its work may still touch some memory.
     fn close(self: Box<Self>) -> Result<(), DeviceError>;
 
     /// How copies are made, and how fast each way was, a line each; for people.
@@ -105,7 +105,7 @@ pub enum CopyError {
     /// It was refused before anything was begun.
     #[error("the copy was refused")]
     Refused,
-    /// It failed, and is known to have ended: what is in its targets is unknown.
+    /// The copy failed and has ended: the contents of its targets are unknown.
     #[error("the copy failed")]
     Failed,
     /// The device failed under it. Its memory may be touched until the device is gone.
@@ -116,23 +116,23 @@ pub enum CopyError {
 /// Memory that an engine has on a device.
 #[derive(Debug)]
 pub enum EngineMemory {
-    /// Of `cudaMalloc`, by its IPC handle. The allocation may be larger than what is used of it.
+    /// Memory of `cudaMalloc`, by its IPC handle. The allocation may be larger than its used part.
     Ipc {
         /// The driver's handle.
         handle: [u8; 64],
-        /// Where what is used begins in the allocation.
+        /// Offset of the used part in the allocation.
         offset: u64,
         /// Bytes used.
         bytes: u64,
     },
-    /// Of the virtual memory interface, by a descriptor.
+    /// Memory of the virtual memory interface, by a descriptor.
     Descriptor {
-        /// What the engine exported.
+        /// The engine's exported descriptor.
         descriptor: OwnedFd,
         /// Bytes of the allocation.
         bytes: u64,
     },
-    /// Of this very process: the lane runs in the engine.
+    /// Memory of this very process: the lane runs in the engine.
     Own {
         /// Its address on the device.
         address: u64,
@@ -141,26 +141,26 @@ pub enum EngineMemory {
     },
 }
 
-/// What a device refused or failed at.
+/// The refusal or failure of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no device here, and why.
     #[error("{0}")]
     Absent(String),
-    /// What was asked for cannot be had; the device goes on.
+    /// The device cannot do the request; it goes on.
     #[error("{what}: {reason}")]
     Refused {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
         /// The driver's reason.
         reason: String,
     },
     /// No such region or tensors.
-    #[error("there is no such region, or there are no such tensors")]
+    #[error("there are no such regions or tensors")]
     Unknown,
     /// Orders or tensors use it.
-    #[error("it is in use")]
+    #[error("the region is in use")]
     InUse,
     /// The layout does not fit its regions.
     #[error(transparent)]

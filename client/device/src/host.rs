@@ -1,4 +1,4 @@
-//! A device made of host memory, for tests: it finishes out of order, and fails, stalls and is late when it is told to.
+//! A device made of host memory, for tests: it ends orders in any order, and fails, stalls and is late on command.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd as _;
@@ -19,26 +19,26 @@ pub struct HostDevice {
     is_lost: bool,
 }
 
-/// Tells a [`HostDevice`] what to do wrong, from any thread.
+/// Plants faults in a [`HostDevice`], from any thread.
 #[derive(Clone, Default)]
 pub struct HostControl(Arc<Shared>);
 
-/// What goes wrong with an order.
+/// A fault of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// It is refused.
     Refuse,
-    /// It fails when so many of its pieces were copied.
+    /// The order fails after this many pieces.
     Fail {
         /// Pieces: a page of a plane, or a block.
         after: u32,
     },
-    /// It never ends after so many pieces; the others go on.
+    /// The order stalls for ever after this many pieces; the others go on.
     Stall {
         /// Pieces.
         after: u32,
     },
-    /// The device is lost after so many pieces.
+    /// The device is lost after this many pieces.
     Lose {
         /// Pieces.
         after: u32,
@@ -53,13 +53,13 @@ struct Shared {
 
 #[derive(Default)]
 struct Script {
-    /// For the next orders, each for one; `None` for one that goes well.
+    /// Faults of the next orders, one each; `None` for an order without a fault.
     faults: VecDeque<Option<Fault>>,
     /// Calls do not return, as of a driver that hangs.
     holds_calls: bool,
     /// Calls that wait now.
     held: u32,
-    /// Polls between an order's end and word of it.
+    /// Polls between an order's end and its report.
     late_polls: u32,
     /// Devices that were closed.
     gone: u32,
@@ -76,12 +76,12 @@ struct HostRegion {
 struct Running {
     ticket: Ticket,
     order: Order,
-    /// What is left to copy, last first.
+    /// The remaining pieces, last first.
     pieces: Vec<Piece>,
     copied: u32,
     told_layers: u32,
     fault: Option<Fault>,
-    /// Ended, and to be told after so many polls.
+    /// The order has ended, and is reported after this many polls.
     ended: Option<(Result<(), CopyError>, u32)>,
 }
 
@@ -99,14 +99,14 @@ enum Copied {
 }
 
 impl HostDevice {
-    /// A device that decides by `seed`, and does wrong what `control` says.
+    /// A device that decides by `seed`, with the faults of `control`.
     #[must_use]
     pub fn new(seed: u64, control: HostControl) -> Self {
         let random = fastrand::Rng::with_seed(seed);
         Self { registry: Registry::new(), running: Vec::new(), random, control, is_lost: false }
     }
 
-    /// Where a call of a driver that hangs would not return.
+    /// The place at which a hanging driver would not return.
     fn call(&self) -> Result<(), DeviceError> {
         let mut script = self.control.script();
         script.held += 1;
@@ -223,7 +223,7 @@ impl Device for HostDevice {
         Ok(self.registry.add_region(HostRegion { memory, is_host: false }))
     }
 
-    /// Maps what comes as a descriptor; else takes the memory that was shared last ([`HostControl::share`]).
+    /// Maps memory that comes as a descriptor; else takes the memory that was shared last ([`HostControl::share`]).
     fn import(&mut self, memory: EngineMemory) -> Result<RegionId, DeviceError> {
         self.call()?;
         let refused = |reason: String| DeviceError::Refused { what: "an engine's memory", reason };
@@ -309,7 +309,7 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    /// Where it was told to ([`HostControl::cling`]), it cannot be given up.
+    /// After [`HostControl::cling`], the device cannot be closed.
     fn close(self: Box<Self>) -> Result<(), DeviceError> {
         let mut script = self.control.script();
         if script.clings {
@@ -326,7 +326,7 @@ impl HostControl {
         self.script().faults.push_back(Some(fault));
     }
 
-    /// The next order goes well, before those that were told not to.
+    /// The next order goes well, ahead of the planted faults.
     pub fn spare_next(&self) {
         self.script().faults.push_back(None);
     }
@@ -350,12 +350,12 @@ impl HostControl {
         }
     }
 
-    /// Word of what ends from now on comes so many polls late.
+    /// Reports of later ends come this many polls late.
     pub fn be_late(&self, polls: u32) {
         self.script().late_polls = polls;
     }
 
-    /// What the next import finds.
+    /// Shares memory for the next import.
     pub fn share(&self, memory: HostMemory) {
         self.script().engine_memory.push(memory);
     }

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 pub use engines::{Shape, VllmOrder, sglang_latent, sglang_split, vllm};
 
-/// What an engine says of its memory; a [`PagedLayout`] once it was checked.
+/// An engine's description of its memory; a [`PagedLayout`] once it was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayoutSpec {
     /// The planes, layer by layer.
@@ -29,12 +29,12 @@ pub struct LayoutSpec {
     pub run_bytes: u64,
 }
 
-/// Where one plane's pages stand. All in bytes.
+/// The place of one plane's pages. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plane {
     /// Number of the allocation in which it lies.
     pub region: u32,
-    /// Where its page 0 begins there.
+    /// Offset of page 0 in the region.
     pub offset: u64,
     /// From one page to the next.
     pub page_stride: u64,
@@ -64,15 +64,15 @@ pub struct Run {
     pub region: u32,
     /// Its bytes there.
     pub range: Range<u64>,
-    /// Where it stands in the page's bytes in a block.
+    /// Its place in the page's bytes in a block.
     pub in_page: u64,
 }
 
-/// Why paged memory is refused. Nothing of it was used.
+/// The reason why paged memory is refused. Nothing of it was used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// Of something there is none.
+    /// Something required is missing.
     #[error("there are no {0}")]
     Empty(&'static str),
     /// More than fits the description, or can be addressed.
@@ -89,7 +89,7 @@ pub enum LayoutError {
     /// A GPU thread moves 16 bytes at a time.
     #[error("the {what} of {bytes} bytes is no multiple of {ALIGNMENT}")]
     Unaligned {
-        /// What is unaligned.
+        /// The unaligned value.
         what: &'static str,
         /// Its bytes.
         bytes: u64,
@@ -118,10 +118,10 @@ pub enum LayoutError {
 }
 
 impl PagedLayout {
-    /// Checks what an engine says against the sizes of its regions.
+    /// Checks an engine's description against the sizes of its regions.
     ///
     /// # Errors
-    /// [`LayoutError`] where anything is missing, unaligned, beyond its region, or in one place with something else.
+    /// [`LayoutError`] if anything is missing, unaligned, beyond its region, or in one place with something else.
     pub fn new(spec: LayoutSpec, region_bytes: &[u64]) -> Result<Self, LayoutError> {
         let page_bytes = check::check(&spec, region_bytes)?;
         let pages = u64::from(spec.pages_per_chunk) * spec.planes.len() as u64;
@@ -129,7 +129,7 @@ impl PagedLayout {
         Ok(Self { spec, page_bytes, block_bytes })
     }
 
-    /// What was checked.
+    /// The checked description.
     #[must_use]
     pub fn spec(&self) -> &LayoutSpec {
         &self.spec
@@ -147,10 +147,10 @@ impl PagedLayout {
         layers.start * self.spec.planes_per_layer..layers.end * self.spec.planes_per_layer
     }
 
-    /// Some layers of it, as a layout of their own.
+    /// A layout of some of its layers.
     ///
     /// # Panics
-    /// Where there are no such layers.
+    /// Panics if there are no such layers.
     #[must_use]
     pub fn part(&self, layers: &Range<u32>) -> Self {
         let planes = self.planes_of(layers);
@@ -184,7 +184,7 @@ impl PagedLayout {
         self.block_bytes
     }
 
-    /// Where in a block the bytes of its page number `in_chunk` begin, of one plane.
+    /// The place in a block of one plane's bytes of page number `in_chunk`.
     #[must_use]
     pub fn in_block(&self, plane: u32, in_chunk: u32) -> u64 {
         u64::from(plane) * self.plane_bytes() + u64::from(in_chunk) * self.page_bytes
@@ -193,7 +193,7 @@ impl PagedLayout {
     /// The contiguous pieces of a page, in the order of a block.
     ///
     /// # Panics
-    /// Where there is no such plane.
+    /// Panics if there is no such plane.
     pub fn runs(&self, plane: u32, page: u32) -> impl Iterator<Item = Run> {
         let Plane { region, offset, page_stride } = self.spec.planes[plane as usize];
         let start = offset + u64::from(page) * page_stride;
@@ -209,14 +209,14 @@ impl PagedLayout {
     }
 }
 
-/// A thread of a kernel moves so many bytes at a time.
+/// Bytes that a thread of a kernel moves at a time.
 pub const ALIGNMENT: u64 = 16;
 
 /// Dimensions of a page beside its runs: heads, tokens.
 pub const MAX_DIMS: usize = 2;
 
-/// Planes of one layout: far more than engines have layers. Each is held against each, which so many take some ten milliseconds
-/// for.
+/// Limit of planes of one layout: far more than engines have layers. Each plane is compared with each; this many take some
+/// ten milliseconds.
 pub const MAX_PLANES: usize = 1_024;
 
 #[cfg(test)]

@@ -1,7 +1,17 @@
 //! Copies between an engine's paged KV memory on a GPU and contiguous blocks.
 //!
-//! [`PagedLayout`] says where an engine's bytes stand, [`Order`] what is to be copied, [`Device`] is who does it: CUDA
-//! ([`cuda`]), or for tests host memory ([`host`]). One [`DeviceThread`] a GPU alone calls its device.
+//! [`PagedLayout`] says where an engine's bytes stand. [`Order`] says which bytes to copy; it is checked before a byte moves.
+//! [`Device`] copies: on CUDA ([`cuda`]), or in tests in host memory ([`host`]). One [`DeviceThread`] per GPU is the only
+//! caller of its device. The bytes of a block equal those of copies by the CPU, so engines of both kinds share blocks.
+//!
+//! Flags, not event handles, order streams: words in pinned memory, which an engine's stream raises before a save and waits
+//! for after a load, layer by layer. The device's thread looks at the word before it gives the order to the GPU, so an engine
+//! that never raises its word delays no other order. A failed copy raises its flag: waiters go on, and the copy's end says
+//! why.
+//!
+//! Memory is reused on positive knowledge. A caller is told of a stalled copy at its deadline, but the memory stays
+//! quarantined until the device says that the copy ended, or is closed. Of a failed device only closing its context proves
+//! that nothing goes on; where that fails too, the memory is never used again.
 
 pub mod cuda;
 pub mod device;

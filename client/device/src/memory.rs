@@ -13,8 +13,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// A piece of host memory, alive as long as any clone.
 ///
-/// A device, and with shared memory other processes, may write to it at any time. So there are never references into it,
-/// only copies: one that races with a writer has unspecified bytes.
+/// A device, and other processes if the memory is shared, may write to it at any time. So there are never references into it,
+/// only copies; a copy that races with a writer has unspecified bytes.
 #[derive(Clone)]
 pub struct HostMemory {
     start: NonNull<u8>,
@@ -34,7 +34,7 @@ impl HostMemory {
     /// New memory, all zeros, on page boundaries.
     ///
     /// # Errors
-    /// Where there is no memory, or `bytes` is 0.
+    /// Fails if there is no memory, or `bytes` is 0.
     pub fn allocate(bytes: u64) -> io::Result<Self> {
         let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
@@ -46,11 +46,11 @@ impl HostMemory {
         Ok(Self { start, bytes, is_writable: true, _owner: owner })
     }
 
-    /// The first `bytes` bytes of a memory file, shared with whoever else has it. Whoever shrinks the file ends this process when
-    /// it touches what is gone: for files that are sealed, or of one's own.
+    /// Maps the first `bytes` bytes of a memory file, shared with its other owners. If somebody shrinks the file, touching
+    /// the missing bytes ends this process: use it for sealed files, or files of one's own.
     ///
     /// # Errors
-    /// Where the file is shorter, cannot be mapped, or `bytes` is 0.
+    /// Fails if the file is shorter, cannot be mapped, or `bytes` is 0.
     pub fn map(file: BorrowedFd<'_>, bytes: u64) -> io::Result<Self> {
         let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         if u64::try_from(fstat(file)?.st_size).unwrap_or(0) < bytes {
@@ -104,10 +104,10 @@ impl HostMemory {
         offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
     }
 
-    /// Copies what stands from `offset` on.
+    /// Copies the bytes from `offset` on.
     ///
     /// # Panics
-    /// Where that is beyond the memory.
+    /// Panics if that is beyond the memory.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let from = self.at(offset, out.len() as u64);
         // SAFETY: `at` proved that the source lies within the memory, which `_owner` keeps. `out` is a reference, and there are
@@ -118,7 +118,7 @@ impl HostMemory {
     /// Copies `bytes` to `offset` on.
     ///
     /// # Panics
-    /// Where that is beyond the memory, or it is read-only.
+    /// Panics if that is beyond the memory, or it is read-only.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         assert!(self.is_writable, "the memory is read-only");
         let to = self.at(offset, bytes.len() as u64);
@@ -129,7 +129,7 @@ impl HostMemory {
     /// Copies `bytes` bytes from `offset` on to `to` of `target`, which may be the same memory.
     ///
     /// # Panics
-    /// Where either is beyond its memory, or the target is read-only.
+    /// Panics if either is beyond its memory, or the target is read-only.
     pub fn copy_to(&self, offset: u64, target: &Self, to: u64, bytes: u64) {
         assert!(target.is_writable, "the memory is read-only");
         let (from, to) = (self.at(offset, bytes), target.at(to, bytes));
@@ -140,7 +140,7 @@ impl HostMemory {
     /// The word at `offset`, with all that was written before it was.
     ///
     /// # Panics
-    /// Where it is beyond the memory, or unaligned.
+    /// Panics if it is beyond the memory, or unaligned.
     #[must_use]
     pub fn word(&self, offset: u64) -> u32 {
         self.atomic(offset).load(Ordering::Acquire)
@@ -149,7 +149,7 @@ impl HostMemory {
     /// Writes the word at `offset`, after all that was written before.
     ///
     /// # Panics
-    /// Where it is beyond the memory, unaligned, or the memory is read-only.
+    /// Panics if it is beyond the memory, unaligned, or the memory is read-only.
     pub fn set_word(&self, offset: u64, value: u32) {
         assert!(self.is_writable, "the memory is read-only");
         self.atomic(offset).store(value, Ordering::Release);
@@ -190,7 +190,7 @@ unsafe impl Send for Pages {}
 // SAFETY: `&Pages` gives access to nothing.
 unsafe impl Sync for Pages {}
 
-/// The same memory, which may only be read.
+/// Read-only access to the memory.
 #[cfg(test)]
 pub(crate) fn read_only(start: NonNull<u8>, memory: HostMemory) -> HostMemory {
     let bytes = memory.bytes;

@@ -1,4 +1,4 @@
-//! What a device is asked to copy: merged orders over many chunks and layers.
+//! Orders to a device: merged copies over many chunks and layers.
 
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ pub struct Ticket(pub u64);
 /// A place in a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// Which.
+    /// The region.
     pub region: RegionId,
     /// Bytes from its start on.
     pub offset: u64,
 }
 
-/// Which way bytes go; each has a stream of its own.
+/// The direction of an order; each has a stream of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// To where the engine reads: from blocks to pages, from the host to the device.
@@ -39,18 +39,18 @@ pub enum Direction {
 /// A word is reached when it is at most 2^31 behind; so numbers may wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flag {
-    /// Where the word is: a multiple of 4 in host memory.
+    /// The place of the word: a multiple of 4 in host memory.
     pub word: Place,
-    /// What it must have reached.
+    /// The value that it must have reached.
     pub value: u32,
 }
 
 /// A copy to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// What.
+    /// The copies.
     pub work: Work,
     /// It begins when this is reached: the engine's stream says that the pages are as they should be.
     pub after: Option<Flag>,
@@ -59,16 +59,16 @@ pub struct Order {
     pub then: Option<Flag>,
 }
 
-/// What is copied.
+/// The copies of an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
     /// Between pages and blocks.
     Pages {
-        /// Whose pages.
+        /// The tensors of the pages.
         tensors: TensorsId,
         /// All pages of all chunks.
         pages: Vec<PageCopy>,
-        /// Which layers.
+        /// The layers.
         layers: Range<u32>,
         /// Whether each layer is to be told as soon as it is done, first to last.
         by_layer: bool,
@@ -77,10 +77,10 @@ pub enum Work {
     Blocks(Vec<BlockMove>),
 }
 
-/// One page's place in a block.
+/// The place of a page in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCopy {
-    /// Where its chunk's block begins.
+    /// The start of its chunk's block.
     pub block: Place,
     /// Its number in the chunk.
     pub in_chunk: u32,
@@ -88,12 +88,12 @@ pub struct PageCopy {
     pub page: u32,
 }
 
-/// One block to move.
+/// A block to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockMove {
-    /// Where it stands.
+    /// The block's place.
     pub from: Place,
-    /// Where it goes.
+    /// The target.
     pub to: Place,
     /// Its bytes.
     pub bytes: u64,
@@ -119,11 +119,11 @@ pub enum OrderError {
     #[error("there is no page {0}")]
     NoPage(u32),
     /// A place beyond its region, in none, or unaligned.
-    #[error("{bytes} bytes at {} of region {} are no place for a block", .place.offset, .place.region.0)]
+    #[error("a block of {bytes} bytes does not fit at {} of region {}", .place.offset, .place.region.0)]
     NoPlace {
         /// The place.
         place: Place,
-        /// What should be there.
+        /// The block's size.
         bytes: u64,
     },
     /// A place that may only be read.
@@ -152,18 +152,18 @@ impl Flag {
         found.wrapping_sub(self.value).cast_signed() >= 0
     }
 
-    /// The flag when so many layers are done.
+    /// The flag after this many layers.
     #[must_use]
     pub fn raised(self, layers: u32) -> Self {
         Self { value: self.value.wrapping_add(layers), ..self }
     }
 }
 
-/// What an order's places are held against.
+/// The known places, against which an order is checked.
 pub(crate) trait Places {
-    /// Bytes of a region, and whether it may be written; `None` where there is none.
+    /// Bytes of a region, and whether it may be written; `None` if there is none.
     fn region(&self, region: RegionId) -> Option<(u64, bool)>;
-    /// The layout of tensors; `None` where there are none.
+    /// The layout of tensors; `None` if there are none.
     fn layout(&self, tensors: TensorsId) -> Option<&PagedLayout>;
     /// Whether a region is host memory, in which flags can stand.
     fn is_host(&self, region: RegionId) -> bool;

@@ -1,4 +1,4 @@
-//! Which regions and tensors a device knows, and who uses them; the same for every device.
+//! The regions and tensors that a device knows, and their users; the same for every device.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use crate::device::DeviceError;
 use crate::layout::PagedLayout;
 use crate::order::{Order, Places, RegionId, TensorsId, Work};
 
-/// What a device keeps of a region.
+/// A device's record of a region.
 pub(crate) trait Region {
     fn bytes(&self) -> u64;
     fn is_writable(&self) -> bool;
     fn is_host(&self) -> bool;
 }
 
-/// Regions `R`, and tensors with what a device keeps of them, `T`.
+/// Regions `R`, and tensors with a device's records `T` of them.
 pub(crate) struct Registry<R, T> {
     regions: BTreeMap<RegionId, Used<R>>,
     tensors: BTreeMap<TensorsId, Used<Tensors<T>>>,
@@ -93,7 +93,7 @@ impl<R: Region, T> Registry<R, T> {
     /// The region of a checked order.
     ///
     /// # Panics
-    /// Where there is none.
+    /// Panics if there is none.
     pub(crate) fn region_of(&self, id: RegionId) -> &R {
         &self.regions.get(&id).expect("an order keeps its regions").value
     }
@@ -101,7 +101,7 @@ impl<R: Region, T> Registry<R, T> {
     /// The tensors of a checked order.
     ///
     /// # Panics
-    /// Where there are none.
+    /// Panics if there are none.
     pub(crate) fn tensors_of(&self, id: TensorsId) -> &Tensors<T> {
         &self.tensors.get(&id).expect("an order keeps its tensors").value
     }

@@ -1,4 +1,4 @@
-//! What tests of devices share: paged memory with a reference, and orders over it.
+//! Helpers for tests of devices: paged memory with a reference, and orders over it.
 
 use crate::device::Device;
 use crate::layout::{PagedLayout, Shape, VllmOrder, sglang_latent, sglang_split, vllm};
@@ -51,7 +51,7 @@ impl Paged {
         paged
     }
 
-    /// Where a chunk's block stands.
+    /// The place of a chunk's block.
     pub(crate) fn block(&self, chunk: u64) -> Place {
         Place { region: self.arena_region, offset: chunk * self.layout.block_bytes() }
     }
@@ -101,7 +101,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// The plain reference: what some layers of an order make of these bytes.
+    /// The plain reference: the bytes after some layers of an order.
     pub(crate) fn after(mut self, paged: &Paged, order: &Order, done: u32) -> Self {
         let Work::Pages { pages, layers, .. } = &order.work else { return self };
         for plane in paged.layout.planes_of(&(layers.start..layers.start + done)) {

@@ -1,7 +1,8 @@
-//! The thread of one device, which alone calls it.
+//! The thread of one device, its only caller.
 //!
-//! It takes orders from a bounded ring. Whoever asks never waits for the device: a call of it that hangs, hangs this thread
-//! alone.
+//! It takes orders from a bounded ring. Callers never wait for the device: a device call that hangs, hangs this thread alone.
+//! A caller hears the end of each order once. Places in the ring are given back when the end was heard, so the number of ends
+//! that wait is bounded too.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +15,7 @@ use std::time::Duration;
 use crate::device::{CopyError, Device, DeviceError, Event};
 use crate::order::{Order, Ticket};
 
-/// The thread. Dropping it lets what is under way end; [`DeviceThread::join`] waits for that.
+/// The thread. Dropping it lets running work end; [`DeviceThread::join`] waits for that.
 pub struct DeviceThread {
     ring: SyncSender<Request>,
     limit: usize,
@@ -22,7 +23,7 @@ pub struct DeviceThread {
     thread: JoinHandle<()>,
 }
 
-/// What the thread tells. Words of one order come in order.
+/// A report of the thread. Reports of one order come in sequence.
 #[derive(Debug)]
 pub enum Report {
     /// Layers of an order are done, from its first on.
@@ -43,7 +44,7 @@ pub enum Report {
     },
     /// There is no device, or it failed. All that comes is refused from now on.
     Lost(DeviceError),
-    /// The device was given up, at the latest when the thread ends: nothing of it touches any memory.
+    /// The device was closed, at the latest when the thread ends: its work touches no memory any more.
     Gone,
 }
 
@@ -51,13 +52,13 @@ pub enum Report {
 #[derive(Debug)]
 pub struct OrderPlace(Arc<AtomicUsize>);
 
-/// Makes an order with what the device must have for it.
+/// Makes an order, after the device got the memory for it.
 type Make = Box<dyn FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send>;
 
 /// Something else to do with the device.
 type Call = Box<dyn FnOnce(&mut dyn Device) + Send>;
 
-/// Hears what happened, on the device's thread. It must not wait. It hears of so many orders at a time as there are places.
+/// Takes reports on the device's thread. It must not wait. Reports of unfinished orders are bounded by the places for orders.
 type Hear = Box<dyn FnMut(Report) + Send>;
 
 /// The ring, or all places for orders, are taken: to be tried again after the next [`Report::Done`].
@@ -77,21 +78,21 @@ struct Idle {
     waited: Duration,
 }
 
-/// What the thread has.
+/// The thread's state.
 struct Worker {
     requests: Receiver<Request>,
     hear: Hear,
     running: Vec<(Ticket, OrderPlace)>,
-    /// Ends before the others do, so that it is dropped while they can still hear of it.
+    /// The device. It is dropped before the other fields, while its users can still hear of it.
     device: Option<Box<dyn Device>>,
 }
 
 impl DeviceThread {
-    /// Starts a thread, on which `open` makes the device; `hear` is told what happens, the failure to make one included. At most
-    /// `orders` are taken that nobody heard the end of.
+    /// Starts a thread, on which `open` makes the device; `hear` gets all reports, including the failure to make one. At most
+    /// `orders` orders are accepted whose end nobody heard yet.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// Fails if the system gives no thread.
     pub fn start(
         name: &str,
         orders: usize,
@@ -175,8 +176,8 @@ impl DeviceThread {
 }
 
 impl Idle {
-    /// How long to wait now: not at all at first, then a small part of what was waited before, so that an order ends about when
-    /// it is told to, however long it takes.
+    /// How long to wait now: not at all at first, then a small part of the waiting so far, so that an order's end is reported
+    /// soon, however long the order takes.
     fn pause(&mut self) -> Duration {
         if self.spins < SPINS {
             self.spins += 1;
@@ -213,8 +214,8 @@ impl Worker {
         }
     }
 
-    /// Begins what was asked for. Without anything under way it waits for a request, else for a moment at most. `None` when
-    /// nobody can ask any more and nothing is under way.
+    /// Begins the requested orders. Without running work it waits for a request, else for a moment at most. `None` when
+    /// nobody can ask any more and nothing runs.
     fn take_requests(&mut self, idle: &mut Idle) -> Option<bool> {
         let mut was_asked = false;
         for _ in 0..REQUESTS_PER_POLL {
@@ -324,7 +325,7 @@ impl Worker {
     }
 }
 
-/// A device that panics is lost: what it was doing is unknown.
+/// Calls a device. A device that panics is lost: its work is unknown.
 fn guarded<T>(call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|_| Err(DeviceError::Lost("its code panicked".into())))
@@ -333,7 +334,7 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, Device
 /// Calls that may wait beside orders.
 const MOST_CALLS: usize = 64;
 
-/// Orders are begun in runs, between which the device is asked what ended.
+/// Orders are begun in batches; between batches the device is asked for ends.
 const REQUESTS_PER_POLL: usize = 16;
 
 /// Looks at the device without a pause, after something happened: about 50 us.

@@ -1,5 +1,5 @@
-//! What an engine and the node on its host share: a [`socket`] that carries frames and descriptors, and memory that one of them
-//! has mapped for the other.
+//! The link between an engine and the node on its host: a [`socket`] that carries frames and descriptors, and memory that one
+//! of them has mapped for the other.
 
 mod mapping;
 pub mod socket;

@@ -26,12 +26,12 @@ pub struct Mapping {
 #[non_exhaustive]
 pub enum MappingError {
     /// Not a regular file: a pipe, a socket, a device.
-    #[error("the descriptor that came as memory is no memory file")]
+    #[error("the descriptor for memory is no memory file")]
     NotAFile,
     /// Reading it could end in `SIGBUS`, as its owner may shrink it.
     #[error("the memory file is not sealed against shrinking")]
     Unsealed,
-    /// Of another size than announced, or empty.
+    /// The memory has another size than announced, or is empty.
     #[error("the memory file has {found} bytes where {announced} were announced")]
     WrongSize {
         /// The size announced.
@@ -42,7 +42,7 @@ pub enum MappingError {
     /// The system refused.
     #[error("cannot {what} shared memory: {source}")]
     Os {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
         /// The system's reason.
         source: io::Error,
@@ -53,7 +53,7 @@ impl Mapping {
     /// Maps the file behind `descriptor`, which has `bytes` bytes, for reading.
     ///
     /// # Errors
-    /// [`MappingError`] where the descriptor is no memory file of this size that is sealed against shrinking.
+    /// [`MappingError`] if the descriptor is no memory file of this size that is sealed against shrinking.
     pub fn read_only(descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, MappingError> {
         Self::new(descriptor, bytes, false)
     }
@@ -61,7 +61,7 @@ impl Mapping {
     /// Maps the file behind `descriptor`, which has `bytes` bytes, for reading and writing.
     ///
     /// # Errors
-    /// [`MappingError`] where the descriptor is no memory file of this size that is sealed against shrinking, or may not
+    /// [`MappingError`] if the descriptor is no memory file of this size that is sealed against shrinking, or may not
     /// be written.
     pub fn writable(descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, MappingError> {
         Self::new(descriptor, bytes, true)
@@ -70,7 +70,7 @@ impl Mapping {
     /// Copies `out.len()` bytes from `offset` on into `out`.
     ///
     /// # Panics
-    /// Where they do not lie within the mapping.
+    /// Panics if they do not lie within the mapping.
     pub fn copy_to(&self, offset: u64, out: &mut [u8]) {
         let from = self.checked(offset, out.len());
         // SAFETY: `checked` proved that the source lies within the mapping, which lives as long as `self`. `out` is this
@@ -84,7 +84,7 @@ impl Mapping {
     /// mapping may exist.
     ///
     /// # Panics
-    /// Where they do not lie within the mapping.
+    /// Panics if they do not lie within the mapping.
     pub fn visit(&self, offset: u64, bytes: u64, mut each: impl FnMut(&[u8])) {
         let mut piece = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX).min(VISITED_PIECE_BYTES)];
         let (mut at, end) = (offset, offset + bytes);
@@ -99,7 +99,7 @@ impl Mapping {
     /// Copies `bytes` to `offset` on.
     ///
     /// # Panics
-    /// Where they do not fit within the mapping, or it is read-only.
+    /// Panics if they do not fit within the mapping, or it is read-only.
     pub fn copy_from(&self, offset: u64, bytes: &[u8]) {
         assert!(self.writable, "the mapping is read-only");
         let to = self.checked(offset, bytes.len());
@@ -117,7 +117,7 @@ impl Mapping {
         self.start.as_ptr()
     }
 
-    /// The same memory, for copies by a device; it stays mapped as long as that lives.
+    /// The memory for copies by a device; it stays mapped as long as the result lives.
     #[must_use]
     pub fn host_memory(self: &Arc<Self>) -> HostMemory {
         let owner = Arc::clone(self);
@@ -198,5 +198,5 @@ unsafe impl Send for Mapping {}
 // SAFETY: `&Mapping` gives no references into the memory, only copies, whose races its methods speak of.
 unsafe impl Sync for Mapping {}
 
-/// A piece that a core's first cache has room for beside what it is copied from.
+/// The size of a piece that fits into a core's first cache beside its source.
 const VISITED_PIECE_BYTES: usize = 16 << 10;

@@ -1,6 +1,6 @@
-//! The follower: keeps a stream to the coordinator, and knows the latest table.
+//! The coordinator's client: keeps a stream to the coordinator, and knows the latest table.
 //!
-//! It dials again for ever, so that neither side's absence is more than that: whoever follows goes on with the last table.
+//! It dials again for ever. While the coordinator is away, its followers go on with the last table.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::quic::{Endpoint, read_message, write_message};
 
-/// As what to follow.
+/// The role of a follower.
 pub enum FollowAs {
-    /// As a node that is a member.
+    /// A node that becomes a member.
     Node(NodeFacts),
-    /// As somebody who looks on.
+    /// A watcher that only gets tables.
     Watcher,
 }
 
-/// What a node tells the coordinator.
+/// The facts that a node tells the coordinator.
 pub struct NodeFacts {
-    /// Which life of it this is: microseconds since 1970 at its start.
+    /// The node's incarnation: microseconds since 1970 at its start.
     pub incarnation: u64,
-    /// Where peers reach it; an unspecified IP address stands for the one that the coordinator sees.
+    /// Address for peers; for an unspecified IP address the coordinator takes the one that it sees.
     pub peer: SocketAddr,
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// GPU actors it has.
     pub devices: u16,
     /// Its share of the partitions.
     pub weight: u64,
-    /// Which members do not answer it just now.
+    /// The members that do not answer the node at present.
     pub silent: Box<dyn Fn() -> Vec<NodeNumber> + Send>,
 }
 
@@ -112,7 +112,7 @@ struct Follower {
 type Ended = Box<dyn std::error::Error>;
 
 impl Follower {
-    /// One stream, from its start to its end.
+    /// Follows over one stream, from its start to its end.
     async fn follow_once(&mut self, mut leaving: watch::Receiver<bool>) -> Result<(), Ended> {
         let address =
             tokio::net::lookup_host(&self.coordinator).await?.next().ok_or("its name has no address")?;
@@ -174,7 +174,7 @@ impl Follower {
         }
     }
 
-    /// Takes what the coordinator says. Answers how often it wants to hear of the node, where it says that.
+    /// Takes a message of the coordinator. Returns the interval of heartbeats, if the message names one.
     fn hear(&mut self, message: CoordinatorMessage) -> Result<Option<Duration>, Ended> {
         match message {
             CoordinatorMessage::Joined(joined) => {
@@ -204,7 +204,7 @@ impl Follower {
             }
             CoordinatorMessage::Contested(rival) => {
                 let own = self.own_address();
-                tracing::warn!(%rival, own, "another process wants to join under this node's name: it may not while this one lives");
+                tracing::warn!(%rival, own, "another process wants to join under this node's name: it may not while this node lives");
             }
             CoordinatorMessage::Removed => return Err("this node was removed".into()),
             CoordinatorMessage::Table(table) => self.learn(table),

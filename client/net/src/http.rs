@@ -1,8 +1,8 @@
-//! The HTTP server of a node or a coordinator: few connections, each of which costs little whatever its client does.
+//! The HTTP server of a node or a coordinator: few connections, each cheap whatever its client does.
 //!
-//! A client that is silent loses its connection after [`IDLE`], one that does not read after [`UNREAD`]; where there are as many
-//! connections as there may be, the one that has been idle for the longest makes way, and one address has half of them at most.
-//! What a client sends ahead stays in the socket (`sips`).
+//! A silent client loses its connection after [`IDLE`], a client that does not read after [`UNREAD`]. At the limit of
+//! connections, the connection that has been idle for the longest makes way for a new one; one address has half of the
+//! connections at most. Bytes that a client sends ahead stay in the socket (`sips`).
 
 mod connections;
 mod sips;
@@ -31,7 +31,7 @@ use self::sips::Sips;
 /// Needs an actix system.
 ///
 /// # Errors
-/// What the system says of the listener.
+/// Fails with the system's error for the listener.
 pub fn serve(
     listener: TcpListener,
     connections: Connections,
@@ -65,7 +65,7 @@ pub fn serve(
     Ok(server.listen("http", listener, factory)?.run())
 }
 
-/// A long answer, of which the server buffers no more than a client reads.
+/// A long answer. The server buffers no more of it than its client reads.
 pub fn in_pieces(content_type: &str, answer: impl Into<Bytes>) -> HttpResponse {
     let answer = answer.into();
     let bytes = answer.len() as u64;
@@ -76,8 +76,8 @@ pub fn in_pieces(content_type: &str, answer: impl Into<Bytes>) -> HttpResponse {
         .streaming(connections::pieces(answer))
 }
 
-/// Keeps a connection from making way while its request is answered. One whose body has yet to come says so itself, once it has:
-/// whoever sends none must not keep others out.
+/// Keeps a connection from making way while its request is answered. A connection whose request body has yet to come counts
+/// as busy only once the body is there: a client that sends no body must not keep others out.
 async fn busy(
     request: ServiceRequest,
     next: Next<impl MessageBody>,
@@ -90,5 +90,5 @@ async fn busy(
 /// How long a connection may be silent, before a request and between two.
 pub const IDLE: Duration = Duration::from_secs(5);
 
-/// How long a client may leave unread what was sent to it.
+/// How long a client may leave an answer unread.
 pub const UNREAD: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
-//! What the processes of a cluster speak over the network, and tell whoever looks on.
+//! Networking, metrics and traces, shared by the processes of a cluster.
 //!
 //! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`follower`] follows a coordinator over it.
-//! - [`http`]: health, metrics and status, for connections of which each costs little.
-//! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans, and where they are sent.
+//! - [`http`]: health, metrics and status, over connections that are cheap each.
+//! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
 pub mod follower;
 pub mod http;

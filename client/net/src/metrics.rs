@@ -18,29 +18,29 @@ pub use process::ProcessMetrics;
 pub use register::{Handle, Part, register, show_totals};
 pub use tracing::TracingMetrics;
 
-/// Metrics that answer one question, and what that is.
+/// Metrics that answer one question, and the question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Section {
-    /// What they are about.
+    /// The subject of the metrics.
     pub title: &'static str,
-    /// Who exports them, where that is not every server of this kind.
+    /// The servers that export the metrics; empty if every server of this kind does.
     pub only: &'static str,
     /// The metrics.
     pub metrics: &'static [Metric],
 }
 
-/// One metric, with all of its labels.
+/// A metric with all of its labels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Metric {
     /// Its name, as Prometheus has it.
     pub name: &'static str,
-    /// What can be done with it.
+    /// The kind of its values.
     pub kind: Kind,
     /// The unit of its values.
     pub unit: &'static str,
     /// Its labels.
     pub labels: &'static [Label],
-    /// What it means.
+    /// Its meaning.
     pub help: &'static str,
 }
 
@@ -64,12 +64,12 @@ pub struct Label {
     pub values: Values,
 }
 
-/// What values a label has.
+/// The values of a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
     /// These and no others.
     OneOf(&'static [&'static str]),
-    /// One for each of something, of which there are only so many.
+    /// One value for each of something bounded.
     Each(&'static str),
 }
 
@@ -80,7 +80,7 @@ impl Metric {
         self.labels.iter().map(|label| label.name).collect()
     }
 
-    /// Every combination of its labels' values; `None` where one of them has no closed list.
+    /// Every combination of its labels' values; `None` if one of them has no closed list.
     #[must_use]
     pub fn combinations(&self) -> Option<Vec<Vec<&'static str>>> {
         combinations(self.labels)

@@ -1,9 +1,11 @@
-//! Where a request stands in a distributed trace, and the spans of what is done for it.
+//! The place of a request in a distributed trace, and the spans of its work.
 //!
-//! Everything done for a request carries its [`Trace`]. One that is not recorded is a null pointer: nothing is made,
-//! measured or sent for it. Spans are made with `tracing`, for whoever subscribes to [`TARGET`]; [`Exporter`] sends them
-//! to a collector. They are never entered, since work for a request goes on in actors, tasks and other processes at the
-//! same time: a span ends when the last [`Trace`] that refers to it is dropped.
+//! All work for a request carries its [`Trace`]. A trace that is not recorded is a null pointer: nothing is made, measured or
+//! sent for it. The decision falls once, where the request comes in: its caller decides, else a configured fraction. A
+//! message of its own, before the request on the socket or stream, tells the next process. Spans are made with `tracing`, for
+//! subscribers of [`TARGET`]; [`Exporter`] sends them to a collector. Spans are never entered, since work for a request goes
+//! on in actors, tasks and other processes at the same time: a span ends when the last [`Trace`] that refers to it is
+//! dropped.
 
 mod config;
 mod export;
@@ -23,18 +25,18 @@ pub use config::{InvalidEndpoint, TracingConfig};
 pub use export::{ExportError, Exporter, Service};
 pub use queue::{SpanCounts, span_counts};
 
-/// What part of a trace is recorded here, or else nothing. Clones refer to the same span.
+/// The span of a recorded trace, or nothing. Clones refer to the same span.
 #[derive(Clone, Default)]
 pub struct Trace(Option<Arc<Recorded>>);
 
 struct Recorded {
-    /// None where this process makes no spans, but others may.
+    /// `Span::none()` if this process makes no spans, while others may.
     span: Span,
-    /// What those who do a part of it are told.
+    /// The context for processes that do a part of the work.
     context: TraceContext,
 }
 
-/// Which requests are recorded.
+/// Decides which requests are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Sampler {
     is_on: bool,
@@ -53,8 +55,7 @@ pub enum SpanKind {
 }
 
 impl Sampler {
-    /// One that records what a recorded span of the caller's caused and, of requests without a caller's trace, the
-    /// fraction `ratio`.
+    /// Records requests whose caller records them, and the fraction `ratio` of the requests without a caller's trace.
     #[must_use]
     pub fn new(ratio: f64) -> Self {
         Self { is_on: true, ratio }
@@ -73,7 +74,7 @@ impl Sampler {
         }
     }
 
-    /// A trace that begins here, if it is one of those that are recorded.
+    /// Begins a trace here, if this request is chosen for recording.
     #[must_use]
     pub fn begin(self, name: &'static str) -> Trace {
         if self.chooses() { Trace::span(SpanKind::Internal, name, Parent::Nobody) } else { Trace::default() }
@@ -102,13 +103,13 @@ impl Trace {
         }
     }
 
-    /// Whether there is a span to describe: what costs something to find out is found out only then.
+    /// Whether there is a span to describe. Costly fields are computed only then.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.0.as_ref().is_some_and(|recorded| !recorded.span.is_disabled())
     }
 
-    /// Adds what is known of it: one of the fields of the table in the book.
+    /// Sets a field of the span: one of the fields of the table in the book.
     pub fn set(&self, field: &'static str, value: impl Value) {
         if let Some(recorded) = &self.0 {
             debug_assert!(
@@ -119,19 +120,19 @@ impl Trace {
         }
     }
 
-    /// The same of a number.
+    /// Sets a field to a number.
     pub fn count(&self, field: &'static str, number: impl Into<u64>) {
         // OTLP knows signed numbers alone: others would become texts.
         self.set(field, i64::try_from(number.into()).unwrap_or(i64::MAX));
     }
 
-    /// What those who do a part of it are told.
+    /// The context for processes that do a part of the work.
     #[must_use]
     pub fn context(&self) -> Option<TraceContext> {
         self.0.as_ref().map(|recorded| recorded.context)
     }
 
-    /// One callsite makes all spans, so that all have the same fields; those that are not set cost nothing.
+    /// Makes a span. All spans come from one callsite and have the same fields; unset fields cost nothing.
     fn span(kind: SpanKind, name: &'static str, parent: Parent<'_>) -> Self {
         let kind = kind.name();
         let id = match parent {
@@ -180,7 +181,7 @@ impl SpanKind {
     }
 }
 
-/// What a subscriber that keeps traces calls a span.
+/// The subscriber's context for a span, if the subscriber keeps traces.
 fn own_context(span: &Span) -> Option<TraceContext> {
     if span.is_disabled() {
         return None;

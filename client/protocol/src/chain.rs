@@ -24,7 +24,7 @@ pub enum Links {
     Flat(ChunkHash),
 }
 
-/// Where the first chunk of a linked [`Chain`] stands.
+/// The place of the first chunk of a linked [`Chain`] in its prompt.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Its index in its prompt.
@@ -58,7 +58,7 @@ pub enum ChainError {
     /// A linked chain where the namespace is flat, or the other way round.
     #[error("the namespace is {}, the chain is not", if *.namespace_is_flat { "flat" } else { "linked" })]
     WrongShape {
-        /// What the namespace is.
+        /// Whether the namespace is flat.
         namespace_is_flat: bool,
     },
     /// The chain starts at chunk 0 (or is flat), but its parent is not the namespace's root.
@@ -66,11 +66,11 @@ pub enum ChainError {
     NotTheRoot {
         /// The namespace's root.
         root: ChunkHash,
-        /// What the chain said.
+        /// The chain's parent.
         parent: ChunkHash,
     },
-    /// The same hash twice in one list.
-    #[error("chunk {hash:?} comes twice in one list")]
+    /// The list has a hash twice.
+    #[error("the list has chunk {hash:?} twice")]
     Duplicate {
         /// The hash.
         hash: ChunkHash,
@@ -78,7 +78,7 @@ pub enum ChainError {
     /// The chunk does not fit between the chunks around it: its parent, a child or the first chunk of its run is known in
     /// another place.
     #[error(
-        "chunk {hash:?} cannot be number {index} beside {near:?}, which is known in another place: give every chunk its own hash"
+        "chunk {hash:?} cannot be number {index} beside {near:?}: that chunk is known in another place; give every chunk its own hash"
     )]
     Misplaced {
         /// The hash.
@@ -119,7 +119,7 @@ impl Chain {
         Self { links: Links::Flat(root), hashes }
     }
 
-    /// The chunks from position `from` on; empty where `from` is past the end.
+    /// The chunks from position `from` on; empty if `from` is past the end.
     #[must_use]
     pub fn tail(&self, from: usize) -> Self {
         let from = from.min(self.hashes.len());
@@ -129,7 +129,7 @@ impl Chain {
     /// The chunks at positions `from..to`.
     ///
     /// # Panics
-    /// Where `from..to` does not lie within the chain.
+    /// Panics if `from..to` does not lie within the chain.
     #[must_use]
     pub fn part(&self, from: usize, to: usize) -> Self {
         let hashes = self.hashes[from..to].to_vec();
@@ -160,7 +160,7 @@ impl Chain {
     /// The chunk at `position`.
     ///
     /// # Panics
-    /// Where `position` is past the end.
+    /// Panics if `position` is past the end.
     #[must_use]
     pub fn chunk(&self, position: usize) -> ChunkRef {
         let hash = self.hashes[position];
@@ -185,8 +185,8 @@ impl Chain {
         (0..self.hashes.len()).map(|position| self.chunk(position))
     }
 
-    /// Checks what can be checked without a store: length, indices, shape and root. A store checks the rest:
-    /// duplicates, and parents and indices against what it knows.
+    /// Checks length, indices, shape and root, which need no store. A store checks the rest: duplicates, and parents and
+    /// indices against its own chunks.
     ///
     /// # Errors
     /// [`ChainError`], but never `Duplicate` or `Disagrees`.

@@ -43,7 +43,7 @@ use crate::pools::PoolSpec;
 /// Smaller ranges let a reader start earlier and stay in the cache between copy and checksum; each costs eight bytes.
 pub const CHECKSUM_RANGE_BYTES: u64 = 1 << 20;
 
-/// What a block is called: part of its checksum, so that right bytes under a wrong key are found too.
+/// The name of a block. The checksum covers it, so that right bytes under a wrong key are found too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockKey {
     /// The namespace, tenant included.
@@ -93,7 +93,7 @@ impl BlockSummer {
     /// Starts a block whose layer ranges have `range_bytes` bytes each, the last one at most.
     ///
     /// # Panics
-    /// Where `range_bytes` is 0.
+    /// Panics if `range_bytes` is 0.
     #[must_use]
     pub fn new(range_bytes: u64) -> Self {
         assert!(range_bytes > 0, "a layer range has at least one layer");
@@ -144,7 +144,7 @@ pub fn layer_ranges(pool: &PoolSpec) -> impl Iterator<Item = Range<u64>> + use<>
 /// The ranges of `range_bytes` each (the last may be shorter) of a block of `block_bytes`.
 ///
 /// # Panics
-/// Where `range_bytes` is 0.
+/// Panics if `range_bytes` is 0.
 pub fn block_ranges(block_bytes: u64, range_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     (0..block_bytes.div_ceil(range_bytes)).map(move |range| {
         let start = range * range_bytes;
@@ -169,7 +169,7 @@ pub fn block_checksum(key: &BlockKey, ranges: &[u64]) -> u64 {
     hasher.digest()
 }
 
-/// The checksum of some layers of a block, which are the bytes `place` of it and have the checksum `sum`.
+/// The checksum of some layers of a block: the bytes `place` of the block, with the checksum `sum`.
 #[must_use]
 pub fn layers_checksum(key: &BlockKey, place: &Range<u64>, sum: u64) -> u64 {
     let mut hasher = named(b"larder layers 1\0", key);

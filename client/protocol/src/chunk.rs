@@ -7,7 +7,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 /// 32 bytes that name a chunk and, because they are chained, the whole prefix up to its end.
 ///
-/// Either Larder's own hash (see [`crate::hashing`]) or one that an engine gave.
+/// The hash that names a chunk: Larder's own hash (see [`crate::hashing`]) or the engine's.
 #[derive(
     Archive,
     Serialize,
@@ -64,7 +64,7 @@ impl FromStr for ChunkHash {
     }
 }
 
-/// One chunk together with its place in its chain. A chunk never travels as a bare hash.
+/// A chunk with its place in its chain. A chunk never travels as a bare hash.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
     /// Names the chunk.

@@ -19,14 +19,14 @@ pub const HEADER_BYTES: usize = 16;
 /// Alignment of headers and payloads in the stream.
 pub const FRAME_ALIGNMENT: usize = 16;
 
-/// What stands before a message.
+/// The header before a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
     /// Bytes of the message.
     pub payload_bytes: u32,
     /// Descriptors that belong to the message.
     pub descriptors: u16,
-    /// Number of the request that this is, or answers; 0 where no answer is wanted.
+    /// Number of the request that this is, or answers; 0 if no answer is wanted.
     pub request: u64,
 }
 
@@ -53,7 +53,7 @@ pub enum FrameError {
 
 /// The bytes of a message are none of that kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("its bytes are no message of this version of the protocol")]
+#[error("the frame's bytes are no message of this version of the protocol")]
 pub struct MalformedMessage;
 
 impl FrameHeader {
@@ -70,7 +70,7 @@ impl FrameHeader {
     /// Reads a header.
     ///
     /// # Errors
-    /// [`FrameError`] where a limit is passed or the bytes are no header.
+    /// [`FrameError`] if a limit is passed or the bytes are no header.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let [a, b, c, d, e, f, g, h, request @ ..] = *bytes;
         let payload_bytes = u32::from_le_bytes([a, b, c, d]);

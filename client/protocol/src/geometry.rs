@@ -1,4 +1,4 @@
-//! How many bytes KV takes: the one formula that the namespace, the connectors and the sizing command share.
+//! The one formula for the bytes of KV, shared by the namespace, the connectors and the sizing command.
 
 /// The shape of a model's attention KV on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,8 @@
-//! The messages of a hand-over: chunks that are read layer by layer while they are being written.
+//! Messages of a hand-over: chunks that are read layer by layer while they are being written.
 //!
-//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same node,
-//! or on another one, follows the chunks ([`Follow`]) and is told which layers are in place. A layer that is in place was
-//! summed when it was copied, and verified wherever it has come to; what it belongs to can be found by others only once all of
-//! the chunk is committed.
+//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same
+//! node, or on another one, follows the chunks ([`Follow`]) and is told which layers are in place. A layer in place was
+//! summed when it was copied, and verified wherever it arrived. Others find a chunk only once all of it is committed.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -26,7 +25,7 @@ pub struct HandOver {
     pub from_layer: u32,
     /// The layer behind the last one.
     pub to_layer: u32,
-    /// Where in the write window these layers stand: for each chunk, for each slice of the session. Empty where the node trusts
+    /// Offsets of these layers in the write window: for each chunk, for each slice of the session. Empty if the node trusts
     /// its engines.
     pub sources: Vec<u64>,
 }
@@ -36,17 +35,17 @@ pub struct HandOver {
 pub struct Follow {
     /// Number of the namespace, whose pools must be such that every chunk of a prefix needs them.
     pub namespace: u32,
-    /// The chunks. Room for those that come from elsewhere is taken at once, for all of them or for none.
+    /// The chunks. The node takes room for all chunks from elsewhere at once, or for none.
     pub chain: Chain,
-    /// Who writes those that are not here; nobody is asked where this is not given.
+    /// The writer of the missing chunks; without one, the node asks nobody.
     pub writer: Option<Writer>,
-    /// The earliest attempt whose layers are wanted; 0 where any will do.
+    /// The earliest attempt whose layers are wanted; 0 if any will do.
     pub attempt: u64,
     /// For how long nothing may come before the reader gives up.
     pub patience_ms: u64,
 }
 
-/// Whom a prefill engine hands its layers to.
+/// The place of a prefill engine that hands layers over.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Writer {
     /// The name of its node.
@@ -55,10 +54,10 @@ pub struct Writer {
     pub device: u16,
 }
 
-/// Asks how much of what is followed is in place.
+/// Asks how many layers of followed chunks are in place.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskInPlace {
-    /// What is followed.
+    /// The number of the follow.
     pub follow: u64,
     /// Chunks that the asker counts on: fewer are news.
     pub chunks: u32,
@@ -68,29 +67,28 @@ pub struct AskInPlace {
     pub wait_ms: u64,
 }
 
-/// How much of what is followed is in place.
+/// How many layers of followed chunks are in place.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct InPlace {
     /// Chunks, from the first on, that have come or may still come. Behind them one will not: its writer ended or went silent.
     pub chunks: u32,
-    /// Layers that are in place in every one of these chunks and every pool, from the first layer on. Pools with fewer layers
-    /// have no more than they have.
+    /// Layers that are in place in all these chunks and every pool, counted from the first layer. Pools with fewer layers
+    /// count as far as they go.
     pub layers: u32,
     /// Whether nothing is to come any more: all of these chunks are committed.
     pub is_whole: bool,
-    /// Where the chunks stand, once each has its place; told once. The lease has the number of what is followed. It has no
-    /// checksums.
+    /// The chunks' places, once each chunk has one; sent once. The lease has the number of the follow, and no checksums.
     pub leased: Option<Leased>,
-    /// Checksums of what is in place behind the layers that the asker knows of, up to `layers`; none where all is whole.
+    /// Checksums of the layers in place that the asker does not know of yet, up to `layers`; none if all chunks are whole.
     pub sums: Vec<LayersSum>,
     /// The blocks' checksums, in the order of the lease's places, where all is whole; else none.
     pub checksums: Vec<u64>,
 }
 
-/// The checksum of layers of a block that are in place. They may begin before those that are news, and end behind them.
+/// The checksum of layers in place of a block. The range may begin before the new layers and end behind them.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayersSum {
-    /// Position of the chunk in what is followed.
+    /// Position of the chunk in the follow.
     pub chunk: u32,
     /// The block, by slice of the session, then pool.
     pub block: u32,

@@ -12,7 +12,7 @@
 
 use crate::chunk::ChunkHash;
 
-/// What changes the KV of a whole prompt besides its tokens.
+/// Facts besides the tokens that change the KV of a whole prompt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptExtra<'a> {
     /// Keeps prompts of different users apart (vLLM's `cache_salt`).
@@ -77,7 +77,7 @@ impl ChunkHasher {
 /// The hashes of all full chunks of a prompt; the last, partial chunk has none.
 ///
 /// # Panics
-/// Where `chunk_tokens` is 0.
+/// Panics if `chunk_tokens` is 0.
 #[must_use]
 pub fn hash_prompt(
     root: ChunkHash,

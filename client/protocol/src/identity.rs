@@ -1,4 +1,4 @@
-//! Who a process is, as its certificate says.
+//! The identity of a process, in its certificate.
 //!
 //! A certificate names one identity in a URI of its subject alternative names:
 //!
@@ -9,15 +9,15 @@
 //! | admin | `larder://admin/NAME` |
 //! | engine | `larder://engine/TENANT/NAME` |
 //!
-//! Besides, it has the DNS name `ROLE.larder`, which is what a client asks for when it connects: addresses change, roles
-//! do not. Tenants and names have 1 to 256 characters out of `A-Z a-z 0-9 . _ -`.
+//! It also has the DNS name `ROLE.larder`, which a client checks when it connects: addresses change, roles do not. Tenants
+//! and names have 1 to 256 characters out of `A-Z a-z 0-9 . _ -`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::limits::MAX_NAME_BYTES;
 
-/// What a process may do.
+/// The role of a process: it decides the rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Holds blocks and directory rows.
@@ -30,10 +30,10 @@ pub enum Role {
     Engine,
 }
 
-/// Who a process is.
+/// The identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// What it may do.
+    /// The role.
     pub role: Role,
     /// The tenant of an engine; `None` for all others.
     pub tenant: Option<String>,

@@ -1,14 +1,14 @@
-//! The messages of the device lane: the node copies between an engine's GPU memory and blocks, as the engine asks.
+//! Messages of the device lane: the node copies between an engine's GPU memory and blocks, at the engine's request.
 //!
 //! The engine says once where its tensors are ([`RegisterTensors`]). From then on its requests carry page numbers: load these
-//! leased chunks into these pages ([`LoadPages`]), save these pages as these reserved chunks ([`SavePages`]). Each begins a copy,
-//! of which the engine hears how far it is and how it ended ([`AskCopy`]). What is saved was handed over, as with
+//! leased chunks into these pages ([`LoadPages`]), save these pages as these reserved chunks ([`SavePages`]). Each request
+//! begins a copy; the engine asks for its progress and end ([`AskCopy`]). A save is a hand-over, as with
 //! [`HandOver`](crate::handoff::HandOver): the node has summed its own bytes, and the chunk's commit names no source.
 //!
-//! **Words.** A session has one page of 32-bit words that both sides map. A copy can wait for one of them, which the engine's
-//! stream raises when the pages are as they should be, and can raise one by each layer that is done, for which the engine's
-//! stream waits. A word counts as reached up to 2^31 behind what it says, so numbers may wrap. A copy that fails raises its word
-//! to the end: streams go on, and the answer says that nothing came.
+//! **Words.** A session has one page of 32-bit words that both sides map. A copy can wait for a word that the engine's stream
+//! raises when the pages are ready. A copy can raise a word by one for each finished layer, for which the engine's stream
+//! waits. A word counts as reached up to 2^31 behind its value, so numbers may wrap. A failed copy raises its word to the
+//! end: streams go on, and the answer says that nothing came.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -17,18 +17,18 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub struct RegisterTensors {
     /// Number of the namespace.
     pub namespace: u32,
-    /// Of a chunk's blocks in this session, by slice, then pool, the one that these tensors hold.
+    /// Index of the tensors' block among a chunk's blocks in this session, by slice, then pool.
     pub block: u16,
-    /// Where in them the pages stand.
+    /// The layout of the pages in the regions.
     pub layout: TensorLayout,
     /// Their memory: the regions that the layout names, in order.
     pub memory: Vec<TensorMemory>,
 }
 
-/// Where the pages of all layers stand. All distances are in bytes and multiples of 16.
+/// The layout of the pages of all layers. All distances are in bytes and multiples of 16.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct TensorLayout {
-    /// What one layer has of one kind (keys, values, or both together), layer by layer.
+    /// The planes of each layer, layer by layer: keys, values, or both together.
     pub planes: Vec<TensorPlane>,
     /// Planes that belong to one layer.
     pub planes_per_layer: u32,
@@ -42,12 +42,12 @@ pub struct TensorLayout {
     pub run_bytes: u64,
 }
 
-/// Where one plane's pages stand.
+/// The place of one plane's pages.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlane {
     /// Number of the region in which it lies.
     pub region: u32,
-    /// Where its page 0 begins there.
+    /// Offset of page 0 in the region.
     pub offset: u64,
     /// From one page to the next.
     pub page_stride: u64,
@@ -65,19 +65,19 @@ pub struct TensorDim {
 /// One region of an engine's GPU memory.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorMemory {
-    /// Of `cudaMalloc`, by its IPC handle.
+    /// Memory of `cudaMalloc`, by its IPC handle.
     Ipc(IpcMemory),
-    /// Of the virtual memory interface, so many bytes, which are the whole allocation. Its descriptor comes along, in the order
-    /// of the regions.
+    /// Memory of the virtual memory interface: this many bytes, the whole allocation. Its descriptor comes along, in the
+    /// order of the regions.
     Descriptor(u64),
 }
 
 /// A part of an allocation of `cudaMalloc`.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpcMemory {
-    /// What `cudaIpcGetMemHandle` gave.
+    /// The handle of `cudaIpcGetMemHandle`.
     pub handle: [u8; 64],
-    /// Where the region begins in the allocation.
+    /// Offset of the region in the allocation.
     pub offset: u64,
     /// Its bytes.
     pub bytes: u64,
@@ -97,7 +97,7 @@ pub struct TensorsRegistered {
 pub struct Word {
     /// Its number: it stands at four times that.
     pub word: u32,
-    /// What it must have reached, or is raised from.
+    /// The value that the word must have reached, or from which the copy raises it.
     pub value: u32,
 }
 
@@ -127,13 +127,13 @@ pub struct LoadPages {
     pub to_layer: u32,
     /// Whether layers are to be told one by one.
     pub by_layer: bool,
-    /// What it waits for and raises.
+    /// The words that the copy waits for and raises.
     pub words: CopyWords,
 }
 
 /// Saves pages as reserved chunks.
 ///
-/// As of a hand-over: while it is under way its chunks take no other, and one that fails gives its chunks up.
+/// Saves pages as reserved chunks. While the copy runs, its chunks take no other; a copy that fails gives its chunks up.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct SavePages {
     /// The reservation, of a session with one slice.
@@ -148,7 +148,7 @@ pub struct SavePages {
     pub from_layer: u32,
     /// The layer behind the last one.
     pub to_layer: u32,
-    /// What it waits for and raises.
+    /// The words that the copy waits for and raises.
     pub words: CopyWords,
 }
 
@@ -157,7 +157,7 @@ pub struct SavePages {
 pub struct AskCopy {
     /// The copy.
     pub copy: u64,
-    /// Layers that are wanted: the answer comes when so many are done, or the copy has ended, or `wait_ms` have passed.
+    /// Requested layers: the answer comes when this many are done, the copy has ended, or `wait_ms` have passed.
     pub layers: u32,
     /// How long the answer may wait.
     pub wait_ms: u64,
@@ -175,11 +175,11 @@ pub struct CopyProgress {
 /// How a copy ended.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyEnd {
-    /// All bytes are where they should be; what was saved is summed, and can be committed.
+    /// All bytes are in place; saved blocks are summed and can be committed.
     Done,
     /// It was refused, or given up before it began: nothing was moved.
     Refused,
-    /// It failed: what is in the pages is unknown, and the chunks to save are given up.
+    /// The copy failed: the pages' contents are unknown, and the chunks to save are given up.
     Failed,
     /// The device did not do it in time, and may still be at it: as failed, and the pages may change at any time.
     Stalled,
@@ -188,7 +188,7 @@ pub enum CopyEnd {
 }
 
 impl CopyEnd {
-    /// What it is called in metrics, traces and messages.
+    /// Its name in metrics, traces and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! What every part of Larder agrees on: keys, namespaces, session, peer and membership messages, the
-//! partition table, limits. No IO.
+//! The types that every part of Larder shares: keys, namespaces, messages of sessions, peers and membership, the partition
+//! table, limits. No IO.
 
 pub mod chain;
 pub mod checksum;

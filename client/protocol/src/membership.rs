@@ -1,8 +1,8 @@
-//! The messages between the coordinator and those who follow it.
+//! Messages between the coordinator and its followers.
 //!
-//! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed
-//! as in [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; whoever only wants tables (engines,
-//! admins) with `Watch`.
+//! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed as
+//! in [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; a process that only wants tables (an
+//! engine or admin) starts with `Watch`.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::table::{Epoch, NodeNumber, Table};
 
-/// What a follower says.
+/// A message of a follower.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum FollowerMessage {
     /// A node wants to be a member; its name stands in its certificate.
@@ -26,13 +26,13 @@ pub enum FollowerMessage {
 /// A node wants to be a member.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Join {
-    /// Which life of the node this is (see [`crate::table::Member::incarnation`]).
+    /// The node's incarnation (see [`crate::table::Member::incarnation`]).
     pub incarnation: u64,
     /// The latest table it knows: a coordinator that lost its state learns from it.
     pub epoch: Epoch,
-    /// Where peers reach it.
+    /// Address for peers.
     pub peer: SocketAddr,
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// GPU actors it has.
     pub devices: u16,
@@ -49,12 +49,12 @@ pub struct Heartbeat {
     pub silent: Vec<NodeNumber>,
 }
 
-/// What the coordinator says.
+/// A message of the coordinator.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum CoordinatorMessage {
     /// The node is a member, or will be with the next table.
     Joined(Joined),
-    /// The node is not a member: another life of it is newer. Where that cannot be (a clock that was set back), it joins
+    /// The node is not a member, since a newer incarnation was. If that is impossible (a clock was set back), the node joins
     /// again as this incarnation.
     Outdated(u64),
     /// The node is no member any more, after long silence: it joins again.
@@ -74,7 +74,7 @@ pub enum CoordinatorMessage {
 /// Another process has the node's name.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InUse {
-    /// Where peers reach that process.
+    /// That process's address for peers.
     pub address: SocketAddr,
     /// When the node may take its place, if that process is silent until then.
     pub retry_after_ms: u64,

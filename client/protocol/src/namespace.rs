@@ -8,18 +8,18 @@ use crate::chunk::ChunkHash;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_TOKENS, MAX_LAYERS, MAX_NAME_BYTES, MAX_POOLS, MAX_SLICES};
 use crate::pools::{HitPolicy, PoolSpec};
 
-/// What an engine says of its KV. Two engines that differ in any of it never see each other's blocks.
+/// An engine's description of its KV. Two engines with different descriptions never see each other's blocks.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceSpec {
     /// The model's name or path.
     pub model: String,
-    /// The model's revision; empty where it has none.
+    /// The model's revision; empty if it has none.
     pub revision: String,
     /// Data type of the KV, in the engine's words (`bfloat16`, `fp8_e4m3`).
     pub kv_dtype: String,
     /// Order of the dimensions inside a block, in the engine's words.
     pub layout: String,
-    /// Who hashes, and how.
+    /// The hash algorithm of chunks.
     pub hash: HashAlgorithm,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
@@ -39,7 +39,7 @@ pub struct NamespaceSpec {
     pub flat: bool,
 }
 
-/// Who computes chunk hashes, and how.
+/// The hash algorithm of chunks, and who computes it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum HashAlgorithm {
     /// Larder's own chained BLAKE3 (see [`crate::hashing`]).
@@ -53,7 +53,7 @@ pub enum HashAlgorithm {
 pub struct EngineHash {
     /// The engine's name for it (`sha256_cbor`).
     pub name: String,
-    /// The seed it starts from (vLLM: `PYTHONHASHSEED`); never one that each process draws for itself.
+    /// The algorithm's seed (vLLM: `PYTHONHASHSEED`); never one that each process draws for itself.
     pub seed: String,
 }
 
@@ -244,9 +244,9 @@ impl Encoding {
 #[non_exhaustive]
 pub enum NamespaceError {
     /// A text is empty or too long.
-    #[error("`{field}` has {bytes} bytes; it must say something, in at most {MAX_NAME_BYTES}")]
+    #[error("`{field}` has {bytes} bytes; it must have 1 to {MAX_NAME_BYTES}")]
     Name {
-        /// Which text.
+        /// The field.
         field: &'static str,
         /// Its length.
         bytes: usize,
@@ -281,15 +281,15 @@ pub enum NamespaceError {
     ZeroRanks,
     /// No pool, or too many.
     #[error(
-        "a namespace has 1 to {MAX_POOLS} pools, this has {found}: layers that are needed at the same chunks share one"
+        "a namespace has 1 to {MAX_POOLS} pools, this has {found}: put layers that are needed at the same chunks into one pool"
     )]
     Pools {
         /// Pools found.
         found: usize,
     },
-    /// The first pool is not the one that every chunk has.
+    /// The first pool is not the pool of every chunk.
     #[error(
-        "the first pool is `kv` with hit policy `all`, the state that every chunk has; this is `{pool}` with {hit:?}"
+        "the first pool must be `kv` with hit policy `all`, the state of every chunk; this is `{pool}` with {hit:?}"
     )]
     FirstPool {
         /// Its name.
@@ -306,9 +306,7 @@ pub enum NamespaceError {
         pool: String,
     },
     /// A pool of a flat namespace that is needed only at the end of a prefix.
-    #[error(
-        "pool `{pool}` has hit policy {hit:?}, but keys of a flat namespace stand in no order: only `all` means anything there"
-    )]
+    #[error("pool `{pool}` has hit policy {hit:?}, but keys of a flat namespace have no order: use `all`")]
     FlatPool {
         /// The pool.
         pool: String,
@@ -316,7 +314,7 @@ pub enum NamespaceError {
         hit: HitPolicy,
     },
     /// Two pools of one name.
-    #[error("pool `{pool}` comes twice: give each kind of state a name of its own")]
+    #[error("pool `{pool}` is there twice: give each kind of state a name of its own")]
     DuplicatePool {
         /// The name.
         pool: String,
@@ -467,14 +465,14 @@ mod tests {
                     s.flat = true;
                     s.pools.push(state(HitPolicy::Window(2)));
                 }),
-                "only `all` means anything there",
+                "have no order: use `all`",
             ),
             (
                 refused(|s| {
                     s.flat = true;
                     s.pools.push(state(HitPolicy::Last));
                 }),
-                "only `all` means anything there",
+                "have no order: use `all`",
             ),
         ];
         for (message, said) in told {

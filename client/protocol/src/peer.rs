@@ -22,14 +22,15 @@ use crate::pools::PoolSet;
 use crate::table::{Epoch, Holder, RowKey};
 use crate::trace::TraceContext;
 
-/// What a node asks of a node.
+/// A request between nodes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum PeerRequest {
     /// Asks the home who holds chunks; answered [`PeerResponse::Rows`].
     Find(Find),
-    /// Tells the home what the asker's actors have and have not, each at most once; answered [`PeerResponse::Announced`].
+    /// Announces to the home which chunks the asker's actors gained and lost, each at most once; answered
+    /// [`PeerResponse::Announced`].
     Announce(Vec<Announce>),
-    /// Tells the home that a holder did not have what its rows say; answered [`PeerResponse::Done`].
+    /// Tells the home that some of a holder's rows are wrong; answered [`PeerResponse::Done`].
     Repair(Repair),
     /// Asks a holder for blocks; answered [`PeerResponse::Fetched`], and the bytes behind it.
     Fetch(Fetch),
@@ -46,8 +47,8 @@ pub enum PeerRequest {
     SetPolicy(String),
     /// Says to which trace the request behind it, on the same stream, belongs. It has no answer of its own.
     Trace(TraceContext),
-    /// Tells a holder that these chunks came from it with other bytes than were committed under their names: it verifies its
-    /// own, and drops what is wrong. Answered [`PeerResponse::Done`], before it has.
+    /// Tells a holder that it sent other bytes than were committed under these names. The holder verifies its own chunks and
+    /// drops wrong ones; it answers [`PeerResponse::Done`] before that.
     Damaged(Chunks),
 }
 
@@ -60,37 +61,37 @@ pub struct Find {
     pub rows: Vec<RowKey>,
 }
 
-/// A piece of the ordered stream of what one holder gained and lost, for one home.
+/// A batch of the ordered stream of one holder's gained and lost chunks, for one home.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Announce {
-    /// Who has them.
+    /// The holder.
     pub holder: Holder,
-    /// Which life of the holder this is.
+    /// The holder's incarnation.
     pub incarnation: u64,
     /// The holder's table.
     pub epoch: Epoch,
     /// Number of the stream. It grows whenever the holder starts anew, so that a late copy of an old batch voids nothing.
     pub stream: u64,
-    /// Number of the batch in its stream. 0 starts anew: whatever the home knew of this holder is void. Else one more
-    /// than the last.
+    /// Number of the batch in its stream. 0 starts the stream anew: the home forgets everything of this holder. Otherwise one
+    /// more than the last.
     pub sequence: u64,
-    /// The sum, modulo 2^64, of [`RowKey::digest`] over all that the holder has of this home's partitions, where the
-    /// home knows all of it with this batch. A home with the same table that comes to another sum has it start anew.
+    /// The sum, modulo 2^64, of [`RowKey::digest`] over all rows of the holder in this home's partitions, if the home knows
+    /// all of them with this batch. A home with the same table and another sum has the holder start the stream anew.
     pub digest: Option<u64>,
     /// In the order in which it happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES) in one message.
     pub changes: Vec<RowChange>,
 }
 
-/// Tells the home that a holder did not have what its rows say.
+/// Tells the home that some of a holder's rows are wrong.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// Who does not have them.
+    /// The holder that does not have these chunks.
     pub holder: Holder,
-    /// What it does not have; at most [`MAX_FIND_ROWS`](crate::limits::MAX_FIND_ROWS).
+    /// The rows of these chunks; at most [`MAX_FIND_ROWS`](crate::limits::MAX_FIND_ROWS).
     pub rows: Vec<RowKey>,
 }
 
-/// One chunk gained or lost.
+/// A chunk that was gained or lost.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowChange {
     /// The chunk.
@@ -117,7 +118,7 @@ pub struct Fetch {
     pub chunks: Chunks,
     /// Bytes of the blocks of one chunk, by slice, then pool, as the asker has it.
     pub block_bytes: Vec<u64>,
-    /// What waits for them.
+    /// The urgency of the request.
     pub class: Class,
 }
 
@@ -126,7 +127,7 @@ pub struct Fetch {
 pub struct FollowChunks {
     /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS). Those that nobody writes yet are waited for.
     pub chunks: Chunks,
-    /// The asker's number of this request, which every answer repeats: what is sent for another one is refused.
+    /// The asker's number of this request. Every answer repeats it; the asker refuses answers with another number.
     pub order: u64,
     /// The earliest attempt at writing whose layers are wanted.
     pub attempt: u64,
@@ -134,7 +135,7 @@ pub struct FollowChunks {
     pub patience_ms: u64,
 }
 
-/// What came of a chunk that is followed.
+/// News of a followed chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Followed {
     /// The asker's number of the request.
@@ -143,11 +144,11 @@ pub struct Followed {
     pub message: u64,
     /// Position of the chunk in the request.
     pub chunk: u32,
-    /// What came.
+    /// The news.
     pub step: FollowStep,
 }
 
-/// What comes of a chunk that is followed. The last of it is `Whole` or `Lost`.
+/// One step of a followed chunk. The last one is `Whole` or `Lost`.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum FollowStep {
     /// Some layers of a block: their bytes follow this message.
@@ -163,7 +164,7 @@ pub enum FollowStep {
 pub struct BlockLayers {
     /// The block, by slice, then pool.
     pub block: u32,
-    /// Where in the block they begin.
+    /// Offset of the layers in the block.
     pub offset: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -171,7 +172,7 @@ pub struct BlockLayers {
     pub checksum: u64,
 }
 
-/// What waits for blocks, the most urgent first.
+/// The urgency of a request for blocks, the most urgent first.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// An engine's request, which stands still until they are there.
@@ -180,14 +181,14 @@ pub enum Class {
     Prefetch,
 }
 
-/// What a node answers a node.
+/// An answer between nodes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum PeerResponse {
-    /// Who holds the chunks, in the order of the request. A chunk that nobody holds has no holder.
+    /// The holders of the chunks, in the order of the request. A chunk without a holder has an empty entry.
     Rows(Rows),
     /// How each announcement ended, in the order of the request.
     Announced(Vec<Announced>),
-    /// What follows, one a chunk of the request.
+    /// The header of the blocks that follow, one entry a chunk of the request.
     Fetched(Vec<FetchedChunk>),
     /// Something came of a chunk that is followed, and of layers the bytes behind it.
     Followed(Followed),
@@ -199,7 +200,7 @@ pub enum PeerResponse {
     Refused(String),
 }
 
-/// Who holds chunks, as spans over the chunks of the request.
+/// The holders of chunks, as spans over the chunks of the request.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The home's table; a newer one than the asker's tells it to look again.
@@ -215,7 +216,7 @@ pub struct RowSpan {
     pub from: u32,
     /// Position after the last.
     pub to: u32,
-    /// Who has them.
+    /// The holder.
     pub holder: Holder,
 }
 
@@ -232,10 +233,10 @@ pub enum Announced {
     OtherIncarnation(Epoch),
 }
 
-/// What comes of one chunk of a fetch.
+/// The result of a fetch for one chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum FetchedChunk {
-    /// Its blocks follow, in the order of slices, then of the pools that it has, after those of the chunks before it.
+    /// The chunk's blocks follow behind those of the chunks before it, ordered by slice, then by pool.
     Held(HeldChunk),
     /// It is not here (any more): the directory was wrong.
     NotHeld,
@@ -250,20 +251,20 @@ pub struct RetryAfter {
     pub retry_after_ms: u64,
 }
 
-/// What a holder says of a chunk that it sends.
+/// A holder's facts of a chunk that it sends.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct HeldChunk {
     /// How often it was read, this time included: see placement.
     pub reads: u32,
     /// Whether the holder has it on disk too: then nobody else has to.
     pub is_on_disk: bool,
-    /// The pools that it has in every slice: at least those that no chunk is without.
+    /// The pools that the chunk has in every slice; `all` pools are always among them.
     pub pools: PoolSet,
     /// Their blocks, by slice, then pool.
     pub blocks: Vec<HeldBlock>,
 }
 
-/// What a holder says of a block that it sends.
+/// A holder's facts of a block that it sends.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct HeldBlock {
     /// Its size.
@@ -283,7 +284,7 @@ pub trait Message: Sized {
     /// Checks and reads it. `bytes` must start at a multiple of 16.
     ///
     /// # Errors
-    /// Where the bytes are no such message.
+    /// Fails if the bytes are no message of this type.
     fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage>;
 }
 

@@ -1,8 +1,14 @@
-//! Pools: which of a chunk's kinds of state a prefix needs, and how long a prefix can be restored.
+//! Pools: kinds of state of a chunk, and the longest prefix that can be restored from them.
 //!
-//! An attention layer needs the state of every chunk of a prefix, a sliding window that of the last few, a recurrent layer
-//! that of the last one alone. A prefix is of use only where every pool can be restored at its end: the attention state of
-//! ten chunks without the recurrent state after the tenth makes garbage.
+//! An attention layer needs the state of every chunk of a prefix (`all`), a sliding window that of the last few
+//! (`window(n)`), a recurrent layer that of the last one alone (`last`, the same as a window of one). A prefix is of use only
+//! where every pool can be restored at its end: the attention state of ten chunks without the recurrent state after the tenth
+//! makes garbage. [`PoolRules`] is the only place that knows these rules; it passes over the chunks once and keeps a counter
+//! per pool.
+//!
+//! Only pools that are not `all` may be missing. Both sides of a session work out from the rules which blocks a lease names
+//! or a reservation writes, so messages carry no marks. A flat namespace has `all` pools only: its keys stand in no order, so
+//! none is the last.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -22,7 +28,7 @@ pub struct PoolSpec {
     pub hit: HitPolicy,
 }
 
-/// Which chunks of a prefix must have a pool's block.
+/// The chunks of a prefix that must have a pool's block.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HitPolicy {
     /// Every chunk (attention). No chunk is ever without it.
@@ -38,9 +44,10 @@ pub enum HitPolicy {
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub struct PoolSet(pub u8);
 
-/// What a namespace's pools ask of a prefix.
+/// The rules by which a namespace's pools restore a prefix.
 ///
-/// Chunks are counted from the start of a chain. Where that is the tail of a prompt, what stands before it is the caller's.
+/// Chunks are counted from the start of a chain. If the chain is the tail of a prompt, its caller accounts for the chunks
+/// before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolRules {
     /// How many chunks at the end need the pool; `None` for all of them.
@@ -105,19 +112,19 @@ impl PoolSet {
         self.0 & other.0 == other.0
     }
 
-    /// What is in either.
+    /// The pools of both sets together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// What is in both.
+    /// The pools that both sets have.
     #[must_use]
     pub fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// What is in this one alone.
+    /// The pools that only this set has.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -167,7 +174,7 @@ impl PoolRules {
         self.every
     }
 
-    /// Those that no chunk is without.
+    /// The pools that every chunk has.
     #[must_use]
     pub fn obligatory(&self) -> PoolSet {
         self.obligatory

@@ -1,7 +1,7 @@
-//! Growing runs: which consecutive chunks of a chain share a home.
+//! Growing runs: groups of consecutive chunks of a chain that share a home.
 //!
-//! The runs of a chain are chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ... Runs that grow spread the branches that
-//! diverge behind one system prompt over many homes, and still keep the homes that one lookup touches few.
+//! The runs of a chain are chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ... Growing runs spread the branches behind one system
+//! prompt over many homes, and still keep the number of homes of one lookup small.
 
 /// The longest run, in chunks.
 pub const LONGEST_RUN: u32 = 16;

@@ -1,7 +1,7 @@
-//! The messages between an engine and the node on its host.
+//! Messages between an engine and the node on its host.
 //!
-//! A session starts with [`Request::Hello`], then registers one namespace or more. Requests may be sent without waiting
-//! for earlier answers. `Release` has no answer: it cannot be refused.
+//! A session starts with [`Request::Hello`], then registers one namespace or more. Requests may be sent without waiting for
+//! earlier answers. `Release` has no answer: it cannot be refused.
 
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
@@ -16,7 +16,7 @@ use crate::namespace::{Fingerprint, NamespaceSpec};
 use crate::pools::PoolSet;
 use crate::trace::TraceContext;
 
-/// What an engine asks.
+/// A request of an engine.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Request {
     /// Opens the session; the first message, once.
@@ -30,7 +30,7 @@ pub enum Request {
     /// Hands over written blocks; answered [`Response::Committed`]. Send it only when every store into the window has
     /// completed.
     Commit(Commit),
-    /// Gives back what of a reservation is not committed; answered [`Response::Aborted`].
+    /// Gives back the uncommitted chunks of a reservation; answered [`Response::Aborted`].
     ///
     /// Names the reservation.
     Abort(u64),
@@ -47,16 +47,16 @@ pub enum Request {
     ///
     /// Names the pin.
     Unpin(u64),
-    /// Asks how much of a prompt can be served, and starts to bring what is not in memory; answered
-    /// [`Response::Prefetching`] as soon as that is known.
+    /// Asks how much of a prompt can be served, and starts to bring the chunks that are not in memory; answered
+    /// [`Response::Prefetching`] as soon as the amount is known.
     Prefetch(Lookup),
     /// Asks how far a prefetch is; answered [`Response::Progress`].
     ///
     /// Names the ticket.
     Progress(u64),
-    /// Ends a prefetch and leases what it brought; answered [`Response::Leased`], at once or when it has waited.
+    /// Ends a prefetch and leases the chunks that it brought; answered [`Response::Leased`], at once or after its wait.
     Collect(Collect),
-    /// Ends a prefetch whose request went away: what is on its way is stopped. No answer.
+    /// Ends a prefetch whose request went away, and stops its transfers. No answer.
     ///
     /// Names the ticket.
     Cancel(u64),
@@ -65,8 +65,8 @@ pub enum Request {
     HandOver(HandOver),
     /// Asks to read chunks while they are being written; answered [`Response::Following`]. [`Request::Release`] ends it.
     Follow(Follow),
-    /// Asks how many layers of what is followed are in place; answered [`Response::InPlace`] when there are more than the asker
-    /// knows of, or it has waited long enough.
+    /// Asks how many layers of followed chunks are in place; answered [`Response::InPlace`] when the number exceeds the
+    /// asker's, or the wait is over.
     AskInPlace(AskInPlace),
     /// Says to which trace the next request belongs, whose number its frame bears. No answer. Without it, a request is
     /// traced only where the node chooses to.
@@ -79,17 +79,17 @@ pub enum Request {
     SavePages(SavePages),
     /// Asks how far a copy is; answered [`Response::CopyProgress`].
     AskCopy(AskCopy),
-    /// Nobody asks for a copy any more; one that has not begun is given up. No answer.
+    /// Forgets a copy: nobody will ask for it. A copy that has not begun is given up. No answer.
     ///
     /// Names the copy.
     ForgetCopy(u64),
     /// Says that a chunk has other bytes than were committed under its name; answered [`Response::Checked`] when the node has
-    /// verified the chunk itself, or [`Response::Busy`] where this session reports too much.
+    /// verified the chunk itself, or [`Response::Busy`] if this session reports too much.
     ReportDamage(ReportDamage),
 }
 
 impl Request {
-    /// What it is called in metrics and traces.
+    /// Its name in metrics and traces.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -126,7 +126,7 @@ impl Request {
 pub struct Hello {
     /// [`crate::limits::SESSION_VERSION`].
     pub version: u16,
-    /// Who asks, for logs: name and version.
+    /// Name and version of the client, for logs.
     pub client: String,
     /// Number of the GPU actor to talk to; the one with the fewest sessions where the engine does not care.
     pub device: Option<u16>,
@@ -160,7 +160,7 @@ pub struct Lookup {
     pub preempted: bool,
     /// Tiers to look in; all where empty.
     pub tiers: Vec<Tier>,
-    /// Pin what is found for so long.
+    /// Duration of a pin for the chunks found.
     pub pin_ms: Option<u64>,
     /// Tokens that the engine computes in a second. Where it is given, a prefetch does not bring chunks that are computed
     /// sooner than they come, and the node counts the seconds of prefill that a hit saves.
@@ -179,11 +179,11 @@ pub struct Collect {
 /// How long an engine waits for a prefetch.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all: it takes what is in place now, and what is on its way is stopped.
+    /// Does not wait: takes the chunks in place now, and stops the others.
     BestEffort,
     /// Until all has come, or failed to.
     Complete,
-    /// The same, but no longer than so many milliseconds.
+    /// Waits for all chunks, but no longer than this many milliseconds.
     TimeoutMs(u64),
 }
 
@@ -199,7 +199,7 @@ pub struct Reserve {
     /// By position in the chain, which pools will be written; all of them everywhere where this is empty. Pools that every
     /// chunk has are written whether named or not. A pool that a chunk lacks may be added later.
     pub pools: Vec<PoolSet>,
-    /// Which attempt at a hand-over this is; 0 for ordinary writing. Reservations of earlier attempts at these chunks end.
+    /// Number of the attempt at a hand-over; 0 for ordinary writing. Reservations of earlier attempts at these chunks end.
     pub attempt: u64,
 }
 
@@ -210,9 +210,9 @@ pub struct Commit {
     pub reservation: u64,
     /// Positions (in the reserved chain) of the chunks that are complete.
     pub chunks: Vec<u32>,
-    /// Where in the write window each chunk's blocks stand: for each chunk, for each slice of the session, for each
-    /// pool that is to be written, but for blocks whose layers were handed over before. Empty where the node trusts its
-    /// engines, which then wrote to the places that [`Reserved`] named.
+    /// Offsets of the blocks in the write window: for each chunk, for each slice of the session, for each pool to be written,
+    /// except blocks whose layers were handed over before. Empty if the node trusts its engines; they have then written to
+    /// the places of [`Reserved`].
     pub sources: Vec<u64>,
 }
 
@@ -221,7 +221,7 @@ pub struct Commit {
 pub struct Lease {
     /// Number of the namespace.
     pub namespace: u32,
-    /// The chunks to read, usually what a lookup found.
+    /// The chunks to read, usually those that a lookup found.
     pub chain: Chain,
 }
 
@@ -245,18 +245,18 @@ pub struct Pin {
     pub duration_ms: u64,
 }
 
-/// What a node answers.
+/// An answer of the node.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Response {
     /// The session is open.
     Welcome(Welcome),
     /// The namespace is known.
     Registered(Registered),
-    /// What of the prompt is here.
+    /// The cached part of the prompt.
     Found(Found),
     /// There is room.
     Reserved(Reserved),
-    /// The blocks of so many chunks are kept; others in the namespace see a chunk once all its slices are.
+    /// The blocks of this many chunks are kept. Others in the namespace see a chunk once all its slices are kept.
     Committed(u32),
     /// The reservation is gone.
     Aborted,
@@ -266,7 +266,7 @@ pub enum Response {
     Pinned(Pinned),
     /// The pin is gone.
     Unpinned,
-    /// What of the prompt was found is on its way.
+    /// The chunks found are on their way.
     Prefetching(Prefetching),
     /// How far it is.
     Progress(Progress),
@@ -274,7 +274,7 @@ pub enum Response {
     HandedOver,
     /// The chunks are followed, under this number.
     Following(u64),
-    /// How much of what is followed is in place.
+    /// How many layers of followed chunks are in place.
     InPlace(InPlace),
     /// No room or too much in flight; nothing was done. Not an error: ask again later.
     Busy(Busy),
@@ -290,7 +290,7 @@ pub enum Response {
     Checked(Checked),
 }
 
-/// The session is open. One descriptor comes along where there is a window: the window's memory.
+/// The session is open. One descriptor comes along if there is a window: the window's memory.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// The node's session protocol version.
@@ -301,7 +301,7 @@ pub struct Welcome {
     pub tenant: String,
     /// Number of the GPU actor that serves the session.
     pub device: u16,
-    /// Bytes of the write window; 0 where there is none.
+    /// Bytes of the write window; 0 if there is none.
     pub window_bytes: u64,
     /// Whether the engine writes straight into the arena, which it then maps writable.
     pub trusted: bool,
@@ -318,7 +318,7 @@ pub struct Registered {
     pub root: ChunkHash,
 }
 
-/// What of a prompt is here.
+/// The cached part of a prompt.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Tokens of the contiguous prefix that can be used, counted from the chain's first chunk.
@@ -326,18 +326,18 @@ pub struct Found {
     /// The chunks found, ascending, one span a stretch in one tier. In a linked namespace they follow one another without a
     /// gap from the chain's first chunk; in a flat one they are every run of keys that can be had.
     pub spans: Vec<Span>,
-    /// The pin, where one was asked for and something was found.
+    /// The pin, if one was asked for and something was found.
     pub pin: Option<u64>,
 }
 
 /// A prefetch has begun.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Prefetching {
-    /// The ticket: collect or cancel it. 0 where there is nothing to bring.
+    /// The ticket: collect or cancel it. 0 if there is nothing to bring.
     pub ticket: u64,
-    /// What was found, as a lookup says it.
+    /// The result of the lookup.
     pub found: Found,
-    /// Tokens of it that the ticket covers: all, or as far as there is room and loading is faster than computing.
+    /// Tokens that the ticket covers: all that were found, or as far as there is room and loading is faster than computing.
     pub tokens: u64,
     /// Tokens that were found and are not brought because computing them is faster.
     pub tokens_to_recompute: u64,
@@ -361,7 +361,7 @@ pub struct Span {
     pub from: u32,
     /// Position after the last.
     pub to: u32,
-    /// Where they are.
+    /// The chunks' tier.
     pub tier: Tier,
 }
 
@@ -384,13 +384,13 @@ pub enum Tier {
 /// There is room.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// The reservation; commit or abort it. 0 where there is nothing to write. It is gone once all of it is committed.
+    /// The reservation, to commit or abort. 0 if there is nothing to write. It ends once all its chunks are committed.
     pub reservation: u64,
     /// Positions (in the chain, ascending) of the chunks to write; the others are here already or are being written.
     pub chunks: Vec<u32>,
     /// For each of these chunks, which pools are to be written; all of them in each where this is empty.
     pub pools: Vec<PoolSet>,
-    /// Where the node trusts its engines: where to write each block, in the order of [`Commit::sources`]. Empty else.
+    /// The place for each block, in the order of [`Commit::sources`], if the node trusts its engines. Otherwise empty.
     pub places: Vec<Place>,
     /// When the right to commit ends, counted from this answer.
     pub deadline_ms: u64,
@@ -398,12 +398,12 @@ pub struct Reserved {
     pub extents: Vec<Extent>,
 }
 
-/// What a node found of a chunk that was reported.
+/// The node's verdict on a reported chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Checked {
     /// Its bytes were wrong: the node has dropped it.
     Damaged,
-    /// Its bytes are those that were committed under its name.
+    /// Its bytes equal those committed under its name.
     Right,
     /// It is not in the node's memory, or is being verified for somebody else already.
     Nothing,
@@ -412,7 +412,7 @@ pub enum Checked {
 /// Chunks stay.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pinned {
-    /// The pin; 0 where nothing is pinned.
+    /// The pin; 0 if nothing is pinned.
     pub pin: u64,
     /// Chunks pinned, from the chain's first on.
     pub chunks: u32,
@@ -423,13 +423,13 @@ pub struct Pinned {
 /// No room or too much in flight.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
-    /// What there is too much of.
+    /// The exhausted resource.
     pub what: Scarce,
     /// When asking again may help.
     pub retry_after_ms: u64,
 }
 
-/// What there is too much of.
+/// The exhausted resource.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scarce {
     /// No slot is free and nothing may be evicted now.
@@ -447,7 +447,7 @@ pub enum Scarce {
 pub struct Refusal {
     /// The class of the reason, for programs.
     pub code: RefusalCode,
-    /// What is wrong, and what to do about it, for people.
+    /// The fault and its remedy, for people.
     pub message: String,
 }
 
@@ -460,7 +460,7 @@ pub enum RefusalCode {
     Protocol,
     /// The namespace is impossible, or disagrees with the engine's own sizes.
     Namespace,
-    /// The chain is impossible, or disagrees with what is cached.
+    /// The chain is impossible, or contradicts cached chunks.
     Chain,
     /// A number that names nothing of this session (namespace, lease, reservation, pin, device), or no longer.
     Unknown,
@@ -476,7 +476,7 @@ pub enum RefusalCode {
     Device,
 }
 
-/// Encodes a request behind what `out` holds.
+/// Encodes a request at the end of `out`.
 ///
 /// # Panics
 /// Never for messages within the limits: encoding them cannot fail.
@@ -484,7 +484,7 @@ pub fn encode_request(request: &Request, out: AlignedVec) -> AlignedVec {
     rkyv::api::high::to_bytes_in::<_, rancor::Error>(request, out).expect("a request can always be encoded")
 }
 
-/// Encodes a response behind what `out` holds.
+/// Encodes a response at the end of `out`.
 ///
 /// # Panics
 /// Never for messages within the limits: encoding them cannot fail.
@@ -495,7 +495,7 @@ pub fn encode_response(response: &Response, out: AlignedVec) -> AlignedVec {
 /// Checks and reads a request. `bytes` must start at a multiple of 16.
 ///
 /// # Errors
-/// Where the bytes are not a request.
+/// Fails if the bytes are not a request.
 pub fn decode_request(bytes: &[u8]) -> Result<Request, MalformedMessage> {
     rkyv::from_bytes::<Request, rancor::Failure>(bytes).map_err(|_| MalformedMessage)
 }
@@ -503,7 +503,7 @@ pub fn decode_request(bytes: &[u8]) -> Result<Request, MalformedMessage> {
 /// Checks and reads a response. `bytes` must start at a multiple of 16.
 ///
 /// # Errors
-/// Where the bytes are not a response.
+/// Fails if the bytes are not a response.
 pub fn decode_response(bytes: &[u8]) -> Result<Response, MalformedMessage> {
     rkyv::from_bytes::<Response, rancor::Failure>(bytes).map_err(|_| MalformedMessage)
 }

@@ -16,7 +16,7 @@ pub const NAME: &str = "sha256_cbor";
 /// The seed of a vLLM whose environment has no `PYTHONHASHSEED`.
 pub const DEFAULT_SEED: &str = "vllm-none-hash";
 
-/// What changes the KV of a prompt besides its tokens.
+/// Facts besides the tokens that change the KV of a prompt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptExtra<'a> {
     /// Keeps prompts of different users apart. An empty one is none, as in vLLM.
@@ -25,19 +25,19 @@ pub struct PromptExtra<'a> {
     pub lora: Option<Lora<'a>>,
 }
 
-/// A LoRA adapter, as the engine was told of it.
+/// A LoRA adapter, as the engine knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lora<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Where it is.
+    /// Its path.
     pub path: &'a str,
 }
 
 /// The hashes of all full chunks of a prompt, of `chunk_tokens` each; the last, partial chunk has none.
 ///
 /// # Panics
-/// Where `block_tokens` is 0, or `chunk_tokens` is no multiple of it.
+/// Panics if `block_tokens` is 0, or `chunk_tokens` is no multiple of it.
 #[must_use]
 pub fn hash_prompt(
     seed: &str,

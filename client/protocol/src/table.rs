@@ -1,6 +1,6 @@
-//! The partition table: which node is home to which part of the chunk-hash space.
+//! The partition table: names the home of each part of the chunk-hash space.
 //!
-//! The coordinator makes it, and numbers every version with an epoch; nodes and clients only look into it.
+//! The coordinator makes the table, and numbers every version with an epoch; nodes and clients only read it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -33,11 +33,11 @@ pub struct Epoch {
 pub struct NodeNumber(pub u16);
 
 impl NodeNumber {
-    /// What a node calls itself among its own actors. No member has it.
+    /// The number by which a node means itself, among its own actors. No member has it.
     pub const THIS_NODE: Self = Self(u16::MAX);
 }
 
-/// One actor of one node: who holds blocks.
+/// One actor of one node, as the holder of blocks.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
     /// The node.
@@ -46,18 +46,18 @@ pub struct Holder {
     pub device: u16,
 }
 
-/// What the cluster knows of one node.
+/// The cluster's facts of one node.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Its number.
     pub number: NodeNumber,
     /// Its name, as in its certificate.
     pub name: String,
-    /// Which life of it this is: microseconds since 1970 at its start, or more. What an earlier life claimed is void.
+    /// The node's incarnation: microseconds since 1970 at its start, or more. Claims of earlier incarnations are void.
     pub incarnation: u64,
-    /// Where peers reach it (QUIC).
+    /// Address for peers (QUIC).
     pub peer: SocketAddr,
-    /// Where it serves HTTP.
+    /// Address of its HTTP server.
     pub http: SocketAddr,
     /// GPU actors it has.
     pub devices: u16,
@@ -83,7 +83,7 @@ pub struct Table {
     pub epoch: Epoch,
     /// By number, ascending.
     pub members: Vec<Member>,
-    /// The home of each partition: [`PARTITIONS`] numbers of members, or none at all where there is no member.
+    /// The home of each partition: [`PARTITIONS`] numbers of members, or none at all if there is no member.
     pub homes: Vec<NodeNumber>,
 }
 
@@ -102,7 +102,7 @@ pub struct RowKey {
 }
 
 impl Table {
-    /// The home of a partition; `None` where the cluster has no member.
+    /// The home of a partition; `None` if the cluster has no member.
     #[must_use]
     pub fn home(&self, partition: u16) -> Option<NodeNumber> {
         self.homes.get(usize::from(partition)).copied()

@@ -1,4 +1,4 @@
-//! Where a request stands in a distributed trace, as W3C Trace Context writes it.
+//! The place of a request in a distributed trace, as W3C Trace Context writes it.
 //!
 //! <https://www.w3.org/TR/trace-context/>: `00-TRACE ID-PARENT ID-FLAGS`, in lowercase hexadecimal digits.
 
@@ -79,7 +79,7 @@ fn bytes<const N: usize>(text: &str) -> Result<[u8; N], InvalidTraceparent> {
 /// The flag of a trace that is recorded.
 const SAMPLED: u8 = 1;
 
-/// The one that the standard sets apart.
+/// The version that the standard forbids.
 const FORBIDDEN_VERSION: u8 = 0xff;
 
 #[cfg(test)]

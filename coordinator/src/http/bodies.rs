@@ -1,4 +1,4 @@
-//! Bodies of questions: how many bytes of them may be here, and where they are understood.
+//! Request bodies: bounds the bytes in memory, and parses on threads of their own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) struct Bodies {
     threads: Arc<Semaphore>,
 }
 
-/// One body, as long as it is here.
+/// A body in memory.
 pub(super) struct Body {
     bytes: BytesMut,
     held: OwnedSemaphorePermit,
@@ -68,7 +68,7 @@ impl Bodies {
 }
 
 impl Body {
-    /// What `read` makes of it, on a thread that may take its time; its error is the asker's.
+    /// Parses the body by `read`, on a thread that may take its time; an error is the asker's.
     pub(super) async fn understand<T: Send + 'static>(
         self,
         read: impl FnOnce(BytesMut) -> Result<T, String> + Send + 'static,
@@ -94,7 +94,7 @@ const MAX_BODY_BYTES: usize = 16 << 20;
 /// Bytes of all bodies that are here: four of the largest.
 const MAX_BYTES_HERE: usize = 4 * MAX_BODY_BYTES;
 
-/// What is counted at a time.
+/// The unit of the count of bytes.
 const UNIT_BYTES: usize = 16 << 10;
 
 /// How long a body may take to come.

@@ -24,7 +24,7 @@ struct PrefixRequest {
     hashes: Option<Vec<String>>,
     /// The prompt's tokens, where the coordinator knows the hash.
     tokens: Option<Vec<u32>>,
-    /// How the namespace's chunks are hashed from tokens; by Larder's own hash where it is not given.
+    /// How the namespace's chunks are hashed from tokens; by Larder's own hash if it is not given.
     #[serde(default)]
     hash: Hash,
 }
@@ -40,12 +40,12 @@ enum Hash {
     Sha256Cbor(EnginePrompt),
 }
 
-/// What vLLM hashes besides the tokens.
+/// The facts besides the tokens that vLLM hashes.
 #[derive(Debug, Clone, Deserialize)]
 struct EnginePrompt {
-    /// The engines' `PYTHONHASHSEED`, or what stands for none.
+    /// The engines' `PYTHONHASHSEED`, or the constant for none.
     seed: Option<String>,
-    /// Tokens of the engine's own blocks; those of a chunk where it is not given.
+    /// Tokens of the engine's own blocks; by default, the tokens of a chunk.
     block_tokens: Option<u32>,
     cache_salt: Option<String>,
     lora: Option<Lora>,
@@ -61,11 +61,11 @@ struct Lora {
 /// The answer to `POST /v1/prefix`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PrefixAnswer {
-    /// What all nodes together have.
+    /// The prefix that all nodes together hold.
     pub cluster: Held,
-    /// What each has.
+    /// The prefix that each node holds.
     pub nodes: Vec<NodeHeld>,
-    /// Nodes that did not answer: what they know is missing.
+    /// Homes that did not answer: their rows are missing.
     pub silent_homes: Vec<String>,
 }
 
@@ -88,15 +88,15 @@ pub struct Held {
     pub tokens: u64,
 }
 
-/// What a request asks.
+/// A parsed request.
 struct Asked {
     fingerprint: Fingerprint,
     chain: Chain,
     chunk_tokens: u32,
 }
 
-/// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; one that
-/// is none counts as none, as its standard has it.
+/// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; an invalid
+/// header counts as none, as its standard says.
 ///
 /// A prompt is read and hashed on a thread of its own: meanwhile this one answers others.
 pub(super) async fn answer(
@@ -128,7 +128,7 @@ pub(super) async fn answer(
 }
 
 impl Asked {
-    /// What a body asks.
+    /// Parses a body.
     fn of(body: &[u8]) -> Result<Self, String> {
         let request: PrefixRequest =
             serde_json::from_slice(body).map_err(|error| format!("the body is no question: {error}\n"))?;

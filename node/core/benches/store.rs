@@ -45,7 +45,7 @@ fn lease_and_release_100(bencher: Bencher<'_, '_>, chunks: u64) {
     });
 }
 
-/// Reserving and committing 100 new chunks where there is room.
+/// Reserving and committing 100 new chunks if there is room.
 #[divan::bench(args = SIZES)]
 fn reserve_and_commit_100(bencher: Bencher<'_, '_>, chunks: u64) {
     let mut filled = Filled::new(chunks, u64::MAX);

@@ -21,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nodes whose announcements are made.
 const WHOLE_NODES: u16 = 20;
 
-/// How often nodes look for what is due.
+/// The interval at which nodes look for due messages.
 const TICK_MS: u64 = 5;
 
 /// How long an answer takes.
@@ -72,7 +72,7 @@ impl Cluster {
         }
     }
 
-    /// The next table, with so many members. A node that joins gets its share from as many others as need be.
+    /// The next table, with `nodes` members. A joining node gets its share from as many others as necessary.
     fn table(&mut self, nodes: u16) -> Arc<Table> {
         self.epoch += 1;
         for joined in self.shards.len() as u16 + 1..=nodes {

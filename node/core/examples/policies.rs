@@ -7,7 +7,7 @@ use larder_core::store::policy::PolicyName;
 use larder_core::store::replay::{TraceRequest, replay};
 use serde::Deserialize;
 
-/// What is needed of a line.
+/// The needed fields of a line.
 #[derive(Deserialize)]
 struct Line {
     input_length: u64,

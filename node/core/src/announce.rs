@@ -1,8 +1,11 @@
-//! What others hear of what an actor gains and loses: other actors of its node at once, followers of events and the directory in
-//! messages of a few milliseconds.
+//! Tells others what an actor gains and loses. Other actors of the node hear at once; the directory and followers of events
+//! hear in messages that cover a few milliseconds.
 //!
-//! A directory that does not take what is told is told again. Where changes were lost, on either side, it is told page by page all that
-//! is held, with what changes between two pages in between.
+//! The actor repeats a message that the directory does not take. Where changes were lost, on either side, the actor tells
+//! everything that it holds, page by page, with the changes between two pages in between.
+//!
+//! Others hear of a chunk once, however it moves between memory and disk. They never hear of a chunk that only the object
+//! store has.
 
 use std::time::Duration;
 
@@ -12,7 +15,7 @@ use crate::effect::Effect;
 use crate::event::Announced;
 use crate::store::Change;
 
-/// What the directory was not told yet.
+/// Changes that the directory has not heard yet.
 #[derive(Debug, Default)]
 pub(crate) struct Untold {
     changes: Vec<Change>,
@@ -20,7 +23,7 @@ pub(crate) struct Untold {
     told_followers: usize,
     /// Number of the next event.
     sequence: u64,
-    /// What has still to be told of all that is held, where changes were lost.
+    /// The position in a full announcement, after changes were lost.
     resync: Option<Resync>,
     tell_at: Option<Duration>,
 }
@@ -28,7 +31,7 @@ pub(crate) struct Untold {
 /// How far the directory was told all that is held.
 #[derive(Debug, Clone, Copy, Default)]
 struct Resync {
-    /// Where in the store the next page begins.
+    /// Position of the next page in the store.
     from: usize,
     /// Whether a page was told.
     has_begun: bool,
@@ -53,7 +56,7 @@ impl Untold {
 }
 
 impl Core {
-    /// Takes what changed, and sees to it that others hear of it soon.
+    /// Takes the store's changes and schedules their announcement.
     pub(crate) fn note_changes(&mut self) {
         let changes = self.store.take_changes();
         if !changes.is_empty() && self.bring.sources.siblings.is_some() {
@@ -66,7 +69,7 @@ impl Core {
         }
     }
 
-    /// Tells what is due.
+    /// Announces the changes that are due.
     pub(crate) fn tell_changes(&mut self) {
         let untold = &mut self.untold;
         if untold.tell_at.is_none_or(|at| self.now < at) {

@@ -1,10 +1,15 @@
-//! Bringing: chunks that a request wants and memory does not have, from wherever they are.
+//! Brings the chunks that a request wants and memory does not have.
 //!
-//! A lookup, lease or prefetch begins in `gather`. What is missing is looked for (`locate`): other actors of this
-//! node, the directory, the object store, each for what those before it do not have. A lease or prefetch then has the store
-//! take slots, and each chunk is fetched from where it is: from disk and object store in turn (`tiers`), from other actors in
-//! orders of some MiB (`fetch`). A chunk is fetched once, whoever waits for it, and comes from the next place that may have it
-//! where one fails. When all that a gather waits for has come or failed to, or its time is up, it ends as a lease of the prefix that is here. A prefetch (`prefetch`) is a gather that nobody waits for yet.
+//! A lookup, lease or prefetch begins in `gather`. `locate` looks for missing chunks: it asks other actors of this node, then
+//! the directory, then the object store, each for the chunks that the ones before do not have. For a lease or prefetch, the
+//! store then takes slots, and each chunk is fetched from its place: from disk or object store (`tiers`), or from other
+//! actors in orders of some MiB (`fetch`). A chunk is fetched once, however many requests wait for it. Where one place fails,
+//! the next place that may have the chunk is asked. A gather ends as a lease of the prefix that is here, when each of its
+//! chunks has come or failed, or when its time is up. A prefetch (`prefetch`) is a gather that nobody waits for yet.
+//!
+//! No question blocks the actor. Each has a deadline; a chunk that nobody has reported by then counts as absent. A directory
+//! row does not say which pools a holder has besides the `all` pools. A lookup counts on none of them; a lease or prefetch
+//! asks for all of them, and ends where the received state can be restored.
 
 mod fetch;
 mod gather;
@@ -29,7 +34,7 @@ use crate::tiers::{Read, Reads};
 pub(crate) use fetch::Fetch;
 pub use recall::Offer;
 
-/// Where an actor may get chunks, and how long a lease waits for each of these places. An actor without one has `None`.
+/// The sources from which an actor may get chunks, and how long a lease waits for each. An absent source is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sources {
     /// Other actors of this node.
@@ -40,11 +45,11 @@ pub struct Sources {
     pub disk: Option<Duration>,
     /// The object store.
     pub object: Option<Duration>,
-    /// Chunks of which it remembers whether the object store has them: about 100 bytes each.
+    /// Limit of chunks for which the actor remembers whether the object store has them: about 100 bytes each.
     pub known_chunks: usize,
 }
 
-/// What is on its way, and who waits for it.
+/// Chunks on their way, and the gathers that wait for them.
 #[derive(Debug)]
 pub(crate) struct Bring {
     pub(crate) sources: Sources,
@@ -58,7 +63,7 @@ pub(crate) struct Bring {
     pub(crate) reads: HashMap<ReadId, Read>,
     disk: Option<Reads>,
     object: Option<Reads>,
-    /// What the object store was found to have, so that a lookup and the lease after it ask once.
+    /// The object store's recent answers, so that a lookup and its lease ask once.
     pub(crate) known: Known<ChunkKey>,
     meters: HashMap<Holder, Meter>,
     followers: handoff::Followers,
@@ -69,7 +74,7 @@ pub(crate) struct Bring {
     last_number: u64,
 }
 
-/// Whoever waits for a gather.
+/// A request that waits for a gather.
 #[derive(Debug)]
 struct Waiting {
     session: SessionId,
@@ -136,6 +141,6 @@ impl Bring {
     }
 }
 
-/// What an actor believes of the object store: that something is there until a read finds out, at most for a minute; that
-/// something is not there for as long as one request's lookup, prefetch and lease take.
+/// How long an actor trusts its memory of the object store: a present object until a read fails, at most for a minute; an
+/// absent one for as long as one request's lookup, prefetch and lease take.
 const LIFETIMES: Lifetimes = Lifetimes { present: Duration::from_secs(60), absent: Duration::from_secs(1) };

@@ -1,27 +1,27 @@
-//! What something is done for, as far as a trace of it is recorded; nothing is made for what is not.
+//! The cause of some work, if its trace is recorded. Work without a recorded trace carries nothing.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// The span of a request, or of a part of what is done for it. It ends with the last [`Cause`] that refers to it.
+/// The span of a request or of a part of its work. It ends with the last [`Cause`] that refers to it.
 pub trait Span: Any + Send + Sync {
-    /// A span of its own for a part of it.
+    /// A new span for a part of the work.
     fn child(&self, name: &'static str) -> Cause;
 
     /// Says how much of something there was.
     fn count(&self, field: &'static str, number: u64);
 
-    /// Itself, for whoever made it.
+    /// The span itself, for its maker.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What something is done for. One that is not recorded is a null pointer.
+/// The cause of some work. A cause that is not recorded is a null pointer.
 #[derive(Clone, Default)]
 pub struct Cause(Option<Arc<dyn Span>>);
 
 impl Cause {
-    /// One that is recorded.
+    /// A recorded cause.
     #[must_use]
     pub fn new(span: Arc<dyn Span>) -> Self {
         Self(Some(span))
@@ -33,7 +33,7 @@ impl Cause {
         self.0.as_deref()
     }
 
-    /// A part of what is done for it.
+    /// The cause of a part of the work.
     #[must_use]
     pub fn child(&self, name: &'static str) -> Self {
         self.0.as_ref().map(|span| span.child(name)).unwrap_or_default()

@@ -1,16 +1,19 @@
-//! Bytes that are copied and summed before they count: commits, layers that are handed over, chunks that are said to be damaged,
-//! and blocks that a device copied or is to copy.
+//! Copies and sums bytes before they count: commits, handed-over layers, chunks reported as damaged, and blocks that a device
+//! copies.
 //!
-//! **A put** in order: a session reserves chunks, and the store takes slots for all that is missing ([`Store::reserve`]). The engine
-//! writes into its window and commits: the store says which bytes go where ([`Store::begin_commit`]), [`Effect::Copy`] has them
-//! copied and summed, and when that is done the chunks can be read ([`Store::finish_commit`]), unless the right to commit has ended
-//! meanwhile. Layers of a chunk may be handed over first, in the same way, to whoever follows it. What goes below memory then, and
-//! what others hear, follows from the store's own lists (`tiers`, `announce`).
+//! **A put** in order:
 //!
-//! What a copy is for stands here until it has ended.
+//! 1. A session reserves chunks, and the store takes slots for all missing blocks ([`Store::reserve`]).
+//! 2. The engine writes into its window and commits. The store says which bytes go where ([`Store::begin_commit`]).
+//! 3. [`Effect::Copy`] has the bytes copied and summed. Then the chunks can be read ([`Store::finish_commit`]), unless the
+//!    right to commit has ended meanwhile.
 //!
-//! [`Store::reserve`]: crate::store::Store::reserve
-//! [`Store::begin_commit`]: crate::store::Store::begin_commit
+//! Layers of a chunk may be handed over first, in the same way, to readers that follow the chunk. Writes to lower tiers and
+//! announcements follow from the store's own lists (`tiers`, `announce`).
+//!
+//! This module keeps the purpose of each copy until the copy has ended.
+//!
+//! [`Store::reserve`]: crate::store::Store::reserve [`Store::begin_commit`]: crate::store::Store::begin_commit
 //! [`Store::finish_commit`]: crate::store::Store::finish_commit
 
 use std::collections::{HashMap, VecDeque};
@@ -31,14 +34,14 @@ use crate::store::{BlockMove, CommitOrder, LoadBlock, Refused, VerifyOrder};
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     open: HashMap<CopyNumber, Purpose>,
-    /// Who says what is damaged.
+    /// The reports of damage in progress.
     pub(crate) reports: Reports,
     /// Chunks that are said to be damaged, and are verified one after the other.
     doubted: VecDeque<(Reporter, Fingerprint, ChunkHash)>,
     last_number: u64,
 }
 
-/// What is copied for.
+/// The purpose of a copy.
 #[derive(Debug)]
 enum Purpose {
     Commit {
@@ -72,7 +75,7 @@ pub(crate) struct Save {
 
 #[derive(Debug)]
 struct Verification {
-    /// Who wants to hear of it.
+    /// The request to answer.
     request: Option<RequestId>,
     by: Reporter,
     verify: u64,
@@ -160,7 +163,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has what a device saved summed as it stands in place.
+    /// Sums the blocks that a device saved, in place.
     pub(crate) fn sum(&mut self, save: Save) {
         let moves = save.moves.clone();
         self.copy(Purpose::Save(save), None, moves);
@@ -272,7 +275,7 @@ fn bytes_of(moves: &[BlockMove]) -> u64 {
     moves.iter().map(|block| block.bytes).sum()
 }
 
-/// Asking again helps when some of what is verified has ended.
+/// Asking again helps when some verifications have ended.
 const TOO_MANY_REPORTS: Refused = Refused::Busy { what: Scarce::Claims, retry_after_ms: 1_000 };
 
 /// How long a session waits when too much is being copied: about as long as a few blocks take.

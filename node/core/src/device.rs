@@ -1,7 +1,13 @@
-//! Copies between engines' GPU memory and blocks, which a device makes.
+//! Copies by a device between engines' GPU memory and blocks.
 //!
-//! An engine's request begins a copy (`asks`), and the device says how it ends (`ends`). The store keeps what is touched in place,
-//! the [`Account`] says who hears of it, and a few blocks stay in the GPU's own memory ([`DeviceTier`], `promote`).
+//! An engine's request begins a copy (`asks`), and the device says how the copy ends (`ends`). The store keeps the touched
+//! slots in place, the [`Account`] decides who hears of the end, and a few blocks stay in the GPU's
+//! own memory ([`DeviceTier`], `promote`).
+//!
+//! A save is a hand-over. The device writes into reserved slots, the copy threads sum the bytes there, and the commit names
+//! no source. So a copy that failed, stalled or came late cannot be committed, and a reader that follows the chunk gets each
+//! layer as it comes. Copies that took too long, or whose session ended, keep their slots in quarantine while the device may
+//! touch them. A copy that has not begun, because the engine's stream did not raise its word, is then given up.
 
 mod account;
 mod asks;
@@ -31,11 +37,11 @@ use crate::store::{BlockFacts, BlockMove, LoadBlock, Refused, Usage};
 pub struct DeviceLimits {
     /// Copies under way at a time.
     pub orders: usize,
-    /// How long whoever asked for a copy waits for it.
+    /// How long the caller of a copy waits for it.
     pub copy_deadline_ms: u64,
-    /// Bytes of the device tier; none where it is 0.
+    /// Bytes of the device tier; none if it is 0.
     pub tier_bytes: u64,
-    /// Which of its blocks goes first.
+    /// The eviction policy of the device tier.
     pub tier_policy: PolicyName,
 }
 
@@ -48,7 +54,7 @@ pub struct Tensors {
     pub namespace: u32,
     /// The block of a chunk that they hold, by slice, then pool.
     pub block: usize,
-    /// What such a block is like.
+    /// The block's size and layers.
     pub facts: BlockFacts,
     /// Pages of each layer.
     pub pages: u32,
@@ -56,20 +62,20 @@ pub struct Tensors {
     pub pages_per_chunk: u32,
 }
 
-/// What a device is asked for.
+/// Requests to a device and their copies.
 #[derive(Debug)]
 pub(crate) struct Device {
     account: Account<Held>,
     tier: DeviceTier,
     tensors: HashMap<(SessionId, u32), Tensors>,
     last_tensors: u32,
-    /// Requests for copies of which the device's thread has not said yet whether it takes them.
+    /// Requests for copies that the device's thread has not accepted or refused yet.
     untaken: HashMap<Ticket, RequestId>,
     /// Saves whose bytes are in place, and for whose sums there was no room.
     unsummed: Vec<Save>,
 }
 
-/// What a copy keeps from reuse.
+/// The resources that a copy keeps from reuse.
 #[derive(Debug)]
 struct Held {
     what: HeldBy,
@@ -78,11 +84,11 @@ struct Held {
 
 #[derive(Debug)]
 enum HeldBy {
-    /// The load of this number in the store, and blocks of it that the tier wants when it went well.
+    /// The store's load with this number, and its blocks for the tier if it ends well.
     Load(u64, Vec<LoadBlock>),
-    /// The same load, whose blocks are being copied into the tier.
+    /// The store's load with this number, while its blocks are copied into the tier.
     Promotion(u64, Vec<(SlotId, Facts)>),
-    /// The save of this number in the store, and what is to be summed when it went well.
+    /// The store's save with this number, and the blocks to sum if it ends well.
     Save(OrderId, Vec<BlockMove>),
     /// Nothing of the store: a fault ended that.
     Forgotten,
@@ -107,7 +113,7 @@ impl Device {
 }
 
 impl Core {
-    /// Whether a session may make tensors known, and what the block is like that they are to hold.
+    /// Whether a session may register tensors, and the facts of the block that they hold.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a namespace or block that the session does not have, [`Refused::TooManyTensors`].
@@ -128,7 +134,7 @@ impl Core {
     /// The device knows a session's tensors: their number in the session.
     ///
     /// # Errors
-    /// [`Refused::Internal`] where the session has ended meanwhile.
+    /// [`Refused::Internal`] if the session has ended meanwhile.
     pub fn know_tensors(&mut self, session: SessionId, tensors: Tensors) -> Result<u32, Refused> {
         self.store.tenant(session).map_err(|_| Refused::Internal)?;
         let device = &mut self.device;
@@ -138,22 +144,22 @@ impl Core {
         Ok(device.last_tensors)
     }
 
-    /// How much of what is in use, by the store and by the device.
+    /// The use of the device's memory and copies, by the store and by the device.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let (device_copies, device_tier) = (self.device.account.under_way() as u64, self.device.tier.usage());
         Usage { device_copies, device_tier, ..self.store.usage() }
     }
 
-    /// A session ended. What the device does for it goes on; what has not begun is given up.
+    /// A session ended. Its running copies go on; copies that have not begun are given up.
     pub(crate) fn end_copies_of(&mut self, session: SessionId) {
         self.device.tensors.retain(|(of, _), _| *of != session);
         let tickets = self.device.account.close(session);
         self.effects.extend(tickets.into_iter().map(Effect::CancelDeviceCopy));
     }
 
-    /// All sessions ended, and the store knows nothing of what is under way. The device goes on, and so do the account of what it
-    /// touches and its tier, whose blocks stay right.
+    /// All sessions ended, and the store forgot its copies. The device's account and its tier stay: the copies go on, and the
+    /// tier's blocks stay right.
     pub(crate) fn begin_device_anew(&mut self) {
         let unperformed = std::mem::take(&mut self.effects);
         for effect in unperformed {
@@ -178,7 +184,7 @@ impl Core {
 /// Asking again helps as soon as a copy has ended.
 const TOO_MANY_COPIES: Refused = Refused::Busy { what: Scarce::Copies, retry_after_ms: COPIES_RETRY_MS };
 
-/// About as long as one of many copies takes.
+/// About the time of one copy among many.
 const COPIES_RETRY_MS: u64 = 5;
 
 /// Words of a session's page.

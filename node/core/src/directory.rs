@@ -1,18 +1,22 @@
-//! The directory: which node holds which chunk.
+//! The directory: knows which node holds which chunk.
 //!
-//! It is sharded over the nodes: the partition table says which node is home to a run of chunks. Rows are hints: a stale one costs a
-//! round trip. A node's part consists of three machines, each of which is told the time and sends nothing itself:
+//! The directory is sharded over the nodes: the partition table names the home of each run of chunks. Rows are hints: a stale
+//! row costs a round trip. A node's part consists of three machines. Each is told the time and sends nothing itself:
 //!
-//! 1. [`Outbox`] tells homes what this node holds. [`Outbox::changed`] takes what actors gained and lost, [`Outbox::due`] says what
-//!    to send to whom, [`Outbox::answered`] what a home said, or that it did not: then it is sent again, or anew from the start.
-//! 2. [`Lookup`](lookup::Lookup) asks homes who holds chunks. [`new`](lookup::Lookup::new) answers what the cache knows,
-//!    [`take_asks`](lookup::Lookup::take_asks) says whom to ask, [`fill`](lookup::Lookup::fill) takes each answer, and
-//!    [`finish`](lookup::Lookup::finish) gives the holders, those that were not told included as nobody.
-//! 3. [`Shard`] has the rows of which this node is home: [`Shard::announce`] and [`Shard::find`] answer the other nodes' outboxes and
-//!    lookups, [`Shard::not_held`] doubts a row, [`Shard::tick`] forgets old doubts.
+//! 1. [`Outbox`] tells homes which chunks this node holds. [`Outbox::changed`] takes the gains and losses of actors,
+//!    [`Outbox::due`] says which message goes to which home, [`Outbox::answered`] takes the home's answer, or its silence:
+//!    then the message is sent again, or the stream starts anew.
+//! 2. [`Lookup`](lookup::Lookup) asks homes for the holders of chunks. [`new`](lookup::Lookup::new) answers from the cache,
+//!    [`take_asks`](lookup::Lookup::take_asks) says which homes to ask, [`fill`](lookup::Lookup::fill) takes each answer, and
+//!    [`finish`](lookup::Lookup::finish) gives the holders. A chunk without an answer has none.
+//! 3. [`Shard`] has the rows of which this node is home. [`Shard::announce`] and [`Shard::find`] answer the other nodes'
+//!    outboxes and lookups, [`Shard::not_held`] doubts a row, [`Shard::tick`] forgets old doubts.
 //!
 //! All three are told of each new table before anything else ([`Outbox::new_table`], [`Shard::new_table`],
 //! [`Cache::new_table`](cache::Cache::new_table)).
+//!
+//! The chunks 0; 1; 2-3; 4-7; 8-15; then sixteen at a time share a home ([`larder_protocol::run`]). So a prompt needs few
+//! messages, and no system prompt makes one node hot.
 
 mod agenda;
 pub mod cache;
@@ -33,10 +37,10 @@ pub use stream::FLUSH_MS;
 
 use crate::store::Change;
 
-/// Who holds a chunk.
+/// The holders of a chunk.
 pub type Holders = SmallVec<[Holder; 2]>;
 
-/// What an actor gained and lost.
+/// An actor's gained and lost chunks.
 #[derive(Debug)]
 pub enum Changes {
     /// Since the last message.
@@ -52,7 +56,7 @@ pub struct Page {
     pub is_first: bool,
     /// The chunks.
     pub chunks: Vec<(Fingerprint, ChunkRef)>,
-    /// Whether it is the last: the actor holds what was in the pages, and nothing else.
+    /// Whether the page is the last: then the actor holds the pages' chunks and nothing else.
     pub is_last: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a core wants done.
+//! The effects that a core asks its shell to perform.
 
 mod device;
 
@@ -33,7 +33,7 @@ pub enum Effect {
         request: RequestId,
         /// The answer. Where it tells the session places, the extents of these are to be added.
         response: Response,
-        /// Those that the session sees for the first time.
+        /// Extents that the session sees for the first time.
         new_extents: Vec<u32>,
     },
     /// A request that has no answer is done.
@@ -45,27 +45,27 @@ pub enum Effect {
     Found {
         /// The request.
         request: RequestId,
-        /// What was asked.
+        /// The request.
         ask: Lookup,
-        /// What was found.
+        /// The result.
         found: Found,
     },
     /// Answers a prefetch.
     Prefetching {
         /// The request.
         request: RequestId,
-        /// What was asked.
+        /// The request.
         ask: Lookup,
-        /// What was found.
+        /// The result.
         found: Found,
-        /// What has begun.
+        /// The prefetch, or the refusal.
         started: Result<Started, Refused>,
     },
     /// Answers a lease, or the collection of a prefetch.
     Leased {
         /// The request.
         request: RequestId,
-        /// What is leased.
+        /// The lease.
         leased: Leased,
     },
     /// Refuses a request.
@@ -79,9 +79,9 @@ pub enum Effect {
     Copy {
         /// Its number.
         copy: CopyNumber,
-        /// Whose window the sources stand in; `None` where all blocks are in place.
+        /// The session whose window has the sources; `None` if all blocks are in place.
         session: Option<SessionId>,
-        /// What and where.
+        /// The bytes and their places.
         moves: Vec<BlockMove>,
     },
     /// Has the device copy: [`DeviceEvent::Took`](crate::DeviceEvent::Took) answers at once, before the next effect is taken, and
@@ -94,7 +94,7 @@ pub enum Effect {
     /// Asks the node of an engine for chunks while that engine writes them: [`Event::FollowEnded`](crate::Event::FollowEnded) is
     /// the last answer.
     Follow(FollowOrder),
-    /// Tells a peer of what it follows.
+    /// Tells a peer the progress of its follow.
     TellFollower(Told),
     /// Asks which other actors of this node hold chunks: [`Event::SiblingsFound`](crate::Event::SiblingsFound) answers.
     FindSiblings {
@@ -113,7 +113,7 @@ pub enum Effect {
         fingerprint: Fingerprint,
         /// The chunks.
         chunks: Vec<ChunkRef>,
-        /// What it belongs to.
+        /// The cause.
         cause: Cause,
     },
     /// Asks the object store which chunks it has: [`Event::StoredFound`](crate::Event::StoredFound) answers.
@@ -148,7 +148,7 @@ pub enum Effect {
     Write {
         /// Its number.
         number: WriteNumber,
-        /// What and where.
+        /// The bytes and their places.
         write: ChunkWrite,
     },
     /// Tells the disk that chunks on it were used in memory: they should stay there.
@@ -166,9 +166,9 @@ pub enum Effect {
     Describe {
         /// The namespace.
         fingerprint: Fingerprint,
-        /// Whose it is.
+        /// The tenant's name.
         tenant_name: String,
-        /// What it is.
+        /// The namespace's description.
         spec: NamespaceSpec,
     },
     /// Deletes descriptions from disk: [`Event::Described`](crate::Event::Described) answers for each.
@@ -177,15 +177,15 @@ pub enum Effect {
     Knows {
         /// Its number.
         namespace: u32,
-        /// Whose it is.
+        /// The tenant's name.
         tenant_name: String,
         /// The namespace.
         fingerprint: Fingerprint,
     },
-    /// Tells the other actors of this node what was gained and lost.
+    /// Tells the other actors of this node the gained and lost chunks.
     TellSiblings(Vec<Change>),
-    /// Tells followers of events what was gained and lost, and the directory too, which [`Event::Announced`](crate::Event::Announced)
-    /// answers at once, before the next effect is taken.
+    /// Tells followers of events and the directory the gained and lost chunks. [`Event::Announced`](crate::Event::Announced)
+    /// answers for the directory at once, before the next effect is taken.
     Changed {
         /// Number of the first change that followers were not told.
         sequence: u64,
@@ -201,16 +201,16 @@ pub enum Effect {
     AnnouncePage {
         /// The page.
         page: Page,
-        /// Where the next one begins; `None` after the last.
+        /// Position of the next page; `None` after the last.
         next: Option<usize>,
     },
-    /// Tells the directory that a holder did not have what it says.
+    /// Tells the directory that some of a holder's rows are wrong.
     Stale {
         /// The holder.
         holder: Holder,
         /// The namespace.
         fingerprint: Fingerprint,
-        /// What it does not have.
+        /// The chunks that it does not have.
         chunks: Vec<ChunkRef>,
     },
     /// Tells another actor of this node that chunks of its came with other bytes than it has checksums for.
@@ -235,12 +235,12 @@ pub enum Effect {
     Granted {
         /// Its number.
         recall: RecallId,
-        /// What it gets.
+        /// The grant.
         granted: Granted,
     },
     /// A chunk in memory has other bytes than were committed under its name: it is dropped.
     Condemned {
-        /// Who said so.
+        /// The reporter.
         by: Reporter,
         /// Its blocks.
         keys: Vec<BlockKey>,
@@ -249,7 +249,7 @@ pub enum Effect {
     Count(Counted),
 }
 
-/// What is counted.
+/// The event to count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counted {
     /// A chunk was wanted from elsewhere; `None`: it did not come.
@@ -260,13 +260,13 @@ pub enum Counted {
     Committed(u64),
     /// So many bytes were leased while they are being written.
     Leased(u64),
-    /// A session handed over layers: so many pieces, and their bytes.
+    /// A session handed over layers: the number of pieces, and their bytes.
     Given(u64, u64),
-    /// Layers came from another node: so many pieces, and the bytes of whole chunks.
+    /// Layers came from another node: the number of pieces, and the bytes of whole chunks.
     Came(u64, u64),
-    /// A copy by a device came to this end, and brought so many bytes.
+    /// A copy by a device ended in this way, and brought this many bytes.
     ByDevice(LaneCopy, u64),
-    /// A load reads so many bytes from the device tier.
+    /// A load reads this many bytes from the device tier.
     ReadFromTier(u64),
     /// A chunk was said to be damaged; `None`: it was not verified, since too much is.
     Reported(Reporter, Option<Checked>),
@@ -292,7 +292,7 @@ pub enum LaneCopy {
 pub struct FollowOrder {
     /// Its number.
     pub order: OrderNumber,
-    /// Who writes them.
+    /// The writer's node and actor.
     pub writer: Writer,
     /// The namespace.
     pub fingerprint: Fingerprint,
@@ -309,7 +309,7 @@ pub struct FollowOrder {
 pub struct FetchOrder {
     /// Its number.
     pub order: OrderNumber,
-    /// Who is asked.
+    /// The holder to ask.
     pub holder: Holder,
     /// The namespace.
     pub fingerprint: Fingerprint,
@@ -319,16 +319,16 @@ pub struct FetchOrder {
     pub deadline: Duration,
     /// Whether others have all of the chunks.
     pub has_others: bool,
-    /// What waits for them.
+    /// The urgency of their waiters.
     pub class: Class,
-    /// What it belongs to.
+    /// The cause.
     pub cause: Cause,
 }
 
 /// A prefetch that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// Its number; 0 where nothing is brought.
+    /// Its number; 0 if nothing is brought.
     pub ticket: u64,
     /// Tokens that will be in place.
     pub tokens: u64,

@@ -1,4 +1,4 @@
-//! What happens to a core.
+//! The events that a shell tells its core.
 
 use larder_protocol::session::Request;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
@@ -16,13 +16,13 @@ pub use crate::store::ids::Below;
 /// unless the session ends before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
-    /// Who asks.
+    /// The asking session.
     pub session: SessionId,
     /// Its number, which no other request has.
     pub number: u64,
 }
 
-/// A question for whoever may know where chunks are. The core chooses the number, and uses none twice.
+/// A question about the places of chunks. The core chooses the number, and uses no number twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuestionId(pub(crate) u64);
 
@@ -55,23 +55,23 @@ pub struct Ticket(pub u64);
 pub enum DeviceFailure {
     /// It was refused before anything was begun.
     Refused,
-    /// It failed, and has ended: what is in its targets is unknown.
+    /// The copy has failed and ended: the contents of its targets are unknown.
     Failed,
     /// The device failed under it, and may touch its memory until it is gone.
     Lost,
 }
 
-/// Something that happened. Answers may come in any order, late, or not at all; one that comes twice, or that nobody waits
-/// for, changes nothing.
+/// An event that a shell tells its core. Answers may come in any order, late, or not at all. An answer that comes twice, or
+/// that nobody waits for, changes nothing.
 #[derive(Debug)]
 pub enum Event {
     /// A session asks for something.
     Asked {
         /// Its number, and who asks.
         request: RequestId,
-        /// What.
+        /// The request.
         ask: Request,
-        /// What it belongs to.
+        /// The cause.
         cause: Cause,
     },
     /// A session ended.
@@ -84,14 +84,14 @@ pub enum Event {
     Copied {
         /// The copy.
         copy: CopyNumber,
-        /// What came of it.
+        /// The result.
         answer: CopyAnswer,
     },
     /// The device says something.
     Device(DeviceEvent),
     /// An extent has new memory.
     ExtentRenewed(u32),
-    /// Nobody on this node's side touches what an earlier life put into this extent.
+    /// Nobody on this node's side touches an earlier life's bytes in this extent.
     ExtentLeft {
         /// The extent.
         extent: u32,
@@ -100,41 +100,41 @@ pub enum Event {
     },
     /// Somebody says that chunks are damaged, and wants no answer.
     Damaged {
-        /// Who says so.
+        /// The reporter.
         by: Reporter,
         /// The namespace.
         fingerprint: Fingerprint,
         /// The chunks.
         hashes: Vec<ChunkHash>,
     },
-    /// A peer lets go of what it was granted, or followed.
+    /// A peer lets go of a grant or a follow.
     GrantEnded(u64),
-    /// Which other actors of this node hold chunks.
+    /// The answer of this node's other actors.
     SiblingsFound {
         /// The question.
         question: QuestionId,
-        /// One item a chunk, in their order.
+        /// One item per chunk, in the order of the question.
         holders: Vec<Holders>,
     },
-    /// What the directory says; nothing where it could not be asked.
+    /// The directory's answer; empty if it could not be asked.
     HoldersFound {
         /// The question.
         question: QuestionId,
-        /// One item a chunk, in their order.
+        /// One item per chunk, in the order of the question.
         holders: Vec<Holders>,
     },
-    /// What the object store says; nothing where it could not be asked.
+    /// The object store's answer; empty if it could not be asked.
     StoredFound {
         /// The question.
         question: QuestionId,
-        /// One item a chunk, in their order.
+        /// One item per chunk, in the order of the question.
         found: Vec<bool>,
     },
     /// Another actor answered an order.
     OrderEnded {
         /// The order.
         order: OrderNumber,
-        /// One item a chunk, in their order; those that are missing did not come.
+        /// One item per chunk, in the order of the chunks. A missing item means that its chunk did not come.
         came: Vec<Arrival>,
     },
     /// Too many orders are under way: this one was not taken.
@@ -145,7 +145,7 @@ pub enum Event {
         order: OrderNumber,
         /// Position of the chunk in it.
         chunk: usize,
-        /// What came.
+        /// The layers.
         layers: LayersArrived,
     },
     /// A chunk that is followed at another node is all here, or will not come.
@@ -154,7 +154,7 @@ pub enum Event {
         order: OrderNumber,
         /// Position of the chunk in it.
         chunk: usize,
-        /// What came of it.
+        /// The result.
         came: Arrival,
     },
     /// Nothing that is followed by this order comes any more.
@@ -163,21 +163,21 @@ pub enum Event {
     ReadEnded {
         /// The read.
         read: ReadId,
-        /// What came of it.
+        /// The result.
         answer: ReadAnswer,
     },
     /// A write has ended: its memory is read no more.
     WriteEnded {
         /// The write.
         number: WriteNumber,
-        /// What came of it.
+        /// The result.
         answer: Written,
     },
     /// A namespace's description on disk was written or deleted.
     Described {
         /// The namespace.
         fingerprint: Fingerprint,
-        /// What came of it.
+        /// The result.
         description: Description,
     },
     /// Chunks were found on disk, with these pools.
@@ -198,11 +198,11 @@ pub enum Event {
         /// The chunks.
         hashes: Vec<ChunkHash>,
     },
-    /// What the directory made of [`Effect::Changed`](crate::Effect::Changed), or that it does not take a page.
+    /// The directory's answer to [`Effect::Changed`](crate::Effect::Changed): taken, or too busy for a page.
     Announced(Announced),
     /// The directory took a page of all that is held.
     PageAnnounced {
-        /// Where the next one begins; `None` after the last.
+        /// Position of the next page; `None` after the last.
         next: Option<usize>,
     },
     /// Time has passed: this comes a few times a second.
@@ -211,14 +211,14 @@ pub enum Event {
     Alarm,
 }
 
-/// What came of a chunk that another actor was asked for.
+/// The result for one chunk of an order to another actor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Arrival {
     /// Its blocks are in their slots, and right.
     Here {
         /// Checksums of the blocks that came: by slice, then pool.
         checksums: Vec<Checksums>,
-        /// The pools of which every slice came.
+        /// The pools that came with every slice.
         pools: PoolSet,
         /// How often the chunk was read, this time included.
         reads: u32,
@@ -258,7 +258,7 @@ pub enum FetchFailure {
 pub struct LayersArrived {
     /// The block, by slice, then pool.
     pub block: usize,
-    /// Where in it they begin.
+    /// Offset of the layers in the block.
     pub offset: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -266,7 +266,7 @@ pub struct LayersArrived {
     pub checksum: u64,
 }
 
-/// What came of a copy.
+/// The result of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopyAnswer {
     /// The bytes are in their places: their checksums, in the order of the moves.
@@ -280,7 +280,7 @@ pub enum CopyAnswer {
 }
 
 impl CopyAnswer {
-    /// The checksums, where there are any.
+    /// The checksums, if there are any.
     pub(crate) fn sums(self) -> Option<Vec<Checksums>> {
         match self {
             Self::Done(sums) => Some(sums),
@@ -289,7 +289,7 @@ impl CopyAnswer {
     }
 }
 
-/// What a device says of its copies.
+/// A device's answer about its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceEvent {
     /// Its thread took a copy, or has too much to do. Told at once, before the next effect is taken.
@@ -306,7 +306,7 @@ pub enum DeviceEvent {
         /// How many are.
         done: u32,
     },
-    /// A copy has ended: unless the device was lost under it, nothing of it touches any memory.
+    /// A copy has ended: it touches no memory any more, unless the device was lost.
     Ended {
         /// The copy.
         ticket: Ticket,
@@ -319,7 +319,7 @@ pub enum DeviceEvent {
     Gone,
 }
 
-/// What came of a read. But for the last, nothing is written to its slots any more.
+/// The result of a read. Except for the last variant, nothing is written to its slots any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadAnswer {
     /// Its blocks are in their slots, and right.
@@ -341,7 +341,7 @@ pub enum ReadAnswer {
     Lost,
 }
 
-/// What came of a write.
+/// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
     /// The tier has the chunk.
@@ -354,7 +354,7 @@ pub enum Written {
     Closed,
 }
 
-/// What came of a namespace's description on disk.
+/// The result of describing a namespace on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Description {
     /// It is written.

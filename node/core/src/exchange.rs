@@ -1,9 +1,9 @@
-//! The exchange: whom this node asks for blocks, how much of it at a time, and how much it sends to whom.
+//! The exchange: decides which peers this node asks for blocks, how much at a time, and how much it sends to each peer.
 //!
-//! One [`Exchange`] decides for all peers of a node. Its shell asks for a turn ([`Exchange::fetch`]), asks the peer once
-//! [`Effect::Turn`] comes, says how that went ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`]) and,
-//! whatever came of it, leaves. After each call it does what is wanted ([`Exchange::poll_effect`], until there is nothing
-//! more); at [`Exchange::next_deadline`] it says that time has passed:
+//! One [`Exchange`] decides for all peers of a node. Its shell asks for a turn ([`Exchange::fetch`]) and asks the peer once
+//! [`Effect::Turn`] comes. It reports the result ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`])
+//! and always leaves at the end. After each call it performs the effects ([`Exchange::poll_effect`], until none is left). At
+//! [`Exchange::next_deadline`] it reports that time has passed:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -28,8 +28,12 @@
 //! assert_eq!(fetch(&mut exchange, Duration::ZERO, NodeNumber(2)), Err(NoPeer::NotAMember));
 //! ```
 //!
-//! A peer of which nothing is heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life, until it gives
-//! one. The other half, what this node sends, goes by its [`Sending`] and its [`Pace`].
+//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it gives one. The
+//! node's sending half obeys its [`Sending`] and its [`Pace`].
+//!
+//! Credits and a number of streams bound the requests to one peer. A node that sends too much answers `Busy`; it is asked
+//! again at the time that it named, unless others have the chunk. A fetch's deadline counts from the moment when its peer is
+//! asked, since a long wait in line says nothing of the peer.
 
 mod busy;
 mod fetch;
@@ -55,7 +59,7 @@ pub use sending::Sending;
 use fetch::Request;
 use silence::Peer;
 
-/// What bounds the exchange.
+/// The limits of the exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeLimits {
     /// Streams of blocks at a time from one peer: with more, the slowest wait much longer.
@@ -66,11 +70,11 @@ pub struct ExchangeLimits {
     pub sending_bytes: u64,
     /// Bytes of blocks on one stream, where one chunk is not more.
     pub batch_bytes: u64,
-    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is where there is no number.
+    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is if there is no number.
     pub send_bytes_per_second: Option<NonZeroU64>,
 }
 
-/// What a node decides about its peers.
+/// A node's decisions about its peers.
 #[derive(Debug)]
 pub struct Exchange {
     limits: ExchangeLimits,
@@ -88,7 +92,7 @@ pub struct Exchange {
     last_number: u64,
 }
 
-/// One life of another node.
+/// One incarnation of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId {
     /// The node.
@@ -106,11 +110,11 @@ pub struct RequestId(u64);
 pub enum Effect {
     /// It is a fetch's turn.
     Turn(RequestId, Turn),
-    /// Ask a peer for a sign of life, and say once what came of it ([`Exchange::probed`]).
+    /// Ask a peer for a sign of life, and report the result once ([`Exchange::probed`]).
     Probe {
-        /// Whom.
+        /// The peer.
         peer: PeerId,
-        /// Which time it is.
+        /// The number of the probe.
         probe: u64,
         /// How long the answer may take.
         deadline: Duration,
@@ -119,7 +123,7 @@ pub enum Effect {
     Silent(PeerId),
     /// It answers again.
     Answers(PeerId),
-    /// It is no member any more, or what is known of it is lost: its connection goes.
+    /// The peer is no member any more, or its state was lost: close its connection.
     Gone(PeerId),
 }
 
@@ -129,12 +133,12 @@ pub enum NoPeer {
     /// Not in the table, or this node itself.
     #[error("it is not a member")]
     NotAMember,
-    /// Nothing was heard of it.
+    /// Nothing was heard from the peer.
     #[error("it has not answered lately")]
     Silent,
 }
 
-/// What is due at some time. One whose reason is gone means nothing.
+/// An alarm at some time. An alarm without its reason means nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Alarm {
     LineUp(RequestId),
@@ -192,7 +196,7 @@ impl Exchange {
         if state.is_silent() { Err(NoPeer::Silent) } else { Ok(peer) }
     }
 
-    /// Drops what is known of a peer. Its requests end; one that waits for its turn is told so.
+    /// Drops a peer's state. Its requests end; a request that waits for its turn is told so.
     pub fn forget(&mut self, peer: PeerId) {
         if self.peers.remove(&peer).is_none() {
             return;
@@ -203,12 +207,12 @@ impl Exchange {
         self.effects.push_back(Effect::Gone(peer));
     }
 
-    /// Drops what is known of all peers, after a fault.
+    /// Drops the state of all peers, after a fault.
     pub fn begin_anew(&mut self) {
         self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|peer| self.forget(peer));
     }
 
-    /// How long somebody pauses before asking again what a peer was too busy for; `None` where the pause would end after `over`.
+    /// How long to pause before asking a busy peer again; `None` if the pause would end after `over`.
     pub fn pause(
         &mut self,
         now: Duration,

@@ -1,8 +1,8 @@
-//! The decisions of a Larder node, and no IO: no thread, socket, file or clock. Time is an argument.
+//! The decisions of a Larder node, without IO: no thread, socket, file or clock. Time is an argument.
 //!
-//! A [`Core`] decides for one actor. Its shell tells it what happened ([`Core::handle`]), does what it wants
-//! ([`Core::poll_effect`], until there is nothing more), and tells it again at [`Core::next_deadline`] and a few times a second
-//! that time has passed:
+//! A [`Core`] decides for one actor. Its shell tells it each event ([`Core::handle`]) and performs its effects
+//! ([`Core::poll_effect`], until none is left). The shell also reports that time has passed, at [`Core::next_deadline`] and a
+//! few times a second:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -11,15 +11,16 @@
 //! fn settle(core: &mut Core, now: Duration, event: Event) {
 //!     core.handle(now, event);
 //!     while let Some(effect) = core.poll_effect() {
-//!         perform(&effect); // Whatever comes of it is an event of its own, at once or later.
+//!         perform(&effect); // The result is an event of its own, at once or later.
 //!     }
 //! }
 //! ```
 //!
-//! Answers may come in any order, late, twice or never. A slot into which something is being written is given to nobody until
-//! its effect is answered. What sessions ask begins in `requests`; what is decided stands in [`store`] (what is kept), `copies` (what
-//! is copied before it counts), `device` (what a GPU copies and keeps), `bring` (where chunks come from) and [`tiers`] (disk and
-//! object store), and what others hear in `announce`. The [`directory`] and the [`exchange`] of a node are cores of their own.
+//! Answers may come in any order, late, twice or never. While something is written into a slot, nobody else gets the slot
+//! until the effect is answered. Requests of sessions begin in `requests`. Decisions stand in [`store`] (which chunks are
+//! kept), `copies` (copying before chunks count), `device` (GPU copies), `bring` (where chunks come from), [`tiers`] (disk
+//! and object store) and `announce` (what others hear). The [`directory`] and the [`exchange`] of a node are cores of their
+//! own.
 
 mod announce;
 mod bring;
@@ -69,7 +70,7 @@ use store::{Refused, Store, StoreLimits};
 use tiers::described::Described;
 use tiers::writes::Writes;
 
-/// What one actor decides.
+/// The decisions of one actor.
 #[derive(Debug)]
 pub struct Core {
     store: Store,
@@ -107,7 +108,7 @@ impl Core {
         }
     }
 
-    /// Takes note of something that happened, and decides what follows.
+    /// Takes an event, and decides its effects.
     pub fn handle(&mut self, now: Duration, event: Event) {
         self.now = self.now.max(now);
         match event {
@@ -184,18 +185,18 @@ impl Core {
         due.into_iter().flatten().min()
     }
 
-    /// What it keeps.
+    /// The actor's store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Opens a session of a process that belongs to `tenant`, with a write window of so many bytes (0: none).
+    /// Opens a session of a process that belongs to `tenant`, with a write window of `window_bytes` bytes (0: none).
     pub fn open_session(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
         self.store.open_session(tenant, process, window_bytes)
     }
 
-    /// Says that the directory began again, and knows nothing of what is held here.
+    /// The directory began again, and knows none of this actor's chunks.
     pub fn directory_began_again(&mut self) {
         self.untold.lost();
     }
@@ -205,8 +206,7 @@ impl Core {
         self.bring.object_is_open = is_open;
     }
 
-    /// Drops whatever was decided after a fault, and goes on with an empty store. Answers to what was ordered before mean nothing
-    /// any more.
+    /// Drops all decisions after a fault, and goes on with an empty store. Answers to earlier orders mean nothing any more.
     pub fn begin_anew(&mut self) {
         self.store = self.store.begin_anew();
         self.bring.begin_anew();
@@ -218,8 +218,8 @@ impl Core {
         self.know_again();
     }
 
-    /// Nobody on this node's side touches what an earlier life put into an extent: it is in use again where engines do not
-    /// either, and else gets new memory, which leaves them the old.
+    /// Nobody on this node's side touches an earlier life's bytes in an extent. The extent is in use again if no engine
+    /// touches them either; otherwise it gets new memory, and the engines keep the old.
     fn extent_left(&mut self, extent: u32, may_renew: bool) {
         if self.store.is_left_by_all(extent) {
             self.store.extent_returned(extent);

@@ -1,11 +1,12 @@
-//! Load or recompute: what each source has delivered lately, and how much of a prefix is worth waiting for.
+//! Load or recompute: measures each source, and decides how much of a prefix is worth waiting for.
 //!
-//! Loading the first `k` chunks takes as long as its slowest source needs for what it has to deliver before them and for
-//! them; what is not loaded is computed afterwards at the engine's own speed. The `k` with the least sum is loaded.
+//! Loading the first `k` chunks takes as long as its slowest source needs for its queue and for these chunks. The engine
+//! computes the other chunks afterwards, at its own speed. The `k` with the least total time is loaded. A source is measured
+//! only while it has something to do. A source that was never measured is tried.
 
 use std::time::Duration;
 
-/// What a source delivers, measured while it has something to do.
+/// The rate of a source, measured while the source has something to do.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Meter {
     bytes_per_second: Option<f64>,
@@ -19,13 +20,13 @@ pub struct Meter {
 /// One chunk of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Position of its source among the meters; `None` where it is in place.
+    /// Position of its source among the meters; `None` if it is in place.
     pub source: Option<usize>,
     /// Its size.
     pub bytes: u64,
 }
 
-/// What the engine would compute instead.
+/// The engine's speed of computing chunks itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prefill {
     /// Tokens that it computes in a second.
@@ -67,14 +68,14 @@ impl Meter {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
     }
 
-    /// What it delivers; `None` where it has delivered nothing yet.
+    /// The source's rate; `None` before its first delivery.
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         self.bytes_per_second
     }
 
-    /// How long until it has delivered so many bytes more. A source that was never measured is taken for a fast one: that is
-    /// how it comes to be measured.
+    /// Seconds until the source has delivered `bytes` more bytes. A source that was never measured counts as fast, so that it
+    /// is tried and measured.
     #[must_use]
     pub fn seconds_for(&self, bytes: u64) -> f64 {
         let all = (self.outstanding_bytes + bytes) as f64;
@@ -108,13 +109,13 @@ pub fn worth_loading(pieces: &[Piece], meters: &[&Meter], prefill: Prefill) -> u
 /// Deliveries within less than this are measured together.
 const SHORTEST_SAMPLE: Duration = Duration::from_millis(1);
 
-/// What a delivery takes at least.
+/// The shortest time of a delivery.
 const SHORTEST_TIME: Duration = Duration::from_micros(1);
 
-/// A sample this long replaces what was known.
+/// A sample of this length replaces the known rate.
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// What any sample counts at least.
+/// The least weight of a sample.
 const LEAST_WEIGHT: f64 = 0.05;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Chunks that moved to another actor: this one gives them up, once nobody uses them here any more.
+//! Chunks that moved to another actor: this actor gives them up once nobody uses them here.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Core;
 
-/// Chunks that were still in use when they were to be given up: whoever took them may not have let go yet.
+/// Chunks that were in use when they were to be given up: their reader may not have let go yet.
 #[derive(Debug, Default)]
 pub(crate) struct Moved {
     /// The next try first: all wait equally long.
@@ -22,7 +22,7 @@ impl Moved {
 }
 
 impl Core {
-    /// Gives chunks up; those that are used for longer stay until they are evicted.
+    /// Gives chunks up. Chunks that stay in use for longer stay until their eviction.
     pub(crate) fn give_up(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], tries: u32) {
         let used = self.store.give_up(&fingerprint, hashes);
         if !used.is_empty() && tries > 1 && self.moved.again.len() < MOST_WAITING {
@@ -30,7 +30,7 @@ impl Core {
         }
     }
 
-    /// Tries again what is due.
+    /// Tries again to give up the chunks that are due.
     pub(crate) fn give_up_again(&mut self) {
         let now = self.now;
         while self.moved.next_deadline().is_some_and(|at| at <= now)

@@ -1,10 +1,13 @@
-//! Placement: where the blocks of a chunk stay after a node has read them from another.
+//! Placement: decides where the blocks of a chunk stay after a node has read them from another.
 //!
-//! Blocks stay where they were computed until somebody else reads them. What then happens depends on how many copies
-//! there are and how often the chunk was read; the rules were found by replaying production traces: copying on every
-//! read costs more than a point of hit rate, since the copies crowd out other chunks.
+//! Blocks stay where they were computed until somebody else reads them. The decision then depends on the number of copies and
+//! the number of reads: the only copy migrates to its reader, a chunk with [`REPLICATE_READS`] reads or more is replicated,
+//! and any other chunk passes through. A chunk that its holder has on disk does not migrate: its reader keeps a copy in
+//! memory and does not write it again, since each move would wear a drive. The rules were found by replaying production
+//! traces: copying on every read costs more than a point of hit rate, since the copies crowd out other chunks. A replica is
+//! made of a fetch that a reader made for itself, so replication has no transfers of its own.
 
-/// What a node does with blocks that it fetched.
+/// A node's treatment of fetched blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// The only copy moves to its reader: it keeps the blocks, and the holder gives up its own.
@@ -15,8 +18,8 @@ pub enum Placement {
     Pass,
 }
 
-/// The rule for a chunk with so many copies that was read so often, this time included; `is_on_disk` where the holder has it
-/// on disk. There it stays: if it moved, every move would wear a drive.
+/// The rule for a chunk with `copies` copies and `reads` reads, this one included. `is_on_disk` says that the holder has it
+/// on disk: there it stays, since each move would wear a drive.
 #[must_use]
 pub fn place(copies: usize, reads: u32, is_on_disk: bool) -> Placement {
     if reads >= REPLICATE_READS || (is_on_disk && copies <= 1) {
@@ -28,7 +31,7 @@ pub fn place(copies: usize, reads: u32, is_on_disk: bool) -> Placement {
     }
 }
 
-/// From so many reads on, whoever reads a chunk keeps a copy.
+/// From this number of reads on, a reader keeps a copy of its own.
 pub const REPLICATE_READS: u32 = 8;
 
 #[cfg(test)]

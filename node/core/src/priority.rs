@@ -1,4 +1,15 @@
-//! Who goes next where transfers wait: by class, and by how long they have waited.
+//! Chooses the next transfer in a line, by class and by waiting time.
+//!
+//! Transfers wait in three places. In each, a transfer that an engine waits for goes first, but not for ever:
+//!
+//! | where | what goes first | what keeps the others going |
+//! | --- | --- | --- |
+//! | reads before the disk or object store (`tiers/reads`), fetches before a peer's streams and credits (`exchange/gate`) | leases and collected tickets, then prefetches | 250 ms of waiting make up for the class |
+//! | bytes that are being sent to peers (`exchange/sending`) | a quarter is kept from prefetches | the asker is told when to ask again |
+//! | the disk's thread | reads, then writes, then freeing segments, then the scrubber | a read waits for one batch of writes at most, and a write for one of reads; the scrubber gets a turn after 10 s |
+//!
+//! On a connection, streams share evenly. QUIC's own priorities are strict: a stream of a lower one could wait past every
+//! deadline.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -6,10 +17,10 @@ use std::time::Duration;
 
 use larder_protocol::peer::Class;
 
-/// What waits for its turn, each under a key of its own.
+/// A line of waiting requests, each under a key of its own.
 ///
-/// A class is a head start: one of a more urgent class counts as having come earlier than it did. So a more
-/// urgent one passes those that came shortly before it, and none waits for ever, however many urgent ones follow.
+/// A class is a head start: a request of a more urgent class counts as having come earlier. So it passes requests that came
+/// shortly before it, but none waits for ever, however many urgent requests follow.
 #[derive(Debug)]
 pub struct Turns<K> {
     line: BTreeMap<Turn, K>,
@@ -44,7 +55,7 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         self.line.insert(turn, key);
     }
 
-    /// Gives what waits another class; the time that it has waited counts on.
+    /// Changes the class of a waiting request; its waiting time still counts.
     pub fn change_class(&mut self, key: K, class: Class) {
         let Some(waiting) = self.waiting.get_mut(&key) else { return };
         self.line.remove(&waiting.turn);
@@ -52,7 +63,7 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         self.line.insert(waiting.turn, key);
     }
 
-    /// Whose turn it is.
+    /// The key whose turn it is.
     #[must_use]
     pub fn next(&self) -> Option<K> {
         self.line.first_key_value().map(|(_, &key)| key)
@@ -78,7 +89,7 @@ const fn head_start(class: Class) -> Duration {
     }
 }
 
-/// Long against one transfer, and short against what an engine waits for a prefetch.
+/// Long against one transfer, and short against an engine's wait for a prefetch.
 const MOST_HEAD_START: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
-//! How much a node verifies because others say that chunks are damaged: so much a second for each of them, and so much at once.
+//! Bounds how much a node verifies because others report damaged chunks: an amount a second for each reporter, and a burst.
+//!
+//! A reporter that is right pays nothing.
 
 use std::collections::HashMap;
 
 use crate::Millis;
 use crate::store::ids::SessionId;
 
-/// Who says that a chunk is damaged.
+/// The reporter of a damaged chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reporter {
     /// An engine's session.
@@ -18,8 +20,8 @@ pub enum Reporter {
     DeviceLane,
 }
 
-/// Verifications that are under way, and what reporters have left. Each begins with `BURST_BYTES`; what is verified for it is
-/// taken away, and given back where the report was right: only who is wrong runs out.
+/// Verifications in progress, and the remaining budget of each reporter. A budget begins with `BURST_BYTES`. Each
+/// verification takes its bytes, and gives them back if the report was right: only reporters that are wrong run out.
 #[derive(Debug, Default)]
 pub struct Reports {
     left: HashMap<Reporter, Budget>,
@@ -33,7 +35,7 @@ struct Budget {
 }
 
 impl Reporter {
-    /// What it is called in metrics.
+    /// Its name in metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -46,7 +48,7 @@ impl Reporter {
 }
 
 impl Reports {
-    /// Whether as much is being verified as may be at a time, whoever asks.
+    /// Whether the limit of verifications at a time is reached.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.under_way >= MOST_UNDER_WAY
@@ -60,7 +62,7 @@ impl Reports {
         self.budget(by, now).is_some_and(|budget| budget.bytes > 0)
     }
 
-    /// A chunk of so many bytes is being verified for `by`; [`Reports::end`] must follow.
+    /// A chunk of `bytes` bytes is being verified for `by`; [`Reports::end`] must follow.
     pub fn begin(&mut self, by: &Reporter, bytes: u64, now: Millis) {
         self.under_way += 1;
         if let Some(budget) = self.budget(by, now) {
@@ -81,7 +83,7 @@ impl Reports {
         self.left.remove(&Reporter::Session(session));
     }
 
-    /// What `by` has left; `None` where too many report that are not known.
+    /// The budget that `by` has left; `None` if too many unknown reporters report.
     #[cfg(test)]
     pub(crate) fn reporters(&self) -> usize {
         self.left.len()
@@ -116,13 +118,13 @@ fn cost(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX).max(LEAST_COST_BYTES)
 }
 
-/// What is verified for one reporter at once. The last chunk of it may be larger.
+/// The budget of one reporter at once. The last chunk may exceed it.
 const BURST_BYTES: i64 = 256 << 20;
 
-/// What is verified for one reporter in a millisecond: 32 MB a second take a copy thread about 4 ms.
+/// The budget that a reporter gains in a millisecond: 32 MB a second take a copy thread about 4 ms.
 const BYTES_PER_MS: i64 = 32_000;
 
-/// A small chunk counts as so many bytes: a reporter has 30 of them verified a second.
+/// The least cost of a chunk: a reporter has 30 small chunks verified a second.
 const LEAST_COST_BYTES: i64 = 1 << 20;
 
 /// Chunks that are verified at a time.

@@ -1,4 +1,4 @@
-//! What sessions ask. Each request is answered once, by an effect that repeats its number.
+//! Requests of sessions. Each is answered once, by an effect that repeats its number.
 
 use larder_protocol::session::{Pin, Request, Reserve, Reserved, Response};
 
@@ -9,7 +9,7 @@ use crate::event::RequestId;
 use crate::store::Refused;
 
 impl Core {
-    /// Answers a request, or begins what comes before its answer.
+    /// Answers a request, or begins the work before its answer.
     pub(crate) fn asked(&mut self, request: RequestId, ask: Request, cause: Cause) -> Result<(), Refused> {
         let response = match ask {
             Request::Lookup(ask) => return self.lookup(request, ask, cause),

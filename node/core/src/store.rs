@@ -1,22 +1,28 @@
-//! The store: one actor's chunks and everything that is decided about them.
+//! The store: one actor's chunks and all decisions about them.
 //!
-//! Pure: it takes `now`, moves no byte and asks no clock; what it wants copied, read, written or fetched it returns, and is told how
-//! that ended. Whoever uses it does so in this order:
+//! Pure: it takes `now`, moves no byte and asks no clock. It returns what it wants copied, read, written or fetched, and is
+//! told how each ended. Callers use it in this order:
 //!
-//! 1. **Who.** [`Store::open_session`] and [`Store::register`]; [`Store::close_session`] when the engine's socket closes,
-//!    [`Store::process_gone`] when its process is gone, which is later: until then nothing that it was shown is written to.
-//! 2. **Put.** [`Store::reserve`] takes slots; [`Store::begin_commit`] says what to copy; [`Store::finish_commit`] with its checksums
-//!    makes it readable. [`Store::begin_layers`] and [`Store::finish_layers`] do the same for layers ahead of their commit.
-//! 3. **Get.** [`Store::lookup`] says what is here, [`Store::lease`] where it stands, [`Store::release`] ends that.
-//!    [`Store::gather`] leases what has to come first: each [`Wanted`] is to be followed by [`Store::fetched`], and
-//!    [`Store::finish_gather`] ends it. [`Store::follow`] reads what is being written.
-//! 4. **Others.** [`Store::grant`] lends to a peer, [`Store::end_grant`] ends it; [`Store::give_up`] lets a chunk go that moved.
-//! 5. **Below.** [`Store::next_write`] says what to write to a tier, each to be followed by [`Store::written`].
-//! 6. **Afterwards**, whatever was called: [`Store::take_changes`], [`Store::take_abandoned`], [`Store::take_progressed`],
-//!    [`Store::take_told`] and [`Store::take_renewals`] say what others are to hear or do. [`Store::tick`] ends what is too old.
+//! 1. **Sessions.** [`Store::open_session`] and [`Store::register`]; [`Store::close_session`] when the engine's socket
+//!    closes, [`Store::process_gone`] when its process is gone, which is later: until then, memory that the engine was shown
+//!    is not written to.
+//! 2. **Put.** [`Store::reserve`] takes slots; [`Store::begin_commit`] says which bytes to copy; [`Store::finish_commit`]
+//!    with their checksums makes the chunks readable. [`Store::begin_layers`] and [`Store::finish_layers`] do the same for
+//!    layers ahead of their commit.
+//! 3. **Get.** [`Store::lookup`] says which chunks are here, [`Store::lease`] says where they stand, [`Store::release`] ends
+//!    the lease. [`Store::gather`] leases chunks that must come first: [`Store::fetched`] answers each [`Wanted`], and
+//!    [`Store::finish_gather`] ends the gather. [`Store::follow`] reads chunks that are being written.
+//! 4. **Peers.** [`Store::grant`] lends to a peer, [`Store::end_grant`] ends it; [`Store::give_up`] lets go of a chunk that
+//!    moved.
+//! 5. **Lower tiers.** [`Store::next_write`] says what to write to a tier; [`Store::written`] answers each.
+//! 6. **After every call**: [`Store::take_changes`], [`Store::take_abandoned`], [`Store::take_progressed`],
+//!    [`Store::take_told`] and [`Store::take_renewals`] say what others are to hear or do. [`Store::tick`] ends what is too
+//!    old.
 //!
-//! Each of these has a module of its name or its field's; `room` evicts, `hand_out` is the one way by which places leave, `index` and
-//! `slab` are what all of them stand on, `verify` and `loads` keep chunks in place while they are summed or copied by a device.
+//! Most of these have a module of their name. `room` evicts, `hand_out` is the only exit for places, all modules use `index`
+//! and `slab`, `verify` and `loads` keep chunks in place while a thread sums them or a device copies them.
+//!
+//! A request claims all chunks that it needs before the store makes room for anything.
 
 mod admission;
 mod checksums;
@@ -110,11 +116,11 @@ pub struct Store {
     cached_chunks: u64,
     cached_bytes: u64,
     evictions: Evictions,
-    /// What an earlier store gave out, where this one took its place.
+    /// The places that an earlier store gave out, if this store replaced one.
     seclusion: lives::Seclusion,
     /// Chunks that did not have the names under which their bytes were to leave.
     misnamed: u64,
-    /// Chunks that were refused because their names contradict those of chunks that are here.
+    /// Chunks refused because their names contradict those of cached chunks.
     refused_names: u64,
     /// When it last ticked, in tenths of a second since the node started.
     tenths: u32,
@@ -155,7 +161,7 @@ impl Store {
         }
     }
 
-    /// Opens a session of a process that belongs to `tenant`, with a write window of so many bytes (0: none).
+    /// Opens a session of a process that belongs to `tenant`, with a write window of `window_bytes` bytes (0: none).
     pub fn open_session(&mut self, tenant: TenantId, process: ProcessId, window_bytes: u64) -> SessionId {
         self.sessions.open(tenant, process, window_bytes)
     }
@@ -163,7 +169,7 @@ impl Store {
     /// Makes a namespace known to a session, with the slices it holds and its own block size of each pool.
     ///
     /// # Errors
-    /// [`Refused`] where the namespace is impossible, disagrees with the block sizes, or does not fit this node.
+    /// [`Refused`] if the namespace is impossible, disagrees with the block sizes, or does not fit this node.
     pub fn register(
         &mut self,
         session: SessionId,
@@ -207,8 +213,8 @@ impl Store {
         self.namespaces.facts()
     }
 
-    /// Ends a session. What it had reserved it may no longer commit; what it had leased stays quarantined until its
-    /// process is gone. Pins stay until their deadline.
+    /// Ends a session. It may no longer commit its reservations. Its leased slots stay quarantined until its process is gone.
+    /// Pins stay until their deadline.
     pub fn close_session(&mut self, id: SessionId) {
         self.cancel_gathers_of(id);
         self.end_follows_of(id);
@@ -232,7 +238,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Notes that a process is known to be gone: whatever it might have touched is free again.
+    /// Notes that a process is gone: the memory that it might have touched is free again.
     pub fn process_gone(&mut self, process: ProcessId) {
         self.process_left_seclusion(process);
         let Some(held) = self.sessions.process_gone(process) else { return };
@@ -244,7 +250,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Ends what has passed its deadline: pins and reservations.
+    /// Ends pins and reservations that have passed their deadline.
     pub fn tick(&mut self, now: Millis) {
         self.tenths = self.tenths.max(u32::try_from(now.0 / 100).unwrap_or(u32::MAX));
         for (session, reservation) in self.sessions.lapsed(now) {
@@ -280,7 +286,7 @@ impl Store {
         Some(self.namespaces.find(NamespaceId::of(namespace))?.chunk_tokens)
     }
 
-    /// Bytes of the slots of a whole chunk of a namespace; 0 for one that nobody registered.
+    /// Bytes of the slots of a whole chunk of a namespace; 0 for a namespace that nobody registered.
     #[must_use]
     pub fn chunk_bytes_of(&self, namespace: u32) -> u64 {
         let number = NamespaceId::of(namespace);
@@ -307,7 +313,7 @@ impl Store {
         }
     }
 
-    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` where it is not here.
+    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` if it is not here.
     #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
         let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);

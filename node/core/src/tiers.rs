@@ -1,9 +1,9 @@
 //! The tiers below memory, disk and object store: one contract for both.
 //!
-//! A chunk to be read waits in the tier's line (`reads`); its turn makes an [`Effect::Read`], whose answer says that its
-//! blocks are in their slots, or why they are not. What follows of an answer differs: a chunk that the disk has lost other
-//! nodes or the object store may have; one that the object store has lost nobody has.
-//! What is written there is decided in `writes`, and which namespaces are described on disk in `described`.
+//! A chunk to be read waits in the tier's line (`reads`). Its turn makes an [`Effect::Read`]; the answer says that its blocks
+//! are in their slots, or why they are not. After a failed read the two tiers differ: other nodes or the object store may
+//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides what is written, and
+//! `described` which namespaces are described on disk.
 
 pub(crate) mod described;
 pub mod known;
@@ -28,7 +28,7 @@ use reads::ReadLine;
 pub(crate) struct Reads {
     pub(crate) line: ReadLine,
     pub(crate) meter: Meter,
-    /// It had too much to do: whoever is the next waits until something ends, or the next tick.
+    /// The tier was busy: the next write waits until something ends, or for the next tick.
     is_busy: bool,
 }
 
@@ -52,8 +52,8 @@ impl Reads {
 }
 
 impl Core {
-    /// Lines chunks up before a tier, some of which are read at a time: what nobody waits for any more by the time that its
-    /// turn comes is not read.
+    /// Lines chunks up before a tier, which reads some at a time. A chunk that nobody waits for when its turn comes is not
+    /// read.
     pub(crate) fn read_from(&mut self, tier: Below, chunks: Vec<FetchId>) {
         for id in chunks {
             let class = self.bring.fetches.get(&id).map_or(Class::Decode, |fetch| fetch.class);
@@ -174,6 +174,6 @@ impl Core {
 /// Bytes that are read from disk at a time: enough for a fast drive, and few enough to stop soon.
 const MAX_DISK_READING_BYTES: u64 = 32 << 20;
 
-/// Bytes that are read from the object store at a time: what a link of 20 Gbit/s delivers in 25 ms, the time that a distant
-/// store takes to answer.
+/// Bytes of reads in flight from the object store: the bytes that a link of 20 Gbit/s delivers in 25 ms, the time in which a
+/// distant store answers.
 const MAX_OBJECT_READING_BYTES: u64 = 64 << 20;

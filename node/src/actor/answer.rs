@@ -1,4 +1,4 @@
-//! How the store's results read on the wire.
+//! The store's results as messages of the protocol.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) struct Asked {
 }
 
 impl GpuActor {
-    /// Answers a request. A session that ended needs no answer: its end gives back whatever the answer speaks of.
+    /// Answers a request. A session that ended needs no answer: its end gives its claims back.
     pub(super) fn reply(&mut self, asked: Asked, answer: Answer) {
         let Asked { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
         if trace.is_recorded() {
@@ -34,7 +34,7 @@ impl GpuActor {
         }
     }
 
-    /// An answer that tells a session places, with what it needs to map those extents that it sees for the first time.
+    /// An answer with places, and with the descriptors of extents that the session sees for the first time.
     pub(super) fn show_answer(&self, mut response: Response, new_extents: &[u32]) -> Answer {
         let (shown, descriptors) = self.show(new_extents);
         match &mut response {
@@ -45,7 +45,7 @@ impl GpuActor {
         Answer { response: Some(response), descriptors }
     }
 
-    /// What a session needs to map extents that it sees for the first time.
+    /// The descriptors of extents that a session sees for the first time.
     pub(super) fn show(&self, extents: &[u32]) -> (Vec<Extent>, Vec<OwnedFd>) {
         let shown = extents.iter().filter_map(|&extent| {
             let memory = self.arena.extent(extent);

@@ -1,4 +1,4 @@
-//! What an actor has the tiers below do, disk and object store: look for chunks, read them, write them.
+//! The actor's calls to the tiers below, disk and object store: find chunks, read them, write them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +20,9 @@ pub struct ObjectParts {
     pub tier: Arc<ObjectTier>,
     /// How long a lease waits for it.
     pub deadline: Duration,
-    /// How long a lookup waits to hear what is there.
+    /// How long a lookup waits for the store's answer.
     pub find_deadline: Duration,
-    /// Chunks of which the actor remembers whether they are there: about 100 bytes each.
+    /// Limit of chunks for which the actor remembers the store's answer: about 100 bytes each.
     pub known_chunks: usize,
 }
 
@@ -91,7 +91,7 @@ impl GpuActor {
         let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
             let answer = answer.map_or_else(
                 |_| {
-                    tracing::error!(?tier, "the tier's thread failed: what it read into stays unused");
+                    tracing::error!(?tier, "the tier's thread failed: the memory of its reads stays unused");
                     ReadAnswer::Lost
                 },
                 ReadAnswer::from,
@@ -122,7 +122,7 @@ impl GpuActor {
         let order = self.write_order(write).map_err(|error| {
             let why = match error {
                 OrderError::Misnamed { .. } => {
-                    tracing::error!(%error, ?tier, %chunk, "the store gave another chunk than it says");
+                    tracing::error!(%error, ?tier, %chunk, "the store handed out a chunk under a wrong name");
                     "misnamed"
                 }
                 _ => {

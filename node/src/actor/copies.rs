@@ -1,4 +1,7 @@
-//! Bytes that are copied and summed by the copy lane, and extents that get new memory there.
+//! Copies and sums by the copy lane, and extents that get new memory there.
+//!
+//! The actor copies small blocks itself ([`INLINE_COPY_BYTES`](crate::copy::INLINE_COPY_BYTES)): handing a copy over costs
+//! more.
 
 use std::sync::Arc;
 
@@ -77,7 +80,7 @@ impl GpuActor {
                 self.tell(Event::ExtentRenewed(extent));
             }
             Ok(Err(error)) => {
-                tracing::error!(extent, %error, "an extent got no new memory: it is tried again");
+                tracing::error!(extent, %error, "an extent got no new memory: the node tries again");
                 self.renewals.push(self.arena.vacate(extent));
             }
             Err(_) => tracing::error!(extent, "the copy lane failed: the extent stays unused"),

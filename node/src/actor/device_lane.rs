@@ -1,6 +1,7 @@
-//! The device lane: what the core wants copied becomes an order for the device, and what the device says is told the core.
+//! The device lane: turns the core's copies into orders for the device, and tells the core the device's answers.
 //!
-//! Engines' memory is made known here, since it comes with descriptors.
+//! Engines' memory is registered here, since it comes with descriptors. The actor never waits for the device: it asks through
+//! the thread's bounded ring, and repeats a refused request at its tick.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -81,7 +82,7 @@ impl GpuActor {
         Ok(())
     }
 
-    /// The device knows a session's tensors. Of one that ended meanwhile it was told behind this.
+    /// The device knows a session's tensors. If the session ended meanwhile, the device hears of that afterwards.
     fn know_tensors(
         &mut self,
         session: SessionId,
@@ -155,7 +156,7 @@ impl GpuActor {
 }
 
 impl StreamHandler<Report> for GpuActor {
-    /// What the device's thread tells.
+    /// Takes a report of the device's thread.
     fn handle(&mut self, report: Report, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
             let event = actor.device_reports(report);
@@ -196,7 +197,7 @@ impl GpuActor {
 }
 
 impl Memory {
-    /// Where a block is in the device's memory.
+    /// The place of a block in the device's memory.
     fn find(
         &self,
         device: &mut dyn Device,
@@ -237,7 +238,7 @@ fn engine_memory(
     Ok(memory.iter().filter_map(one).collect())
 }
 
-/// What a session's message says of a layout, which may be anything.
+/// The layout in a session's message, unchecked.
 fn layout_of(message: TensorLayout) -> LayoutSpec {
     let TensorLayout { planes, planes_per_layer, pages, pages_per_chunk, dims, run_bytes } = message;
     let plane = |TensorPlane { region, offset, page_stride }| Plane { region, offset, page_stride };
@@ -254,5 +255,5 @@ fn layout_of(message: TensorLayout) -> LayoutSpec {
 /// Asking again helps as soon as the device's thread has taken something.
 const TOO_MUCH_WAITS: Refused = Refused::Busy { what: Scarce::Copies, retry_after_ms: REGISTER_RETRY_MS };
 
-/// About as long as one of many copies takes.
+/// About the time of one copy among many.
 const REGISTER_RETRY_MS: u64 = 5;

@@ -1,4 +1,4 @@
-//! What an actor does with its disk besides reading and writing: it learns what is there when it starts, and what left.
+//! The actor's disk at the start and afterwards: the actor learns which chunks are there, and which left.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::disk::{DiskTier, Gone, Refused, SnapshotPage, Why};
 pub struct DiskParts {
     /// The tier.
     pub tier: DiskTier,
-    /// Tells what left it.
+    /// Reports chunks that left the tier.
     pub gone: UnboundedReceiver<Gone>,
-    /// Where its namespaces are described.
+    /// The folder with the namespaces' descriptions.
     pub folder: Arc<NamespaceFolder>,
-    /// Those that were described there when the node started.
+    /// Namespaces that were described there when the node started.
     pub known: Vec<KnownNamespace>,
     /// How long a lease waits for it.
     pub deadline: Duration,
@@ -32,7 +32,7 @@ pub struct DiskParts {
 pub(super) struct Disk {
     pub(super) tier: DiskTier,
     folder: Arc<NamespaceFolder>,
-    /// Tells what left it, until somebody listens.
+    /// Reports chunks that left the tier, until somebody listens.
     gone: Option<UnboundedReceiver<Gone>>,
     /// Namespaces that were described there when the node started, until the core was told.
     found: Vec<KnownNamespace>,
@@ -51,7 +51,7 @@ impl Disk {
 }
 
 impl GpuActor {
-    /// Begins to learn what is on disk.
+    /// Begins to learn which chunks are on disk.
     pub(super) fn start_disk(&mut self, ctx: &mut Context<Self>) {
         let Some(disk) = &mut self.disk else { return };
         if let Some(mut gone) = disk.gone.take() {
@@ -106,11 +106,11 @@ impl GpuActor {
         let _ = self.disk.as_ref().map(|disk| disk.tier.remove(key));
     }
 
-    /// A record disagrees with what the store knows of its chunk, parent or children: nobody can use it.
+    /// A record contradicts the store's names of its chunk, parent or children: nobody can use it.
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
         tracing::warn!(
             ?chunk,
-            "a chunk on disk disagrees with others in parent, index or anchor: it is forgotten"
+            "a chunk on disk contradicts others in parent, index or anchor: it is forgotten"
         );
         self.count_unwritten("disagrees");
         self.remove_from_disk(ChunkKey { fingerprint, hash: chunk.hash });
@@ -136,7 +136,7 @@ impl GpuActor {
             let description = match recorded {
                 Ok(Ok(())) => Description::There,
                 failed => {
-                    tracing::error!(?failed, namespace = %fingerprint, "cannot be described on disk: its chunks stay in memory");
+                    tracing::error!(?failed, namespace = %fingerprint, "a namespace cannot be described on disk: its chunks stay in memory");
                     Description::Failed
                 }
             };
@@ -153,7 +153,7 @@ impl GpuActor {
             for fingerprint in &deleted {
                 if let Err(error) = folder.forget(fingerprint) {
                     // It is tried again when the node starts.
-                    tracing::warn!(%error, namespace = %fingerprint, "the description of a namespace stays, of no use");
+                    tracing::warn!(%error, namespace = %fingerprint, "the unused description of a namespace cannot be removed");
                 }
             }
         });

@@ -1,4 +1,4 @@
-//! Hand-overs: what is followed at other nodes, and what peers follow here.
+//! Hand-overs: chunks that sessions follow at other nodes, and chunks that peers follow here.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use crate::metrics::HandedOver;
 /// Peers that follow, by follow. As many as the store lets them follow.
 pub(super) type PeerFollowers = HashMap<u64, PeerFollower>;
 
-/// Where a peer hears of what it follows. There are no more news than chunks and their layers.
+/// The channel by which a peer hears of its follow. News are bounded by the follow's chunks and layers.
 pub(super) struct PeerFollower {
     news: UnboundedSender<PeerNews>,
     lease: Weak<PeerLease>,
@@ -62,7 +62,7 @@ impl GpuActor {
         ctx.add_stream(stream::poll_fn(move |cx| came.poll_recv(cx)).chain(end));
     }
 
-    /// Tells a peer of what it follows.
+    /// Tells a peer the progress of its follow.
     pub(super) fn tell_follower(&self, Told { follow, position, what }: Told) {
         let Some(PeerFollower { news, lease }) = self.followers.get(&follow) else { return };
         let Some(lease) = lease.upgrade() else { return };
@@ -86,7 +86,7 @@ impl GpuActor {
         self.followers.remove(&follow);
     }
 
-    /// Has a peer follow chunks; `None` where peers follow too much.
+    /// Has a peer follow chunks; `None` if peers follow too much.
     fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
         let AskFollow { fingerprint, hashes, attempt, patience_ms, news } = ask;
         let now = self.clock.elapsed();
@@ -109,7 +109,7 @@ impl StreamHandler<Event> for GpuActor {
         });
     }
 
-    /// One follow has ended; the actor goes on.
+    /// A follow has ended; the actor goes on.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 

@@ -1,14 +1,14 @@
-//! The lives of an actor: a panic ends one, not the node.
+//! The lives of an actor: a panic ends one life, not the node.
 //!
-//! Whatever the actor does runs under [`GpuActor::guard`] or [`GpuActor::spawn`]. After a panic nothing that the actor decided
-//! can be relied on, so the store and everything that refers to it are dropped, every session ends with an error that says
-//! so, and a new store begins, from disk where there is one. What follows of an earlier life (answers of tiers, peers and
-//! copy threads) is dropped when it comes. Numbers go on, so that none of an earlier life means anything in a later one.
+//! All work of the actor runs under [`GpuActor::guard`] or [`GpuActor::spawn`]. After a panic none of the actor's decisions
+//! can be relied on. The store and everything that refers to it are dropped, every session ends with an error that says so,
+//! and a new store begins, from disk if there is one. Answers that belong to an earlier life (of tiers, peers and copy
+//! threads) are dropped when they come. Numbers go on, so that a number of an earlier life means nothing in a later one.
 //!
-//! **Memory.** The new store has no extent until nobody can touch what the old one put there: copies, sends to peers and
-//! devices hold an extent's memory and let go of it; engines map it until their process ends. Extents that living engines
-//! were shown get new memory instead, once for each process: an engine that keeps its old mappings costs that much memory, and
-//! the next time its extents wait until it is gone.
+//! **Memory.** The new store has no extent until nobody can touch the old store's bytes. Copies, sends to peers and devices
+//! hold an extent's memory and let go of it; engines map it until their process ends. Extents that living engines were shown
+//! get new memory instead, once for each process: an engine that keeps its old mappings costs that much memory, and the next
+//! time its extents wait until it is gone.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use super::GpuActor;
 use super::handoff::PeerFollowers;
 
-/// Which life an actor is in.
+/// An actor's present life.
 pub(super) struct Lives {
     number: u64,
     /// Tells the sessions.
@@ -89,7 +89,7 @@ impl GpuActor {
         });
     }
 
-    /// Drops what this life decided, and begins another.
+    /// Drops this life's decisions, and begins another life.
     fn begin_anew(&mut self, panic: &(dyn Any + Send), ctx: &mut Context<Self>) {
         self.lives.number += 1;
         self.lives.since = self.clock.elapsed();
@@ -149,7 +149,7 @@ impl<F: ActorFuture<GpuActor, Output = ()>> ActorFuture<GpuActor> for InLife<F> 
     }
 }
 
-/// Where tests have the actor panic.
+/// The place at which tests make the actor panic.
 #[cfg(test)]
 pub(super) fn planted() {
     assert!(!PLANTED.swap(false, std::sync::atomic::Ordering::SeqCst), "planted");
@@ -164,13 +164,13 @@ fn plant() {
 #[cfg(test)]
 static PLANTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// What a panic says.
+/// The message of a panic.
 fn reason(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
 }
 
-/// How long engines have to unmap what they were shown, once their sessions have ended, before their extents get new memory.
+/// How long engines have to unmap their extents after their sessions ended, before the extents get new memory.
 const UNMAP_TIME: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What an actor is asked, and what it answers.
+//! The messages that an actor takes, and its answers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,20 +30,20 @@ pub struct Open {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Ask {
-    /// Who asks.
+    /// The asking session.
     pub session: SessionId,
-    /// What.
+    /// The request.
     pub request: Request,
     /// The memory that comes along.
     pub descriptors: Vec<OwnedFd>,
-    /// Where the answer goes.
+    /// The channel for the answer.
     pub reply_to: ReplyTo,
-    /// What it belongs to.
+    /// The trace of the request.
     pub trace: Trace,
 }
 
-/// Where all of a session's answers go, in the order in which the actor makes them: one may speak of memory that the one
-/// before it brought. As many wait there as the session has requests under way, which the session bounds.
+/// The channel for all of a session's answers, in the order in which the actor makes them: an answer may speak of memory that
+/// an earlier one brought. It holds at most one answer per unanswered request, and the session bounds those.
 #[derive(Debug, Clone)]
 pub struct ReplyTo {
     /// Number of the request.
@@ -52,7 +52,7 @@ pub struct ReplyTo {
     pub answers: mpsc::UnboundedSender<(u64, Answer)>,
 }
 
-/// What a session reads, with the descriptors that come along. `None` where a request has no answer.
+/// An answer to a session, with its descriptors. `None` if a request has no answer.
 #[derive(Debug)]
 pub struct Answer {
     /// The message.
@@ -65,7 +65,7 @@ pub struct Answer {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Close {
-    /// Which.
+    /// The session.
     pub session: SessionId,
 }
 
@@ -73,11 +73,11 @@ pub struct Close {
 #[derive(Message, Clone, Copy)]
 #[rtype(result = "()")]
 pub struct ProcessGone {
-    /// Which.
+    /// The process.
     pub process: ProcessId,
 }
 
-/// Asks what the store holds, and brings the gauges up to date.
+/// Asks for the store's contents, and updates the gauges.
 #[derive(Message)]
 #[rtype(result = "Report")]
 pub struct AskReport;
@@ -87,7 +87,7 @@ pub struct AskReport;
 #[rtype(result = "Vec<NamespaceFacts>")]
 pub struct AskNamespaces;
 
-/// What an actor holds.
+/// The contents of an actor.
 #[derive(Debug, Clone, MessageResponse)]
 pub struct Report {
     /// In numbers.
@@ -98,7 +98,7 @@ pub struct Report {
     pub tokens_asked: u64,
     /// Prompt tokens that they found.
     pub tokens_hit: u64,
-    /// What each tenant hit lately.
+    /// Each tenant's recent hit rates.
     pub tenants: Vec<TenantRates>,
     /// Why its disk tier is closed, where it is.
     pub disk_trouble: Option<String>,

@@ -1,5 +1,4 @@
-//! What an actor does for others than its sessions: it tells what it holds, sends what peers ask for, gives up what
-//! moved.
+//! The actor's work for other actors and nodes: it tells what it holds, sends blocks, gives up chunks that moved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,19 +24,19 @@ use crate::exchange::{
 pub struct Peers {
     /// The actor's number.
     pub device: u16,
-    /// Says who has what.
+    /// Answers who holds chunks.
     pub holders: Recipient<AskHolders>,
-    /// Hears what this actor gained and lost.
+    /// Hears of this actor's gained and lost chunks.
     pub changed: Recipient<Changed>,
     /// How often the directory began again: each time it wants to hear all that is held.
     pub restarts: watch::Receiver<u64>,
-    /// Hears who did not have what it should.
+    /// Hears of wrong rows.
     pub stale: Recipient<Stale>,
     /// Fetches.
     pub fetch: Fetcher,
-    /// Follows what is being written.
+    /// Follows chunks at their writers' nodes.
     pub follow: Follower,
-    /// What this node is called.
+    /// The node's name.
     pub node: String,
     /// How long a lease waits for other nodes.
     pub deadline: Duration,
@@ -56,7 +55,7 @@ pub(super) struct EndedGrants {
 }
 
 impl GpuActor {
-    /// Tells followers of events and, where it is to hear of it, the directory what was gained and lost.
+    /// Tells followers of events, and the directory if it is to hear, the gained and lost chunks.
     pub(super) fn changed(&mut self, sequence: u64, told: usize, changes: Vec<Change>, to_directory: bool) {
         self.feed.tell(sequence, &changes[told..]);
         if to_directory {
@@ -64,7 +63,7 @@ impl GpuActor {
         }
     }
 
-    /// Tells the directory something; what is told the core if it takes it.
+    /// Announces to the directory; the core hears whether the directory took it.
     pub(super) fn announce(&mut self, changes: Changes, taken: Event) {
         let Some(peers) = &self.peers else { return };
         let event = match peers.changed.try_send(Changed { device: peers.device, changes }) {
@@ -76,7 +75,7 @@ impl GpuActor {
     }
 }
 
-/// What a peer gets of what the store keeps for it, with the lease that ends that.
+/// A peer's view of a grant, with the lease that ends it.
 pub(super) fn show_grant(granted: Granted, arena: &Arena, ended: &UnboundedSender<u64>) -> Grant {
     match granted {
         Granted::Held { grant, reads, is_on_disk, pools, blocks } => {

@@ -1,4 +1,4 @@
-//! What the core wants done: each effect is carried out, and what comes of it is told the core.
+//! Performs the core's effects, and tells the core their results.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::metrics::{HandedOver, Movement, Placed};
 use crate::object::metrics::Side;
 use crate::siblings::Siblings;
 
-/// What the core's numbers stand for.
+/// The things that the core's numbers stand for.
 #[derive(Default)]
 pub(super) struct Pending {
     last_request: u64,
@@ -46,7 +46,7 @@ pub(super) struct Pending {
 
 /// How an order is changed while it is carried out.
 pub(super) struct OrderHandles {
-    /// The most urgent of what waits for it.
+    /// The most urgent class of its waiters.
     pub(super) class: watch::Sender<Class>,
     pub(super) cancel: Option<oneshot::Sender<()>>,
 }
@@ -99,7 +99,7 @@ impl Pending {
 }
 
 impl GpuActor {
-    /// Tells the core what happened, and does what it wants, until it wants nothing more.
+    /// Tells the core an event, and performs the core's effects until none is left.
     pub(super) fn decide(&mut self, event: Event, ctx: &mut Context<Self>) {
         self.tell(event);
         while let Some(effect) = self.core.poll_effect() {
@@ -117,7 +117,7 @@ impl GpuActor {
         }
     }
 
-    /// Does what follows of what was told, or done to the store directly: the core knows what time it is.
+    /// Performs the effects of told events and of direct calls to the store, at the core's present time.
     pub(super) fn settle(&mut self, ctx: &mut Context<Self>) {
         self.decide(Event::Alarm, ctx);
     }
@@ -232,7 +232,7 @@ impl GpuActor {
         self.order_fetch(order, fetch, OrderHandles { class, cancel: Some(cancel) }, ctx);
     }
 
-    /// Tells the core what happened; [`GpuActor::settle`] does what follows.
+    /// Tells the core an event; [`GpuActor::settle`] performs the effects.
     pub(super) fn tell(&mut self, event: Event) {
         if let Some(objects) = &self.objects {
             self.core.object_is_open(!objects.tier.is_closed(Side::Reading));
@@ -312,7 +312,7 @@ impl GpuActor {
         self.spawn(ctx, finish);
     }
 
-    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` where there are too many.
+    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` if there are too many.
     fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
         if order.holder.node == NodeNumber::THIS_NODE {
             return Some(self.fetch_from_sibling(order));
@@ -335,7 +335,7 @@ impl GpuActor {
         }
     }
 
-    /// What a peer gets, with the lease that keeps it from reuse.
+    /// A peer's view of a grant, with the lease that keeps its slots from reuse.
     pub(super) fn show_grant(&self, granted: Granted) -> Grant {
         super::peers::show_grant(granted, &self.arena, &self.ended_grants.sender)
     }
@@ -350,10 +350,10 @@ fn condemned(by: &Reporter, keys: &[BlockKey]) {
     );
 }
 
-/// No request waits so long: whatever it waits for has a deadline, far shorter unless it was configured.
+/// Longer than any request waits: each wait has a deadline, far shorter unless configured otherwise.
 const LONGEST_REQUEST: Duration = Duration::from_secs(20);
 
-/// What became of a chunk that was wanted from elsewhere, as it is counted.
+/// The counter for the placement of a fetched chunk.
 fn placed(placement: Option<Placement>) -> Placed {
     match placement {
         Some(Placement::Migrate) => Placed::Migrated,

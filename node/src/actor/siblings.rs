@@ -1,4 +1,4 @@
-//! Chunks that another actor of this node has: they are copied from its memory into this actor's, near its GPU.
+//! Copies chunks of another actor of this node into this actor's memory, near its GPU.
 
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
@@ -63,11 +63,11 @@ impl GpuActor {
         if let Some(sibling) = siblings.actor(device)
             && sibling.verify.try_send(VerifyChunks { by, fingerprint, hashes }).is_err()
         {
-            tracing::debug!(device, "a sibling is busy: the next who reads its chunk tells it");
+            tracing::debug!(device, "a sibling is busy: the next reader of the chunk reports it");
         }
     }
 
-    /// Has what a sibling granted copied; what came of each chunk, and the checksums of the blocks to come.
+    /// Copies a sibling's granted chunks; returns the expected result of each chunk, and the checksums of the blocks to come.
     fn copy_granted(
         &self,
         chunks: &[FetchChunk],
@@ -86,7 +86,7 @@ impl GpuActor {
     }
 }
 
-/// What is to come of a chunk.
+/// The expected result for a chunk.
 enum Coming {
     /// Nothing.
     Is(Arrival),
@@ -119,7 +119,7 @@ impl Coming {
         }
     }
 
-    /// What came of it; takes its blocks' checksums off the front.
+    /// The result for the chunk; takes its blocks' checksums off the front.
     fn fetched(self, came: &mut impl Iterator<Item = Checksums>) -> Arrival {
         let (sums, granted) = match self {
             Self::Is(fetched) => return fetched,
@@ -127,7 +127,7 @@ impl Coming {
         };
         let checksums: Vec<_> = came.take(sums.len()).collect();
         if checksums.iter().map(|came| came.whole).ne(sums) {
-            tracing::error!("a sibling has other bytes than it has checksums for: they are dropped");
+            tracing::error!("a sibling has bytes that do not match its checksums: the bytes are dropped");
             return Arrival::Damaged;
         }
         let GrantedChunk { reads, is_on_disk, pools, .. } = granted;

@@ -1,4 +1,4 @@
-//! What the spans of requests say.
+//! The fields of requests' spans.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{Answer, GpuActor};
 use crate::metrics::Outcome;
 
 impl GpuActor {
-    /// What is asked.
+    /// Sets the fields of a request.
     pub(super) fn describe_request(&self, trace: &Trace, request: &Request) {
         let chain = |namespace: u32, chain: &Chain| {
             if let Some(fingerprint) = self.core.store().fingerprint(namespace) {
@@ -70,12 +70,12 @@ pub(super) fn trace_of(cause: &Cause) -> Trace {
     recorded.map(|recorded| recorded.0.clone()).unwrap_or_default()
 }
 
-/// Of which namespace it is.
+/// Sets the field of its namespace.
 pub(super) fn describe_namespace(trace: &Trace, fingerprint: &Fingerprint) {
     trace.set("larder.namespace", tracing::field::display(fingerprint));
 }
 
-/// What came of it.
+/// Sets the fields of its result.
 pub(super) fn describe_answer(trace: &Trace, answer: &Answer) {
     trace.set(
         "larder.outcome",

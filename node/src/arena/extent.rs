@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::mapping::{Access, Mapping, memory_file, seal};
 use super::{Binding, HugePages, MemoryError, OutOfBounds, numa};
 
-/// What the memory of an extent is to be.
+/// The wanted memory of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentSpec {
     /// Its size.
@@ -43,7 +43,7 @@ pub struct ExtentMemory {
 pub enum Pages {
     /// The system's ordinary ones, which it may join to transparent huge ones.
     Ordinary,
-    /// Reserved huge ones of 2 MiB.
+    /// Reserved huge pages of 2 MiB.
     Huge,
 }
 
@@ -60,7 +60,7 @@ impl ExtentSpec {
     /// Takes memory from the system, faults it in and seals it. Takes about a second for each GiB.
     ///
     /// # Errors
-    /// Where the system does not give it. That it gives no huge pages, or does not bind it, is none.
+    /// Fails if the system does not give it. That it gives no huge pages, or does not bind it, is none.
     pub fn create(self) -> Result<ExtentMemory, MemoryError> {
         if self.huge_pages == HugePages::Auto {
             match self.create_from(Pages::Huge) {
@@ -114,7 +114,7 @@ impl ExtentMemory {
         self.mapping.bytes()
     }
 
-    /// What its pages are.
+    /// The kind of its pages.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.pages
@@ -135,7 +135,7 @@ impl ExtentMemory {
     /// Whether a place lies within the extent.
     ///
     /// # Errors
-    /// Where it does not.
+    /// Fails if it does not.
     pub fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
         self.mapping.check(offset, bytes)
     }
@@ -143,7 +143,7 @@ impl ExtentMemory {
     /// Copies `bytes` bytes of a window, from `source` on, to `offset`. The caller has that place to itself.
     ///
     /// # Errors
-    /// Where either place is not within its memory: nothing is copied.
+    /// Fails if either place is not within its memory: nothing is copied.
     pub(crate) fn copy_in_from(
         &self,
         window: &Mapping,
@@ -157,15 +157,15 @@ impl ExtentMemory {
     /// Copies `bytes` to `offset`. The caller has that place to itself.
     ///
     /// # Errors
-    /// Where the place is not within the extent: nothing is copied.
+    /// Fails if the place is not within the extent: nothing is copied.
     pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.mapping.write(offset, bytes)
     }
 
-    /// The bytes at a place, without a copy, for as long as anybody keeps them; `lease` is what keeps the place from being
-    /// written meanwhile, and is dropped with the last of them. Empty where the place is not within the extent.
+    /// The bytes at a place, without a copy, for as long as anybody keeps them. `lease` keeps the place from being written
+    /// meanwhile, and is dropped with the last reference. Empty if the place is not within the extent.
     ///
-    /// Where engines can write the extent, they are copied.
+    /// If engines can write the extent, the bytes are copied.
     #[must_use]
     pub fn share<L: Send + Sync + 'static>(
         self: &Arc<Self>,
@@ -186,18 +186,19 @@ impl ExtentMemory {
     /// Copies the bytes from `offset` on into `out`.
     ///
     /// # Errors
-    /// Where the place is not within the extent: nothing is copied.
+    /// Fails if the place is not within the extent: nothing is copied.
     pub fn copy_out(&self, offset: u64, out: &mut [u8]) -> Result<(), OutOfBounds> {
         self.mapping.read(offset, out)
     }
 
-    /// The bytes at a place, in place; `None` where engines can write there (use [`Self::copy_out`]).
+    /// The bytes at a place, in place; `None` if engines can write there (use [`Self::copy_out`]).
     ///
     /// # Errors
-    /// Where the place is not within the extent.
+    /// Fails if the place is not within the extent.
     ///
     /// # Safety
-    /// No copy goes to that place while the slice lives: whoever calls holds a lease on it, or is its writer and done.
+    /// While the slice lives, no copy goes to that place: the caller holds a lease on the place, or is its writer and has
+    /// finished.
     pub unsafe fn bytes_at(&self, offset: u64, bytes: u64) -> Result<Option<&[u8]>, OutOfBounds> {
         if self.is_writable_by_engines() {
             return self.check(offset, bytes).map(|()| None);
@@ -209,7 +210,7 @@ impl ExtentMemory {
     /// Adds a place to a checksum. The caller is the place's only writer, and not writing.
     ///
     /// # Errors
-    /// Where the place is not within the extent.
+    /// Fails if the place is not within the extent.
     pub(crate) fn add_to(
         &self,
         checksum: &mut RangeChecksum,
@@ -227,17 +228,17 @@ impl ExtentMemory {
         Ok(())
     }
 
-    /// Where a place stands in this process's memory, for transfers that the kernel carries out. Whoever uses it keeps the
-    /// extent, and has the place as a reader or its only writer.
+    /// The address of a place in this process's memory, for transfers by the kernel. The caller keeps the extent, and uses
+    /// the place as a reader or as its only writer.
     ///
     /// # Errors
-    /// Where the place is not within the extent.
+    /// Fails if the place is not within the extent.
     pub(crate) fn address_of(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
         self.mapping.address_of(offset, bytes)
     }
 
-    /// The same memory, for copies by a device, which has a place as its only writer or a reader; it stays mapped as long as that
-    /// lives.
+    /// The memory for copies by a device; it stays mapped as long as the result lives. The device uses a place as a reader or
+    /// as its only writer.
     pub(crate) fn host_memory(self: &Arc<Self>) -> HostMemory {
         // SAFETY: the extent keeps its mapping. References to a place are made only by readers of a block that is whole, and a
         // device writes only to places whose blocks are not.
@@ -272,7 +273,7 @@ impl Renewal {
     /// The system has the old memory back before the new is taken, provided nobody else holds it.
     ///
     /// # Errors
-    /// Where the system gives no memory: the extent stays without. Ask the arena to vacate it again to try again.
+    /// Fails if the system gives no memory: the extent stays without. Ask the arena to vacate it again to try again.
     pub fn perform(self) -> Result<Arc<ExtentMemory>, MemoryError> {
         drop(self.old);
         self.spec.create().map(Arc::new)

@@ -21,7 +21,7 @@ pub struct ArenaLimits {
 /// How memory is bound to a NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Binding {
-    /// It comes from there alone: what else is there makes room.
+    /// Memory comes from this node alone; other pages there make room.
     Strict,
     /// It comes from there as long as there is any, then from others.
     Preferred,

@@ -26,7 +26,7 @@ pub(crate) struct Mapping {
     access: Access,
 }
 
-/// What this process may do with mapped memory.
+/// This process's rights to mapped memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Read.
@@ -78,7 +78,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The same memory, for copies by a device; it stays mapped as long as that lives.
+    /// The memory for copies by a device; it stays mapped as long as the result lives.
     pub(crate) fn host_memory(self: &Arc<Self>) -> HostMemory {
         // SAFETY: the owner is the mapping itself.
         unsafe { self.owned_by(Arc::<Self>::clone(self)) }
@@ -87,7 +87,7 @@ impl Mapping {
     /// The memory, for copies by a device, kept by `owner`.
     ///
     /// # Safety
-    /// `owner` keeps this mapping, and nobody makes references to what a device may write.
+    /// `owner` keeps this mapping, and nobody makes references to bytes that a device may write.
     pub(crate) unsafe fn owned_by(&self, owner: Arc<dyn Any + Send + Sync>) -> HostMemory {
         let is_writable = self.access == Access::Write;
         // SAFETY: the mapping stays as it is for as long as it lives, which `owner` sees to; the rest is the caller's promise.
@@ -97,7 +97,7 @@ impl Mapping {
     /// Makes every page be there, so that no copy waits for the kernel later.
     ///
     /// # Errors
-    /// `NOMEM` or `FAULT` where there is not enough memory, where the mapping is bound; `INVAL` where the kernel is older
+    /// `NOMEM` or `FAULT` if there is not enough memory, where the mapping is bound; `INVAL` where the kernel is older
     /// than 5.14 and cannot tell (see [`Self::touch`]).
     pub(crate) fn populate(&self) -> Result<(), Errno> {
         self.advise(Advice::PopulateWrite)
@@ -171,12 +171,12 @@ impl Mapping {
         self.place(offset, bytes).map(|_| ())
     }
 
-    /// Where the mapping begins, for system calls that take addresses.
+    /// The address of the mapping, for system calls.
     pub(super) fn address(&self) -> *mut c_void {
         self.memory.as_mut_ptr().cast()
     }
 
-    /// Where a place begins, for system calls that take addresses.
+    /// The address of a place, for system calls.
     pub(super) fn address_of(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
         self.place(offset, bytes).map(NonNull::as_ptr)
     }

@@ -1,4 +1,4 @@
-//! What the kernel's lists of this process's mappings say of some of them.
+//! Reads the kernel's lists of this process's mappings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Where the kernel puts memory: asking for a NUMA node, and reading back what came of it.
+//! NUMA placement of memory: asks the kernel for a node, and reads the result back.
 #![expect(unsafe_code, reason = "mbind and move_pages have no wrapper")]
 
 use std::ffi::c_void;

@@ -1,4 +1,6 @@
-//! Where an arena's memory really is, and in which pages.
+//! Finds out where an arena's memory really is, and in which pages.
+//!
+//! The kernel answers by `move_pages`, or by its list of mappings where a container refuses that call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,16 +13,16 @@ use super::{HugePages, PAGE_BYTES};
 use super::{maps, numa};
 use crate::host::HUGE_PAGE_BYTES;
 
-/// Where an arena's memory is, and in which pages, as the kernel says.
+/// The place of an arena's memory and its pages, as the kernel says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The NUMA node asked for.
     pub asked: Option<u32>,
     /// Bytes of the arena.
     pub bytes: u64,
-    /// Those of them that are in reserved huge pages.
+    /// Bytes in reserved huge pages.
     pub huge_bytes: u64,
-    /// Those in transparent huge pages.
+    /// Bytes in transparent huge pages.
     pub transparent_bytes: u64,
     /// How it is known where they are.
     pub source: PlacementSource,
@@ -95,7 +97,7 @@ impl Placement {
             }
             Err(error) => tracing::warn!(
                 %refusal, %error,
-                "nobody says where memory is: allow move_pages in the container's seccomp profile to know"
+                "the kernel does not say where memory is: allow move_pages in the container's seccomp profile"
             ),
         });
         if let Ok(bytes_on) = found {
@@ -136,7 +138,7 @@ impl Placement {
         self.bytes.saturating_sub(self.huge_bytes).saturating_sub(self.transparent_bytes)
     }
 
-    /// What was got, for people: pages of which size, how much of each, where.
+    /// A summary for people: page sizes, amounts, places.
     #[must_use]
     pub fn summary(&self) -> String {
         let kinds = [
@@ -155,7 +157,7 @@ impl Placement {
         format!("{}; {places}", kinds.collect::<Vec<_>>().join(", "))
     }
 
-    /// What to do for more huge pages; `None` where all of the arena is in such.
+    /// Advice for more huge pages; `None` if the whole arena has them.
     #[must_use]
     pub fn advice(&self, huge_pages: HugePages) -> Option<String> {
         if self.ordinary_bytes() == 0 {

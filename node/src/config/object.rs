@@ -1,4 +1,4 @@
-//! What a node's configuration file says of the object store.
+//! The object store's part of a node's configuration file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +13,9 @@ use super::{WRITE_AFTER_USES, number};
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectConfig {
-    /// Which store, and where in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
+    /// The store and the place in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
     pub url: String,
-    /// Where the store is served, where that is not its maker's own address.
+    /// The store's address, if it differs from its maker's own.
     pub endpoint: Option<String>,
     /// Whether it may be spoken to without TLS.
     #[serde(default)]
@@ -41,7 +41,7 @@ pub struct ObjectConfig {
     /// How long a lease waits for chunks from the store, and a write may take, repeated requests included.
     #[serde(default = "number::<10_000, _>")]
     pub read_deadline_ms: u64,
-    /// How long a lookup waits to hear what the store has.
+    /// How long a lookup waits for the store's answers.
     #[serde(default = "number::<200, _>")]
     pub find_deadline_ms: u64,
 }

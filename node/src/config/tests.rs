@@ -7,7 +7,7 @@ fn an_empty_file_is_the_default_configuration() {
     assert_eq!(Config::parse(""), Ok(Config::default()));
 }
 
-/// The file that is deployed where nobody writes another.
+/// The file that is deployed if nobody writes another.
 const DEPLOYED: &str = include_str!("../../../deploy/config/node.toml");
 
 #[test]

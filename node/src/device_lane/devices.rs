@@ -1,4 +1,4 @@
-//! Who opens the devices of a node.
+//! Opens the devices of a node.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Why the device lane does nothing of what an engine asks.
+//! Reasons why the device lane refuses a request.
 
 use larder_device::DeviceError;
 use larder_protocol::session::{Refusal, RefusalCode, Response};
@@ -16,7 +16,7 @@ pub(crate) enum LaneRefused {
     Words(MemoryError),
     /// The pages of a chunk have other bytes than its block.
     #[error(
-        "a chunk's pages have {pages_bytes} bytes in {layers} layers, its block {block_bytes} in {block_layers}"
+        "a chunk's pages have {pages_bytes} bytes in {layers} layers, but its block has {block_bytes} in {block_layers}"
     )]
     Block {
         /// Bytes of its pages.
@@ -35,7 +35,7 @@ pub(crate) enum LaneRefused {
         most: usize,
     },
     /// Not one descriptor for each region that is shared by one.
-    #[error("{found} descriptors came for {regions} regions that are shared by descriptor")]
+    #[error("{regions} regions are shared by descriptor, but {found} descriptors came")]
     Descriptors {
         /// How many came.
         found: usize,

@@ -1,4 +1,4 @@
-//! What a device has of memory: extents that it pinned, and what sessions made known. Only its thread uses it.
+//! The memory that a device knows: extents that it pinned, and memory that sessions registered. Only its thread uses it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -19,7 +19,7 @@ pub(crate) struct Regions {
     /// The tier's memory, or why there is none.
     pool: Option<Result<RegionId, DeviceError>>,
     sessions: HashMap<SessionId, OfSession>,
-    /// What sessions had that ended, and copies may still use.
+    /// Memory of ended sessions that copies may still use.
     retired: Vec<OfSession>,
 }
 
@@ -53,7 +53,7 @@ impl Regions {
         Ok(region)
     }
 
-    /// The tier's memory, which is taken when it is first used. A GPU that has not so much is not asked again.
+    /// The tier's memory, taken at its first use. A GPU that refused is not asked again.
     pub(crate) fn pool(&mut self, device: &mut dyn Device, bytes: u64) -> Result<RegionId, DeviceError> {
         let pool = self.pool.get_or_insert_with(|| {
             device.allocate(bytes).inspect_err(|error| {
@@ -107,14 +107,14 @@ impl Regions {
         word.map(flag).transpose()
     }
 
-    /// A session ended: what it made known is given up as soon as nothing uses it.
+    /// A session ended: its memory is given up as soon as nothing uses it.
     pub(crate) fn close(&mut self, device: &mut dyn Device, session: SessionId) {
         self.retired.extend(self.sessions.remove(&session));
         self.sweep(device);
     }
 
-    /// Gives up what nobody uses any more: what ended sessions had, and extents that got new memory. Whether copies still use some
-    /// of it.
+    /// Gives up unused memory: memory of ended sessions, and extents that got new memory. Returns whether copies still use
+    /// some of it.
     pub(crate) fn sweep(&mut self, device: &mut dyn Device) -> bool {
         self.retired.retain_mut(|retired| !retired.give_up(device));
         // The device's own share is the last.
@@ -126,7 +126,7 @@ impl Regions {
 }
 
 impl OfSession {
-    /// Gives up what can be; whether nothing is left.
+    /// Gives up the unused memory; returns whether nothing is left.
     fn give_up(&mut self, device: &mut dyn Device) -> bool {
         let is_used = |result: Result<(), DeviceError>| matches!(result, Err(DeviceError::InUse));
         self.tensors.retain(|&tensors| is_used(device.unregister(tensors)));
@@ -136,7 +136,7 @@ impl OfSession {
     }
 }
 
-/// Maps an engine's memory, and makes tensors of it; `regions` has what was mapped, also where it fails.
+/// Maps an engine's memory, and makes tensors of it; `regions` has the mapped regions, also after a failure.
 fn import(
     device: &mut dyn Device,
     memory: Vec<(EngineMemory, u64)>,

@@ -1,4 +1,4 @@
-//! The page of words by which copies and an engine's streams wait for each other.
+//! The page of words by which copies and an engine's streams wait for each other. Each session has one of its own.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Words {
     /// A page of zeros. Nobody can change its size.
     ///
     /// # Errors
-    /// Where the system does not give it.
+    /// Fails if the system does not give it.
     pub(crate) fn create() -> Result<Self, MemoryError> {
         let (file, mapping) = memory_file("larder-words", MemfdFlags::empty(), WORD_BYTES, Access::Write)?;
         seal(&file, SealFlags::empty())?;

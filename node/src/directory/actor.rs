@@ -1,4 +1,6 @@
 //! The directory's actor: a mailbox around the shard, the outbox and the cache.
+//!
+//! After a panic the directory begins again empty, and every stream to it starts anew.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +43,7 @@ pub struct DirectoryActor {
 /// The numbers of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryLimits {
-    /// How long a lookup waits to hear who has what.
+    /// How long a lookup waits for the directory's answers.
     pub find_deadline: Duration,
     /// How long an announcement waits for its answer before it is sent again.
     pub announce_deadline: Duration,
@@ -102,7 +104,7 @@ impl DirectoryActor {
         (self.view.table, self.view.own) = (table, own);
     }
 
-    /// Sends what is due. What this node is home to goes to its own shard at once.
+    /// Sends the due messages. Changes for which this node is home go to its own shard at once.
     fn send_due(&mut self, ctx: &mut Context<Self>) {
         loop {
             let mut has_own = false;
@@ -184,7 +186,7 @@ impl DirectoryActor {
         answer
     }
 
-    /// Asks what is not known here, the homes in parallel.
+    /// Asks the homes in parallel, for rows that are not known here.
     fn look_up(&mut self, ask: AskHolders) -> ResponseActFuture<Self, Vec<Holders>> {
         here("directory");
         let now = self.clock.now();
@@ -279,7 +281,7 @@ impl DirectoryActor {
         }
     }
 
-    /// Asks a node; `None` where no answer comes in time. Dropping the future gives up the answer.
+    /// Asks a node; `None` if no answer comes in time. Dropping the future gives up the answer.
     fn ask(
         &self,
         node: NodeNumber,
@@ -397,5 +399,5 @@ const SLOW_TICK: Duration = Duration::from_secs(1);
 /// Messages that may wait.
 const MAILBOX_MESSAGES: usize = 1_024;
 
-/// Questions to other homes at a time. Past it, what is not known here counts as held by nobody.
+/// Limit of questions to other homes at a time. Beyond it, unknown chunks count as held by nobody.
 const MAX_FINDS: usize = 4_096;

@@ -115,10 +115,10 @@ use bytes::{Reader, Writer};
 /// Version of the format. A tier of another one is refused.
 pub const VERSION: u16 = 1;
 
-/// Bytes of a page: what drives and O_DIRECT ask for.
+/// Bytes of a page, the unit of drives and O_DIRECT.
 pub const PAGE_BYTES: u64 = 4_096;
 
-/// Where the first segment begins.
+/// Offset of the first segment.
 pub const SEGMENTS_START: u64 = 1 << 20;
 
 /// Pages of the largest header. A chunk with more blocks and layer ranges than it holds stays in memory.
@@ -128,7 +128,7 @@ pub const MAX_HEADER_PAGES: u32 = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StorageId(pub [u8; 16]);
 
-/// What stands at the head of the file.
+/// The head of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
     /// The storage.
@@ -139,21 +139,21 @@ pub struct Superblock {
     pub segments: u32,
 }
 
-/// What stands at the head of a segment.
+/// The head of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// Its number.
     pub segment: u32,
-    /// Which use of which segment: the largest is the newest.
+    /// Number of this use of a segment: the largest is the newest.
     pub sequence: u64,
 }
 
-/// What stands before a record's payload.
+/// The head of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// The segment, and which use of it.
+    /// The segment, and the number of its use.
     pub segment: SegmentHeader,
-    /// Where in the segment.
+    /// The record's page in the segment.
     pub page: u32,
     /// Grows with every record.
     pub sequence: u64,
@@ -165,7 +165,7 @@ pub struct RecordHeader {
     pub blocks: Vec<BlockEntry>,
 }
 
-/// One block of a record.
+/// A block of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockEntry {
     /// The part of the chunk that one engine rank holds.
@@ -180,10 +180,10 @@ pub struct BlockEntry {
     pub checksums: Checksums,
 }
 
-/// What a sealed segment holds.
+/// The contents of a sealed segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footer {
-    /// The segment, and which use of it.
+    /// The segment, and the number of its use.
     pub segment: SegmentHeader,
     /// The page at which its records end.
     pub end_page: u32,
@@ -191,14 +191,14 @@ pub struct Footer {
     pub entries: Vec<FooterEntry>,
 }
 
-/// One record of a sealed segment.
+/// A record of a sealed segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FooterEntry {
     /// The namespace.
     pub fingerprint: Fingerprint,
     /// The chunk.
     pub chunk: ChunkRef,
-    /// Where in the segment.
+    /// The record's page in the segment.
     pub page: u32,
     /// How many pages.
     pub pages: u32,
@@ -217,12 +217,12 @@ pub struct FooterTail {
     checksum: u64,
 }
 
-/// Why bytes are not what they were looked at for.
+/// The fault of bytes that are not the expected structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
     /// Something else stands there, or nothing yet.
-    #[error("nothing of this kind stands here")]
+    #[error("there is no such structure")]
     Magic,
     /// Another version wrote them.
     #[error("format version {found}; this build reads version {VERSION}")]
@@ -231,7 +231,7 @@ pub enum FormatError {
         found: u16,
     },
     /// Another storage's, or another place's, or a past use's.
-    #[error("it belongs to another storage or another place")]
+    #[error("the structure belongs to another storage or another place")]
     Foreign,
     /// Damaged.
     #[error("the checksum is wrong")]
@@ -242,7 +242,7 @@ pub enum FormatError {
 }
 
 impl Superblock {
-    /// One copy, a page long.
+    /// Encodes one copy, a page long.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new(SUPERBLOCK_MAGIC);
@@ -254,7 +254,7 @@ impl Superblock {
     /// Reads one copy.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Fails if it is none.
     pub fn decode(page: &[u8]) -> Result<Self, FormatError> {
         let mut from = Reader::new(page, SUPERBLOCK_MAGIC)?;
         from.skip(6)?;
@@ -279,7 +279,7 @@ impl SegmentHeader {
     /// Reads the header page of segment `segment`.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Fails if it is none.
     pub fn decode(page: &[u8], storage: StorageId, segment: u32) -> Result<Self, FormatError> {
         let mut from = Reader::new(page, SEGMENT_MAGIC)?;
         from.skip(2)?;
@@ -300,7 +300,7 @@ impl RecordHeader {
         Self::pages_of(blocks.iter().map(|block| block.checksums.ranges.len() as u64))
     }
 
-    /// Pages of the header of a record whose blocks have so many layer ranges each.
+    /// Pages of a record's header, from the numbers of its blocks' layer ranges.
     #[must_use]
     pub fn pages_of(ranges: impl Iterator<Item = u64>) -> u32 {
         let bytes = ranges.fold(RECORD_FIXED_BYTES as u64, |bytes, ranges| {
@@ -328,7 +328,7 @@ impl RecordHeader {
         self.blocks.iter().map(|block| block.bytes).sum()
     }
 
-    /// What a block is called.
+    /// The name of a block.
     #[must_use]
     pub fn block_key(&self, block: &BlockEntry) -> BlockKey {
         let BlockEntry { slice, pool, .. } = *block;
@@ -371,10 +371,10 @@ impl RecordHeader {
         bytes
     }
 
-    /// How many pages the header says that it has, from its first page. Nothing else of it can be believed yet.
+    /// The number of the header's pages, read from its first page. Nothing else of the header can be trusted yet.
     ///
     /// # Errors
-    /// Where none begins there.
+    /// Fails if none begins there.
     pub fn peek_pages(first_page: &[u8]) -> Result<u32, FormatError> {
         let mut from = Reader::new(first_page, RECORD_MAGIC)?;
         from.skip(2)?;
@@ -385,7 +385,7 @@ impl RecordHeader {
     /// Reads a header of as many pages as [`Self::peek_pages`] says.
     ///
     /// # Errors
-    /// Where it is none of this storage.
+    /// Fails if it is none of this storage.
     pub fn decode(pages: &[u8], storage: StorageId) -> Result<Self, FormatError> {
         let mut from = Reader::new(pages, RECORD_MAGIC)?;
         let (before, rest) = pages.split_at_checked(RECORD_CHECKSUM_AT).ok_or(FormatError::Field)?;
@@ -421,7 +421,7 @@ impl RecordHeader {
         Ok(header)
     }
 
-    /// Whether each block's checksum follows from those of its layer ranges and its name.
+    /// Whether each block's checksum follows from its name and its layer ranges' checksums.
     fn checksums_agree(&self) -> bool {
         self.blocks.iter().all(|block| {
             block_checksum(&self.block_key(block), &block.checksums.ranges) == block.checksums.whole
@@ -475,7 +475,7 @@ impl Footer {
     /// Reads the footer whose tail is `tail` from all its pages.
     ///
     /// # Errors
-    /// Where the entries are damaged.
+    /// Fails if the entries are damaged.
     pub fn decode(pages: &[u8], tail: &FooterTail) -> Result<Self, FormatError> {
         let entries = pages.get(..tail.entries as usize * ENTRY_BYTES).ok_or(FormatError::Field)?;
         if xxh3_64(entries) != tail.checksum {
@@ -490,7 +490,7 @@ impl FooterTail {
     /// Reads the last page of the segment that `segment` is the header of.
     ///
     /// # Errors
-    /// Where it is no footer's, or that of another use of the segment.
+    /// Fails if it is no footer's, or that of another use of the segment.
     pub fn decode(last_page: &[u8], storage: StorageId, segment: SegmentHeader) -> Result<Self, FormatError> {
         let start = last_page.len().checked_sub(TAIL_BYTES).ok_or(FormatError::Field)?;
         let mut from = Reader::new(&last_page[start..], FOOTER_MAGIC)?;

@@ -1,7 +1,7 @@
 //! The device: transfers between aligned memory and the tier's file.
 //!
-//! Behind one small trait stand io_uring, plain positional reads and writes where the kernel does not allow that, and in
-//! tests a device that loses, tears and damages what it is told to.
+//! One small trait has three implementations: io_uring; plain positional reads and writes where the kernel does not allow
+//! io_uring; and in tests a device that loses, tears and damages data on command.
 
 use std::fs::File;
 use std::io;
@@ -29,19 +29,19 @@ pub trait Device: Send {
         std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect()
     }
 
-    /// Starts a transfer, or carries it out. What came of it is told by [`Self::wait`], in any order.
+    /// Starts a transfer, or carries it out. [`Self::wait`] tells the results, in any order.
     fn start(&mut self, transfer: Transfer);
 
-    /// The next transfer that is finished; `None` where none is under way.
+    /// The next transfer that is finished; `None` if none is under way.
     fn wait(&mut self) -> Option<Finished>;
 
     /// Makes all finished writes survive a loss of power.
     ///
     /// # Errors
-    /// Where the device does not.
+    /// Fails if the device does not.
     fn sync(&mut self) -> io::Result<()>;
 
-    /// Whether what it writes is still where the next start looks for it.
+    /// Whether the file is still where the next start looks for it.
     ///
     /// # Errors
     /// The file was removed or cut, or another one is in its place.
@@ -53,9 +53,9 @@ pub trait Device: Send {
 pub struct Transfer {
     /// Tells it from others.
     pub tag: u64,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Where in the file: a multiple of a page.
+    /// Offset in the file: a multiple of a page.
     pub offset: u64,
     /// The memory.
     pub memory: Memory,
@@ -68,11 +68,11 @@ pub struct Transfer {
 pub enum Memory {
     /// Its own.
     Buffer(Buffer),
-    /// A place in the arena, from this offset on: a multiple of a page. Whoever ordered it keeps it from other use.
+    /// A place in the arena, from this offset on: a multiple of a page. The caller keeps the place from other use.
     Place(Arc<ExtentMemory>, u64),
 }
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Into memory.
@@ -84,7 +84,7 @@ pub enum Direction {
 /// A transfer that is over.
 #[derive(Debug)]
 pub struct Finished {
-    /// Which.
+    /// The transfer's tag.
     pub tag: u64,
     /// Its memory.
     pub memory: Memory,
@@ -107,7 +107,7 @@ pub struct DiskFile {
     file: File,
     path: PathBuf,
     is_direct: bool,
-    /// What it was last made long.
+    /// The file's length, as last set.
     made_bytes: AtomicU64,
 }
 
@@ -122,7 +122,7 @@ impl DiskFile {
     /// Opens or makes the file, for this user alone, locks it, and does without O_DIRECT where the file system has none.
     ///
     /// # Errors
-    /// `WouldBlock` where another process holds the lock; else what the system says.
+    /// `WouldBlock` if another process holds the lock, else the system's error.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = private::options();
         options.read(true).write(true).create(true).truncate(false);
@@ -136,11 +136,11 @@ impl DiskFile {
         Ok(Self { file, path: path.to_owned(), is_direct, made_bytes: AtomicU64::new(0) })
     }
 
-    /// Takes the space for so many bytes where the file system can, then gives the file that size, if it is smaller. A file that
-    /// is as long and has holes gets them filled.
+    /// Takes the space for `bytes` bytes, if the file system can, then gives the file that size if it is smaller. Holes of a
+    /// file of that size are filled.
     ///
     /// # Errors
-    /// Where there is not enough space: the file is as it was.
+    /// Fails if there is not enough space: the file is as it was.
     pub fn allocate(&self, bytes: u64) -> io::Result<()> {
         let has = self.bytes()?;
         // First: who tries to take what there is not fills the file system for everybody for a moment.
@@ -166,13 +166,13 @@ impl DiskFile {
     /// Gives the file its size without taking space.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn resize(&self, bytes: u64) -> io::Result<()> {
         self.made_bytes.store(bytes, Ordering::Relaxed);
         self.file.set_len(bytes)
     }
 
-    /// Whether so many bytes have their space, or could have it now.
+    /// Whether `bytes` bytes have their space, or could have it now.
     fn check_room(&self, bytes: u64) -> io::Result<()> {
         let (system, has) = (fstatvfs(&self.file)?, self.file.metadata()?.blocks() * STAT_BLOCK_BYTES);
         let free = system.f_bavail.saturating_mul(system.f_frsize);
@@ -199,7 +199,7 @@ impl DiskFile {
     /// Its size.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
@@ -226,8 +226,8 @@ impl DiskFile {
         }
     }
 
-    /// Carries out what is left of a transfer after its first `from` bytes. A place in the arena is read and written through
-    /// a buffer, since other processes see it.
+    /// Carries out the rest of a transfer after its first `from` bytes. A place in the arena is read and written through a
+    /// buffer, since other processes see it.
     fn transfer(&self, transfer: &mut Transfer, from: usize) -> io::Result<()> {
         let offset = transfer.offset + from as u64;
         let bytes = transfer.bytes;
@@ -283,5 +283,5 @@ impl Device for Plain {
     }
 }
 
-/// What `stat` counts blocks in.
+/// The unit in which `stat` counts blocks.
 const STAT_BLOCK_BYTES: u64 = 512;

@@ -1,9 +1,9 @@
-//! The log: which segment takes the next record, which is given up next, where each record stands.
+//! The log: decides which segment takes the next record and which is freed next, and knows where each record stands.
 //!
-//! Pure: it says what is to be written, and is told when that is done. The segments form a queue by age. The oldest is given
-//! up whole; those of its records that were read since they were written are moved to the young end first, up to half a
-//! segment, so that each turn gains at least the other half. A segment of which the drive could not read something is given up
-//! before its turn, and all its records are moved: when it is written anew, the drive replaces what it cannot read.
+//! Pure: it says what is to be written, and is told when that is done. The segments form a queue by age. The oldest segment
+//! is freed as a whole. Before that, its records that were read since they were written move to the young end, up to half a
+//! segment, so that each turn gains at least the other half. A segment with bytes that the drive could not read is freed
+//! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ mod index;
 
 use index::Index;
 
-/// Where a record stands.
+/// The place of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The segment.
@@ -47,7 +47,7 @@ pub struct Placed {
     pub sequence: u64,
 }
 
-/// For what room is wanted.
+/// The purpose of the requested room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// A new record. It leaves a free segment for moves.
@@ -56,7 +56,7 @@ pub enum Purpose {
     Move,
 }
 
-/// What must happen before a record can be placed.
+/// The next step before a record can be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Room {
     /// Nothing: [`Log::place`] it.
@@ -76,7 +76,7 @@ pub enum Room {
 pub enum Evict {
     /// Move this record: it was read since it was written, or its segment fails.
     Move(ChunkKey, Place),
-    /// Sync what was moved, then call [`Log::evicted`].
+    /// Sync the moved records, then call [`Log::evicted`].
     Finish,
     /// No segment can be given up.
     Nothing,
@@ -85,11 +85,11 @@ pub enum Evict {
 /// A segment as it was found on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recovered {
-    /// Which.
+    /// The segment.
     pub segment: SegmentHeader,
     /// Its records, in their order.
     pub entries: Vec<FooterEntry>,
-    /// The page at which the log goes on in it; `None` where it is sealed. At most the newest segment has one.
+    /// The page at which the log goes on in it; `None` if it is sealed. At most the newest segment has one.
     pub open_at: Option<u32>,
 }
 
@@ -98,7 +98,7 @@ pub struct Recovered {
 pub struct SegmentCounts {
     /// Nothing in them is needed.
     pub free: usize,
-    /// The one that takes records.
+    /// The segment that takes records.
     pub open: usize,
     /// Full.
     pub sealed: usize,
@@ -115,7 +115,7 @@ pub struct Log {
     sealed: VecDeque<u32>,
     open: Option<Open>,
     evicting: Option<Evicting>,
-    /// Segments of which something could not be read. Few.
+    /// Segments with unreadable bytes. Few.
     failing: Vec<u32>,
     segment_sequence: u64,
     record_sequence: u64,
@@ -123,7 +123,7 @@ pub struct Log {
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// 0 where it is free.
+    /// 0 if it is free.
     sequence: u64,
     /// Ids of the records that were committed here; some stand elsewhere by now, or are gone.
     records: Vec<u32>,
@@ -132,7 +132,7 @@ struct Segment {
 #[derive(Debug)]
 struct Open {
     segment: SegmentHeader,
-    /// Where the next record goes.
+    /// The page of the next record.
     page: u32,
     /// Records that have a place, committed or not.
     placed: usize,
@@ -156,7 +156,7 @@ impl Geometry {
         SEGMENTS_START + u64::from(self.segments) * u64::from(self.segment_pages) * PAGE_BYTES
     }
 
-    /// Where a page of a segment stands in the file.
+    /// The offset of a segment's page in the file.
     #[must_use]
     pub fn offset(&self, segment: u32, page: u32) -> u64 {
         SEGMENTS_START + (u64::from(segment) * u64::from(self.segment_pages) + u64::from(page)) * PAGE_BYTES
@@ -209,14 +209,14 @@ impl Log {
         log
     }
 
-    /// Some segments could not be read: whatever sequences they have, none of them is given again. Else a footer of an earlier
-    /// use could pass for that of a later one.
+    /// Some segments could not be read: none of their sequence numbers is given again. Otherwise a footer of an earlier use
+    /// could pass for a later one's.
     pub fn skip_sequences(&mut self) {
         self.segment_sequence += SKIPPED_SEQUENCES;
         self.record_sequence += SKIPPED_SEQUENCES;
     }
 
-    /// Where a chunk's record stands.
+    /// The place of a chunk's record.
     #[must_use]
     pub fn find(&self, key: &ChunkKey) -> Option<Place> {
         self.index.find(key).and_then(|id| self.index.place(id))
@@ -235,7 +235,7 @@ impl Log {
         id.inspect(|&id| self.index.remove(id)).is_some()
     }
 
-    /// What must happen before a record of `pages` can be placed.
+    /// The next step before a record of `pages` pages can be placed.
     #[must_use]
     pub fn room_for(&self, pages: u64, purpose: Purpose) -> Room {
         if pages > self.geometry.most_pages() {
@@ -262,7 +262,7 @@ impl Log {
     /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`Room::Here`].
     ///
     /// # Panics
-    /// Where it has not.
+    /// Panics if it has not.
     pub fn place(&mut self, pages: u64) -> Placed {
         let open = self.open.as_mut().expect("a record is placed where there is room");
         let placed = Placed { segment: open.segment, page: open.page, sequence: self.record_sequence + 1 };
@@ -276,7 +276,7 @@ impl Log {
     /// A placed record is synced: from now on it is found. The segment is still open.
     ///
     /// # Panics
-    /// Where it is not.
+    /// Panics if it is not.
     pub fn commit(&mut self, entry: FooterEntry) {
         let open = self.open.as_mut().expect("records are committed before their segment is sealed");
         open.entries.push(entry);
@@ -287,7 +287,7 @@ impl Log {
     /// The footer of the open segment.
     ///
     /// # Panics
-    /// Where none is open.
+    /// Panics if none is open.
     #[must_use]
     pub fn footer(&self) -> Footer {
         let open = self.open.as_ref().expect("an open segment is sealed");
@@ -306,7 +306,7 @@ impl Log {
     /// A segment's new header is written.
     ///
     /// # Panics
-    /// Where another segment is open, or this one is not the next.
+    /// Panics if another segment is open, or this one is not the next.
     pub fn opened(&mut self, segment: SegmentHeader) {
         assert!(self.open.is_none(), "one segment is open at a time");
         assert_eq!(self.free.pop_front(), Some(segment.segment), "the segment that was longest free is next");
@@ -321,7 +321,7 @@ impl Log {
         !self.failing.is_empty() || self.free.len() < SPARE_SEGMENTS && self.can_evict()
     }
 
-    /// Something of a segment cannot be read: it is given up before others, and what is good in it moved.
+    /// A segment has unreadable bytes: it is freed before others, and its good records are moved.
     pub fn give_up_soon(&mut self, segment: u32) {
         let is_used = self.segments[segment as usize].sequence > 0;
         if !is_used || self.failing.contains(&segment) {
@@ -341,7 +341,7 @@ impl Log {
             && self.open.as_ref().is_some_and(|open| self.failing.contains(&open.segment.segment))
     }
 
-    /// The next step of giving up a segment; begins with the next one where none is being given up.
+    /// The next step of giving up a segment; begins with the next one if none is being given up.
     pub fn evict_next(&mut self) -> Evict {
         if self.evicting.is_none() {
             let Some(segment) = self.next_to_evict() else { return Evict::Nothing };
@@ -376,7 +376,7 @@ impl Log {
         }
     }
 
-    /// What was moved is synced: the segment is free. Tells which chunks are gone with it.
+    /// The moved records are synced: the segment is free. Returns the chunks that are gone with it.
     pub fn evicted(&mut self) -> Vec<ChunkKey> {
         let Some(Evicting { segment, .. }) = self.evicting.take() else { return Vec::new() };
         let records = std::mem::take(&mut self.segments[segment as usize].records);
@@ -421,7 +421,7 @@ impl Log {
         self.index.len()
     }
 
-    /// Segments by state; one that is being given up is still sealed.
+    /// Segments by state; a segment that is being freed still counts as sealed.
     #[must_use]
     pub fn counts(&self) -> SegmentCounts {
         SegmentCounts {
@@ -442,8 +442,7 @@ impl Log {
         self.evicting.is_some() || !self.sealed.is_empty()
     }
 
-    /// Takes the segment that is given up next out of the queue: one that fails, if there is room for its records, else the
-    /// oldest.
+    /// Takes the next segment to free out of the queue: a failing one, if there is room for its records, else the oldest.
     fn next_to_evict(&mut self) -> Option<u32> {
         let failing = self.sealed.iter().position(|segment| self.failing.contains(segment));
         let failing = failing.filter(|_| !self.free.is_empty() || self.sealed.len() == 1);
@@ -458,7 +457,7 @@ impl Log {
 }
 
 impl FooterEntry {
-    /// What the record is found by.
+    /// The key of the record.
     #[must_use]
     pub fn key(&self) -> ChunkKey {
         ChunkKey { fingerprint: self.fingerprint, hash: self.chunk.hash }
@@ -484,7 +483,7 @@ const MOST_LOST: u32 = 8;
 /// More than a tier begins segments, or writes records, between two starts.
 const SKIPPED_SEQUENCES: u64 = 1 << 40;
 
-/// Segments without which the log cannot turn: the open one, a free one for moves, one that is given up, one spare.
+/// Segments that the log needs: the open one, a free one for moves, one that is being freed, one spare.
 pub const MIN_SEGMENTS: u32 = 4;
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ metrics_table! {
     }
 }
 
-/// Where wrong bytes were found.
+/// The reader that found wrong bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FoundBy {
     /// A read.
@@ -60,7 +60,7 @@ impl DiskMetrics {
     /// Registers those of the tier of one actor.
     ///
     /// # Errors
-    /// Where they are registered already.
+    /// Fails if they are registered already.
     pub fn new(registry: &Registry, device: u16) -> Result<Self, prometheus::Error> {
         Self::register_with(registry, &[(DEVICE.name, &device.to_string())])
     }

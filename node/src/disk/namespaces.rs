@@ -1,7 +1,8 @@
 //! Descriptions of the namespaces whose chunks are on disk: a restarted node can use them before any engine comes.
 //!
-//! One file for each beside the tier, called by the first bytes of the fingerprint in hexadecimal. A description is right where its own fingerprint
-//! is its name: no other checksum is needed. One of which the tier has no record is deleted.
+//! One file for each beside the tier. Its name is the first bytes of the fingerprint in hexadecimal. A description is right
+//! if its own fingerprint is its name: no other checksum is needed. The description of a namespace without records is
+//! deleted.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -35,7 +36,7 @@ impl NamespaceFolder {
     /// are deleted. What is damaged, or cannot be read, is left out, with a warning.
     ///
     /// # Errors
-    /// Where the folder cannot be made or read.
+    /// Fails if the folder cannot be made or read.
     pub fn open(path: &Path, holds: &[Fingerprint]) -> io::Result<(Self, Vec<KnownNamespace>)> {
         private::make_folder(path)?;
         let folder = Self { path: path.to_owned() };
@@ -54,7 +55,7 @@ impl NamespaceFolder {
                 },
                 None if is_ours(name) => {
                     if let Err(error) = fs::remove_file(&path) {
-                        tracing::warn!(%error, path = %path.display(), "the description of a namespace stays, of no use");
+                        tracing::warn!(%error, path = %path.display(), "the unused description of a namespace cannot be removed");
                     }
                 }
                 None => {}
@@ -67,7 +68,7 @@ impl NamespaceFolder {
     /// Describes a namespace, durably.
     ///
     /// # Errors
-    /// Where it cannot be written.
+    /// Fails if it cannot be written.
     pub fn record(&self, namespace: &KnownNamespace) -> io::Result<()> {
         // Somebody may have removed it.
         private::make_folder(&self.path)?;
@@ -81,10 +82,10 @@ impl NamespaceFolder {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Deletes a namespace's description, if there is one: nothing of it is on disk any more.
+    /// Deletes a namespace's description, if there is one: none of its chunks is on disk any more.
     ///
     /// # Errors
-    /// Where it cannot be deleted.
+    /// Fails if it cannot be deleted.
     pub fn forget(&self, fingerprint: &Fingerprint) -> io::Result<()> {
         match fs::remove_file(self.path.join(fingerprint.to_string())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -102,7 +103,7 @@ impl NamespaceFolder {
 }
 
 impl KnownNamespace {
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.spec.fingerprint(&self.tenant)

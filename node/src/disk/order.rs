@@ -1,4 +1,4 @@
-//! What a disk tier is asked, and what it answers.
+//! Orders to a disk tier, and its answers.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct BlockPlace {
     pub pool: u8,
     /// Its memory.
     pub memory: Arc<ExtentMemory>,
-    /// Where it stands there.
+    /// Its offset there.
     pub offset: u64,
     /// Its size.
     pub bytes: u64,
@@ -30,9 +30,9 @@ pub struct BlockPlace {
 /// A block to be written.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Where it stands. Whoever orders keeps the place from being written until the answer.
+    /// Its place. The caller keeps the place from being written until the answer.
     pub place: BlockPlace,
-    /// What was summed when it was committed. They are not computed again here: whoever reads the block does.
+    /// The checksums of its commit. The tier does not compute them again; a reader of the block does.
     pub checksums: Checksums,
 }
 
@@ -67,7 +67,7 @@ pub enum OrderError {
     )]
     Blocks,
     /// The checksum of a block is that of a block with another name.
-    #[error("the checksum of slice {slice}, pool {pool} is that of another block")]
+    #[error("the checksum of slice {slice}, pool {pool} belongs to another block")]
     Misnamed {
         /// Its slice.
         slice: u16,
@@ -112,11 +112,11 @@ pub enum ReadAnswer {
     },
     /// It is not there.
     NotHeld,
-    /// It is there, without a block that was asked for, or with one of another size.
+    /// The record lacks a requested block, or has it with another size.
     OtherBlocks,
     /// It was damaged, or could not be read: it is forgotten. What is in the places is undefined.
     Damaged,
-    /// What is there under this hash has another parent, index or anchor. What is in the places is undefined.
+    /// The record of this hash has another parent, index or anchor. The contents of the places are undefined.
     Disagrees,
     /// The tier is closed.
     Closed,
@@ -127,14 +127,14 @@ pub enum ReadAnswer {
 pub struct SnapshotPage {
     /// Namespace and chunk of each, and the pools of its blocks.
     pub held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
-    /// Where the next page begins; `None` after the last.
+    /// Position of the next page; `None` after the last.
     pub next: Option<u64>,
 }
 
 /// Chunks that are no longer on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
-    /// Which.
+    /// The chunks.
     pub chunks: Vec<ChunkKey>,
     /// Why.
     pub why: Why,
@@ -155,8 +155,8 @@ impl WriteOrder {
     /// The order to write a chunk.
     ///
     /// # Errors
-    /// Where there can be no such record: no blocks, checksums that do not fit the sizes or are those of another block, a place
-    /// outside its memory.
+    /// Fails if there can be no such record: no blocks, checksums that do not fit the sizes or belong to another block, a
+    /// place outside its memory.
     pub fn new(fingerprint: Fingerprint, chunk: ChunkRef, sources: Vec<Source>) -> Result<Self, OrderError> {
         let mut entries = Vec::with_capacity(sources.len());
         for Source { place, checksums } in &sources {
@@ -181,14 +181,14 @@ impl WriteOrder {
         Ok(Self { fingerprint, chunk, sources, entries, replaces: false })
     }
 
-    /// The same order, where a record of the chunk that is there already is forgotten once this one is durable: it may lack
-    /// blocks.
+    /// An order that replaces the chunk's present record, which may lack blocks: the old record is forgotten once the new one
+    /// is durable.
     #[must_use]
     pub fn replacing(self) -> Self {
         Self { replaces: true, ..self }
     }
 
-    /// What the chunk is found by.
+    /// The key of the chunk.
     #[must_use]
     pub fn key(&self) -> ChunkKey {
         ChunkKey { fingerprint: self.fingerprint, hash: self.chunk.hash }
@@ -210,7 +210,7 @@ impl ReadOrder {
     /// The order to read a chunk: all its blocks, or some. The places belong to the order until its answer.
     ///
     /// # Errors
-    /// Where a place is outside its memory, or there is none.
+    /// Fails if a place is outside its memory, or there is none.
     pub fn new(
         fingerprint: Fingerprint,
         chunk: ChunkRef,

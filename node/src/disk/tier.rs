@@ -42,8 +42,8 @@ pub enum Refused {
 }
 
 impl DiskTier {
-    /// Opens the tier in a folder, or makes one, and starts its thread. Takes as long as reading what it holds: well below a
-    /// second for thousands of segments, but the making of a large one.
+    /// Opens the tier in a folder, or makes one, and starts its thread. Opening takes well below a second for thousands of
+    /// segments; making a large tier takes longer.
     ///
     /// `on_gone` hears, on the tier's thread, which chunks left without being asked to.
     ///
@@ -93,8 +93,8 @@ impl DiskTier {
         self.order(|done| Job::Read((order, done)))
     }
 
-    /// Forgets a chunk; the answer is whether it was there. A restart may bring it back: what is stored under a key never
-    /// changes, so it would still be right.
+    /// Forgets a chunk; the answer says whether it was there. A restart may bring the chunk back, which does no harm: bytes
+    /// under a key never change.
     ///
     /// # Errors
     /// Where the order was not taken.
@@ -109,8 +109,8 @@ impl DiskTier {
         let _ = self.send(Job::Touch(keys));
     }
 
-    /// Tells what is held, a segment at a time from old to young; begin with 0, go on with [`SnapshotPage::next`]. What moves
-    /// meanwhile comes twice, never not at all. `None`: the tier is closed.
+    /// Lists the chunks, a segment at a time from old to young; begin with 0, go on with [`SnapshotPage::next`]. A chunk that
+    /// moves meanwhile may be listed twice, but is never left out. `None`: the tier is closed.
     ///
     /// # Errors
     /// Where the order was not taken.
@@ -161,11 +161,11 @@ impl DiskTier {
     }
 }
 
-/// What the thread has.
+/// The thread's state.
 struct Work {
     volume: Volume,
     jobs: Receiver<Job>,
-    /// What came among reads and is none.
+    /// A job among the reads that is no read.
     deferred: Option<Job>,
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
@@ -182,7 +182,7 @@ struct Scrub {
 }
 
 impl Work {
-    /// What the disk thread does, until the tier is dropped.
+    /// The work of the disk thread, until the tier is dropped.
     fn run(mut self) {
         loop {
             match self.wait() {
@@ -201,7 +201,7 @@ impl Work {
         self.guard(Volume::settle);
     }
 
-    /// The next job; a timeout where there is something else to do.
+    /// The next job; a timeout if there is something else to do.
     fn wait(&mut self) -> Result<Job, RecvTimeoutError> {
         if let Some(job) = self.deferred.take() {
             return Ok(job);
@@ -230,7 +230,7 @@ impl Work {
         }
     }
 
-    /// What is waiting already, up to a bound: reads that come later wait no longer than one batch takes.
+    /// The waiting jobs, up to a bound: later reads wait no longer than one batch takes.
     fn batch(&self, first: Job) -> Vec<Job> {
         let mut bytes = first.write_bytes();
         let mut batch = vec![first];
@@ -244,7 +244,7 @@ impl Work {
         batch
     }
 
-    /// Carries a batch out, and reads that come while it is read, up to a bound: writes wait no longer than that.
+    /// Carries a batch out, with the reads that come meanwhile, up to a bound: writes wait no longer than that.
     fn perform(&mut self, batch: Vec<Job>) {
         let Self { volume, jobs, deferred, .. } = self;
         let mut bytes = 0;
@@ -267,7 +267,7 @@ impl Work {
         self.follow(performed.is_ok());
     }
 
-    /// What is done while there are no orders, a little at a time.
+    /// The work without orders, a little at a time.
     fn work_ahead(&mut self) {
         if self.volume.wants_eviction() {
             self.guard(Volume::evict_ahead);
@@ -291,7 +291,7 @@ impl Work {
         self.follow(worked.is_ok());
     }
 
-    /// After work that may have failed, or panicked: a tier that is closed refuses what waits.
+    /// After work that may have failed or panicked: a closed tier refuses the waiting jobs.
     fn follow(&mut self, has_worked: bool) {
         if !has_worked {
             self.volume.close(&std::io::Error::other("the disk thread panicked"));
@@ -310,7 +310,7 @@ impl Scrub {
         Self { bytes_per_second, next: Duration::ZERO }
     }
 
-    /// How long until the next record; `None` where there is no scrubbing.
+    /// How long until the next record; `None` if there is no scrubbing.
     fn due_in(&self, now: Duration) -> Option<Duration> {
         (self.bytes_per_second > 0).then(|| self.next.saturating_sub(now))
     }
@@ -342,7 +342,7 @@ const SCRUB_PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of reads that may join a batch while it is carried out.
 const BATCH_READ_BYTES: u64 = 64 << 20;
 
-/// Between two looks whether the file is still there: what is written until then is lost.
+/// Interval of checks whether the file is still there: writes until then are lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Until the scrubber of an empty tier looks again.

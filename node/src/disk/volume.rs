@@ -1,4 +1,4 @@
-//! One tier's records on one device: carries orders out, on the thread that calls.
+//! One tier's records on one device: carries out orders on the caller's thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -45,10 +45,10 @@ pub(crate) struct Volume {
     trouble: Option<String>,
 }
 
-/// Hears what is no longer on disk, on the tier's thread; it must not wait.
+/// Hears of chunks that left the disk, on the tier's thread; it must not wait.
 pub type OnGone = Box<dyn FnMut(Gone) + Send>;
 
-/// Something to do, and who waits for it.
+/// A job, and the channel of its result.
 pub(crate) enum Job {
     Write(Writing),
     Read(Reading),
@@ -58,7 +58,7 @@ pub(crate) enum Job {
 }
 
 impl Volume {
-    /// Opens what is on a device; a new one is all zeros.
+    /// Opens the volume on a device; a new device is all zeros.
     #[cfg(test)]
     pub(crate) fn over(
         device: Box<dyn super::io::Device>,
@@ -97,8 +97,8 @@ impl Volume {
     }
 
     /// Carries jobs out: reads first, since somebody waits for them; then the others in their order. One sync serves all
-    /// writes. Each is answered, whatever happens. `more` gives reads that came since: they join while the drive still works on
-    /// the others, so that it is not idle between batches.
+    /// writes. Each job is answered, whatever happens. `more` gives reads that came since: they join while the drive still
+    /// works on the others, so that it is not idle between batches.
     pub(crate) fn perform(&mut self, jobs: Vec<Job>, more: &mut dyn FnMut() -> Option<Reading>) {
         let (reads, others): (Vec<Job>, Vec<Job>) =
             jobs.into_iter().partition(|job| matches!(job, Job::Read(_)));
@@ -129,7 +129,7 @@ impl Volume {
         self.metrics.bring_up_to_date(&self.log);
     }
 
-    /// Verifies the next record; its bytes, or `None` where there is none.
+    /// Verifies the next record; its bytes, or `None` if there is none.
     pub(crate) fn scrub(&mut self) -> Option<u64> {
         let mut scrubbed = None;
         self.guard(|volume| {
@@ -140,7 +140,7 @@ impl Volume {
         scrubbed
     }
 
-    /// Before the end: what was begun is finished.
+    /// Finishes the begun work before the end.
     pub(crate) fn settle(&mut self) {
         if !self.is_closed() {
             self.guard(|volume| {

@@ -1,4 +1,4 @@
-//! Fetching: blocks of a peer, straight into the slots that wait for them.
+//! Fetching: blocks of a peer, straight into their slots.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ use super::{FetchChunk, FetchOrder};
 use crate::arena::Destination;
 use crate::watched::here;
 
-/// Carries an order out, and tells what came of each chunk. Once it has told, nothing writes to the slots.
+/// Carries an order out, and reports each chunk's result. After the report, nothing writes to the slots.
 pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot::Sender<Vec<Arrival>>) {
     let mut done = done;
     let cancelled = order.cancelled.take();
@@ -70,7 +70,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, done: oneshot
     let _ = done.send(came);
 }
 
-/// How an order ended, in a trace: what the first chunk that did not come says.
+/// The outcome of an order in a trace: that of the first chunk that did not come.
 fn outcome(came: &[Arrival]) -> &'static str {
     let not_here = came.iter().find(|came| !matches!(came, Arrival::Here { .. }));
     match not_here {
@@ -252,12 +252,12 @@ async fn ask(
     }
 }
 
-/// A stream of blocks, and what was said of them.
+/// A stream of blocks, and the holder's facts about them.
 struct Coming {
     stream: RecvStream,
     held: std::vec::IntoIter<FetchedChunk>,
-    /// What has come and was not taken yet: packets are taken from the connection many at a time, since each time takes its
-    /// lock.
+    /// Packets that have come and were not used yet. They are taken from the connection many at a time, since each time takes
+    /// its lock.
     came: [Bytes; PACKETS],
     taken: usize,
     filled: usize,
@@ -269,7 +269,7 @@ impl Coming {
         Self { stream, held: held.into_iter(), came, taken: 0, filled: 0 }
     }
 
-    /// The next bytes, at most so many.
+    /// The next bytes, at most `most`.
     async fn piece(&mut self, most: usize) -> Result<Bytes, FetchFailure> {
         while self.taken == self.filled {
             (self.taken, self.filled) = (0, 0);
@@ -310,7 +310,7 @@ impl Coming {
         if is_right {
             return Ok(Arrival::Here { checksums, pools, reads, is_on_disk });
         }
-        tracing::error!(chunk = %chunk.hash, "a node sent other bytes than it has checksums for: they are dropped");
+        tracing::error!(chunk = %chunk.hash, "a node sent bytes that do not match its checksums: the bytes are dropped");
         Ok(Arrival::Damaged)
     }
 

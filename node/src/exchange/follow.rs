@@ -1,8 +1,11 @@
 //! Follows between nodes: layers come from the writer's node as its engine hands them over.
 //!
-//! The reader asks once, when it has room for everything, and the writer's node sends what there is as it becomes so: a
-//! layer costs half a round trip. Each message says which order it is for, and has a number; each piece of a block is summed
-//! as it is written to its slot, which takes none twice, since who follows here may be reading what came before.
+//! The reader takes room for all missing chunks, or for none. It asks once, and the writer's node sends each layer as soon as
+//! it is in place: a layer costs half a round trip, where a fetch of each would take one and a half. Each message names its
+//! order and has a number. Each piece of a block is summed as it is written to its slot, and no byte is written twice, since
+//! a reader here may be reading it. A whole chunk's blocks must have the checksums of the commit. These streams do not pass
+//! the gate before a peer: they live as long as a prefill, and would keep fetches from the few streams there. The reader asks
+//! the writer's node every second whether it is there.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,7 +35,7 @@ use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
 use crate::arena::Destination;
 use crate::watched::here;
 
-/// Carries a follow out, and tells what comes of each chunk. Once it has told the end of one, nothing writes to its slots.
+/// Carries a follow out, and reports each chunk's news. After the report of a chunk's end, nothing writes to its slots.
 pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
     here("follow");
     let chunks: Vec<Coming> = order.chunks.iter().map(Coming::new).collect();
@@ -51,7 +54,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
     }
 }
 
-/// What has come of a chunk.
+/// The received part of a chunk.
 struct Coming {
     has_ended: bool,
     /// By block, where pieces begin and end.
@@ -156,7 +159,7 @@ async fn receive_all(
                 node = order.node,
                 order = order.order.0,
                 ?followed,
-                "a node sent what was not asked for"
+                "a node sent bytes that nobody asked for"
             );
             return Err(FetchFailure::Malformed);
         }
@@ -272,12 +275,12 @@ async fn receive_piece(
     Ok(sum.finish())
 }
 
-/// What a chunk is whose every byte has come: its own checksums must be those of the commit.
+/// The result for a complete chunk: its own checksums must be those of the commit.
 fn verified(chunk: &FetchChunk, said: &[u64]) -> Arrival {
     let sums: Option<Vec<Checksums>> = chunk.blocks.iter().map(sums_of).collect();
     let Some(checksums) = sums.filter(|sums| sums.iter().map(|sums| sums.whole).eq(said.iter().copied()))
     else {
-        tracing::error!(chunk = %chunk.hash, "a node handed over other bytes than it committed: they are dropped");
+        tracing::error!(chunk = %chunk.hash, "a node handed over other bytes than it committed: the bytes are dropped");
         return Arrival::Damaged;
     };
     let pools = chunk.blocks.iter().map(|to| usize::from(to.key.pool) + 1).max().unwrap_or(0);
@@ -296,7 +299,7 @@ fn sums_of(to: &Destination) -> Option<Checksums> {
 }
 
 impl Server {
-    /// Tells a node that follows chunks what comes of them. What is sent stays leased until its last byte was acknowledged.
+    /// Sends a following node the chunks' news. Sent bytes stay leased until the last one was acknowledged.
     pub(super) async fn tell_follower(&self, peer: &Identity, mut send: SendStream, ask: FollowChunks) {
         let FollowChunks { chunks: Chunks { device, fingerprint, hashes }, order, attempt, patience_ms } =
             ask;
@@ -374,7 +377,7 @@ impl Server {
     }
 }
 
-/// What is said of a step.
+/// The message for a step.
 fn said(step: &PeerStep) -> FollowStep {
     match step {
         &PeerStep::Layers { block, offset, ref bytes, checksum } => FollowStep::Layers(BlockLayers {

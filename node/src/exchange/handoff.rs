@@ -1,4 +1,4 @@
-//! What actors and the exchange tell each other of follows.
+//! Messages about follows between actors and the exchange.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ pub struct FollowOrder {
     pub device: u16,
     /// Their namespace.
     pub fingerprint: Fingerprint,
-    /// What to follow, and where it goes.
+    /// The chunks to follow, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// Number of this order: what comes for another one is refused.
+    /// Number of this order: messages for another number are refused.
     pub order: OrderNumber,
     /// The earliest attempt that will do.
     pub attempt: u64,
@@ -30,7 +30,7 @@ pub struct FollowOrder {
     /// Where what comes is told, as the core hears it: [`Event::LayersCame`] and [`Event::FollowedCame`], once nothing writes to
     /// those layers or slots any more. There are no more news than chunks and their layers.
     pub news: mpsc::UnboundedSender<Event>,
-    /// A message here stops it: what has not come by then does not.
+    /// A message here stops the follow: chunks that have not come by then do not come.
     pub cancelled: oneshot::Receiver<()>,
 }
 
@@ -46,7 +46,7 @@ pub struct AskFollow {
     pub attempt: u64,
     /// For how long their writers may be silent.
     pub patience_ms: u64,
-    /// Where the peer's stream hears of them.
+    /// The channel of the peer's stream.
     pub news: mpsc::UnboundedSender<PeerNews>,
 }
 
@@ -55,18 +55,18 @@ pub struct AskFollow {
 pub struct PeerNews {
     /// Position of the chunk in the request.
     pub chunk: u32,
-    /// What there is.
+    /// The step.
     pub step: PeerStep,
 }
 
-/// What a peer is told.
+/// A step as a peer hears it.
 #[derive(Debug)]
 pub enum PeerStep {
     /// Layers of a block.
     Layers {
         /// The block, by slice, then pool.
         block: usize,
-        /// Where in it they begin.
+        /// Offset of the layers in the block.
         offset: u64,
         /// Themselves.
         bytes: Bytes,

@@ -1,4 +1,4 @@
-//! What the exchange tells this node's part of the directory: who is a member, and what peers ask of it.
+//! Messages of the exchange to this node's part of the directory: the members, and questions of peers.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ pub struct NewTable {
 #[rtype(result = "Rows")]
 pub struct ServeFind(pub Find);
 
-/// A peer tells this home what it gained and lost. That it speaks for itself was checked.
+/// A peer announces its gained and lost chunks to this home. It was checked that the peer speaks for itself.
 #[derive(Message, Debug)]
 #[rtype(result = "Vec<Announced>")]
 pub struct ServeAnnounce(pub Vec<Announce>);
 
-/// A peer tells this home that a holder did not have what its rows say.
+/// A peer tells this home that some of a holder's rows are wrong.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct ServeRepair(pub Repair);

@@ -1,4 +1,4 @@
-//! What the exchange counts.
+//! The counters of the exchange.
 
 mod by_peer;
 
@@ -58,7 +58,7 @@ metrics_table! {
 }
 
 impl ExchangeMetrics {
-    /// Counts what came of a chunk.
+    /// Counts a chunk's result.
     pub fn fetched(&self, came: &Arrival) {
         let outcome = match came {
             Arrival::Here { .. } => "here",
@@ -133,13 +133,13 @@ impl ExchangeMetrics {
         self.requests.with_label_values(&[request]).inc();
     }
 
-    /// Counts what was turned away.
+    /// Counts a refused connection or request.
     pub fn rejected(&self, reason: &str) {
         self.rejected.with_label_values(&[reason]).inc();
     }
 }
 
-/// Some more of what a gauge counts, until it is dropped.
+/// A part of a gauge's value, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Counted {
     gauge: IntGauge,

@@ -1,4 +1,4 @@
-//! Connections to other nodes, dialled on need and kept, and what the exchange decides of them.
+//! Connections to other nodes, dialled on need and kept, and the exchange's decisions about them.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -48,17 +48,17 @@ struct Shared {
 #[derive(Debug, Clone, Default)]
 pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
 
-/// The connection to one other node, in one of its lives.
+/// The connection to one other node, in one incarnation.
 pub(super) struct Link {
     pub(super) peer: PeerId,
     pub(super) name: String,
     connection: RefCell<Option<Connection>>,
-    /// One dials at a time.
+    /// Held by the one task that dials.
     dialling: tokio::sync::Mutex<()>,
 }
 
 impl SilentPeers {
-    /// Which they are.
+    /// The silent nodes.
     #[must_use]
     pub fn get(&self) -> BTreeSet<NodeNumber> {
         self.lock().clone()
@@ -99,7 +99,7 @@ impl Peers {
         }))
     }
 
-    /// Has the exchange decide something, and does what it wants.
+    /// Lets the exchange decide, and performs its effects.
     pub(super) fn decide<T>(&self, decision: impl FnOnce(&mut Exchange, Duration) -> T) -> T {
         let mut exchange = self.0.exchange.borrow_mut();
         let before = exchange.next_deadline();
@@ -113,7 +113,7 @@ impl Peers {
         decided
     }
 
-    /// Does what the exchange wants. It must decide nothing itself: a decision is not over yet.
+    /// Performs an effect of the exchange. It must not ask for a decision, since the present one is not over yet.
     fn perform(&self, effect: Effect) {
         match effect {
             Effect::Turn(request, turn) => {
@@ -178,15 +178,15 @@ impl Peers {
         self.0.clock
     }
 
-    /// Tells a holder that chunks of its came with other bytes than they should have. Where too many such reports are under way
-    /// it is not told: whoever reads the chunk next finds it too.
+    /// Tells a holder that its chunks arrived with wrong bytes. With too many such reports in progress, the holder is not
+    /// told: the next reader of the chunk finds the damage too.
     pub(super) fn tell_damaged(&self, link: &Link, chunks: Chunks) {
         let Ok(place) = Arc::clone(&self.0.reports).try_acquire_owned() else { return };
         let (peers, node) = (self.clone(), link.peer.node);
         actix_rt::spawn(async move {
             let report = PeerRequest::Damaged(chunks);
             if let Err(error) = peers.ask(node, &report, REPORT_DEADLINE, &Trace::default()).await {
-                tracing::warn!(%error, "a holder was not told that a chunk of its came damaged");
+                tracing::warn!(%error, "a holder did not hear of its damaged chunk");
             }
             drop(place);
         });
@@ -207,8 +207,8 @@ impl Peers {
         self.decide(|exchange, _| exchange.set_table(table, own));
     }
 
-    /// What comes of something; `None` where it panicked. Then the connection to the node that it was about goes, and with it
-    /// whatever else is under way there.
+    /// The result of some work; `None` if it panicked. Then the connection to its node closes, with everything else that runs
+    /// there.
     pub(super) async fn watched<T>(
         &self,
         task: &'static str,
@@ -255,7 +255,7 @@ impl Peers {
     /// Asks a node something small; while it is busy again and again, until the deadline.
     ///
     /// # Errors
-    /// [`PeerUnavailable`] where no answer comes in time. Only a node of which nothing at all is heard counts as silent then.
+    /// [`PeerUnavailable`] if no answer comes in time. Only a node that sends no packet at all counts as silent then.
     pub(crate) async fn ask(
         &self,
         node: NodeNumber,
@@ -300,7 +300,7 @@ impl Peers {
         }
     }
 
-    /// The pause before somebody asks again; `None` where it would end after `over`.
+    /// The pause before somebody asks again; `None` if it would end after `over`.
     pub(super) fn pause(&self, pause: &mut BusyPause, retry: RetryAfter, over: Duration) -> Option<Duration> {
         self.decide(|exchange, now| exchange.pause(now, pause, retry, over))
     }
@@ -313,7 +313,7 @@ impl Peers {
         Ok(Rc::clone(links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, name())))))
     }
 
-    /// The connection to a node, dialled where there is none. A node to which there can be none is silent.
+    /// The connection to a node, dialled if there is none. A node to which there can be none is silent.
     pub(super) async fn connection(&self, link: &Rc<Link>) -> Option<Connection> {
         let connection = self.dial(link).await;
         if connection.is_none() {
@@ -354,7 +354,7 @@ impl Peers {
         self.0.watched.borrow().came(&link.name)
     }
 
-    /// Counts an answer that did not come in time; whether the node was heard since so many packets had come.
+    /// Counts a late answer; returns whether the node sent any packet since `before`.
     pub(super) fn missed(&self, link: &Link, before: u64) -> bool {
         let was_heard = self.came(link) > before;
         self.0.metrics.missed(if was_heard { "slow" } else { "silent" });
@@ -389,7 +389,7 @@ impl Link {
     }
 }
 
-/// One request and its answer, on a stream of their own, ahead of blocks.
+/// Sends a request and reads its answer, on a stream of their own, ahead of blocks.
 async fn converse(
     connection: &Connection,
     request: &PeerRequest,
@@ -403,7 +403,7 @@ async fn converse(
     read_message(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
 }
 
-/// Says what the request that follows belongs to, where that is recorded.
+/// Sends the trace of the following request, if it is recorded.
 pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<(), MessageError> {
     match trace.context() {
         Some(context) => write_message(send, &PeerRequest::Trace(context)).await,

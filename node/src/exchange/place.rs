@@ -1,4 +1,4 @@
-//! A place of a fetch or follow with the exchange, from when it begins until it is dropped: then it leaves.
+//! The place of a fetch or follow in the exchange, from its begin until it is dropped: then it leaves.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ pub(super) struct Place {
     told: Rc<Told>,
 }
 
-/// Where a fetch hears that it is its turn.
+/// The channel by which a fetch hears of its turn.
 #[derive(Default)]
 pub(super) struct Told {
     turn: Cell<Option<Turn>>,
@@ -33,7 +33,7 @@ impl Place {
         Self { peers, request, told }
     }
 
-    /// `None` where too much is followed there.
+    /// `None` if too much is followed there.
     pub(super) fn of_follow(peers: &Peers, link: &Link) -> Option<Self> {
         let request = peers.decide(|exchange, _| exchange.follow(link.peer))?;
         Some(Self { peers: peers.clone(), request, told: Rc::default() })
@@ -52,7 +52,7 @@ impl Place {
         }
     }
 
-    /// The peer is too busy for so many bytes; whether they have another turn.
+    /// The peer is too busy for `bytes` bytes; returns whether they get another turn.
     pub(super) fn is_busy(&self, bytes: u64, retry: RetryAfter) -> bool {
         self.peers.decide(|exchange, now| exchange.is_busy(now, self.request, bytes, retry))
     }

@@ -1,4 +1,6 @@
-//! Serving: what other processes ask of this node.
+//! Serving: answers requests of other processes to this node.
+//!
+//! An asker that stops reading loses its answer ([`STALL_DEADLINE`]).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,17 +34,17 @@ use super::{
 };
 use crate::watched::here;
 
-/// Whom requests go to.
+/// The receivers of requests.
 pub struct Services {
     /// The actors that hold blocks, by device.
     pub blocks: Vec<Recipient<AskBlocks>>,
-    /// The same actors.
+    /// The same actors, by device.
     pub follow: Vec<Recipient<AskFollow>>,
-    /// The same actors.
+    /// The same actors, by device.
     pub give_up: Vec<Recipient<GiveUp>>,
-    /// The same actors.
+    /// The same actors, by device.
     pub verify: Vec<Recipient<VerifyChunks>>,
-    /// The same actors.
+    /// The same actors, by device.
     pub policy: Vec<Recipient<SetPolicy>>,
     /// The directory.
     pub find: Recipient<ServeFind>,
@@ -50,7 +52,7 @@ pub struct Services {
     pub announce: Recipient<ServeAnnounce>,
     /// The directory.
     pub repair: Recipient<ServeRepair>,
-    /// Which requests are traced: those that belong to a trace of the asker's.
+    /// Decides which requests are traced: those that belong to a trace of the asker's.
     pub sampler: Sampler,
 }
 
@@ -260,7 +262,7 @@ impl Server {
         }
     }
 
-    /// Tells every actor. Asking again is right where one was too busy.
+    /// Tells every actor. Asking again is right if one was too busy.
     async fn set_policy(&self, name: &str) -> PeerResponse {
         let Ok(policy) = name.parse() else {
             return PeerResponse::Refused(format!("there is no policy `{name}`"));
@@ -326,7 +328,7 @@ impl Server {
         let _ = send.reset(VarInt::from_u32(0));
     }
 
-    /// Sends bytes at the pace that is set, as long as the asker reads; `None` where it does not, or went away.
+    /// Sends bytes at the pace that is set, as long as the asker reads; `None` if it does not, or went away.
     pub(super) async fn write_while_read(&self, send: &mut SendStream, mut bytes: Bytes) -> Option<()> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
@@ -389,7 +391,7 @@ fn is_bounded(announces: &[Announce]) -> bool {
     announces.len() <= MAX_ANNOUNCES && changes <= MAX_ANNOUNCE_CHANGES
 }
 
-/// What is said of a chunk; its blocks' bytes are added to `blocks`.
+/// The facts of a chunk for its reader; its blocks' bytes are added to `blocks`.
 fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
     let GrantedChunk { reads, is_on_disk, pools, blocks: granted, lease } = chunk;
     let mut held = Vec::with_capacity(granted.len());
@@ -400,7 +402,7 @@ fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
     HeldChunk { reads, is_on_disk, pools, blocks: held }
 }
 
-/// The request of a stream, and what it belongs to.
+/// The request of a stream, and its trace.
 async fn read_request(
     guest: &Guest,
     receive: &mut RecvStream,
@@ -430,7 +432,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
     }
 }
 
-/// What those who connect may have, by role: an engine only asks whether anybody is there.
+/// The limits of those who connect, by role: an engine only asks for a sign of life.
 fn limits_of(role: Role) -> GuestLimits {
     let [connections, streams, message_bytes, waiting_bytes] = match role {
         Role::Node => [16, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
@@ -450,7 +452,7 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 /// How long blocks may take to be read: far more than any fetch waits.
 const SEND_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Who reads nothing for so long while there is something to read gets no more of it.
+/// A reader that takes nothing for this time, while there is something to read, gets nothing more.
 pub(super) const STALL_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Bytes of a piece: a few of them are under way in the least time that timers know.

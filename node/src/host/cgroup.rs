@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// The lowest memory limit of the process's groups and the groups above them, version 1 and 2; `None` where none is set.
+/// The lowest memory limit of the process's groups and the groups above them, version 1 and 2; `None` if none is set.
 pub(super) fn memory_limit(root: &Path) -> Option<u64> {
     lowest(&values(root, "memory", "memory.max", "memory.limit_in_bytes"))
 }
@@ -12,10 +12,10 @@ pub(super) fn huge_page_limit(root: &Path) -> Option<u64> {
     lowest(&values(root, "hugetlb", "hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"))
 }
 
-/// What a file says in each group of this process and the groups above them: `v2` in groups of version 2, `v1` in those of
+/// The contents of a file in each group of this process and the groups above: `v2` in groups of version 2, `v1` in those of
 /// the controller of version 1. `root` is `/` for this machine.
 ///
-/// In a container the path may be the one outside of it: then only the mount's root exists, which is the container's own.
+/// In a container the path may be that of the host: then only the mount's root exists, which is the container's own group.
 #[must_use]
 pub fn values(root: &Path, controller: &str, v2: &str, v1: &str) -> Vec<String> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();

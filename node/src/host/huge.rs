@@ -7,7 +7,7 @@ use std::path::Path;
 pub struct HugePool {
     /// Bytes of all of them.
     pub total_bytes: u64,
-    /// Bytes of those that nobody has, or was promised.
+    /// Bytes of pages that nobody has or was promised.
     pub free_bytes: u64,
 }
 

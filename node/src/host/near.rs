@@ -1,4 +1,4 @@
-//! What is near to what: CPUs and memory to a NUMA node, a network interface to a GPU.
+//! Nearness: CPUs and memory of a NUMA node, network interface of a GPU.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{CpuSet, HostFacts, Interface, NumaNode, PciAddress};
 
 impl HostFacts {
-    /// The NUMA node of the device at `address`. `None` where the firmware does not say, unless there is only one node.
+    /// The NUMA node of the device at `address`. `None` if the firmware does not say, unless there is only one node.
     #[must_use]
     pub fn numa_node_of(&self, address: Option<PciAddress>) -> Option<u32> {
         let only = || self.numa_nodes.keys().copied().next().filter(|_| self.numa_nodes.len() == 1);
@@ -14,8 +14,7 @@ impl HostFacts {
         told.filter(|node| self.numa_nodes.contains_key(node)).or_else(only)
     }
 
-    /// The CPUs near to a NUMA node: its own, those of the nearest node that has any where it has none, and all where
-    /// there is no node.
+    /// The CPUs near a NUMA node: its own; those of the nearest node with CPUs, if it has none; all, without a node.
     #[must_use]
     pub fn cpus_near(&self, numa_node: Option<u32>) -> &CpuSet {
         let node = self.node_with_cpus(numa_node).and_then(|node| self.numa_nodes.get(&node));
@@ -41,14 +40,14 @@ impl HostFacts {
         beside_cpus.or_else(|| self.nearest(own, has_memory))
     }
 
-    /// How far two NUMA nodes are from each other; `None` where the kernel does not say.
+    /// How far two NUMA nodes are from each other; `None` if the kernel does not say.
     #[must_use]
     pub fn distance(&self, from: u32, to: u32) -> Option<u32> {
         self.numa_nodes.get(&from)?.distances.get(&to).copied()
     }
 
     /// The network interface nearest to the device at `address`: below the same switch or root port of the PCI bus, else on
-    /// the nearest NUMA node. One that is up goes before one that is not. `None` where nobody knows how far any is.
+    /// the nearest NUMA node. An interface that is up goes before one that is not. `None` if no distance is known.
     #[must_use]
     pub fn interface_near(&self, address: PciAddress) -> Option<&str> {
         let device = self.pci.get(&address)?;
@@ -68,7 +67,7 @@ impl HostFacts {
         self.interfaces.get_key_value(&nearest.3).map(|(name, _)| name.as_str())
     }
 
-    /// The interface by which packets to `address` go, or that has it: what the most specific route says.
+    /// The interface by which packets to `address` go, or that has the address: the most specific route decides.
     #[must_use]
     pub fn interface_to(&self, address: IpAddr) -> Option<&str> {
         let address = address.to_canonical();

@@ -1,4 +1,4 @@
-//! Network interfaces, where they sit in the machine, and which one leads where.
+//! Network interfaces, their places in the machine, and the destinations that they lead to.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -8,20 +8,20 @@ use ipnet::IpNet;
 
 use super::PciAddress;
 
-/// What sysfs says of a network interface.
+/// The facts of a network interface in sysfs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its device on the PCI bus; `None` for those that are software.
+    /// Its device on the PCI bus; `None` for software interfaces.
     pub pci: Option<PciAddress>,
     /// The largest packet, in bytes.
     pub mtu: u32,
     /// Whether it can carry packets now.
     pub is_up: bool,
-    /// The interfaces that it is made of: those of a bond, or that below a VLAN.
+    /// The interfaces below it: the members of a bond, or the interface below a VLAN.
     pub lower: Vec<String>,
 }
 
-/// Where packets to a network go.
+/// A route to a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The network.

@@ -20,14 +20,14 @@ pub struct PciAddress {
     function: u8,
 }
 
-/// What sysfs says of a device.
+/// The facts of a device in sysfs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PciDevice {
-    /// The NUMA node it hangs on; `None` where the firmware does not say.
+    /// The NUMA node it hangs on; `None` if the firmware does not say.
     pub numa_node: Option<u32>,
     /// Whether it is a display controller: the class of most GPUs.
     pub is_display: bool,
-    /// The way to it: root complex, bridges and switches, itself. Empty where sysfs does not say.
+    /// The way to it: root complex, bridges and switches, itself. Empty if sysfs does not say.
     pub path: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct PciDevice {
 pub struct ParsePciError(String);
 
 impl PciAddress {
-    /// Where a driver looks for a GPU: a GPU is one device on its bus, whatever its functions.
+    /// The place where a driver looks for a GPU: a GPU is one device on its bus, whatever its functions.
     #[must_use]
     pub fn place(self) -> PciPlace {
         PciPlace { domain: self.domain, bus: self.bus.into(), device: self.device.into() }
@@ -73,7 +73,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// The devices that sysfs below `root` lists; none where there is no PCI bus.
+/// The devices that sysfs below `root` lists; none if there is no PCI bus.
 pub(super) fn devices(root: &Path) -> BTreeMap<PciAddress, PciDevice> {
     let Ok(entries) = std::fs::read_dir(root.join("sys/bus/pci/devices")) else { return BTreeMap::new() };
     let describe = |entry: std::fs::DirEntry| {

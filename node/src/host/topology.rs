@@ -1,4 +1,4 @@
-//! NUMA nodes: which CPUs and how much memory are together, and how far they are from each other.
+//! NUMA nodes: their CPUs, their memory, and the distances between them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,19 +8,19 @@ use super::{CpuSet, HostError, HugePool, Source};
 /// One NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Those of its CPUs on which this process may run; none on nodes that are memory alone.
+    /// Its CPUs on which this process may run; none on nodes that have only memory.
     pub cpus: CpuSet,
     /// Its memory; none on nodes that are CPUs alone.
     pub memory_bytes: u64,
     /// Whether this process may have memory there.
     pub may_hold_memory: bool,
-    /// What of its memory is reserved as huge pages.
+    /// Its memory that is reserved as huge pages.
     pub huge: HugePool,
-    /// How far the nodes are, this one included: 10 is near, as the firmware says. Empty where the kernel does not say.
+    /// How far the nodes are, this one included: 10 is near, as the firmware says. Empty if the kernel does not say.
     pub distances: BTreeMap<u32, u32>,
 }
 
-/// The NUMA nodes that sysfs below `root` lists; none where the kernel does not know of any.
+/// The NUMA nodes that sysfs below `root` lists; none if the kernel does not know of any.
 pub(super) fn numa_nodes(root: &Path, allowed: &CpuSet) -> Result<BTreeMap<u32, NumaNode>, HostError> {
     let Ok(entries) = std::fs::read_dir(root.join("sys/devices/system/node")) else {
         return Ok(BTreeMap::new());
@@ -55,7 +55,7 @@ fn distances(root: &Path, node: u32, numbers: &[u32]) -> BTreeMap<u32, u32> {
     if found.len() == numbers.len() { numbers.iter().copied().zip(found).collect() } else { BTreeMap::new() }
 }
 
-/// The NUMA nodes on which this process may have memory; `None` where the kernel does not say.
+/// The NUMA nodes on which this process may have memory; `None` if the kernel does not say.
 fn allowed_memory_nodes(root: &Path) -> Result<Option<CpuSet>, HostError> {
     let status = Source::new(root, "proc/self/status");
     let Ok(text) = status.text() else { return Ok(None) };

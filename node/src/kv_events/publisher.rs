@@ -1,9 +1,9 @@
 //! A ZeroMQ PUB socket: as much of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) and of publish and subscribe
 //! (<https://rfc.zeromq.org/spec/29/>) as a publisher needs.
 //!
-//! Whoever reaches the port may connect, so all that a subscriber can make the node hold has a bound: connections, in all and from
-//! one address, the bytes of a frame, subscriptions, and messages that wait. The ZeroMQ crate of the tests has none of these: it makes
-//! room for whatever length a frame says.
+//! Anybody who reaches the port may connect, so every resource of a subscriber has a bound: connections (in all and from one
+//! address), the bytes of a frame, subscriptions, and waiting messages. The ZeroMQ crate of the tests bounds none of these:
+//! it reserves whatever length a frame announces, so that 20 bytes of a stranger would end the node.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,7 +18,7 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
-/// Sends messages to whoever has subscribed to their topics; dropped, it takes no more subscribers.
+/// Sends messages to the subscribers of their topics. Once dropped, it takes no more subscribers.
 pub(super) struct Publisher {
     messages: broadcast::Sender<Message>,
     accepting: actix_rt::task::JoinHandle<()>,
@@ -32,7 +32,7 @@ struct Message {
     encoded: Bytes,
 }
 
-/// What a subscriber says.
+/// A message of a subscriber.
 #[derive(Debug, PartialEq)]
 enum Said {
     Command(Bytes),
@@ -43,7 +43,7 @@ enum Said {
 #[derive(Debug, Clone, Default)]
 struct Subscribers(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
-/// One of them, as long as it is connected.
+/// A connected subscriber.
 #[derive(Debug)]
 struct Subscriber {
     all: Subscribers,
@@ -54,7 +54,7 @@ impl Publisher {
     /// Listens. Needs an actix system.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     pub(super) async fn bind(listen: SocketAddr) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(listen).await?;
         let bound = listener.local_addr()?;
@@ -63,8 +63,7 @@ impl Publisher {
         Ok((Self { messages, accepting }, bound))
     }
 
-    /// Sends a message of these frames, of which the first is the topic. A subscriber that is behind by [`WAITING_MESSAGES`]
-    /// misses it.
+    /// Sends a message of these frames; the first is the topic. A subscriber that is [`WAITING_MESSAGES`] behind misses it.
     pub(super) fn send(&self, frames: [&[u8]; 3]) {
         let mut encoded = BytesMut::with_capacity(frames.iter().map(|frame| frame.len() + 9).sum());
         for (i, frame) in frames.iter().enumerate() {
@@ -141,7 +140,7 @@ async fn serve(mut socket: TcpStream, mut messages: broadcast::Receiver<Message>
     }
 }
 
-/// Exchanges greetings, and who is who.
+/// Exchanges greetings and roles.
 async fn greet(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -175,7 +174,7 @@ fn greeting() -> [u8; GREETING_BYTES] {
     greeting
 }
 
-/// Takes a whole frame out of what was read, where there is one.
+/// Takes a whole frame out of the read bytes, if there is one.
 fn take_frame(buffer: &mut BytesMut) -> io::Result<Option<Said>> {
     let &[flags, ref rest @ ..] = &buffer[..] else { return Ok(None) };
     let (header, bytes) = match (flags & LONG != 0, rest) {
@@ -273,7 +272,7 @@ const COMMAND: u8 = 4;
 
 const GREETING_BYTES: usize = 64;
 
-/// The longest frame of a subscriber: one that subscribes has a topic's prefix.
+/// The longest frame of a subscriber: a subscription has a topic's prefix.
 const MAX_FRAME_BYTES: usize = 1_024;
 
 /// Subscriptions of one subscriber.

@@ -1,4 +1,4 @@
-//! Why a configuration cannot be used on this machine.
+//! Reasons why a configuration cannot be used on this machine.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::disk::log::MIN_SEGMENTS;
 use crate::disk::{MAX_SEGMENT_BYTES, MAX_SEGMENTS, MIN_SEGMENT_BYTES};
 use crate::host::PciAddress;
 
-/// Why a configuration cannot be used on this machine, and what to set instead.
+/// The reason why a configuration cannot be used on this machine, and the values to set instead.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -40,7 +40,7 @@ pub enum ConfigError {
     /// More GPUs than a node serves.
     #[error("{0} [[gpus]]: a node serves at most {MAX_ACTORS}; run a second node")]
     TooManyGpus(usize),
-    /// The same GPU twice.
+    /// A GPU is named twice.
     #[error("[[gpus]] {0} stands there twice: remove one")]
     DuplicateGpu(PciAddress),
     /// A GPU that the machine does not have.
@@ -53,26 +53,26 @@ pub enum ConfigError {
     },
     /// The arena does not fit into the machine, or the node's control group, beside huge pages that it does not get.
     #[error(
-        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, leaving a tenth for write windows and the rest",
+        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest",
         exact(*arena_bytes), exact(*memory_bytes), exact(memory_bytes / 10 * 9)
     )]
     ArenaTooLarge {
         /// Bytes of all arenas.
         arena_bytes: u64,
-        /// What sets the limit.
+        /// The source of the limit.
         within: &'static str,
-        /// Bytes that there are: ordinary ones, and those of huge pages that it gets.
+        /// Available bytes: ordinary memory, and the huge pages that the node gets.
         memory_bytes: u64,
     },
     /// Write windows do not fit into the machine beside the arena.
     #[error(
-        "[[tenants]] max_window_bytes come to {}, beside the arena there are {}: lower them, or [host] arena_bytes",
+        "[[tenants]] max_window_bytes together are {}, but the arena leaves {}: lower them, or [host] arena_bytes",
         exact(*window_bytes), exact(*left_bytes)
     )]
     WindowsTooLarge {
         /// Bytes of all tenants' windows.
         window_bytes: u64,
-        /// What the arena leaves.
+        /// Bytes that the arena leaves.
         left_bytes: u64,
     },
     /// The arena has room for fewer than two extents for each actor.
@@ -95,7 +95,7 @@ pub enum ConfigError {
     )]
     ExtentBytes(u64),
     /// More extents than there are numbers for.
-    #[error("an arena of {} in extents of {} has too many: raise [host] extent_bytes", exact(*arena_bytes), exact(*extent_bytes))]
+    #[error("an arena of {} has too many extents of {}: raise [host] extent_bytes", exact(*arena_bytes), exact(*extent_bytes))]
     TooManyExtents {
         /// Bytes of one arena.
         arena_bytes: u64,
@@ -163,7 +163,7 @@ pub enum ConfigError {
         /// The setting's name.
         key: String,
     },
-    /// Where other nodes are to dial this one, nobody can dial.
+    /// Nobody can dial the address at which other nodes are to reach this node.
     #[error("[cluster] advertise is {0}: write an address and a port at which other nodes reach this one")]
     Advertise(SocketAddr),
     /// The coordinator's address cannot be dialled.
@@ -178,21 +178,21 @@ pub enum ConfigError {
     #[error(transparent)]
     TracingEndpoint(#[from] InvalidEndpoint),
     /// No tenant.
-    #[error("no [[tenants]]: add one, or leave the key away for the default one")]
+    #[error("no [[tenants]]: add one, or leave the key out for the default tenant")]
     NoTenants,
     /// A tenant whose name no certificate, label or topic could carry.
     #[error("[[tenants]] name {}: it must be {NAME_RULE}", shown(.0))]
     TenantName(String),
     /// A tenant may not have one extent.
     #[error(
-        "[[tenants]] {name}: max_bytes is {}, less than the smallest part of the arena that a tenant can have: set it to {} or more",
+        "[[tenants]] {name}: max_bytes is {}, less than a tenant's smallest part of the arena: set it to {} or more",
         ByteSize(*max_bytes),
         ByteSize(*least_bytes)
     )]
     TenantTooSmall {
         /// The tenant.
         name: String,
-        /// As configured.
+        /// The store's URL, as configured.
         max_bytes: u64,
         /// An extent of each actor.
         least_bytes: u64,
@@ -201,7 +201,7 @@ pub enum ConfigError {
     #[error("[[tenants]] {0} stands there twice: names must differ")]
     DuplicateTenant(String),
     /// Two tenants on one socket.
-    #[error("[[tenants]] {name} has the socket {} of another: whoever opens a socket is its tenant", socket.display())]
+    #[error("[[tenants]] {name} has the socket {} of another tenant: give each tenant a socket of its own", socket.display())]
     DuplicateSocket {
         /// The second tenant.
         name: String,
@@ -232,7 +232,7 @@ fn exact(bytes: u64) -> String {
     if size.parse() == Ok(ByteSize(bytes)) { size } else { format!("{size} ({bytes} bytes)") }
 }
 
-/// A name for people, however long, and whatever is in it.
+/// A name for people: shortened and escaped.
 fn shown(name: &str) -> String {
     let start: String = name.chars().take(SHOWN_CHARACTERS).collect();
     let more = if start.len() < name.len() { format!("... ({} bytes)", name.len()) } else { String::new() };
@@ -245,13 +245,13 @@ fn needed(extent_bytes: u64, actors: u64) -> u64 {
 
 fn display_controllers(present: &[PciAddress]) -> String {
     if present.is_empty() {
-        return "this machine has no display controller: leave [[gpus]] away".into();
+        return "this machine has no display controller: leave [[gpus]] out".into();
     }
     let addresses: Vec<String> = present.iter().map(ToString::to_string).collect();
     format!("this machine has {}", addresses.join(", "))
 }
 
-/// What a name is made of.
+/// The rule for names.
 const NAME_RULE: &str = "1 to 256 of the characters A-Z a-z 0-9 . _ -";
 
 /// Characters of a name that an error shows.

@@ -1,4 +1,6 @@
-//! Which CPUs, memory and network interface are near to what a thread serves, and what of that cannot be had.
+//! Chooses CPUs, memory and network interface near a thread's work, and lists the parts that cannot be near.
+//!
+//! A part that cannot be near is taken from the nearest NUMA node that has it. Fixtures of one to eight NUMA nodes test this.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,7 +12,7 @@ use crate::arena::{Binding, HugePages};
 use crate::config::ClusterConfig;
 use crate::host::{CpuSet, HUGE_PAGE_BYTES, HostFacts, PciAddress};
 
-/// What is near to an actor's GPU.
+/// The CPUs, memory and interface near an actor's GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ActorPlace {
     /// The NUMA node of its GPU.
@@ -23,7 +25,7 @@ pub(super) struct ActorPlace {
     pub interface: Option<String>,
 }
 
-/// Where the thread between nodes belongs.
+/// The place of the peer thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerPlace {
     /// The interface that peers come in by, where the configuration says the address.
@@ -53,7 +55,7 @@ pub enum Mismatch {
     NoCpus {
         /// The NUMA node.
         numa_node: u32,
-        /// Whose CPUs are used.
+        /// The NUMA node whose CPUs are used instead.
         instead: Option<u32>,
     },
     /// There is no memory that this process may use on the NUMA node of a GPU.
@@ -64,7 +66,7 @@ pub enum Mismatch {
     NoMemory {
         /// The NUMA node.
         numa_node: u32,
-        /// Whose memory is used.
+        /// The NUMA node whose memory is used instead.
         instead: Option<u32>,
     },
     /// The arenas that belong on a NUMA node do not fit into its memory.
@@ -84,7 +86,7 @@ pub enum Mismatch {
 }
 
 impl ActorPlace {
-    /// What is near to the GPU at `pci` on this machine; what cannot be had is added to `mismatches`, once.
+    /// Finds the parts near the GPU at `pci` on this machine; parts that cannot be had are added to `mismatches`, once.
     pub(super) fn find(host: &HostFacts, pci: Option<PciAddress>, mismatches: &mut Vec<Mismatch>) -> Self {
         let numa_node = host.numa_node_of(pci);
         let memory_node = host.node_with_memory(numa_node);

@@ -1,4 +1,4 @@
-//! Makes numbers of configuration, for the machine it is to run on.
+//! Makes limits from the configuration and the machine.
 
 use std::collections::HashSet;
 use std::net::Ipv6Addr;
@@ -35,7 +35,7 @@ impl Config {
     /// Arena, capacity and tenants' shares are split evenly over the actors.
     ///
     /// # Errors
-    /// Where the configuration cannot be met: what is wrong, and what to set.
+    /// Fails if the configuration cannot be met. The error names the fault and the values to set.
     pub fn resolve(&self, host: &HostFacts) -> Result<Limits, ConfigError> {
         let name = self.name.clone().unwrap_or_else(|| host.name.clone());
         check_name(&name)?;
@@ -94,7 +94,7 @@ impl Config {
         })
     }
 
-    /// Windows are ordinary memory besides what the arena takes of that.
+    /// Resolves the tenants. Windows are ordinary memory besides the arena.
     fn tenant_limits(
         &self,
         session: &SessionLimits,
@@ -178,7 +178,7 @@ impl Config {
         (0..).zip(gpus).map(actor).collect()
     }
 
-    /// Memory of each actor for what comes from others, where there are any.
+    /// Memory of each actor for fetched blocks, if there are other actors.
     fn staging_bytes(&self, actors: u64) -> Option<u64> {
         let cluster = self.cluster.as_ref();
         let sharing = cluster.filter(|cluster| cluster.share).map(|cluster| cluster.staging_bytes.0);
@@ -325,8 +325,8 @@ fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
     if ordered { Ok(()) } else { Err(ConfigError::Watermarks { low, high }) }
 }
 
-/// Arenas must fit into the machine and the control group, beside what of them is in huge pages: those are the system's
-/// already, and no group counts them as memory.
+/// Checks that arenas fit into the machine and the control group, without their part in huge pages: the system has reserved
+/// those already, and no group counts them as memory.
 fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> Result<(), ConfigError> {
     let memory_bytes = host.ordinary_bytes().saturating_add(expected_huge_bytes(actors, host));
     if arena_bytes > memory_bytes {
@@ -468,10 +468,10 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
 /// as a divisor.
 const WINDOWS_SHARE: u64 = 2;
 
-/// One part in so many of the memory is for rows of the directory.
+/// One part in `DIRECTORY_SHARE` of the memory is for rows of the directory.
 const DIRECTORY_SHARE: u64 = 32;
 
-/// What a row takes, with the room that tables keep free.
+/// Bytes of a row, with the room that tables keep free.
 const ROW_BYTES: u64 = 17;
 
 /// Rows that a node of little memory keeps: 17 MiB.

@@ -34,7 +34,7 @@ pub struct ActorMetrics {
     handed_over_bytes: [IntCounter; 3],
     /// By [`LaneCopy`].
     device_copies: [IntCounter; 5],
-    /// Loaded, saved, promoted, and of the loaded those that the tier had.
+    /// Bytes loaded, saved, promoted, and loaded from the tier.
     device_bytes: [IntCounter; 4],
 }
 
@@ -53,7 +53,7 @@ pub struct Hit {
     pub stored: u64,
 }
 
-/// What became of a chunk that was to be fetched from another node.
+/// The result for a chunk to be fetched from another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed {
     /// It is kept, and the holder gives its copy up.
@@ -66,7 +66,7 @@ pub enum Placed {
     Missed,
 }
 
-/// What becomes of blocks when bytes move between engine and node.
+/// The direction in which bytes move between engine and node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Movement {
     /// An engine may read blocks.
@@ -75,7 +75,7 @@ pub enum Movement {
     Committed,
 }
 
-/// Where layers are handed over.
+/// The place of a hand-over of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandedOver {
     /// An engine gave them, ahead of their commit.
@@ -167,7 +167,7 @@ impl ActorMetrics {
         }
     }
 
-    /// Notes what a lookup could have used, for the hit rate of an infinite cache.
+    /// Notes the chunks of a lookup, for the hit rate of an infinite cache.
     pub fn could_reuse(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
         self.rates.record(namespace, lookup, now);
     }
@@ -201,7 +201,7 @@ impl ActorMetrics {
         self.moved_bytes[movement as usize].inc_by(bytes);
     }
 
-    /// Counts a report that a chunk is damaged, and what was found; `None`: too much is verified already.
+    /// Counts a report of damage with its verdict; `None`: too many chunks are being verified already.
     pub fn reported(&self, by: &Reporter, found: Option<Checked>) {
         let found = match found {
             Some(Checked::Damaged) => "damaged",

@@ -1,8 +1,8 @@
 //! Hit rates over sliding windows beside those of an infinite cache, per namespace and tenant.
 //!
-//! Labels are bounded: tenants stand in the configuration, a store knows so many namespaces at a time, and the gauges of
-//! one whose number is given to another are taken away. Namespaces share no chunk, so a tenant's tokens are the sum of
-//! those of its namespaces.
+//! Labels are bounded: tenants stand in the configuration, a store knows a bounded number of namespaces at a time, and the
+//! gauges of a namespace go when its number is given to another. Namespaces share no chunk, so a tenant's tokens are the sum
+//! of those of its namespaces.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::table::{Tenants, Value};
 use crate::reuse::{Lookup, ReuseWindows, Tokens, Window};
 
-/// How much of what a tenant asked in a window was hit, and would have been by an infinite cache; fractions of tokens.
+/// A tenant's hit rates in a window, real and for an infinite cache, as fractions of tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TenantRates {
     /// The tenant.
@@ -73,7 +73,7 @@ impl Rates {
         }
     }
 
-    /// Brings the gauges up to date, and says what the tenants' are.
+    /// Updates the gauges, and returns the tenants' rates.
     pub(super) fn observe(&mut self, now: Millis) -> Vec<TenantRates> {
         let mut tenants: BTreeMap<(String, &'static str), Tokens> = BTreeMap::new();
         for Namespace { tenant, fingerprint, reuse } in self.namespaces.values_mut() {

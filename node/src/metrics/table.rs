@@ -10,7 +10,7 @@ use crate::disk::metrics::DEVICE;
 use crate::exchange::ExchangeMetrics;
 use crate::object::ObjectMetrics;
 
-/// All of it, in the order in which people read.
+/// All sections, in the order in which people read.
 pub const NODE: &[Section] = &[
     Value::SECTION,
     Operations::SECTION,

@@ -1,6 +1,6 @@
-//! When a store that fails is left alone.
+//! Decides when a failing store is left alone, reading and writing apart.
 //!
-//! Pure: it is told what came of requests, and says whether the next may be made.
+//! Pure: it is told the results of requests, and says whether the next may be made.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ impl Breaker {
         self.trial_at.is_some()
     }
 
-    /// When the next trial is due; `None` where it is closed.
+    /// When the next trial is due; `None` if it is closed.
     #[must_use]
     pub fn trial_at(&self) -> Option<Duration> {
         self.trial_at
     }
 
-    /// The store did what it was asked, or said properly that it has no such object. Whether this closed the breaker.
+    /// The store did its work, or said properly that it has no such object. Returns whether this closed the breaker.
     pub fn succeeded(&mut self) -> bool {
         self.failures = 0;
         self.trial_at.take().is_some()

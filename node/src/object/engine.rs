@@ -1,4 +1,7 @@
-//! What the object thread does: orders to requests, answers to facts.
+//! The work of the object thread: turns orders into requests, and answers into facts.
+//!
+//! Blocks are sent from their place in the arena, and a write is answered only when the HTTP client has let go of the last of
+//! them. Incoming bytes are summed and copied to their place as they come.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -31,7 +34,7 @@ mod side;
 use request::{DELETE, GET, PUT};
 use side::SideState;
 
-/// The store, and what is known of it. Lives on one thread.
+/// The store, and the facts known about it. Lives on one thread.
 pub(super) struct Engine {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
@@ -47,13 +50,13 @@ pub(super) struct Engine {
     patience: Duration,
     sides: [SideState; 2],
     said: Arc<Said>,
-    /// The object that could not be read last: who is to say that the store reads again, reads that.
+    /// The last object that could not be read: a probe of the reading side reads it again.
     unread: RefCell<Option<Path>>,
-    /// Whether the store can write what is not there yet, and nothing else.
+    /// Whether the store can refuse to overwrite existing objects.
     can_create: Cell<bool>,
-    /// One write or deletion of a block at a time.
+    /// Locks for one write or deletion of a block at a time.
     writing: RefCell<HashMap<ObjectKey, Rc<Mutex<()>>>>,
-    /// Objects that are wrong, to be deleted when whoever found them is answered.
+    /// Wrong objects, to be deleted when their readers are answered.
     wrong: RefCell<Vec<ObjectKey>>,
 }
 
@@ -112,7 +115,7 @@ impl Engine {
         written
     }
 
-    /// Writes one of an order's blocks, when nobody else here does.
+    /// Writes one of an order's blocks, unless somebody else here does.
     async fn write_block(&self, order: &WriteOrder, at: usize, deadline: Instant) -> WriteAnswer {
         let BlockPlace { slice, pool, .. } = order.sources[at].place;
         let key = ObjectKey { chunk: order.key(), block: BlockId { slice, pool } };
@@ -197,7 +200,7 @@ impl Engine {
             let _ = released.await;
             match put {
                 Err(Failed::Trouble(trouble)) if creates && trouble.kind == TroubleKind::Unsupported => {
-                    tracing::warn!("the store cannot refuse what is there already: objects are written over");
+                    tracing::warn!("the store cannot refuse existing objects: they are written over");
                     self.can_create.set(false);
                 }
                 other => return other.map(|_| bytes),
@@ -259,7 +262,7 @@ impl Engine {
         }
     }
 
-    /// Brings a block into its place: its header, or what is wrong with it.
+    /// Brings a block into its place; returns its header, or its fault.
     async fn get(
         &self,
         key: &ObjectKey,
@@ -298,7 +301,7 @@ impl Engine {
         Ok(read.and_then(|header| if is_this(&header) { Ok(header) } else { Err(Damage::Key) }))
     }
 
-    /// Deletes what reads found to be wrong, unless it was written anew since. To be called right after whoever read is
+    /// Deletes objects that reads found wrong, unless they were written anew since. Call it right after the readers are
     /// answered: the next write waits for it.
     pub(super) async fn delete_wrong(&self, deadline: Instant) {
         let wrong = std::mem::take(&mut *self.wrong.borrow_mut());
@@ -344,7 +347,7 @@ impl Engine {
     }
 }
 
-/// What comes of a chunk whose blocks were written so.
+/// The result for a chunk, from its blocks' writes.
 fn written(blocks: &[WriteAnswer]) -> WriteAnswer {
     let any = |answer| blocks.contains(&answer);
     match () {
@@ -355,7 +358,7 @@ fn written(blocks: &[WriteAnswer]) -> WriteAnswer {
     }
 }
 
-/// What comes of a chunk whose blocks were read so: the pools that are whole count, and no damage beside them.
+/// The result for a chunk, from its blocks' reads: the whole pools count, and no damage beside them.
 fn read(destinations: &[BlockPlace], blocks: Vec<ReadAnswer>) -> ReadAnswer {
     for bad in [ReadAnswer::Closed, ReadAnswer::Damaged, ReadAnswer::Disagrees, ReadAnswer::OtherBlocks] {
         if blocks.contains(&bad) {

@@ -38,7 +38,7 @@ metrics_table! {
     }
 }
 
-/// What is asked of a store.
+/// The kind of a request to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Whether an object is there.
@@ -104,7 +104,7 @@ impl ObjectMetrics {
 }
 
 impl Kind {
-    /// Which side of the store it tells about.
+    /// The side of the store that it belongs to.
     #[must_use]
     pub fn side(self) -> Side {
         match self {
@@ -124,7 +124,7 @@ impl Kind {
 }
 
 impl Side {
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

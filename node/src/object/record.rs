@@ -18,14 +18,14 @@ use crate::disk::log::Place;
 use crate::disk::volume::{Check, Damage, fits};
 use crate::disk::{BlockPlace, Source, WriteOrder};
 
-/// What an object is found by: a block is one.
+/// The key of an object, which is one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ObjectKey {
     pub(super) chunk: ChunkKey,
     pub(super) block: BlockId,
 }
 
-/// What a block's object is called.
+/// The name of a block's object.
 pub(super) fn name(prefix: &Path, ObjectKey { chunk, block: BlockId { slice, pool } }: &ObjectKey) -> Path {
     let hash = chunk.hash.to_string();
     let file = format!("{hash}-{slice}-{pool}");
@@ -40,7 +40,7 @@ pub(super) fn probe_name(prefix: &Path) -> Path {
 /// Tells when nothing reads the arena any more: an error, since its sender is gone.
 pub(super) type Released = oneshot::Receiver<()>;
 
-/// The body of one of a chunk's blocks: it stands in the arena, and is not copied. Where engines could write there, it is.
+/// The body of a chunk's block, straight from the arena, without a copy. If engines could write there, the body is a copy.
 pub(super) fn body(order: &WriteOrder, at: usize) -> (PutPayload, Released) {
     let (lease, released) = oneshot::channel::<()>();
     let lease = Arc::new(lease);
@@ -70,7 +70,7 @@ pub(super) struct Arriving {
 }
 
 impl Arriving {
-    /// Of an object of `bytes` bytes.
+    /// A reader of an object of `bytes` bytes.
     pub(super) fn new(key: ChunkKey, to: &BlockPlace, bytes: u64) -> Self {
         // An object that is no whole number of pages is found to be wrong by its header.
         let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };

@@ -50,7 +50,7 @@ pub(super) enum Kind {
     Folder(PathBuf),
 }
 
-/// A URL's kind of store and the prefix in it, where it is one of those that a tier can be in.
+/// A URL's kind of store and its prefix, if a tier can be in such a store.
 pub(super) fn parse(url: &str) -> Option<(Kind, Path)> {
     let url = Url::parse(url).ok()?;
     let (scheme, prefix) = ObjectStoreScheme::parse(&url).ok()?;
@@ -80,7 +80,7 @@ pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) ->
     settings.keys().map(String::as_str).find(|key| !is_known(key))
 }
 
-/// The store that the options name. Nothing is asked of it.
+/// The store that the options name. No request is made.
 pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
     // The HTTP client asks for the process's own; where one is set already, that stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -108,7 +108,7 @@ fn folder(path: PathBuf, options: &ObjectOptions) -> Result<Opened, OpenError> {
     let failed = |source| OpenError::Folder { path: path.clone(), source };
     private::make_folder(&path).map_err(failed)?;
     if private::is_open_to_all(&path) {
-        tracing::warn!(path = %path.display(), "every user of this machine can read the object tier's folder: take that right");
+        tracing::warn!(path = %path.display(), "every user of this machine can read the object tier's folder: take that right away away");
     }
     let store = LocalFileSystem::new_with_prefix(&path);
     let store = store.map_err(|error| failed(std::io::Error::other(error)))?.with_fsync(true);
@@ -123,5 +123,5 @@ fn client_options(options: &ObjectOptions) -> ClientOptions {
         .with_pool_max_idle_per_host(options.max_in_flight)
 }
 
-/// Of one request; its deadline mostly ends it before.
+/// Retries of one request; its deadline mostly ends it before.
 const MOST_RETRIES: usize = 5;

@@ -53,7 +53,7 @@ struct Job {
     deadline: Instant,
 }
 
-/// What to do, and who waits for it.
+/// A job, and the channel of its result.
 enum Work {
     Write(WriteOrder, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
@@ -65,7 +65,7 @@ impl ObjectTier {
     /// at most.
     ///
     /// # Errors
-    /// [`OpenError`] says what to change. A store that refuses is none with [`ObjectOptions::start_without`].
+    /// [`OpenError`] says what to change. With [`ObjectOptions::start_without`], a store that refuses is no error.
     pub fn open(options: &ObjectOptions, metrics: ObjectMetrics) -> Result<Self, OpenError> {
         Self::start(store::open(options)?, options, metrics)
     }
@@ -124,9 +124,9 @@ impl ObjectTier {
     /// Asks which chunks are there with these blocks; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has
     /// passed since the tier took the order up.
     ///
-    /// Of a chain only the chunks before the first hole count as there, and a hole that a later chunk hides may be
-    /// missed. Of chunks of a flat namespace (each its own anchor) each is told by itself. What is not known in time
-    /// counts as absent.
+    /// In a chain, only the chunks before the first hole count as present, and a hole that a later chunk hides may be missed.
+    /// In a flat namespace (each chunk its own anchor), each chunk counts by itself. Chunks that are unknown at the deadline
+    /// count as absent.
     ///
     /// # Errors
     /// Where the order was not taken.
@@ -145,7 +145,7 @@ impl ObjectTier {
         self.said.closed[side as usize].load(Ordering::Acquire)
     }
 
-    /// Why a side is left alone; `None` where neither is.
+    /// Why a side is left alone; `None` if neither is.
     #[must_use]
     pub fn trouble(&self) -> Option<Trouble> {
         let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);
@@ -189,7 +189,7 @@ async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError
     let within = if options.start_without { options.deadline.min(START_WAIT) } else { options.deadline };
     match engine.probe(Instant::now() + within).await {
         Err(trouble) if options.start_without => {
-            tracing::error!(url = options.url, %trouble, "the object store is left alone, and tried again");
+            tracing::error!(url = options.url, %trouble, "the node leaves the object store alone, and tries again later");
             engine.leave_alone(&trouble);
             Ok(())
         }
@@ -197,7 +197,7 @@ async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError
     }
 }
 
-/// What the object thread does, until the tier is dropped.
+/// The work of the object thread, until the tier is dropped.
 async fn serve(engine: Rc<Engine>, options: &ObjectOptions, [writes, reads, finds]: [Receiver<Job>; 3]) {
     let (most, deadline) = (options.max_in_flight, options.deadline);
     let trials =
@@ -206,7 +206,7 @@ async fn serve(engine: Rc<Engine>, options: &ObjectOptions, [writes, reads, find
     trials.into_iter().for_each(|trial| trial.abort());
 }
 
-/// Takes orders up, so many at a time; ends when all are done.
+/// Takes orders up, a bounded number at a time; ends when all are done.
 async fn take(engine: &Rc<Engine>, mut queue: Receiver<Job>, most: usize) {
     let jobs = poll_fn(|context| queue.poll_recv(context));
     // A task of its own: an order that panics ends no other.

@@ -1,16 +1,16 @@
-//! What a store that does not do what it is asked says, without anything secret.
+//! Error messages for a store that fails, without anything secret.
 
 use std::error::Error as _;
 use std::fmt;
 
-/// Why a store did not do what it was asked, and what can be done about it.
+/// The reason why a store failed, and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// What kind of trouble.
+    /// The kind of trouble.
     pub kind: TroubleKind,
-    /// What was asked.
+    /// The request.
     pub asked: &'static str,
-    /// The store's own code, its status, or what the system says. Never a body, a header or a URL.
+    /// The store's own code, its status, or the system's error. Never a body, a header or a URL.
     pub detail: String,
 }
 
@@ -121,7 +121,7 @@ fn chain(error: &object_store::Error) -> String {
     said
 }
 
-/// What the last cause says: the system's words, since the causes before it quote what the store sent.
+/// The message of the last cause: the system's words, since earlier causes quote the store's answer.
 fn innermost(error: &object_store::Error) -> String {
     let mut last: &(dyn std::error::Error + 'static) = error;
     while let Some(source) = last.source() {
@@ -140,9 +140,9 @@ fn between<'a>(said: &'a str, before: &str, after: &str) -> Option<&'a str> {
     (code.len() <= MOST_CHARACTERS && code.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(code)
 }
 
-/// Codes with which S3 says that it does not know who asks, though the status is that of a refusal.
+/// S3's codes for unknown credentials, with the status of a refusal.
 const BAD_CREDENTIALS: [&str; 5] =
     ["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "InvalidClientTokenId"];
 
-/// Of what the system says, and of a code.
+/// Limit of the system's message and of a code.
 const MOST_CHARACTERS: usize = 120;

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 /// The process that connected.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number in the node's PID namespace; `None` where it has none there.
+    /// Its number in the node's PID namespace; `None` if it has none there.
     pub pid: Option<u32>,
     /// Its pidfd, which becomes readable when it exits.
     pub pidfd: OwnedFd,
@@ -30,7 +30,7 @@ pub enum PeerError {
     Gone,
     /// The node cannot see it.
     #[error(
-        "the node cannot tell when this engine's process ends, and so would never use again what it holds: run the node on \
+        "the node cannot see when this engine's process ends, so it could never reuse the engine's memory: run the node on \
          Linux 6.5 or later, or let it share the engine's PID namespace (`hostPID: true`, `--pid=host`)"
     )]
     Unseen,
@@ -58,10 +58,10 @@ impl Peer {
 }
 
 impl Exit {
-    /// Of the process of this pidfd. Needs a tokio runtime.
+    /// The exit of this pidfd's process. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where the system can watch no more.
+    /// Fails if the system can watch no more.
     pub(super) fn of(pidfd: Arc<OwnedFd>) -> io::Result<Self> {
         // SAFETY: the descriptor is open for as long as it is registered, since the registration holds a share of its owner.
         Ok(Self(unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?))
@@ -75,8 +75,8 @@ impl Exit {
     }
 }
 
-/// The pidfd of a process, from what the kernel says of its socket. A kernel that cannot name the process of a socket is asked
-/// `by_number`, which is right unless the number was used again; `None` where the process has no number here.
+/// The pidfd of the process at a socket, from the kernel. A kernel that cannot name a socket's process is asked `by_number`,
+/// which is right unless the number was used again; `None` if the process has no number here.
 fn identify(
     of_socket: Result<OwnedFd, Errno>,
     by_number: impl FnOnce() -> Option<Result<OwnedFd, Errno>>,
@@ -116,7 +116,7 @@ fn peer_pidfd(socket: &UnixStream) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Of Linux 6.5 and later; not in the libc crate for every target.
+/// An option of Linux 6.5 and later; not in the libc crate for every target.
 const SO_PEERPIDFD: libc::c_int = 77;
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ use crate::threads;
 /// The object tier of a node, which its actors share.
 pub(super) struct Objects {
     limits: ObjectLimits,
-    /// One that cannot be opened is left out.
+    /// The tier; an error if it cannot be opened: then the node serves without it.
     tier: Result<Arc<ObjectTier>, OpenError>,
 }
 
 impl Objects {
-    /// Opens the tier. One that cannot be opened is left out, and said; one that does not answer is left alone, and tried
-    /// again. The state tells of it from then on.
+    /// Opens the tier. The node serves without a tier that cannot be opened, and says so; it leaves a store alone that does
+    /// not answer, and tries again later. The state shows the tier from then on.
     pub(super) async fn start(
         limits: Option<&ObjectLimits>,
         metrics: &SharedMetrics,
@@ -31,7 +31,7 @@ impl Objects {
         let object_metrics = metrics.object.clone();
         let tier = threads::blocking(move || ObjectTier::open(&options, object_metrics)).await;
         match &tier {
-            Ok(_) => tracing::info!(url, "the object tier is there"),
+            Ok(_) => tracing::info!(url, "the object tier is open"),
             Err(error) => {
                 let source = std::error::Error::source(error).map(ToString::to_string);
                 tracing::error!(%error, source, "the node serves without its object tier");
@@ -43,7 +43,7 @@ impl Objects {
         Some(objects)
     }
 
-    /// What one actor gets.
+    /// The parts of one actor.
     pub(super) fn parts(&self) -> Option<ObjectParts> {
         let ObjectLimits { known_chunks, options: ObjectOptions { deadline, find_deadline, .. } } =
             self.limits;

@@ -1,4 +1,4 @@
-//! Connections that have not said hello: how many there may be, and which of them makes way.
+//! Connections that have not said hello yet: bounds their number, and chooses the one that makes way.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -7,12 +7,12 @@ use std::rc::Rc;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-/// The connections to one tenant's socket that have not said hello. One that is new always finds a place: where there is none,
+/// The connections to one tenant's socket that have not said hello. One that is new always finds a place: if there is none,
 /// the oldest of the process that has the most makes way, so that silent ones keep nobody out who speaks.
 #[derive(Clone, Default)]
 pub(super) struct Greetings(Rc<RefCell<Waiting>>);
 
-/// Who connected.
+/// The process or address that connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Source {
     uid: u32,
@@ -102,7 +102,7 @@ impl Waiting {
 /// Connections of one tenant that have not said hello.
 const MOST: usize = 64;
 
-/// Those of one process: an engine opens a session for each of its ranks.
+/// Limit of one process: an engine opens a session for each of its ranks.
 const MOST_OF_A_SOURCE: usize = 16;
 
 #[cfg(test)]

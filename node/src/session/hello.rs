@@ -32,7 +32,7 @@ pub(super) struct Newcomer {
     pub(super) name: Arc<str>,
 }
 
-/// Whose session is to be opened.
+/// The process that wants a session.
 struct Guest<'a> {
     tenant: TenantId,
     name: &'a Arc<str>,
@@ -234,7 +234,7 @@ fn choose(settings: &SessionSettings, device: Option<u16>) -> Option<(u16, Sessi
     Some((number as u16, settings.actors.get(number)?.clone()))
 }
 
-/// The session's window, out of its tenant's budget; the answer to the engine where there is none.
+/// The session's window, out of its tenant's budget; the answer to the engine if there is none.
 async fn make_window(
     settings: &SessionSettings,
     tenant: TenantId,

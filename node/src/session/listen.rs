@@ -1,4 +1,4 @@
-//! One socket a tenant: whoever can open it is that tenant.
+//! One socket per tenant: a process that can open it is that tenant.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::metrics::SharedMetrics;
 use crate::processes::Processes;
 use crate::window::WindowBudget;
 
-/// What all sessions of a node share. Lives on the thread that accepts.
+/// The settings of all sessions of a node. Lives on the thread that accepts.
 #[derive(Clone)]
 pub struct SessionSettings {
     /// The node's name.
@@ -30,13 +30,13 @@ pub struct SessionSettings {
     pub actors: Vec<SessionActor>,
     /// What each may hold.
     pub limits: SessionLimits,
-    /// What the write windows of each tenant may take together, by its number.
+    /// The budgets of the tenants' write windows, by tenant.
     pub windows: Vec<WindowBudget>,
-    /// Who is behind them.
+    /// The processes behind the sessions.
     pub processes: Processes,
-    /// Where they are counted.
+    /// The counters of sessions.
     pub metrics: SharedMetrics,
-    /// Which of their requests are traced.
+    /// Decides which requests are traced.
     pub sampler: Sampler,
     /// Turns true when the node stops.
     pub stopping: watch::Receiver<bool>,

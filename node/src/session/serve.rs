@@ -1,4 +1,8 @@
 //! One open session: requests to its actor, answers back.
+//!
+//! All answers of a session go through one channel, in the order in which the actor made them: an answer may speak of memory
+//! that an earlier answer brought. After an answer the task looks for the next request for a moment before it sleeps, since
+//! waking a thread costs more than a lookup.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -51,11 +55,11 @@ struct Session {
     most_unsent_bytes: usize,
     clock: Clock,
     sampler: Sampler,
-    /// What the request of this number belongs to.
+    /// The trace of the request with this number.
     traced: Option<(u64, TraceContext)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
-    /// Where their answers go, and come. There are never more than requests that wait.
+    /// The channel for their answers: never more than the requests that wait.
     answers_here: UnboundedSender<(u64, Answer)>,
     answers: UnboundedReceiver<(u64, Answer)>,
 }
@@ -66,16 +70,16 @@ struct Session {
 enum End {
     #[error("the engine closed its socket")]
     Closed,
-    #[error("its process is gone, though somebody holds the socket")]
+    #[error("the engine's process is gone, though another process holds the socket")]
     ProcessGone,
     #[error("the node stops")]
     Stopping,
-    #[error("a fault of Larder emptied its actor")]
+    #[error("a fault of Larder emptied the session's actor")]
     Fault,
-    #[error("what came is no session: {what}")]
+    #[error("the engine's bytes are no session: {what}")]
     #[strum(serialize = "protocol_error")]
     Protocol { number: u64, what: String },
-    #[error("its socket failed: {0}")]
+    #[error("the session's socket failed: {0}")]
     #[strum(serialize = "socket_error")]
     Socket(io::Error),
 }
@@ -157,8 +161,8 @@ impl Session {
         }
     }
 
-    /// Handles every request that has come, as long as the engine takes the answers. Whether it stopped for that: then there may
-    /// be requests here of which no socket will tell again.
+    /// Handles every request that has come, as long as the engine takes the answers. Returns whether it stopped for that:
+    /// then requests may be left here that no socket announces again.
     async fn take_frames(&mut self) -> Result<bool, End> {
         while self.writer.pending_bytes() < self.most_unsent_bytes {
             let protocol =
@@ -211,9 +215,9 @@ impl Session {
         pushed.map_err(|error| End::Socket(io::Error::other(error)))
     }
 
-    /// Receives what comes soon after an answer, without sleeping: an engine that works its way through a request asks
-    /// again at once, and a sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None`
-    /// where nothing came, or there is something else to wait for.
+    /// Receives a request that comes soon after an answer, without sleeping: an engine often asks again at once, and a
+    /// sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None` if nothing came, or if
+    /// there is something else to wait for.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
         if self.waiting > 0 || self.writer.pending_bytes() > 0 {
             return None;
@@ -315,7 +319,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Bytes of answers that an engine may leave unread before its requests wait: four frames of the largest size.
 const MOST_UNSENT_BYTES: usize = 4 << 20;
 
-/// How long the end of a session waits for copies; the store keeps what they write to apart for as long as it takes.
+/// How long the end of a session waits for copies. The store keeps their slots in quarantine until they end.
 const COPY_DEADLINE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The file of a tenant's socket: made where nothing else stands, and taken away only as long as it is the one made.
+//! The file of a tenant's socket: made where nothing else stands, and removed only if it is still the same file.
 
 use std::fs;
 use std::io;
@@ -17,9 +17,9 @@ use tokio::net::UnixListener;
     path.display()
 )]
 pub struct NotASocket {
-    /// Where.
+    /// The address.
     pub path: PathBuf,
-    /// What stands there.
+    /// The kind of file that stands there.
     pub what: &'static str,
 }
 
@@ -45,13 +45,14 @@ pub(super) struct SocketFile {
     made: FileId,
 }
 
-/// Which file it is: device, inode, and when it was made, where the file system tells: inodes are used again.
+/// The identity of a file: device, inode, and the time when it was made, if the file system tells it, since inodes are used
+/// again.
 type FileId = (u64, u64, Option<SystemTime>);
 
 /// Whether a tenant's socket may be made at `path`: nothing stands there, or a socket. Follows no link.
 ///
 /// # Errors
-/// [`NotASocket`] says what stands there. What cannot be looked at is not refused here: binding tells.
+/// [`NotASocket`] says which kind of file stands there. A path that cannot be read is not refused here: binding tells.
 pub fn check_socket_path(path: &Path) -> Result<(), NotASocket> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
     let kind = metadata.file_type();
@@ -69,7 +70,7 @@ pub fn check_socket_path(path: &Path) -> Result<(), NotASocket> {
 /// Listens at `path`. A socket that nobody listens on any more makes way. Needs a tokio runtime.
 ///
 /// # Errors
-/// [`BindError`]: what stands there is left as it is.
+/// [`BindError`]: the file there stays as it is.
 pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
     check_socket_path(path)?;
     if let Some(folder) = path.parent() {
@@ -102,7 +103,7 @@ impl Drop for SocketFile {
             }
             Ok(_) => tracing::warn!(
                 socket = %self.path.display(),
-                "another file stands where the socket was made, and stays"
+                "another file stands in the socket's place, and stays"
             ),
             Err(error) => {
                 tracing::debug!(%error, socket = %self.path.display(), "the socket's file was gone already");

@@ -1,4 +1,4 @@
-//! What the write windows of one tenant may take together.
+//! The bytes that the write windows of one tenant may take together. A session takes its whole window at hello.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ struct Account {
 }
 
 impl WindowBudget {
-    /// None is taken yet. `gauge` shows how much is.
+    /// A budget of which nothing is taken. `gauge` shows the taken bytes.
     #[must_use]
     pub fn new(limit_bytes: u64, gauge: IntGauge) -> Self {
         Self(Arc::new(Account { limit_bytes, held_bytes: AtomicU64::new(0), gauge }))
@@ -37,7 +37,7 @@ impl WindowBudget {
         self.0.limit_bytes
     }
 
-    /// Takes so many bytes; `None` where they are not left.
+    /// Takes `bytes` bytes; `None` if they are not left.
     #[must_use]
     pub fn take(&self, bytes: u64) -> Option<WindowShare> {
         let fits = |held: u64| held.checked_add(bytes).filter(|&held| held <= self.0.limit_bytes);

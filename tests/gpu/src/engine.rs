@@ -125,7 +125,7 @@ pub(crate) fn beside(report: &mut Report, chunks: u64, layers: u32, pages: u32) 
 
 impl Engine {
     /// # Errors
-    /// Where there is no Python with PyTorch and a GPU; the reason is in the error.
+    /// Fails if there is no Python with PyTorch and a GPU; the reason is in the error.
     fn start() -> anyhow::Result<Self> {
         let mut child = Command::new("python3")
             .args(["-c", PROGRAM])

@@ -59,7 +59,7 @@ impl Report {
         self.measures.push(Measure { what: what.into(), value, unit, ratio: None });
     }
 
-    /// A value beside its yardstick; a target where there is one.
+    /// A value beside its yardstick; a target if there is one.
     pub(crate) fn ratio(
         &mut self,
         what: impl Into<String>,

@@ -134,7 +134,7 @@ impl Scenario {
 }
 
 impl Options {
-    /// How long it may take; `None` where only its rounds end it.
+    /// How long it may take; `None` if only its rounds end it.
     pub(super) fn time(&self) -> Option<Duration> {
         let minutes = self.minutes.or((!self.scenario.has_rounds()).then_some(20.0));
         minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes))
@@ -153,7 +153,7 @@ impl Options {
         program.canonicalize().with_context(|| format!("no `larder` command at {}", program.display()))
     }
 
-    /// The trace of small chunks, where there is one.
+    /// The trace of small chunks, if there is one.
     pub(super) fn trace(&self) -> Option<PathBuf> {
         let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces/synthetic.jsonl");
         self.trace.clone().or_else(|| Some(PathBuf::from(beside)).filter(|path| Path::exists(path)))

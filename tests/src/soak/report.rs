@@ -33,7 +33,7 @@ pub(super) struct Verdict {
     pub(super) what: String,
     /// What was seen, for people.
     pub(super) seen: String,
-    /// Whether that is as it should be; `None` where too little was seen to say so.
+    /// Whether that is as it should be; `None` if too little was seen to say so.
     pub(super) is_good: Option<bool>,
 }
 

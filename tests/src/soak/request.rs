@@ -254,7 +254,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Asks again as long as the node is busy, after the time that it says; `None` where it still is at the end.
+    /// Asks again as long as the node is busy, after the time that it says; `None` if it still is at the end.
     async fn patiently<T>(
         &self,
         mut ask: impl AsyncFnMut() -> Result<T, SessionError>,

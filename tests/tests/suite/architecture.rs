@@ -244,3 +244,12 @@ fn every_file_that_the_journeys_name_exists() {
         assert!(root().join(path).exists(), "there is no {path}");
     }
 }
+
+#[test]
+fn a_journey_reads_in_six_files_at_most() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let journeys = text.split("## Journeys").nth(1).unwrap().split("## ").next().unwrap();
+    for journey in journeys.lines().filter(|line| line.starts_with("| ")) {
+        assert!(journey.matches('`').count() <= 12, "more than six files: {journey}");
+    }
+}

@@ -108,7 +108,7 @@ impl Subscriber {
         Self { runtime, socket, topic, held: BTreeSet::new(), next: None }
     }
 
-    /// The events of the next message; `None` where none comes for a while.
+    /// The events of the next message; `None` if none comes for a while.
     fn read(&mut self) -> Option<Vec<Value>> {
         let soon = std::time::Duration::from_millis(200);
         let socket = &mut self.socket;

@@ -30,7 +30,7 @@ fn replay_lasting(seconds: u64, arguments: &[&str]) -> (Replay, u64) {
     (replay.unwrap(), requests)
 }
 
-/// Prompt tokens that a node was asked for in this life of it; `None` where it does not answer.
+/// Prompt tokens that a node was asked for in this life of it; `None` if it does not answer.
 fn tokens_asked(http: &str) -> Option<u64> {
     let status: Value = serde_json::from_str(&server::get(http, "/status").ok()?).ok()?;
     status["actors"][0]["tokens_asked"].as_u64()

@@ -13,7 +13,7 @@ pub type Pass<'a> = &'a mut dyn FnMut() -> anyhow::Result<Duration>;
 /// The first pass that fails.
 ///
 /// # Panics
-/// Where `rounds` is 0.
+/// Panics if `rounds` is 0.
 pub fn medians<const N: usize>(rounds: usize, mut passes: [Pass<'_>; N]) -> anyhow::Result<[f64; N]> {
     let mut times = [const { Vec::new() }; N];
     for round in 0..=rounds {

@@ -17,7 +17,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The first two CPUs that this process may use; the same one twice where there is one alone.
+    /// The first two CPUs that this process may use; the same one twice if there is one alone.
     ///
     /// # Errors
     /// The system does not say.

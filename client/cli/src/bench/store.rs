@@ -96,7 +96,7 @@ impl StoreBench {
     }
 
     /// `store_evict`: what one eviction costs. A commit of 100 chunks ends with the eviction of as many where the store is
-    /// full (`self`), and with none where it is not (`roomy`, with as many chunks): the difference of
+    /// full (`self`), and with none if it is not (`roomy`, with as many chunks): the difference of
     /// [`Store::finish_commit`] in both, divided by 100. Against one probe of a hash map with as many entries.
     ///
     /// # Errors

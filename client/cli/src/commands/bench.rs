@@ -20,29 +20,29 @@ use crate::dev::{DevCluster, DevOptions, TENANT};
 use crate::failure::Usage;
 use crate::{content, output};
 
-/// Measure Larder beside what the machine can do at best
+/// Measure Larder beside the best that the machine can do
 ///
-/// Every figure is a median and comes with a yardstick measured in turns with it: compare ratios, since absolute figures
-/// drift with the machine. The node is a process of its own, started for this on another CPU than the engine, and so is the
-/// thread that a yardstick talks to.
+/// Every figure is a median. It stands beside a yardstick measured in turns with it: compare ratios, since absolute figures
+/// drift with the machine. The node is a process of its own on another CPU than the engine, and so is the thread that a
+/// yardstick talks to.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder bench                  A table
-  larder bench --filter store   What has `store` in its name
-  larder bench --csv            Rows to put beside those of other stores
+  larder bench --filter store   Benches with `store` in their name
+  larder bench --csv            Rows to compare with those of other stores
   larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
 
-What is measured:
+Benches, each with its yardstick:
   lookup_100_chunks   a lookup of 100 chunks, engine to node and back  / a socket ping-pong of the same sizes
-  lease_100_chunks    a lease of them and its release, without a copy  / the same
+  lease_100_chunks    a lease of 100 chunks and its release, no copy   / the same
   ..._one_cpu         the same with both sides on one CPU: the work without the wake-ups of another CPU
   get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
   put_4MiB            reserve, copy into the write window, commit      / one memcpy
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
   store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
   store_evict         an eviction, a million chunks                    / one hash-map probe
-  peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC, as nodes talk, with nothing else done  / raw TCP
+  peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC with the nodes' settings, no other work  / raw TCP
   peer_get_256KiB, _4MiB, _32MiB   leases of prompts of 4 MiB (or one block) from another node, four at a time  / raw TCP
   ..._of_quic         the same                                         / bare QUIC
   ..._cpu             CPU seconds of both ends for each GB             / the same
@@ -50,11 +50,11 @@ What is measured:
   ..._10Gbit          the same, with a peer that sends 1.2 GB/s        / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
 pub(crate) struct Args {
-    /// Measure only what has this in its name
+    /// Measure only benches with this text in their name
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
 
-    /// Fewer rounds, and a tenth of the chunks: for a look, not for a figure
+    /// Run fewer rounds with a tenth of the chunks: for a quick look, not for figures
     #[arg(long)]
     quick: bool,
 
@@ -62,8 +62,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print comma-separated rows of gets from another node, one for each block size and number of gets at a time, in the
-    /// columns in which stores are compared
+    /// Print gets from another node as comma-separated rows, one for each block size and number of gets at a time, in the
+    /// columns of comparisons of stores
     #[arg(long, conflicts_with_all = ["json", "filter"])]
     csv: bool,
 }
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         measurements.push(content_fill(rounds)?);
     }
     if measurements.is_empty() {
-        return Err(Usage("nothing has that in its name; see `larder help bench`".into()).into());
+        return Err(Usage("no bench has this text in its name: see `larder help bench`".into()).into());
     }
     if args.json {
         output::print_json(&measurements)?;

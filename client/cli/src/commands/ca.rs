@@ -17,12 +17,11 @@ use serde_json::json;
 use crate::failure::Usage;
 use crate::output;
 
-/// Make the certificates with which the processes of a cluster know each other
+/// Make the certificates of a cluster's processes
 ///
-/// Nodes, coordinators, engines and admins talk over QUIC with mutual TLS: each shows a certificate that says what it is
-/// and who, and trusts those of one authority. Certificates of another authority do as well, provided that their subject
-/// alternative names are the URI larder://ROLE/NAME (for an engine larder://engine/TENANT/NAME) and the DNS name
-/// ROLE.larder.
+/// Nodes, coordinators, engines and admins talk over QUIC with mutual TLS. Each shows a certificate with its role and name,
+/// and trusts the certificates of one authority. Certificates of another authority work too, provided that their subject
+/// alternative names are the URI larder://ROLE/NAME (for an engine larder://engine/TENANT/NAME) and the DNS name ROLE.larder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,9 +29,9 @@ Examples:
   larder ca issue node node-0 --dir ca                 For each node: ca/node-0.pem and ca/node-0.key
   larder ca issue coordinator main --dir ca --out /etc/larder
   larder ca issue engine vllm-0 --tenant red --dir ca --days 30
-  larder ca rotate --dir ca                            Where the change to a new authority stands
+  larder ca rotate --dir ca                            The state of a change to a new authority
 
-Every process gets ca.pem, its own certificate and its own key. ca.key goes nowhere: whoever has it can be anybody.")]
+Every process gets ca.pem, its own certificate and its own key. Keep ca.key to yourself: its owner can act as anybody.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -47,18 +46,18 @@ enum Command {
 
 /// Make an authority: its certificate ca.pem and its key ca.key
 ///
-/// Replaces nothing: with another key, every certificate would have to be issued again.
+/// The command replaces no files: with another key, every certificate would have to be issued again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder ca init --dir ca               ca/ca.pem for everybody, ca/ca.key for nobody
+  larder ca init --dir ca               ca/ca.pem for every process, ca/ca.key for you alone
   larder ca init --dir ca --days 365    For a year")]
 struct Init {
-    /// Where the files go; made where it is missing, for its owner alone
+    /// Folder for the files; a missing folder is made, for its owner alone
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Days until it expires
+    /// Days until the certificate expires
     #[arg(long, value_name = "N", default_value_t = 3_650, value_parser = days())]
     days: u32,
 
@@ -69,35 +68,35 @@ struct Init {
 
 /// Issue a certificate and its key: NAME.pem and NAME.key
 ///
-/// Replaces nothing. To renew one before it expires, issue it into another directory and move both files over the old
-/// ones.
+/// The command replaces no files. To renew a certificate before it expires, issue it into another folder and move both files
+/// over the old ones.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder ca issue node node-0 --dir ca                            ca/node-0.pem and ca/node-0.key
-  larder ca issue coordinator main --dir ca --out /etc/larder     Elsewhere than the authority's own
-  larder ca issue engine vllm-0 --tenant red --dir ca --days 30   An engine that sees the blocks of `red`")]
+  larder ca issue coordinator main --dir ca --out /etc/larder     Into another folder
+  larder ca issue engine vllm-0 --tenant red --dir ca --days 30   An engine of the tenant `red`")]
 struct Issue {
-    /// What the process may do
+    /// Role of the process
     #[arg(value_parser = roles())]
     role: Role,
 
-    /// Its name: a node has the one in its config
+    /// Name of the process: for a node, the name in its configuration
     name: String,
 
-    /// The tenant whose blocks an engine reads and writes; only an engine has one
+    /// Tenant whose blocks an engine reads and writes; for engines only
     #[arg(long, value_name = "TENANT", required_if_eq("role", "engine"))]
     tenant: Option<String>,
 
-    /// Days until it expires
+    /// Days until the certificate expires
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = days())]
     days: u32,
 
-    /// Where the authority's files are
+    /// Folder of the authority's files
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Where the new files go; made where it is missing, for its owner alone [default: beside the authority's]
+    /// Folder for the new files; a missing folder is made, for its owner alone [default: the authority's folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -145,12 +144,12 @@ impl Issue {
 
     fn identity(&self) -> anyhow::Result<Identity> {
         if self.tenant.is_some() && self.role != Role::Engine {
-            return Err(Usage(format!("--tenant: a {} has no tenant, only an engine has", self.role)).into());
+            return Err(
+                Usage(format!("--tenant: a {} has no tenant; only engines have one", self.role)).into()
+            );
         }
         if [AUTHORITY, rotate::NEXT].contains(&&*self.name) {
-            return Err(
-                Usage(format!("the name {} is taken: its files are the authority's", self.name)).into()
-            );
+            return Err(Usage(format!("the name {} is reserved for the authority's files", self.name)).into());
         }
         let identity = Identity { role: self.role, tenant: self.tenant.clone(), name: self.name.clone() };
         let read_back = identity.to_string().parse::<Identity>();
@@ -170,7 +169,7 @@ impl Issue {
     }
 }
 
-/// Writes NAME.pem and NAME.key, neither of which may be there.
+/// Writes NAME.pem and NAME.key; neither may exist.
 fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, PathBuf)> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(|| Usage(format!("cannot make the directory {}", dir.display())))?;

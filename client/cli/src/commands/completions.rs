@@ -6,7 +6,7 @@ use clap_complete::Shell;
 
 use crate::output;
 
-/// Print what a shell needs to complete `larder` commands
+/// Print a shell's completion script for `larder`
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples (install, then start a new shell):
@@ -16,7 +16,7 @@ Examples (install, then start a new shell):
   larder completions elvish >> ~/.config/elvish/rc.elv
   larder completions powershell >> $PROFILE")]
 pub(crate) struct Args {
-    /// Which shell
+    /// The shell
     shell: Shell,
 }
 

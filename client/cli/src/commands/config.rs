@@ -18,11 +18,11 @@ use crate::config_report::ConfigReport;
 use crate::failure::Usage;
 use crate::output;
 
-/// Look at configuration files
+/// Check configuration files
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder config check node.toml            What it comes to on this machine, or what is wrong in which line
+  larder config check node.toml            The values on this machine, or the wrong lines
   larder node --print-config > node.toml   Every key with its default")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -34,10 +34,10 @@ enum Command {
     Check(Check),
 }
 
-/// Show what a node's or a coordinator's configuration comes to on this machine
+/// Show the values of a node's or coordinator's configuration on this machine
 ///
-/// Nothing is started and no file that it names is opened: `larder doctor --config FILE` looks at those. A tenant's socket
-/// whose place is taken by something else is refused.
+/// The command starts nothing and opens none of the files that the configuration names: `larder doctor --config FILE` checks
+/// those. It refuses a tenant's socket whose path something else takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,12 +45,12 @@ Examples:
   larder config check coordinator.toml --json      One object with `file`, `role`, `values` and `warnings`
   larder config check /etc/larder/x.toml --role node
 
-Exit status: 2 where the file cannot be used.")]
+Exit status: 2 if the file cannot be used.")]
 struct Check {
-    /// The file
+    /// The configuration file
     file: PathBuf,
 
-    /// Whose it is [default: a coordinator's where it has [peer], [state] or [membership]]
+    /// Server of the configuration [default: coordinator if the file has [peer], [state] or [membership], else node]
     #[arg(long, value_name = "ROLE")]
     role: Option<Role>,
 
@@ -118,7 +118,7 @@ fn unusable(files: &CredentialFiles) -> Option<String> {
     Some(format!("on this machine it would not start: {:#}", anyhow::Error::from(error)))
 }
 
-/// Whose file it looks like. One that is no TOML counts as a node's, whose reader says what is wrong in which line.
+/// The server whose file it seems to be. A file that is no TOML counts as a node's: its reader names the wrong line.
 fn role_of(file: &Path) -> anyhow::Result<Role> {
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().unwrap_or_default();
@@ -126,7 +126,7 @@ fn role_of(file: &Path) -> anyhow::Result<Role> {
     Ok(if is_coordinator { Role::Coordinator } else { Role::Node })
 }
 
-/// Every key of a node with its default: the file that is deployed where nobody writes another.
+/// Every key of a node with its default: the file that is deployed if nobody writes another.
 pub(crate) const NODE: &str = include_str!("../../../../deploy/config/node.toml");
 
 /// The same of a coordinator.

@@ -14,7 +14,7 @@ use crate::{output, parent, signals};
 
 /// Run a coordinator until Ctrl-C or SIGTERM
 ///
-/// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","peer":"ADDRESS:PORT"}.
+/// When the coordinator serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","peer":"ADDRESS:PORT"}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -36,7 +36,7 @@ Examples:
 
 Certificates: `larder ca init`, then `larder ca issue coordinator NAME`.")]
 pub(crate) struct Args {
-    /// The config file; all defaults where there is none
+    /// The configuration file [default: every key has its default]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "config")]
     print_config: bool,
 
-    /// End when this process does, which must be the one that started this
+    /// End with this process, which must be the parent
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
 }
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    /// What the config file says, if it can be read.
+    /// The configuration file, if it can be read.
     pub(crate) fn config_file(&self) -> Option<Config> {
         if self.print_config {
             return None;

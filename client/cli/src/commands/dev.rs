@@ -14,59 +14,59 @@ use crate::{output, signals, values};
 
 /// Run a development cluster on this machine until Ctrl-C or SIGTERM
 ///
-/// Starts a coordinator and nodes as processes of their own, on free ports of the loopback interface, and prints where
-/// they are. They know each other by certificates of the cluster's own and share what they hold. `larder status` and
-/// `larder lookup` find the newest such cluster by themselves. A process that dies is started again; all end with this
-/// one, however it ends.
+/// The command starts a coordinator and nodes as processes of their own, on free ports of the loopback interface, and prints
+/// their addresses. The processes have certificates of their own authority, and the nodes share their chunks. `larder status`
+/// and `larder lookup` find the newest development cluster by themselves. A process that dies is started again. All processes
+/// end with this command, however it ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder dev                                       One node with an arena of 256 MiB
   larder dev --nodes 2 --arena-bytes 1GiB --policy fifo
   larder dev --json                                One JSON object when all are ready, for scripts
-  larder dev --dir ./dev                           Keep config files and logs there")]
+  larder dev --dir ./dev                           Keep configuration files and logs there")]
 pub(crate) struct Args {
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
 
-    /// Memory of each node's arena [default: what the chunks need, or 256 MiB]
+    /// Memory of each node's arena [default: enough for the chunks, or 256 MiB]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     arena_bytes: Option<u64>,
 
-    /// The most chunks that each node keeps [default: what the arena holds]
+    /// Limit of chunks that each node keeps [default: as many as the arena holds]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     chunks_per_node: Option<u64>,
 
-    /// Bytes of one chunk's block, to size the arena by --chunks-per-node
+    /// Bytes of one chunk's block, to size the arena for --chunks-per-node
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, requires = "chunks_per_node")]
     block_bytes: Option<u64>,
 
-    /// Give each node a disk tier of so many bytes in the cluster's directory; with --dir it outlives the cluster
+    /// Give each node a disk tier of this size in the cluster's directory; with --dir it survives the cluster
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     disk_bytes: Option<u64>,
 
-    /// Give the nodes an object store that they share, such as file:///FOLDER or s3://BUCKET/PREFIX
+    /// Give the nodes a shared object store, such as file:///FOLDER or s3://BUCKET/PREFIX
     #[arg(long, value_name = "URL")]
     object_store: Option<String>,
 
-    /// Who is evicted first
+    /// Eviction policy
     #[arg(long, value_parser = values::policy(), default_value_t)]
     policy: PolicyName,
 
-    /// Each node serves only what was put there itself
+    /// Each node serves only the chunks of its own engines
     #[arg(long)]
     no_share: bool,
 
-    /// Each node sends so many bytes of blocks a second to others at most, as over a slower network
+    /// Limit of the bytes of blocks that each node sends to others in a second, as on a slower network
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     send_bytes_per_second: Option<u64>,
 
-    /// Where config files, sockets and logs go [default: a directory of its own, removed at the end]
+    /// Folder for configuration files, sockets and logs [default: a temporary folder, removed at the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// Print where the cluster is as one JSON object
+    /// Print the cluster's addresses as one JSON object
     #[arg(long)]
     json: bool,
 
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     tracing: TraceOptions,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Ready<'a> {
     ready: bool,

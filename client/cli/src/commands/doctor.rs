@@ -16,11 +16,12 @@ use crate::doctor::{Files, Finding, Level, Probes, Subject};
 use crate::failure::{FAILED, Usage};
 use crate::{http, output};
 
-/// Show what of this machine is in a node's way, and what to do about it
+/// Find this machine's problems for a node, and say what to do
 ///
-/// Looks at memory and huge pages, NUMA, CPU quota, limits, io_uring, UDP, the paths to others, the clock, certificates,
-/// folders, the object store and the GPU driver, and says what to do about each finding. It changes nothing; a datagram of
-/// no meaning goes to each address that it looks at, and a small object is written to the object store and deleted. Run it as the node's user, where the node will run: inside its container or service.
+/// The command checks memory and huge pages, NUMA, CPU quota, limits, io_uring, UDP, the paths to others, the clock,
+/// certificates, folders, the object store and the GPU driver, and gives advice for each finding. It changes nothing, but it
+/// sends a meaningless datagram to each checked address, and writes a small object to the object store and deletes it. Run it
+/// as the node's user in the node's place: inside its container or service.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,24 +31,24 @@ Examples:
                                                     The path to another node, a folder for the disk tier
   larder doctor --coordinator 127.0.0.1:7600 --json The paths to all members; one JSON object
 
-What the levels mean:
-  problem  the node does not start, or not do its work: the exit status is 1
-  warning  it works, but slowly or not safely
-  note     it could be better")]
+Levels:
+  problem  the node does not start, or does not work: the exit status is 1
+  warning  the node works, but slowly or not safely
+  note     the node could work better")]
 pub(crate) struct Args {
-    /// The node's config file; all defaults where there is none
+    /// The node's configuration file [default: every key has its default]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Look at the path to this address too; may be given several times
+    /// Check the path to this address too; may be given several times
     #[arg(long = "peer", value_name = "HOST:PORT")]
     peers: Vec<String>,
 
-    /// Look at the paths to all members that this coordinator knows
+    /// Check the paths to all members that this coordinator knows
     #[arg(long, value_name = "ADDR")]
     coordinator: Option<SocketAddr>,
 
-    /// Look at this folder as the disk tier's [default: what the configuration says]
+    /// Check this folder for the disk tier [default: the folder in the configuration]
     #[arg(long, value_name = "DIR")]
     disk: Option<PathBuf>,
 
@@ -56,7 +57,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     problems: usize,
@@ -120,7 +121,7 @@ impl Report {
     }
 }
 
-/// Of the terminal: green, blue, yellow, bold red.
+/// The level's colour: green, blue, yellow, bold red.
 fn colour(level: Level) -> &'static str {
     match level {
         Level::Ok => "32",

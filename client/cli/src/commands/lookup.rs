@@ -13,22 +13,22 @@ use serde::Serialize;
 use crate::prompt::{Prompt, PromptArgs};
 use crate::{output, visit};
 
-/// Ask a node how much of a prompt it holds
+/// Show how much of a prompt a node holds
 ///
-/// The prompt is given by the ids of a trace's blocks, by token ids, or by the hashes of its chunks. Each device of a
-/// node has a cache of its own and is asked. At least one token of a prompt is always left to compute.
+/// Name the prompt by the ids of a trace's blocks, by token ids, or by the hashes of its chunks. Each device of a node has a
+/// cache of its own and answers for itself. At least one token of a prompt is always left to compute.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder lookup 0 1 2 3                   Ask the newest development cluster for a prompt of four full blocks of a trace
-  larder lookup 0 1 --prompt-tokens 1024  The same without a token behind its blocks: the last one must be computed
+  larder lookup 0 1 --prompt-tokens 1024  The same without a token behind its blocks: the last block must be computed
   larder lookup --namespace qwen.json --tokens prompt.json
   larder lookup --namespace qwen.json --hashes - --socket /run/larder/default.sock < hashes.txt
 
 A namespace file is one JSON object: `model`, `kv_dtype`, `layout` and `pools` (an array of {\"name\": \"kv\",
-\"layers\": N, \"layer_bytes\": N}) must be there; `revision` (\"\"), `hash` (\"larder\" or {\"engine\": {\"name\": NAME,
+\"layers\": N, \"layer_bytes\": N}) are required; `revision` (\"\"), `hash` (\"larder\" or {\"engine\": {\"name\": NAME,
 \"seed\": SEED}}), `chunk_tokens` (256), `engine_block_tokens` (16), `tensor_parallel`, `pipeline_parallel`,
-`context_parallel`, `slices` (1) and `flat` (false) may be.")]
+`context_parallel`, `slices` (1) and `flat` (false) have defaults.")]
 pub(crate) struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "tokens")]
     prompt_tokens: Option<u64>,
 
-    /// The node's session socket [default: that of every node of the newest development cluster]
+    /// The node's session socket [default: those of all nodes of the newest development cluster]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What one device of a node holds.
+/// The part of the prompt that one device of a node holds.
 #[derive(Serialize)]
 struct Held {
     node: String,

@@ -17,7 +17,7 @@ Examples:
   larder man /usr/local/share/man/man1     Then `man larder`, `man larder-replay`, `man larder-ca-issue`
   larder man . && man ./larder.1")]
 pub(crate) struct Args {
-    /// Where the pages go; made where it is missing. Older ones are replaced
+    /// Folder for the pages; a missing folder is made, older pages are replaced
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 

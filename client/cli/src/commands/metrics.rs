@@ -14,21 +14,21 @@ use serde::Serialize;
 use crate::{http, output};
 use live::{Sample, Samples};
 
-/// Show what nodes and coordinator export to Prometheus: every metric, its unit, its labels and what it means
+/// Show every metric of nodes and coordinator: meaning, unit, labels, and present values
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder metrics                                  Every metric
-  larder metrics --node 127.0.0.1:9440            Those of a node, with the values that they have now
-  larder metrics --coordinator 127.0.0.1:7600     The same of a coordinator
+  larder metrics --node 127.0.0.1:9440            The present values of a node
+  larder metrics --coordinator 127.0.0.1:7600     The present values of a coordinator
   larder metrics --json                           One JSON array
   larder metrics --markdown > docs/metrics.md     The page of the documentation")]
 pub(crate) struct Args {
-    /// Show what this node's metrics are now
+    /// Show the present values of this node
     #[arg(long, value_name = "ADDR")]
     node: Option<SocketAddr>,
 
-    /// Show what this coordinator's metrics are now
+    /// Show the present values of this coordinator
     #[arg(long, value_name = "ADDR", conflicts_with = "node")]
     coordinator: Option<SocketAddr>,
 
@@ -57,7 +57,7 @@ struct Row {
     #[serde(skip_serializing_if = "<[f64]>::is_empty")]
     buckets: &'static [f64],
     help: &'static str,
-    /// What a server exports now, where one was asked.
+    /// What a server exports now, if one was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     samples: Option<Vec<Sample>>,
 }

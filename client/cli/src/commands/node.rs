@@ -16,7 +16,7 @@ use crate::{output, parent, signals};
 
 /// Run a node until Ctrl-C or SIGTERM
 ///
-/// When it serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}.
+/// When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -31,11 +31,11 @@ Examples:
     name = \"default\"
     socket = \"/run/larder/default.sock\"")]
 pub(crate) struct Args {
-    /// The config file; all defaults where there is none
+    /// The configuration file [default: every key has its default]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Record lookups to this file and older ones beside it, as hashes only
+    /// Record lookups to this file, as hashes only; older records are kept in files beside it
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "config")]
     print_config: bool,
 
-    /// End when this process does, which must be the one that started this
+    /// End with this process, which must be the parent
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
 }
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    /// What the config file says, if it can be read.
+    /// The configuration file, if it can be read.
     pub(crate) fn config_file(&self) -> Option<Config> {
         if self.print_config {
             return None;
@@ -76,7 +76,7 @@ impl Args {
     }
 }
 
-/// What the config file, or its absence, comes to on this machine.
+/// The limits of the configuration file, or of the defaults, on this machine.
 fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits> {
     let mut config = match config {
         Some(path) => Config::load(path)?,

@@ -15,9 +15,9 @@ use crate::{output, values, visit};
 
 /// Keep a prompt from eviction for a time
 ///
-/// Each device that has a prefix of the prompt in memory pins it, and gives the pin a number. A pin outlives this
-/// command and belongs to the tenant; `larder unpin NUMBER` ends it before its time. The node bounds how long a pin
-/// lasts (session.max_pin_ms) and how much is pinned (session.max_pinned_fraction).
+/// Each device that has a prefix of the prompt in memory pins the prefix and prints the pin's number. The pin stays after
+/// this command ends, and belongs to the tenant; `larder unpin NUMBER` ends it early. The node bounds how long a pin lasts
+/// (session.max_pin_ms) and how many bytes are pinned (session.max_pinned_fraction).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -25,7 +25,7 @@ Examples:
   larder pin --namespace qwen.json --tokens system-prompt.json --for 10m --socket /run/larder/default.sock
   larder pin 0 1 --json                   An array with one object for each device
 
-Exit status: 1 where nothing of the prompt is in any memory, so that nothing is pinned. `larder lookup --help` explains
+Exit status: 1 if no memory has a prefix of the prompt, so that nothing is pinned. `larder lookup --help` explains
 namespace files.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "TIME", value_parser = values::time, default_value = "10m")]
     duration: Duration,
 
-    /// The node's session socket [default: that of every node of the newest development cluster]
+    /// The node's session socket [default: those of all nodes of the newest development cluster]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
@@ -44,13 +44,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What one device pinned.
+/// The part of the prompt that one device pinned.
 #[derive(Serialize)]
 struct Pinned {
     node: String,
     device: u16,
     socket: PathBuf,
-    /// `None` where nothing of the prompt is in its memory.
+    /// `None` if nothing of the prompt is in its memory.
     pin: Option<u64>,
     chunks: u32,
     tokens: u64,

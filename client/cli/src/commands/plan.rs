@@ -15,10 +15,10 @@ use crate::plan::{Outcome, PlanPolicy, Sharing, Workload, advice, html, table};
 use crate::trace::history::{History, oldest_first};
 use crate::{output, values};
 
-/// Show what policies, capacities and node counts would make of a trace
+/// Predict a trace's hit rates for policies, capacities and node counts
 ///
-/// Plays the trace through the store that runs in production, once for each policy, capacity and number of nodes, and
-/// finds the best that is possible beside it. Prints a table, and writes a report with charts.
+/// The command plays the trace through the production store, once for each policy, capacity and number of nodes, and computes
+/// the best possible rates beside. It prints a table, and writes a report with charts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,24 +27,24 @@ Examples:
   larder plan trace.jsonl --nodes 1,4,16 --policies lru    Clusters too: caches of their own, routed, shared
   larder plan trace.jsonl --json > plan.json               One JSON array, rates as fractions, no report
   larder plan trace.jsonl --prefill-tokens-per-s 12000 --price-per-gpu-hour 3.20 --chunk-bytes 28MiB
-  larder plan lookups.jsonl*                               What engines asked, as a node recorded it
+  larder plan lookups.jsonl*                               The lookups of engines, as a node recorded them
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 or the lookup log of `larder node --record FILE`, with the files that were rotated in any order.
 
-Bounds: `opt` is the best that a cache of the size could do if it knew the future (several nodes: one pool
-of the summed size), `infinite` a cache that never evicts.
+Bounds: `opt` is a cache of the size that knows the future (several nodes: one pool of the summed size),
+`infinite` a cache that never evicts.
 
-Sharing: `local` nodes know nothing of each other; `routed` ones neither, but each request goes to its
-longest prefix unless that node is busy; `shared` ones read what any other holds and copy what is read 8
-times or more.")]
+Sharing: `local` nodes know nothing of each other; nor do `routed` nodes, but each request goes to the node
+with its longest prefix, unless that node is busy; `shared` nodes read the chunks of all others, and copy a
+chunk that is read 8 times or more.")]
 pub(crate) struct Args {
     /// The trace or lookup log, `-` for standard input; several files are read as one
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Plan with this namespace's lookups of a log only
+    /// Use only this namespace's lookups of a log
     #[arg(long, value_name = "FINGERPRINT")]
     namespace: Option<String>,
 
@@ -61,7 +61,7 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLUSTER_NODES)))]
     nodes: Vec<u16>,
 
-    /// What several nodes know of each other
+    /// Ways in which several nodes work together
     #[arg(
         long,
         value_name = "KINDS",
@@ -71,7 +71,8 @@ pub(crate) struct Args {
     )]
     sharing: Vec<Sharing>,
 
-    /// Keep full blocks only, and compute a token of each prompt, as a node does [default: partial last blocks count as blocks, as in published simulations]
+    /// Cache full blocks only, and compute at least one token of each prompt, as a node does [default: partial last blocks
+    /// count as blocks, as in published simulations]
     #[arg(long)]
     full_blocks_only: bool,
 
@@ -87,7 +88,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     chunk_bytes: Option<u64>,
 
-    /// Where the report goes [default: plan.html, none with --json]
+    /// File for the report [default: plan.html, none with --json]
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
 
@@ -147,7 +148,7 @@ impl Args {
         Ok(Workload::of_history(&history, !self.full_blocks_only))
     }
 
-    /// Where policies were named, all of them on all node counts; else all on one node and the best on several.
+    /// Runs named policies on all node counts; otherwise all policies on one node, and the best on several.
     fn outcomes(&self, workload: &Workload) -> Vec<Outcome> {
         let capacities = if self.capacities.is_empty() {
             default_capacities(workload.distinct_blocks)
@@ -195,7 +196,7 @@ impl Args {
     }
 }
 
-/// Finds out before the work what would spoil its end. Leaves a report that is there as it is.
+/// Checks before the work that the report can be written. Leaves an existing report as it is.
 fn check_writable(path: &Path) -> anyhow::Result<()> {
     let wrong = || Usage(format!("cannot write the report {}; name another file with --out", path.display()));
     OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
@@ -204,7 +205,7 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
 /// Bytes of one token's KV of Llama 3 8B in bf16: 32 layers of 8 heads of 128 elements, keys and values.
 const LLAMA_3_8B_TOKEN_BYTES: u64 = 128 << 10;
 
-/// Six sizes of the series 1, 3, 10, 30, ..., the last of which holds `distinct_blocks`.
+/// Six sizes of the series 1, 3, 10, 30, ...; the last holds `distinct_blocks`.
 fn default_capacities(distinct_blocks: u64) -> Vec<u64> {
     let series = |step: u32| 10_u64.pow(step / 2) * if step.is_multiple_of(2) { 1 } else { 3 };
     let last = (0..MOST_STEPS).find(|&step| series(step) >= distinct_blocks).unwrap_or(MOST_STEPS);

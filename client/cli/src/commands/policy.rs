@@ -19,36 +19,36 @@ use tokio::time::timeout;
 use crate::failure::{FAILED, Usage};
 use crate::{dev, http, output, values};
 
-/// Show by which policy nodes evict, or set another one while they run
+/// Show the eviction policies of nodes, or set one while they run
 ///
-/// The change goes over QUIC and needs an admin's certificate: HTTP knows nobody, so it changes nothing. It is for
-/// the nodes of a cluster that share chunks, and lasts until a node ends: `host.policy` in its configuration says
-/// what it starts with.
+/// A change goes over QUIC and needs an admin's certificate, since HTTP has no authentication and changes nothing. The
+/// command works for nodes of a cluster that share chunks. The policy lasts until the node ends: `host.policy` in its
+/// configuration is its policy at the start.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder policy                      What the nodes of the newest development cluster do
-  larder policy sieve                All of them by `sieve` from now on
+  larder policy                      The policies in the newest development cluster
+  larder policy sieve                Set `sieve` on all its nodes
   larder policy lru --member node-0 --coordinator 10.0.0.10:7600 \\
       --ca ca.pem --certificate me.pem --key me.key
   larder policy --json               One object with `nodes`: `name`, and `policies` by device or `error`
 
 An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
-Exit status: 1 where a node did not do it or does not answer.")]
+Exit status: 1 if a node refuses or does not answer.")]
 pub(crate) struct Args {
     /// The policy to set
     #[arg(value_name = "POLICY", value_parser = values::policy())]
     policy: Option<PolicyName>,
 
-    /// The nodes that this coordinator knows [default: the newest development cluster]
+    /// Ask the nodes that this coordinator knows [default: the newest development cluster]
     #[arg(long, value_name = "ADDR")]
     coordinator: Option<SocketAddr>,
 
-    /// Only this member; may be given several times
+    /// Ask this member only; may be given several times
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
 
-    /// Certificates of the authorities that the nodes have
+    /// Certificates of the nodes' authorities
     #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
 
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "ca")]
     certificate: Option<PathBuf>,
 
-    /// Its key
+    /// The certificate's key
     #[arg(long, value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
 
@@ -65,7 +65,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     nodes: Vec<NodeReport>,
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Asks every node; what went wrong with each.
+/// Asks every node; returns the error of each.
 fn set(
     credentials: &Credentials,
     policy: PolicyName,
@@ -139,8 +139,8 @@ async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus)
     match answer {
         Some(PeerResponse::Done) => Ok(()),
         Some(PeerResponse::Refused(why)) => bail!("refused: {why}"),
-        Some(PeerResponse::Busy(_)) => bail!("it has too much to do: try again"),
-        _ => bail!("it answers something else"),
+        Some(PeerResponse::Busy(_)) => bail!("the node has too much to do: try again"),
+        _ => bail!("the node sent an unexpected answer"),
     }
 }
 
@@ -191,9 +191,10 @@ impl Args {
         let credentials = Credentials::load(&files).context(Usage("cannot use the certificate".into()))?;
         let role = credentials.identity().role;
         if role != Role::Admin {
-            return Err(
-                Usage(format!("the certificate is a {role}'s, and only an admin sets a policy")).into()
-            );
+            return Err(Usage(format!(
+                "the certificate belongs to a {role}; only an admin may set a policy"
+            ))
+            .into());
         }
         Ok(credentials)
     }

@@ -27,17 +27,17 @@ use crate::tracing::TraceOptions;
 use crate::{output, signals, values};
 use anyhow::{Context as _, bail};
 
-/// Play a trace through real engine sessions and check every byte that comes back
+/// Play a trace through real engine sessions and check every byte that they read
 ///
-/// Each request looks its prompt up, leases and copies out what hits, compares it with what the keys imply,
-/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached; requests start in the order of the trace, four
-/// at a time. Fails where a byte is wrong or a request failed.
+/// Each request looks its prompt up, leases the hits and copies them out, compares the bytes with those that the keys imply,
+/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached. Requests start in the order of the trace, four at
+/// a time. The command fails on a wrong byte or a failed request.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder replay                                   A generated trace, through a node started for it
   larder replay trace.jsonl --chunks-per-node 10000 --block-bytes 4096 --policy lru
-  larder replay trace.jsonl --dev 4               Through four nodes that share what they hold
+  larder replay trace.jsonl --dev 4               Through four nodes that share their chunks
   larder replay trace.jsonl --speed 60 --disk-chunks-per-node 30000
   larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
   larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
@@ -47,10 +47,10 @@ Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 
 Several nodes: each request goes to the node that recomputed least lately (half-life 30 s of trace
-time). What that node lacks and another holds comes from there; with --no-share it is computed. A
-node that dies is started again; what it would have served meanwhile is computed and counted.")]
+time). Chunks that only another node holds come from there; with --no-share they are computed. A node
+that dies is started again; its requests are computed meanwhile, and counted.")]
 pub(crate) struct Args {
-    /// The trace, `-` for standard input; without one, a trace is generated
+    /// The trace, `-` for standard input [default: a generated trace]
     file: Option<PathBuf>,
 
     /// Start a development cluster of N nodes for this replay
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR")]
     coordinator: Option<SocketAddr>,
 
-    /// The most chunks that each node keeps, over all of its actors
+    /// Limit of chunks that each node keeps, for all its actors together
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNKS_PER_NODE, conflicts_with = "coordinator",
           value_parser = clap::value_parser!(u64).range(1..))]
     chunks_per_node: u64,
@@ -71,32 +71,32 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value_t = DEFAULT_BLOCK_BYTES)]
     block_bytes: u64,
 
-    /// Give each node a disk tier for so many chunks
+    /// Give each node a disk tier for this number of chunks
     #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = clap::value_parser!(u64).range(1..))]
     disk_chunks_per_node: Option<u64>,
 
-    /// Who is evicted first
+    /// Eviction policy
     #[arg(long, value_parser = values::policy(), default_value_t, conflicts_with = "coordinator")]
     policy: PolicyName,
 
-    /// Each node serves only what it computed itself
+    /// Each node serves only the chunks of its own engines
     #[arg(long, conflicts_with = "coordinator")]
     no_share: bool,
 
-    /// Requests that are played at a time, at most
+    /// Limit of requests in flight
     #[arg(long, value_name = "N", default_value_t = REQUESTS_IN_FLIGHT,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
 
-    /// Start requests at the times of the trace, so many times as fast [default: as fast as they are served]
+    /// Start requests at the times of the trace, this many times as fast [default: as soon as the nodes serve them]
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     speed: Option<f64>,
 
-    /// Tokens that an engine computes in a second of prefill: what the time is that hits save
+    /// Tokens that an engine computes in a second of prefill, for the time that hits save
     #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
     prefill_tokens_per_s: f64,
 
-    /// How long a node may take to answer before its requests are computed instead
+    /// Time for a node's answer; later, the engine computes the request
     #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
     node_deadline_ms: u64,
 
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     runtime.block_on(replay(args, &requests))
 }
 
-/// Starts or finds the nodes, plays, stops what it started, and prints what was found.
+/// Starts or finds the nodes, plays the trace, stops the started nodes, and prints the results.
 async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     let stop = signals::stop()?;
     tokio::pin!(stop);
@@ -168,7 +168,7 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     Ok(if played.report.passed() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-/// What came of it, however it ended.
+/// The result of a replay, however it ended.
 struct Played {
     report: Report,
     interrupted: bool,
@@ -222,7 +222,7 @@ impl Args {
         TraceReader::new(lines).read_all(self.limit).with_context(wrong)
     }
 
-    /// What the trace's chunks are named by.
+    /// The name of the trace, by which its chunks are named.
     fn trace_name(&self, requests: &[Request]) -> TraceName {
         match (&self.file, requests.first()) {
             (Some(_), Some(first)) => TraceName::of(first),
@@ -245,7 +245,7 @@ impl Args {
         Ok((Some(cluster), nodes))
     }
 
-    /// Tells people, on standard error, what the numbers to come are about.
+    /// Prints the replay's settings on standard error, for people.
     fn say_what_is_played(&self, requests: usize, nodes: usize) {
         if self.quiet || !io::stderr().is_terminal() {
             return;

@@ -13,19 +13,19 @@ use crate::size::report::{Sizes, Surroundings};
 use crate::size::{Deployment, Footprint, ModelConfig, SizeError};
 use crate::{output, values};
 
-/// Show what a model's KV takes, what memory and disk hold of it, and how fast it moves
+/// Compute the size of a model's KV, how much of it memory and disk hold, and how fast it moves
 ///
-/// Reads the model's `config.json` (attention with grouped heads, MLA, sliding windows, Mamba and linear-attention hybrids).
-/// The formula is the one by which nodes check what engines register.
+/// The command reads the model's `config.json` (attention with grouped heads, MLA, sliding windows, Mamba and
+/// linear-attention hybrids). Nodes check the registered namespaces of engines by the same formula.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder size config.json                              One rank, the model's own element type
+  larder size config.json                              One rank, the model's element type
   larder size Qwen2.5-7B/config.json --tp 2 --chunk-tokens 16
   larder size config.json --dtype fp8 --memory 512GiB --disk 7TB --link 400
-  larder size config.json --set head_dim=128 --json    A field that the config lacks; one JSON object")]
+  larder size config.json --set head_dim=128 --json    Add a field; print one JSON object")]
 pub(crate) struct Args {
-    /// The model's config.json, or the folder it is in
+    /// The model's config.json, or its folder
     config: PathBuf,
 
     /// Tensor-parallel ranks
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
     prefill_tokens_per_s: f64,
 
-    /// Put a value in the place of a field of the config; may be given several times
+    /// Replace the value of a field of the config; may be given several times
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = field)]
     fields: Vec<(String, Value)>,
 

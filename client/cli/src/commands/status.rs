@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Addresses;
 use crate::{dev, http, output};
 
-/// Show what nodes and coordinator say of themselves
+/// Show the state of nodes and coordinator
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -19,7 +19,7 @@ Examples:
   larder status --coordinator 127.0.0.1:7600   The nodes that this coordinator knows
   larder status --node 127.0.0.1:7601 --json   One node, as JSON")]
 pub(crate) struct Args {
-    /// Ask this coordinator, and the nodes that it knows
+    /// Ask this coordinator and its nodes
     #[arg(long, value_name = "ADDR")]
     coordinator: Option<SocketAddr>,
 

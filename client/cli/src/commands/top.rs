@@ -15,10 +15,10 @@ use crate::top::terminal::{Screen, keys};
 use crate::top::view::View;
 use crate::{output, signals, values};
 
-/// Watch what nodes do, as it happens
+/// Watch the nodes' work, live
 ///
-/// Rates are those of the last interval. `in` is what engines commit, `out` what is leased to them. Keys: q quits, s
-/// sorts by the next column, r reverses.
+/// Rates are those of the last interval: `in` counts bytes that engines commit, `out` bytes that are leased to them. Keys: q
+/// quits, s sorts by the next column, r reverses.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +27,7 @@ Examples:
   larder top --node 127.0.0.1:9440 --once      One interval, as text
   larder top --json --interval 10s             One interval, as one JSON object with `seconds`, `total` and `nodes`")]
 pub(crate) struct Args {
-    /// Ask this coordinator, and the nodes that it knows
+    /// Ask this coordinator and its nodes
     #[arg(long, value_name = "ADDR")]
     coordinator: Option<SocketAddr>,
 
@@ -35,15 +35,15 @@ pub(crate) struct Args {
     #[arg(long = "node", value_name = "ADDR", conflicts_with = "coordinator")]
     nodes: Vec<SocketAddr>,
 
-    /// By what nodes are sorted
+    /// Column by which nodes are sorted
     #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
     sort: Sort,
 
-    /// How long one interval is
+    /// Length of one interval
     #[arg(long, value_name = "TIME", value_parser = values::time, default_value = "1s")]
     interval: Duration,
 
-    /// Show one interval and end; so it is where standard output is no terminal
+    /// Show one interval and end [default if standard output is no terminal]
     #[arg(long)]
     once: bool,
 

@@ -16,16 +16,16 @@ Examples:
   larder unpin 17                                              In a development cluster of one node
   larder unpin 17 --socket /run/larder/default.sock --device 1
 
-Exit status: 1 where the device knows no such pin of this tenant, as after its deadline.")]
+Exit status: 1 if the device has no such pin of this tenant, for instance after its deadline.")]
 pub(crate) struct Args {
     /// The pin's number, as `larder pin` printed it
     pin: u64,
 
-    /// The node's session socket [default: that of the newest development cluster, where it has one node]
+    /// The node's session socket [default: that of the newest development cluster, if it has one node]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// The device that pinned it
+    /// The device of the pin
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u16,
 

@@ -13,10 +13,10 @@ use crate::failure::{FAILED, Usage};
 use crate::prompt::PromptArgs;
 use crate::{dev, http, output};
 
-/// Ask the coordinator who holds how much of a prompt's prefix
+/// Ask the coordinator how much of a prompt each node holds
 ///
-/// What routers ask too: `POST /v1/prefix`. The answer comes from the directory, which follows what nodes hold within
-/// moments; a node may hold a part of the prefix only.
+/// Routers ask the same: `POST /v1/prefix`. The answer comes from the directory, which is a few moments behind the nodes; a
+/// node may hold only a part of the prefix.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,13 +24,13 @@ Examples:
   larder where --namespace qwen.json --tokens prompt.json --coordinator 10.0.0.10:7600
   larder where 0 1 --tenant red --json     One object with `cluster`, `nodes` and `silent_homes`
 
-Exit status: 1 where a node that knows a part of the answer did not answer. `larder lookup --help` explains namespace files,
-and asks one node, on its socket, what it would find for an engine.")]
+Exit status: 1 if a home of a part of the prompt did not answer. `larder lookup --help` explains namespace files;
+`larder lookup` asks one node, on its socket, how much an engine would find.")]
 pub(crate) struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// The tenant whose chunks are meant
+    /// The chunks' tenant
     #[arg(long, value_name = "TENANT", default_value = dev::TENANT)]
     tenant: String,
 
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR")]
     coordinator: Option<SocketAddr>,
 
-    /// Print JSON: the coordinator's own answer, with `prompt_chunks` and `chunk_tokens`
+    /// Print JSON: the coordinator's answer, with `prompt_chunks` and `chunk_tokens`
     #[arg(long)]
     json: bool,
 }
@@ -54,7 +54,7 @@ struct Question {
 /// 64 hexadecimal digits.
 type ChunkHashText = String;
 
-/// The answer, and what it is about.
+/// The answer, with the size of the prompt.
 #[derive(Debug, Serialize)]
 struct Answer {
     prompt_chunks: usize,

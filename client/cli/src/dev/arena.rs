@@ -22,7 +22,7 @@ pub(super) struct ArenaSize {
 }
 
 impl ArenaSize {
-    /// The arena as asked, or one that holds exactly the chunks asked for.
+    /// The requested arena, or one that holds exactly the requested chunks.
     ///
     /// Then it has a slot for each chunk, for so much that what a replay's requests write at a time is what one session may
     /// reserve, for what passes through from other nodes, and [`SPARE_EXTENTS`] more extents; extents hold whole slots, so that nothing is lost at their ends; and the watermarks are at the top, so

@@ -25,7 +25,7 @@ pub(crate) struct ReadyLine {
     pub(crate) ready: bool,
     /// Where it serves HTTP.
     pub(crate) http: SocketAddr,
-    /// Where nodes find the coordinator.
+    /// The coordinator's address for nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<SocketAddr>,
     /// Its session sockets, by tenant; the coordinator has none.
@@ -47,7 +47,7 @@ impl ReadyLine {
 pub(super) struct Child {
     spec: Spec,
     process: tokio::process::Child,
-    /// Kept open: a process that prints more must not die of it.
+    /// Kept open, so that a process that prints more does not die.
     stdout: BufReader<ChildStdout>,
 }
 
@@ -156,7 +156,7 @@ impl Child {
     }
 }
 
-/// The last lines of a log; none where it cannot be read.
+/// The last lines of a log; none if it cannot be read.
 fn tail(log: &Path) -> LogTail {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(log)?;

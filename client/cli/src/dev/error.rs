@@ -11,16 +11,16 @@ use super::runtime_dir::RuntimeDirError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevError {
-    /// What was asked for is impossible.
+    /// The options are impossible.
     #[error("{what}")]
     Options {
-        /// What is wrong, and what to do about it.
+        /// The fault and its remedy.
         what: String,
     },
     /// Nobody knows where this program is.
     #[error("cannot find this program to start it again")]
     Program {
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// There is no directory of this user's own.
@@ -31,7 +31,7 @@ pub enum DevError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The sockets' paths would be longer than the kernel allows.
@@ -44,7 +44,7 @@ pub enum DevError {
         path: PathBuf,
     },
     /// No development cluster is running, or none that says where it is.
-    #[error("no development cluster is running: start one with `larder dev`, or say where to ask")]
+    #[error("no development cluster is running: start one with `larder dev`, or name a server")]
     NotRunning,
     /// No certificate can be made.
     #[error("cannot make the cluster's certificates")]
@@ -53,7 +53,7 @@ pub enum DevError {
         source: larder_net::quic::ca::AuthorityError,
     },
     /// The coordinator does not say where nodes find it.
-    #[error("the coordinator does not say where nodes find it")]
+    #[error("the coordinator does not print its address for nodes")]
     NoPeerAddress,
     /// The nodes do not become members.
     #[error(
@@ -72,7 +72,7 @@ pub enum DevError {
     Spawn {
         /// Which.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A process ended before it was ready, or later by itself.
@@ -88,12 +88,12 @@ pub enum DevError {
         /// The end of its log.
         log: LogTail,
     },
-    /// A process said something else than that it is ready.
-    #[error("{name} said `{line}` instead of where it can be reached")]
+    /// A process printed something else than its ready line.
+    #[error("{name} printed `{line}` instead of its addresses")]
     NotAReadyLine {
         /// Which.
         name: String,
-        /// What it said.
+        /// The printed line.
         line: String,
     },
     /// A process did not stop when told to.
@@ -128,7 +128,7 @@ pub struct Died {
 /// The last lines of a process's log. The log itself goes with the cluster's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogTail {
-    /// The lines; empty where there are none.
+    /// The lines; empty if there are none.
     pub lines: String,
 }
 

@@ -69,7 +69,7 @@ impl Files {
         self.dir.join(name).with_extension("log")
     }
 
-    /// Where a node's one session socket is.
+    /// The path of a node's one session socket.
     pub(super) fn socket(&self, name: &str) -> Result<PathBuf, DevError> {
         let path = self.dir.join(name).with_extension("sock");
         if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
@@ -213,7 +213,7 @@ impl Announcement {
         Ok(Self { path, dir: dir.to_owned() })
     }
 
-    /// Where the processes of the newest cluster are, if it still runs.
+    /// The addresses of the newest cluster, if it still runs.
     pub(super) fn read(runtime_dir: &Path) -> Result<Addresses, DevError> {
         Self::newest(runtime_dir).map(|file| file.addresses)
     }
@@ -259,7 +259,7 @@ impl Drop for Announcement {
     }
 }
 
-/// Locks a cluster's directory for as long as the file is open; `None` where somebody else has.
+/// Locks a cluster's directory for as long as the file is open; `None` if somebody else has.
 fn lock(dir: &Path) -> io::Result<Option<File>> {
     let file = File::open(dir)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -1,4 +1,4 @@
-//! What a development cluster is to be like.
+//! The options of a development cluster.
 
 use std::path::PathBuf;
 
@@ -10,16 +10,16 @@ use super::error::DevError;
 use super::this_program;
 use crate::replay::USUAL_REQUESTS_IN_FLIGHT;
 
-/// What a development cluster is to be like.
+/// The options of a development cluster.
 #[derive(Debug, Clone)]
 pub struct DevOptions {
     /// The program that is started as `PROGRAM node --config FILE --parent PID` and `PROGRAM coordinator ...`.
     pub program: PathBuf,
     /// How many nodes.
     pub nodes: u16,
-    /// Bytes of each node's host arena; `None`: what the chunks need, or [`super::DEFAULT_ARENA_BYTES`].
+    /// Bytes of each node's host arena; `None`: enough for the chunks, or [`super::DEFAULT_ARENA_BYTES`].
     pub arena_bytes: Option<u64>,
-    /// The most chunks that each node keeps, over all of its actors; `None`: what the arena holds.
+    /// Limit of chunks that each node keeps, over all its actors; `None`: as many as the arena holds.
     pub chunks_per_node: Option<u64>,
     /// Bytes of one chunk's block, where only one size will be used.
     pub block_bytes: Option<u64>,
@@ -35,13 +35,13 @@ pub struct DevOptions {
     pub share: bool,
     /// Bytes of blocks that a node sends to others a second at most.
     pub send_bytes_per_second: Option<u64>,
-    /// Where spans go, and which requests have some.
+    /// The collector of spans, and the fraction of traced requests.
     pub tracing: TracingConfig,
     /// Requests of a replay that it is sized for.
     pub requests_in_flight: u16,
-    /// Where config files, sockets and logs go; `None`: a directory of its own, removed when the cluster ends.
+    /// Folder for configuration files, sockets and logs; `None`: a temporary folder, removed when the cluster ends.
     pub dir: Option<PathBuf>,
-    /// Where the cluster is announced; `None`: the user's runtime directory.
+    /// Folder in which the cluster is announced; `None`: the user's runtime directory.
     pub runtime_dir: Option<PathBuf>,
 }
 

@@ -16,7 +16,7 @@ pub enum RuntimeDirError {
     Io {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Others could put something there.

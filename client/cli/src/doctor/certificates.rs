@@ -10,7 +10,7 @@ use super::{Finding, Subject, ok, problem, warning};
 
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let Some(cluster) = &subject.config.cluster else {
-        return vec![ok(CHECK, "none is needed: the configuration has no [cluster]")];
+        return vec![ok(CHECK, "not needed: the configuration has no [cluster]")];
     };
     let files = CredentialFiles {
         ca: cluster.ca.clone(),
@@ -23,7 +23,9 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
 fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
     let days = |time: Duration| time.as_secs() / SECONDS_OF_A_DAY;
     let name = subject.config.name.as_deref().unwrap_or(&subject.host.name);
-    let renew = format!("`larder ca issue node {name}` makes a new one; the node takes it without a restart");
+    let renew = format!(
+        "issue a new certificate by `larder ca issue node {name}`; the node uses it without a restart"
+    );
     let Inspected { identity, not_after } = match inspect(files, subject.now) {
         Ok(inspected) => inspected,
         Err(InspectError::Expired { not_after }) => {
@@ -32,22 +34,26 @@ fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
         }
         Err(InspectError::NotYet { not_before }) => {
             let until = not_before.duration_since(subject.now).unwrap_or_default();
-            let found = format!("it is valid from {} seconds from now on only", until.as_secs());
-            return problem(CHECK, found, "set the clock right, here or where it was issued");
+            let found = format!("the certificate becomes valid in {} seconds", until.as_secs());
+            return problem(
+                CHECK,
+                found,
+                "correct the clock here, or on the machine that issued the certificate",
+            );
         }
         Err(error) => {
             let source =
                 std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-            let advice = "see that [cluster] ca, certificate and key belong together: `larder ca issue node` makes the two";
+            let advice = "check that [cluster] ca, certificate and key belong together: `larder ca issue node` makes certificate and key";
             return problem(CHECK, format!("{error}{source}"), advice);
         }
     };
     if identity.role != Role::Node || identity.name != name {
-        let found = format!("it is that of {identity}, not of the node {name}");
+        let found = format!("the certificate belongs to {identity}, not to the node {name}");
         return problem(
             CHECK,
             found,
-            format!("`larder ca issue node {name}` makes one, or set the node's `name`"),
+            format!("issue one by `larder ca issue node {name}`, or set the node's `name`"),
         );
     }
     let left = not_after.map(|not_after| not_after.duration_since(subject.now).unwrap_or_default());
@@ -56,11 +62,11 @@ fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
             warning(CHECK, format!("{identity} expires in {} days", days(left)), renew)
         }
         Some(left) => ok(CHECK, format!("{identity} for {} days", days(left))),
-        None => ok(CHECK, format!("{identity} without an end")),
+        None => ok(CHECK, format!("{identity} never expires")),
     }
 }
 
-/// Whoever can read the key is the node.
+/// Checks the key's permissions: a process that can read the key can act as the node.
 fn key(files: &CredentialFiles) -> Finding {
     const CHECK: &str = "private key";
     let path = files.key.display();
@@ -71,13 +77,13 @@ fn key(files: &CredentialFiles) -> Finding {
         Ok(metadata) if metadata.mode() & OTHERS != 0 => problem(
             CHECK,
             format!(
-                "everybody on this host can use {path}, and be the node (mode {:o})",
+                "everybody on this host can read {path}, and act as the node (mode {:o})",
                 metadata.mode() & 0o777
             ),
             format!("`chmod 600 {path}`, for the node's user; better, issue a new one"),
         ),
         Ok(metadata) if metadata.mode() & GROUP_WRITES != 0 => {
-            warning(CHECK, format!("its group can replace {path}"), format!("`chmod 640 {path}`"))
+            warning(CHECK, format!("the group can replace {path}"), format!("`chmod 640 {path}`"))
         }
         Ok(metadata) => ok(CHECK, format!("mode {:o}", metadata.mode() & 0o777)),
     }

@@ -3,10 +3,10 @@
 
 use std::mem::MaybeUninit;
 
-/// What the kernel says of its clock.
+/// The state of the kernel's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClockState {
-    /// Something keeps it right, to within so many microseconds.
+    /// Something keeps the clock right, to within this many microseconds.
     Synchronised {
         /// How far it may be off.
         error_us: u64,
@@ -16,7 +16,7 @@ pub(crate) enum ClockState {
 }
 
 impl ClockState {
-    /// Asks the kernel; `None` where it does not say.
+    /// Asks the kernel; `None` if it does not say.
     pub(super) fn read() -> Option<Self> {
         // SAFETY: zeros are a valid `timex`: no pointers, and `modes` of 0 asks without changing anything.
         let mut state: libc::timex = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -9,12 +9,12 @@ use larder_node::host::cgroup;
 pub(crate) struct Files(PathBuf);
 
 impl Files {
-    /// Those below `root`: `/` for this machine.
+    /// The files below `root`: `/` for this machine.
     pub(crate) fn below(root: &Path) -> Self {
         Self(root.to_owned())
     }
 
-    /// What a file says; `None` where there is none, or it may not be read.
+    /// A file's text; `None` if there is none, or it may not be read.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         Some(std::fs::read_to_string(self.0.join(path)).ok()?.trim().to_owned())
     }
@@ -24,7 +24,7 @@ impl Files {
         self.0.join(path).exists()
     }
 
-    /// Where a link leads.
+    /// The target of a link.
     pub(super) fn link(&self, path: &str) -> Option<String> {
         Some(std::fs::read_link(self.0.join(path)).ok()?.to_string_lossy().into_owned())
     }
@@ -34,14 +34,14 @@ impl Files {
         self.text(path)?.parse().ok()
     }
 
-    /// The chosen one of the words in a file, as `always [madvise] never`.
+    /// The chosen word of a file, as in `always [madvise] never`.
     pub(super) fn choice(&self, path: &str) -> Option<String> {
         let text = self.text(path)?;
         let (_, rest) = text.split_once('[')?;
         Some(rest.split_once(']')?.0.to_owned())
     }
 
-    /// The hard limit called `name`; `None` where it is unlimited, or nobody says.
+    /// The hard limit called `name`; `None` if it is unlimited, or nobody says.
     pub(super) fn hard_limit(&self, name: &str) -> Option<u64> {
         let limits = self.text("proc/self/limits")?;
         let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
@@ -64,7 +64,7 @@ impl Files {
             .is_some_and(|set| set >> number & 1 == 1)
     }
 
-    /// What the control groups of this process say in a file ([`cgroup::values`]).
+    /// The texts of a file in the control groups of this process ([`cgroup::values`]).
     pub(super) fn groups(&self, controller: &str, v2: &str, v1: &str) -> Vec<String> {
         cgroup::values(&self.0, controller, v2, v1)
     }

@@ -17,14 +17,14 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     sockets.chain(tiers).chain(subject.probes.object.as_ref().map(object)).collect()
 }
 
-/// Whoever can open a socket is its tenant; whoever can write its folder can put another in its place.
+/// Checks a tenant's socket: a process that can open it is its tenant; a process that can write its folder can replace it.
 fn socket(tenant: &TenantConfig) -> Finding {
     const CHECK: &str = "socket";
     let TenantConfig { name, socket, .. } = tenant;
     let (path, folder) = (socket.display(), socket.parent().unwrap_or(Path::new("/")));
     if let Err(NotASocket { what, .. }) = check_socket_path(socket) {
         let found = format!("{path} of tenant {name} is {what}, not a socket: the node will not start");
-        return problem(CHECK, found, "name another path, or move what is there away");
+        return problem(CHECK, found, "name another path, or move the file away");
     }
     // The node makes what is missing.
     let Some(there) = folder.ancestors().find(|folder| folder.exists()) else {
@@ -37,21 +37,19 @@ fn socket(tenant: &TenantConfig) -> Finding {
         }
         Ok(metadata) if metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0 => problem(
             CHECK,
-            format!(
-                "anybody can write {shown}, and put a socket of their own in the place of tenant {name}'s"
-            ),
+            format!("anybody can write {shown}, and replace the socket of tenant {name}"),
             format!("`chmod o-w {shown}`"),
         ),
         Ok(_) if access(there, Access::WRITE_OK | Access::EXEC_OK).is_err() => problem(
             CHECK,
-            format!("this user may not write {shown}, where {path} of tenant {name} is to be"),
+            format!("this user may not write {shown}, the folder of {path} of tenant {name}"),
             format!(
                 "give the folder to the node's user, or run this as the node's user: `chown USER {shown}`"
             ),
         ),
         Ok(_) => ok(CHECK, format!("{path} of tenant {name} can be made")),
         Err(error) => {
-            problem(CHECK, format!("{shown} cannot be looked at: {error}"), "run this as the node's user")
+            problem(CHECK, format!("{shown} cannot be read: {error}"), "run this as the node's user")
         }
     }
 }
@@ -69,7 +67,7 @@ fn disk(disk: &Disk) -> Finding {
         Ok(_) if VOLATILE.contains(&disk.file_system.as_str()) => problem(
             CHECK,
             format!(
-                "{folder} is on {}: what is stored there takes memory, and is lost at a restart",
+                "{folder} is on {}: files there take memory, and are lost at a restart",
                 disk.file_system
             ),
             "name a folder on a local drive",
@@ -87,11 +85,9 @@ fn disk(disk: &Disk) -> Finding {
             ),
             "use ext4 or XFS on a local drive",
         ),
-        Ok(true) if disk.free_bytes < LITTLE_SPACE => note(
-            CHECK,
-            format!("{folder} has {free} free"),
-            "a disk tier is worth its while from some hundred GiB on",
-        ),
+        Ok(true) if disk.free_bytes < LITTLE_SPACE => {
+            note(CHECK, format!("{folder} has {free} free"), "a disk tier pays from some hundred GiB on")
+        }
         Ok(true) => ok(CHECK, format!("{folder} is on {}, with O_DIRECT, {free} free", disk.file_system)),
     }
 }
@@ -99,8 +95,8 @@ fn disk(disk: &Disk) -> Finding {
 fn object(object: &ObjectStore) -> Finding {
     const CHECK: &str = "object store";
     match &object.is_usable {
-        Ok(()) => ok(CHECK, format!("{} can be written, read and deleted from", object.url)),
-        Err(error) => warning(CHECK, error, "until then the node serves without it"),
+        Ok(()) => ok(CHECK, format!("{} allows writing, reading and deleting", object.url)),
+        Err(error) => warning(CHECK, error, "the node serves without the store until then"),
     }
 }
 

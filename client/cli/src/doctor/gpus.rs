@@ -21,7 +21,7 @@ fn driver(subject: &Subject) -> Finding {
         return note(
             CHECK,
             "the configuration names GPUs, and no NVIDIA driver is loaded",
-            "load the driver where engines are to use these GPUs; the node itself needs none",
+            "load the driver if engines use these GPUs; the node itself needs none",
         );
     };
     let line = version.lines().next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
@@ -39,7 +39,7 @@ fn driver(subject: &Subject) -> Finding {
 fn library(subject: &Subject) -> Finding {
     const CHECK: &str = "CUDA";
     match &subject.probes.cuda {
-        Ok(()) => ok(CHECK, "the driver's library is found, with all that copies need"),
+        Ok(()) => ok(CHECK, "the driver's library is found, with all functions that copies need"),
         Err(reason) => note(
             CHECK,
             reason.clone(),
@@ -71,11 +71,11 @@ fn sharing(subject: &Subject) -> Finding {
             "this process has a PID namespace of its own: it cannot map GPU memory of engines outside of it",
             "for the GPU lane, share the PID namespace with the engines (hostPID, or shareProcessNamespace in one pod)",
         ),
-        _ => ok(CHECK, "nothing keeps this process from mapping GPU memory of engines on this host"),
+        _ => ok(CHECK, "this process can map GPU memory of engines on this host"),
     }
 }
 
-/// What crosses the bus cannot be faster than it.
+/// Checks the PCIe links: copies cannot be faster than the bus.
 fn links(subject: &Subject) -> Finding {
     const CHECK: &str = "GPU link";
     let mut seen = Vec::new();
@@ -89,7 +89,7 @@ fn links(subject: &Subject) -> Finding {
             return note(
                 CHECK,
                 format!("GPU {} has {width} of {widest} PCIe lanes", gpu.pci),
-                "seat it in a slot with all its lanes: copies take as much longer as it lacks",
+                "seat the GPU in a slot with all its lanes: with fewer, copies are slower in proportion",
             );
         }
         if let (Some(width), Some(speed)) = (width, attribute("max_link_speed")) {

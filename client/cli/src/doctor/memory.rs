@@ -10,7 +10,7 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let mut findings = if subject.probes.node_runs {
         vec![ok(
             "memory",
-            "the node runs and has its arena: `larder status --json` says in which pages, and where",
+            "the node runs and has its arena: `larder status --json` shows its pages and their place",
         )]
     } else {
         vec![available(subject), huge_pages(subject), transparent_huge_pages(subject), shared(subject)]
@@ -19,7 +19,7 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     findings
 }
 
-/// The arena is taken at start: what is not available then is taken from somebody, or the node is killed.
+/// Checks the available memory: the node takes the arena at start, and is killed if it is not available.
 fn available(subject: &Subject) -> Finding {
     let (arena, huge) = (subject.arena_bytes(), expected_huge_bytes(subject));
     let ordinary = arena - huge;
@@ -28,14 +28,10 @@ fn available(subject: &Subject) -> Finding {
     if ordinary > free {
         let found =
             format!("the arena takes {} in ordinary pages, {} are available", bytes(ordinary), bytes(free));
-        return problem("memory", found, "lower [host] arena_bytes, or end what uses the memory");
+        return problem("memory", found, "lower [host] arena_bytes, or end programs that use the memory");
     }
     if let Some(limit) = group.filter(|limit| ordinary > limit / 10 * 9) {
-        let found = format!(
-            "the arena takes {} of the {} that the control group allows",
-            bytes(ordinary),
-            bytes(limit)
-        );
+        let found = format!("the arena takes {} of the control group's {}", bytes(ordinary), bytes(limit));
         return warning(
             "memory",
             found,
@@ -74,15 +70,15 @@ fn transparent_huge_pages(subject: &Subject) -> Finding {
         _ if subject.config.host.huge_pages == HugePages::Never => ok(CHECK, "the configuration wants none"),
         Some(choice) if matches!(choice.as_str(), "never" | "deny") && !suffices => warning(
             CHECK,
-            format!("memory files get none ({choice}), and reserved ones do not suffice"),
+            format!("memory files get no huge pages ({choice}), and the reserved ones do not suffice"),
             format!("write `advise` to /{file}"),
         ),
         Some(choice) => ok(CHECK, format!("for memory files: {choice}")),
-        None => note(CHECK, "the kernel has none for memory files", "reserve huge pages instead"),
+        None => note(CHECK, "the kernel has no huge pages for memory files", "reserve huge pages instead"),
     }
 }
 
-/// What engines and io_uring pin for the devices' sake counts.
+/// Checks the limit of locked memory: memory that engines and io_uring pin counts.
 fn locked(subject: &Subject) -> Finding {
     const CHECK: &str = "memlock";
     let arena = subject.arena_bytes();
@@ -90,7 +86,7 @@ fn locked(subject: &Subject) -> Finding {
         Some(limit) if limit < arena && !subject.files.has_capability(CAP_IPC_LOCK) => warning(
             CHECK,
             format!("at most {} may be locked, the arena has {}", bytes(limit), bytes(arena)),
-            "raise the limit of locked memory (LimitMEMLOCK=infinity): who pins the arena for a device may be refused",
+            "raise the limit of locked memory (LimitMEMLOCK=infinity): pinning the arena for a device may fail",
         ),
         Some(limit) if limit < arena => {
             ok(CHECK, format!("the limit of {} does not bind this user (CAP_IPC_LOCK)", bytes(limit)))
@@ -100,7 +96,7 @@ fn locked(subject: &Subject) -> Finding {
     }
 }
 
-/// The arena is memory files, each mapped: what limits those limits it.
+/// Checks the limits of memory files and mappings, of which the arena consists.
 fn shared(subject: &Subject) -> Finding {
     const CHECK: &str = "shared memory";
     if subject.files.number("proc/sys/vm/memfd_noexec") == Some(2) {
@@ -136,7 +132,7 @@ fn swap(subject: &Subject) -> Finding {
     let forbidden =
         subject.files.groups("memory", "memory.swap.max", "-").iter().any(|max| max.trim() == "0");
     if areas == 0 || forbidden {
-        return ok(CHECK, if areas == 0 { "none" } else { "the control group keeps this process from it" });
+        return ok(CHECK, if areas == 0 { "none" } else { "the control group forbids it to this process" });
     }
     warning(
         CHECK,
@@ -151,7 +147,7 @@ fn expected_huge_bytes(subject: &Subject) -> u64 {
     if wanted { subject.arena_bytes().min(subject.host.huge.free_bytes) } else { 0 }
 }
 
-/// Who has it locks memory without limit.
+/// A process with this capability locks memory without limit.
 const CAP_IPC_LOCK: u32 = 14;
 
 /// Mappings that a node has beside its arena: libraries, stacks, write windows.

@@ -11,8 +11,9 @@ use crate::output::bytes;
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let mut findings = vec![buffers(subject), segmentation(subject)];
     if subject.probes.targets.is_empty() {
-        let advice = "name others with --peer, or a coordinator with --coordinator, to have the paths to them looked at";
-        findings.push(note(MTU, "there is nobody to look for", advice));
+        let advice =
+            "name peers with --peer, or a coordinator with --coordinator, to check the paths to them";
+        findings.push(note(MTU, "no address is named", advice));
     }
     findings.extend(subject.probes.targets.iter().map(|target| path(subject, target)));
     findings
@@ -27,7 +28,11 @@ fn buffers(subject: &Subject) -> Finding {
     let Some(most) =
         receive.zip(send).map(|(receive, send)| receive.min(send)).or(subject.probes.udp_buffer_bytes)
     else {
-        return note(CHECK, "nobody says how large they may be", "look for net.core.rmem_max on the host");
+        return note(
+            CHECK,
+            "the system does not say how large they may be",
+            "check net.core.rmem_max on the host",
+        );
     };
     if most < wanted {
         let found = format!("{} at most, QUIC asks for {}: packets will be lost", bytes(most), bytes(wanted));
@@ -44,14 +49,14 @@ fn segmentation(subject: &Subject) -> Finding {
     match subject.probes.gso_segments {
         0 | 1 => warning(
             CHECK,
-            "the kernel takes datagrams one by one: a third of the rate, for three times the work",
+            "the kernel takes datagrams one by one: a third of the rate for three times the work",
             "use Linux 4.18 or newer, and a sandbox that passes UDP_SEGMENT",
         ),
         segments => ok(CHECK, format!("{segments} datagrams a call")),
     }
 }
 
-/// The path to one address: the interface's MTU, and what the kernel has learnt of the rest.
+/// Checks the path to one address: the interface's MTU, and the path MTU that the kernel has learnt.
 fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Finding {
     let address = match address {
         Ok(address) => *address,
@@ -76,7 +81,7 @@ fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Findi
     let wanted = u32::from(wanted) + headers;
     let to = format!("{interface} to {name} carries packets of {carried} bytes");
     if carried < LEAST_DATAGRAM_BYTES + headers {
-        let advice = "raise the MTU on the way to 1,280 or more: QUIC cannot do with less";
+        let advice = "raise the MTU of the path to 1,280 or more: QUIC needs that";
         return problem(MTU, to, advice);
     }
     if carried < own {
@@ -106,7 +111,7 @@ const MTU: &str = "MTU";
 /// Every path of QUIC carries these (RFC 9000, section 14).
 const LEAST_DATAGRAM_BYTES: u32 = 1_200;
 
-/// Where no cluster is configured: the configuration's default.
+/// The configuration's default, without a cluster.
 const DEFAULT_DATAGRAM_BYTES: u16 = 8_900;
 
 /// The largest packet of IP, whatever an interface takes.

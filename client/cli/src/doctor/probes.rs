@@ -21,14 +21,15 @@ use rustix::net::sockopt::{
 
 use super::clock::ClockState;
 
-/// What trying things out came to.
+/// The results of trying things out.
 #[derive(Debug)]
 pub(crate) struct Probes {
-    /// Whether a ring can be set up, or what the kernel says.
+    /// Whether a ring can be set up, or the kernel's error.
     pub(super) io_uring: Result<(), String>,
-    /// The buffer that a socket gets of what QUIC asks for.
+    /// The buffer that a socket gets when QUIC asks for its size.
     pub(super) udp_buffer_bytes: Option<u64>,
-    /// Whether the CUDA driver's library is there, with all that copies need; or what is missing. No GPU is touched.
+    /// Whether the CUDA driver's library is there, with all functions that copies need; or the missing one. No GPU is
+    /// touched.
     pub(super) cuda: Result<(), String>,
     /// Datagrams that the kernel takes in one call.
     pub(super) gso_segments: usize,
@@ -131,7 +132,7 @@ impl Disk {
     }
 }
 
-/// What a socket gets of what QUIC asks for. The kernel tells twice what it gives, for its own bookkeeping.
+/// The buffer that a socket gets when QUIC asks for its size. The kernel reports twice the size, for its own bookkeeping.
 fn buffer_bytes(socket: &UdpSocket) -> Option<u64> {
     set_socket_recv_buffer_size(socket, TransportSettings::default().socket_buffer_bytes).ok()?;
     Some(socket_recv_buffer_size(socket).ok()? as u64 / 2)

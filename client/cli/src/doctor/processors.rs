@@ -25,8 +25,8 @@ fn numa(subject: &Subject) -> Vec<Finding> {
     let nodes = if nodes == 1 { "1 NUMA node".to_owned() } else { format!("{nodes} NUMA nodes") };
     let gpus = &subject.config.gpus;
     if gpus.is_empty() && subject.host.numa_nodes.len() > 1 {
-        let found = format!("{nodes}, and no [[gpus]]: one actor, whose threads and memory are on any");
-        return vec![note(CHECK, found, "name the GPUs in the configuration: each gets an actor near to it")];
+        let found = format!("{nodes}, and no [[gpus]]: one actor, with threads and memory on any node");
+        return vec![note(CHECK, found, "name the GPUs in the configuration: each gets an actor near it")];
     }
     vec![ok(CHECK, format!("{nodes}{near}"))]
 }
@@ -36,7 +36,7 @@ fn balancing(subject: &Subject) -> Finding {
     const CHECK: &str = "NUMA balancing";
     let on = subject.files.number("proc/sys/kernel/numa_balancing").is_some_and(|mode| mode != 0);
     if on && subject.host.numa_nodes.len() > 1 {
-        let found = "the kernel looks for pages to move, which stalls those who use them";
+        let found = "the kernel looks for pages to move, which stalls their users";
         return warning(
             CHECK,
             found,
@@ -65,7 +65,7 @@ fn quota(subject: &Subject) -> Finding {
     let threads = actors.map(|actor| 1 + actor.copy.threads).sum::<usize>() + OTHER_THREADS;
     if cpus < threads as f64 {
         let found = format!(
-            "{cpus:.1} CPUs for {threads} threads that work at a time: they stand still when it is used up"
+            "{cpus:.1} CPUs for {threads} threads that work at a time: they stall when the quota is used up"
         );
         return warning(CHECK, found, format!("take the quota away, or raise it to {threads} CPUs"));
     }

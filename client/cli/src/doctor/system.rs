@@ -40,7 +40,7 @@ fn io_uring(subject: &Subject) -> Finding {
         ),
         Err(error) => warning(
             CHECK,
-            format!("it cannot be set up ({error}): disk transfers go one at a time"),
+            format!("io_uring cannot be set up ({error}): disk transfers go one at a time"),
             "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
         ),
         Ok(()) => ok(CHECK, "a ring can be set up"),
@@ -51,12 +51,12 @@ fn io_uring(subject: &Subject) -> Finding {
 fn clock(subject: &Subject) -> Finding {
     const CHECK: &str = "clock";
     let advice =
-        "run chrony or systemd-timesyncd: certificates and the numbers of a node's lives go by the clock";
+        "run chrony or systemd-timesyncd: certificates and incarnations of nodes depend on the clock";
     match subject.probes.clock {
-        None => note(CHECK, "the kernel does not say whether anything keeps it right", advice),
+        None => note(CHECK, "the kernel does not say whether anything keeps the clock right", advice),
         Some(ClockState::Unsynchronised) => warning(CHECK, "nothing keeps it right", advice),
         Some(ClockState::Synchronised { error_us }) if error_us > MOST_ERROR_US => {
-            warning(CHECK, format!("it may be off by {:.1} s", error_us as f64 / 1e6), advice)
+            warning(CHECK, format!("the clock may be off by {:.1} s", error_us as f64 / 1e6), advice)
         }
         Some(ClockState::Synchronised { error_us }) => {
             ok(CHECK, format!("synchronised to within {:.1} ms", error_us as f64 / 1e3))

@@ -198,19 +198,25 @@ fn faults_of_certificates_are_found() {
             |m| m.now += machine::DAYS * 80,
             ("certificate", Level::Warning, "larder://node/node-0 expires in 19 days"),
         ),
-        (|m| m.now -= Duration::from_secs(7_200), ("certificate", Level::Problem, "valid from ")),
+        (|m| m.now -= Duration::from_secs(7_200), ("certificate", Level::Problem, "becomes valid in ")),
         (
             |m| m.config = m.config.replace("node-0", "node-1"),
-            ("certificate", Level::Problem, "that of larder://node/node-0, not of the node node-1"),
+            ("certificate", Level::Problem, "belongs to larder://node/node-0, not to the node node-1"),
         ),
         (
             |m| m.issue(&larder_protocol::identity::Identity::engine("red", "node-0")),
-            ("certificate", Level::Problem, "larder://engine/red/node-0, not of the node node-0"),
+            ("certificate", Level::Problem, "larder://engine/red/node-0, not to the node node-0"),
         ),
         (Machine::change_authority, ("certificate", Level::Problem, "none of the authorities")),
-        (|m| m.credentials("key.pem", "garbage"), ("certificate", Level::Problem, "no private key in it")),
-        (|m| m.set_mode("key.pem", 0o644), ("private key", Level::Problem, "everybody on this host can use")),
-        (|m| m.set_mode("key.pem", 0o660), ("private key", Level::Warning, "its group can replace")),
+        (
+            |m| m.credentials("key.pem", "garbage"),
+            ("certificate", Level::Problem, "the file has no private key"),
+        ),
+        (
+            |m| m.set_mode("key.pem", 0o644),
+            ("private key", Level::Problem, "everybody on this host can read"),
+        ),
+        (|m| m.set_mode("key.pem", 0o660), ("private key", Level::Warning, "the group can replace")),
     ]);
 }
 
@@ -254,7 +260,7 @@ fn an_object_store_that_cannot_be_used_is_found() {
     };
     assert_eq!(level_of(format!("file://{}", folder.path().display())).0, Level::Ok);
     let (level, found) = level_of("file:///proc/larder".into());
-    assert!(level == Level::Warning && found.contains("check that it can be written"), "{found}");
+    assert!(level == Level::Warning && found.contains("check that this user can write"), "{found}");
 }
 
 #[test]

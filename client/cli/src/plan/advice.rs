@@ -2,10 +2,10 @@
 
 use super::{Outcome, PlanPolicy, Scenario, Workload};
 
-/// The share of what an infinite cache would hit that is enough.
+/// The share of an infinite cache's hits that is enough.
 pub const ENOUGH: f64 = 0.9;
 
-/// What things cost.
+/// The prices.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prices {
     /// Tokens that one GPU computes in a second of prefill.
@@ -19,7 +19,7 @@ pub struct Prices {
 /// The size to buy, and the reasons.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Advice<'a> {
-    /// The smallest that is enough, or the one that hits most.
+    /// The smallest size that is enough, or the size that hits most.
     pub choice: &'a Outcome,
     /// Whether it is enough.
     pub is_enough: bool,
@@ -32,7 +32,7 @@ pub struct Advice<'a> {
 }
 
 /// The policy of a store that hits most tokens on one node, on average over the capacities; on the fewest nodes that
-/// were tried where one was not.
+/// were tried if one was not.
 #[must_use]
 pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
     let of_store = || outcomes.iter().filter(|outcome| outcome.scenario.policy.of_store().is_some());
@@ -51,8 +51,8 @@ pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
     best.map(|(policy, _)| policy)
 }
 
-/// The size to buy: under the best policy the least memory, and of that the best use, that hits [`ENOUGH`] of what an
-/// infinite cache would. `None` where no policy of a store was tried.
+/// The size to buy: under the best policy the least memory, and of that the best use, that hits [`ENOUGH`] of an infinite
+/// cache's hits. `None` if no policy of a store was tried.
 #[must_use]
 pub fn advice(outcomes: &[Outcome], infinite: f64) -> Option<Advice<'_>> {
     let policy = best_policy(outcomes)?;
@@ -81,7 +81,7 @@ pub fn advice(outcomes: &[Outcome], infinite: f64) -> Option<Advice<'_>> {
     })
 }
 
-/// What an infinite cache would hit of the tokens, as a fraction.
+/// The token hit rate of an infinite cache, as a fraction.
 #[must_use]
 pub fn infinite_rate(outcomes: &[Outcome], workload: &Workload) -> f64 {
     let run = outcomes.iter().find(|outcome| outcome.scenario.policy == PlanPolicy::Infinite);
@@ -96,19 +96,19 @@ pub fn infinite_rate(outcomes: &[Outcome], workload: &Workload) -> f64 {
 }
 
 impl Prices {
-    /// GPU seconds that so many tokens take to compute.
+    /// GPU seconds to compute `tokens` tokens.
     #[must_use]
     pub fn gpu_seconds(&self, tokens: u64) -> f64 {
         tokens as f64 / self.prefill_tokens_per_s
     }
 
-    /// What so many GPU seconds cost.
+    /// The price of GPU seconds.
     #[must_use]
     pub fn money(&self, gpu_seconds: f64) -> f64 {
         gpu_seconds / 3_600.0 * self.price_per_gpu_hour
     }
 
-    /// Bytes of so many chunks.
+    /// Bytes of `chunks` chunks.
     #[must_use]
     pub fn bytes(&self, chunks: u64) -> u64 {
         chunks.saturating_mul(self.chunk_bytes)

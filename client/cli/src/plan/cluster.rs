@@ -16,23 +16,23 @@ use crate::replay::assignment::LeastRecomputed;
 /// Reads from which on a chunk is copied to its reader.
 pub const REPLICATE_FROM_READS: u32 = 8;
 
-/// What reading a token from another node costs, in tokens recomputed.
+/// The cost of reading a token from another node, in recomputed tokens.
 pub const REMOTE_TOKEN_COST: f64 = 0.1;
 
 /// The most nodes of a planned cluster.
 pub const MAX_CLUSTER_NODES: u16 = MAX_NODES as u16;
 
-/// Plays a workload, one request after the other, through so many stores of so many chunks each.
+/// Plays a workload, one request after the other, through several stores with the same capacity.
 ///
-/// - `Local`: each request goes to the node that recomputed least lately (half-life 30 s) and hits what is there.
-/// - `Routed`: it goes where the tokens recomputed lately and those that this prompt would add are fewest together: to
-///   its longest prefix, unless that node is busy.
+/// - `Local`: each request goes to the node that recomputed least lately (half-life 30 s) and hits the chunks there.
+/// - `Routed`: a request goes to the node with the fewest tokens recomputed lately, this prompt's included: to its longest
+///   prefix, unless that node is busy.
 /// - `Shared`: each node reads what any of them holds; what is computed is kept where it was computed, and a chunk
 ///   is copied to its reader from [`REPLICATE_FROM_READS`] reads on. A request goes where the tokens recomputed
 ///   lately and [`REMOTE_TOKEN_COST`] for each token that is elsewhere are fewest together.
 ///
 /// # Panics
-/// Where there are no nodes, or more than [`MAX_CLUSTER_NODES`].
+/// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].
 #[must_use]
 pub fn replay(
     workload: &Workload,
@@ -116,7 +116,7 @@ impl Cluster {
         if to == 0 { Vec::new() } else { vec![Run { from: 0, to, holder: node }] }
     }
 
-    /// The node where the tokens recomputed lately and those that this prompt would add are fewest together.
+    /// The node with the fewest tokens recomputed lately, this prompt's included.
     fn cheapest(&mut self, prompt: &Prompt) -> usize {
         let mut prefixes = vec![0; self.nodes.len()];
         let mut candidates = directory::all(self.nodes.len());
@@ -161,7 +161,7 @@ impl Cluster {
         (reader, runs)
     }
 
-    /// Uses what is cached, and keeps at the reader what it computed and what is read often.
+    /// Uses the cached blocks, and keeps computed and often read blocks at the reader.
     fn serve(&mut self, prompt: &Prompt, reader: usize, runs: &[Run], hit: usize) {
         let hashes = prompt.blocks.iter().map(|&block| self.hashes[block as usize]).collect();
         let chain = Chain::from_root(self.nodes[reader].root(), hashes);

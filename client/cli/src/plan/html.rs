@@ -34,7 +34,7 @@ pub fn report(trace: &str, workload: &Workload, outcomes: &[Outcome], prices: &P
     )
 }
 
-/// What every section is made of.
+/// The facts for all sections.
 struct Facts<'a> {
     workload: &'a Workload,
     outcomes: &'a [Outcome],
@@ -54,7 +54,7 @@ impl Facts<'_> {
 
 const STYLE: &str = include_str!("html/style.css");
 
-/// A text without what HTML gives a meaning to.
+/// A text with HTML's special characters escaped.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

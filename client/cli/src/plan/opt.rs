@@ -33,7 +33,7 @@ impl Future {
     }
 }
 
-/// Plays a workload through the best possible cache of so many chunks.
+/// Plays a workload through the best possible cache of `capacity` chunks.
 #[must_use]
 pub fn opt(workload: &Workload, future: &Future, capacity_chunks: u64) -> Counts {
     let mut cache = Cache { next: vec![GONE; workload.distinct_blocks as usize], ..Cache::default() };

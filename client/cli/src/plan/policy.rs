@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use larder_core::store::policy::PolicyName;
 
-/// Who goes first, in a plan.
+/// A policy in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PlanPolicy {
     /// A policy of the store.

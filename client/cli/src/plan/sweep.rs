@@ -12,18 +12,18 @@ use super::opt::{Future, opt};
 use super::{Counts, Outcome, PlanPolicy, Scenario, Sharing, Workload, cluster};
 use crate::clock;
 
-/// What to try with what.
+/// The combinations to try.
 #[derive(Debug, Clone)]
 pub struct Grid {
-    /// Who goes first.
+    /// The eviction policy.
     pub policies: Vec<PlanPolicy>,
-    /// Those of them that are tried on more than one node.
+    /// The policies that are tried on more than one node.
     pub cluster_policies: Vec<PlanPolicy>,
     /// Chunks that each node keeps.
     pub capacities: Vec<u64>,
     /// How many nodes.
     pub nodes: Vec<u16>,
-    /// What the nodes know of each other, where there are several.
+    /// The ways in which several nodes work together.
     pub sharing: Vec<Sharing>,
 }
 

@@ -37,7 +37,7 @@ pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> Str
     text
 }
 
-/// What the trace is, in one line.
+/// A summary of the trace in one line.
 #[must_use]
 pub fn headline(workload: &Workload) -> String {
     let blocks: u64 = workload.prompts.iter().map(|prompt| prompt.blocks.len() as u64).sum();

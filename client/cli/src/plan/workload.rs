@@ -44,7 +44,7 @@ impl Workload {
         Self::of(trace, CHUNK_TOKENS, partial_blocks)
     }
 
-    /// The same for what was read. A log knows full blocks only.
+    /// A workload of a history. A log knows full blocks only.
     #[must_use]
     pub fn of_history(history: &History, partial_blocks: bool) -> Self {
         Self::of(history.requests(), history.chunk_tokens(), partial_blocks && !history.is_log())

@@ -22,16 +22,16 @@ impl LeastRecomputed {
         Self { nodes: vec![Load::default(); nodes] }
     }
 
-    /// The node for a request that arrives at `now_ms`; the first of those that are alike.
+    /// The node for a request that arrives at `now_ms`; among equal nodes the first.
     ///
     /// # Panics
-    /// Where there are no nodes.
+    /// Panics if there are no nodes.
     #[must_use]
     pub fn choose(&self, now_ms: u64) -> usize {
         self.choose_among(now_ms, |_| true).expect("a replay has at least one node")
     }
 
-    /// The same, among those that `may_serve`; `None` where none may.
+    /// As [`Self::choose`], among the nodes that `may_serve`; `None` if none may.
     #[must_use]
     pub fn choose_among(&self, now_ms: u64, may_serve: impl Fn(usize) -> bool) -> Option<usize> {
         (0..self.nodes.len())
@@ -42,7 +42,7 @@ impl LeastRecomputed {
     /// Tokens that `node` recomputed, as they count at `now_ms`.
     ///
     /// # Panics
-    /// Where there is no such node.
+    /// Panics if there is no such node.
     #[must_use]
     pub fn tokens_at(&self, node: usize, now_ms: u64) -> f64 {
         self.nodes[node].tokens_at(now_ms)

@@ -36,7 +36,7 @@ pub struct Driver {
     prefill_tokens_per_s: f64,
     /// Part of every chunk's name.
     trace: TraceName,
-    /// Which requests are traced.
+    /// Decides which requests are traced.
     sampler: Sampler,
     /// Never borrowed across an await.
     state: RefCell<State>,
@@ -47,15 +47,15 @@ struct State {
     tally: Tally,
     infinite: InfiniteCache,
     loads: LeastRecomputed,
-    /// One block, on its way in or out.
+    /// A block, on its way in or out.
     block: Vec<u8>,
 }
 
 impl Driver {
-    /// Opens a session with each node, of which some may be down. Needs a tokio runtime with IO and time.
+    /// Opens a session with each node; some nodes may be down. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] where none is there.
+    /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] if none is there.
     pub async fn connect(nodes: &[NodeAddress], settings: LinkSettings) -> Result<Self, LinkError> {
         let mut links = Vec::new();
         for node in nodes {
@@ -84,13 +84,13 @@ impl Driver {
         })
     }
 
-    /// The same, for requests of this trace.
+    /// Uses this trace's name.
     #[must_use]
     pub fn named(self, trace: TraceName) -> Self {
         Self { trace, ..self }
     }
 
-    /// The same, with a trace for some of the requests.
+    /// Traces some of the requests.
     #[must_use]
     pub fn traced(self, sampler: Sampler) -> Self {
         Self { sampler, ..self }
@@ -99,7 +99,7 @@ impl Driver {
     /// Plays the requests, as many at a time as the links are set for. One that fails is counted, and the others go on. What
     /// a node that is gone does not serve is computed, and the next requests go to the others until it is back.
     ///
-    /// With a `speed`, no request starts before its time in the trace, run so many times as fast.
+    /// With a `speed`, no request starts before its time in the trace, run this many times as fast.
     ///
     /// # Cancel safety
     /// Dropped, it leaves the requests in flight uncounted; [`Self::report`] has the others.
@@ -119,7 +119,7 @@ impl Driver {
         }
     }
 
-    /// What was found so far, `took` after the start.
+    /// The results so far, `took` after the start.
     #[must_use]
     pub fn report(&self, took: Duration) -> Report {
         let transport = Transport {
@@ -209,8 +209,8 @@ impl Driver {
         Ok(found)
     }
 
-    /// Leases what was found, copies it out and compares it. A node that grants less than it found, or stays busy, leaves
-    /// the rest to be computed. The answer is how many chunks were served.
+    /// Leases the found chunks, copies them out and compares them. A node that grants fewer chunks, or stays busy, leaves the
+    /// rest to be computed. Returns how many chunks were served.
     async fn fetch(&self, link: &Open, chain: &Chain, found: &Found) -> Result<usize, SessionError> {
         let chunks = (found.tokens / CHUNK_TOKENS) as usize;
         if chunks == 0 {
@@ -266,7 +266,7 @@ impl Driver {
         Ok(link.session.commit(reservation, staged).await? as usize)
     }
 
-    /// Asks again as long as the node is busy, after the time that it says; `None` where it still is at the end.
+    /// Asks again as long as the node is busy, after the time that it says; `None` if it still is at the end.
     async fn patiently<T>(
         &self,
         mut ask: impl AsyncFnMut() -> Result<T, SessionError>,
@@ -289,5 +289,5 @@ const NODE_POLL: Duration = Duration::from_millis(20);
 /// How often a busy node is asked; at its usual 5 ms, for a second.
 const MAX_TRIES: u32 = 200;
 
-/// The longest pause before a busy node is asked again, whatever it says.
+/// The longest pause before a busy node is asked again, whatever its answer says.
 const MAX_RETRY_AFTER: Duration = Duration::from_millis(100);

@@ -29,7 +29,7 @@ impl InfiniteCache {
         self.chunks.len()
     }
 
-    /// Tokens hit of tokens asked; 0 where none was asked.
+    /// Tokens hit of tokens asked; 0 if none was asked.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.tokens_hit as f64 / self.tokens_asked.max(1) as f64

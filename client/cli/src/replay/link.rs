@@ -25,7 +25,7 @@ pub struct Link {
     reconnected: Cell<u64>,
 }
 
-/// What is the same for the links to all nodes.
+/// The settings of the links to all nodes.
 #[derive(Debug, Clone, Copy)]
 pub struct LinkSettings {
     /// Bytes of one chunk's block.
@@ -47,7 +47,7 @@ pub struct Open {
 }
 
 impl Open {
-    /// The same, for a request that is traced.
+    /// A link for a traced request.
     #[must_use]
     pub fn traced(&self, context: TraceContext) -> Self {
         Self { session: self.session.traced(context), namespace: self.namespace.clone() }
@@ -103,7 +103,7 @@ pub enum RequestError {
         /// Why.
         source: Box<SessionError>,
     },
-    /// The node is gone or does not answer: whatever it would have served is computed.
+    /// The node is gone or does not answer: the engine computes its requests.
     #[error("{node} no longer answers")]
     Lost {
         /// Which.
@@ -150,7 +150,7 @@ impl Link {
     /// Its session, opened again where it was lost.
     ///
     /// # Errors
-    /// [`RequestError::Lost`] where the node does not answer.
+    /// [`RequestError::Lost`] if the node does not answer.
     pub async fn open(&self) -> Result<Rc<Open>, RequestError> {
         if let State::Open(open) = &*self.state.borrow() {
             return Ok(Rc::clone(open));
@@ -182,7 +182,7 @@ impl Link {
         Ok(open)
     }
 
-    /// The error of a request; after one that says that the node is gone or hangs, no request waits for it for a while.
+    /// The error of a request. After an error that says that the node is gone or hangs, no request waits for it for a while.
     pub fn failed(&self, used: &Rc<Open>, source: SessionError) -> RequestError {
         if !is_of_a_node_that_is_down(&source) {
             return RequestError::Session { node: self.name(), source: Box::new(source) };
@@ -284,7 +284,7 @@ fn bytes_of(open: &Open) -> u64 {
     counters.bytes_read + counters.bytes_written
 }
 
-/// What a block takes in a write window is a multiple of this.
+/// A block's room in a write window is a multiple of this.
 const WINDOW_ALIGNMENT: u64 = 64;
 
 /// How long a node that was lost is left alone before it is tried again.

@@ -12,7 +12,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar for so many requests; nothing is shown where `quiet`.
+    /// A bar for `requests` requests; nothing is shown if `quiet`.
     #[must_use]
     pub fn new(requests: u64, quiet: bool) -> Self {
         if quiet {

@@ -12,13 +12,13 @@ use crate::output;
 pub struct Report {
     /// Requests played.
     pub requests: u64,
-    /// Those that ended with an error.
+    /// Requests that ended with an error.
     pub failed_requests: u64,
     /// Tokens of all prompts.
     pub tokens_asked: u64,
     /// Tokens whose blocks were served.
     pub tokens_hit: u64,
-    /// The same, by the tier they came from.
+    /// Tokens hit, by tier.
     pub tokens_hit_by_tier: BTreeMap<String, u64>,
     /// Tokens that had to be computed.
     pub tokens_computed: u64,
@@ -26,9 +26,9 @@ pub struct Report {
     pub prefill_seconds_avoided: f64,
     /// `tokens_hit / tokens_asked`.
     pub token_hit_rate: f64,
-    /// The same rate for a cache that never evicts.
+    /// The hit rate of a cache that never evicts.
     pub token_hit_rate_infinite: f64,
-    /// Bytes served that are not what their key implies.
+    /// Served bytes that differ from those that their key implies.
     pub wrong_bytes: u64,
     /// Answers that said to ask again later.
     pub busy_answers: u64,
@@ -40,7 +40,7 @@ pub struct Report {
     pub sessions_reconnected: u64,
     /// Chunks that a lookup found and the lease after it could not get.
     pub lease_shortfalls: u64,
-    /// Chunks that came from another node than the one that was asked, for each request.
+    /// Chunks per request that came from another node than the asked one.
     pub peer_chunks_per_request: f64,
     /// Bytes of blocks read and written, from the transport's counters.
     pub bytes_moved: u64,
@@ -48,11 +48,12 @@ pub struct Report {
     pub lookup_p50_us: f64,
     /// 99th percentile of the same.
     pub lookup_p99_us: f64,
-    /// Median time to lease and copy out what a request hit, all of it in the node that was asked, in microseconds.
+    /// Median time to lease and copy out a request's hits, for requests whose hits were all in the asked node, in
+    /// microseconds.
     pub fetch_p50_us: f64,
     /// 99th percentile of the same.
     pub fetch_p99_us: f64,
-    /// Median time of those that had chunks of other nodes.
+    /// Median time of requests that had chunks of other nodes.
     pub peer_fetch_p50_us: f64,
     /// 99th percentile of the same.
     pub peer_fetch_p99_us: f64,
@@ -62,16 +63,16 @@ pub struct Report {
     pub seconds: f64,
     /// The first block with a wrong byte.
     pub first_wrong: Option<WrongBlock>,
-    /// What the first failed request met.
+    /// The error of the first failed request.
     pub first_failure: Option<String>,
 }
 
-/// A block that is not what its key implies.
+/// A block with other bytes than its key implies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrongBlock {
     /// The key: the chunk's hash, in hexadecimal.
     pub chunk: String,
-    /// Where its first wrong byte is.
+    /// Offset of its first wrong byte.
     pub offset: u64,
     /// How many of its bytes are wrong.
     pub wrong_bytes: u64,
@@ -86,7 +87,7 @@ impl Report {
         self.wrong_bytes == 0 && self.failed_requests == 0
     }
 
-    /// The results as a table, with what went wrong below it.
+    /// The results as a table, with the errors below.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = self.rows().to_string();

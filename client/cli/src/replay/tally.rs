@@ -29,11 +29,11 @@ pub struct Tally {
     lease_shortfalls: u64,
     lookups: Histogram<u64>,
     fetches: Histogram<u64>,
-    /// Those of the fetches that had chunks of other nodes.
+    /// Times of fetches that had chunks of other nodes.
     peer_fetches: Histogram<u64>,
 }
 
-/// What only the transport knows.
+/// The transport's own counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Transport {
     /// Bytes of blocks read and written.
@@ -95,7 +95,7 @@ impl Tally {
         self.lease_shortfalls += chunks;
     }
 
-    /// Compares a block that was served under `chunk` with what its key implies; whether it is right.
+    /// Compares a block served under `chunk` with the bytes that its key implies; returns whether it is right.
     pub fn check(&mut self, chunk: &ChunkHash, block: &[u8]) -> bool {
         let Some(offset) = content::first_difference(chunk, block) else { return true };
         let wrong_bytes = content::differences(chunk, block) as u64;
@@ -130,13 +130,13 @@ impl Tally {
         fetches.saturating_record(took.as_nanos() as u64);
     }
 
-    /// Tokens hit of tokens asked until now; 0 where none was asked.
+    /// Tokens hit of tokens asked until now; 0 if none was asked.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.tokens_hit_total() as f64 / self.tokens_asked.max(1) as f64
     }
 
-    /// The results, with what only others know: the transport's bytes, the bound, the time it took.
+    /// The results, with facts from elsewhere: the transport's bytes, the bound, the time it took.
     #[must_use]
     pub fn finish(self, transport: Transport, token_hit_rate_infinite: f64, took: Duration) -> Report {
         let tokens_hit = self.tokens_hit_total();
@@ -186,7 +186,7 @@ fn latencies() -> Histogram<u64> {
         .expect("the bounds are constants that the crate allows")
 }
 
-/// 0 where nothing was measured.
+/// 0 if nothing was measured.
 fn quantile_us(latencies: &Histogram<u64>, quantile: f64) -> f64 {
     latencies.value_at_quantile(quantile) as f64 / 1_000.0
 }

@@ -21,7 +21,7 @@ pub enum SizeError {
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is no JSON object.
@@ -29,7 +29,7 @@ pub enum SizeError {
     NotAnObject {
         /// The file.
         path: String,
-        /// What the JSON reader said.
+        /// The JSON reader's error.
         source: serde_json::Error,
     },
     /// A field that is needed is not there.
@@ -38,14 +38,14 @@ pub enum SizeError {
         /// The field.
         field: &'static str,
     },
-    /// A field is not what it should be.
+    /// A field has a wrong value.
     #[error("`{field}` is {found}, not {expected}: pass --set {field}=VALUE")]
     Field {
         /// The field.
         field: String,
-        /// What it is.
+        /// The value found.
         found: String,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
     /// An element type that is not known.
@@ -87,7 +87,7 @@ pub enum SizeError {
         found: usize,
     },
     /// A kind of layer that is not known.
-    #[error("`{field}` has a layer `{found}`, of which nothing is known here")]
+    #[error("`{field}` has a layer `{found}` that this program does not know")]
     LayerKind {
         /// The list.
         field: &'static str,
@@ -134,7 +134,7 @@ impl ModelConfig {
         self.fields.insert(field.into(), value);
     }
 
-    /// A field of the language model, else of the outermost object; `None` where it is absent or `null`.
+    /// A field of the language model, else of the outermost object; `None` if it is absent or `null`.
     #[must_use]
     pub fn get(&self, field: &str) -> Option<&Value> {
         let known = |value: &&Value| !value.is_null();
@@ -165,7 +165,7 @@ impl ModelConfig {
         number.map(Some).ok_or_else(wrong)
     }
 
-    /// The same, and it must be there.
+    /// The number in a field that must be there.
     ///
     /// # Errors
     /// As [`Self::number`], and [`SizeError::Missing`] with the first name.
@@ -186,7 +186,7 @@ impl ModelConfig {
     }
 }
 
-/// Where families keep the language model of a model that also sees or hears.
+/// Fields in which families keep the language model of a model that also sees or hears.
 const NESTED: [&str; 5] =
     ["text_config", "llm_config", "language_config", "thinker_config", "language_model"];
 

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::config::{ModelConfig, SizeError};
 
-/// What one layer keeps.
+/// The state that one layer keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
     /// Keys and values of every token.
     Full,
-    /// Keys and values; only those of so many last tokens are ever used.
+    /// Keys and values; only those of this many last tokens are ever used.
     Sliding(u32),
     /// A state of fixed size (Mamba, linear attention).
     State,
@@ -25,7 +25,7 @@ impl LayerKind {
         matches!(self, Self::Full | Self::Both)
     }
 
-    /// Whether it keeps keys and values, of which it uses a window.
+    /// Whether it keeps keys and values, and uses a window of them.
     pub fn is_sliding(&self) -> bool {
         matches!(self, Self::Sliding(_))
     }
@@ -48,7 +48,7 @@ impl LayerKind {
 
 /// Every layer of a model, first to last.
 ///
-/// Which are which is said in one of these ways, the first that is there:
+/// A config names the kinds of its layers in one of these ways; the first one present counts:
 ///
 /// | field | families |
 /// | --- | --- |
@@ -90,7 +90,7 @@ pub fn of(config: &ModelConfig) -> Result<Vec<LayerKind>, SizeError> {
     windowed(config, layers)
 }
 
-/// Layers of which some, or all, look back a window only.
+/// Layers; some or all look back a window only.
 fn windowed(config: &ModelConfig, layers: u32) -> Result<Vec<LayerKind>, SizeError> {
     let unused = config.get("use_sliding_window").and_then(Value::as_bool) == Some(false);
     let Some(window) = config.number(&["sliding_window"])?.filter(|_| !unused) else {

@@ -6,7 +6,7 @@ use super::{Deployment, Footprint};
 use crate::output;
 use crate::plan::table::grouped;
 
-/// What the KV is to be stored on and moved over.
+/// The memory, disk and link for the KV.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Surroundings {
     /// Bytes of memory.
@@ -52,7 +52,7 @@ pub struct Sizes {
     pub bytes_per_token_per_rank: u64,
     /// Bytes of one token's KV over all slices.
     pub bytes_per_token: u64,
-    /// Those of them in layers that use a window only.
+    /// Bytes in layers that use a window only.
     pub sliding_bytes_per_token: u64,
     /// Bytes of the recurrent state at a chunk's end, over all slices.
     pub state_bytes_per_chunk: u64,
@@ -62,9 +62,9 @@ pub struct Sizes {
     pub bytes_per_chunk: u64,
     /// Tokens whose chunks fit into a GiB.
     pub tokens_per_gib: u64,
-    /// What the memory holds.
+    /// The memory's capacity.
     pub memory: Held,
-    /// What the disk holds.
+    /// The disk's capacity.
     pub disk: Held,
     /// Speed of the link.
     pub link_gbit_per_s: f64,
@@ -78,7 +78,7 @@ pub struct Sizes {
     pub link_speedup: f64,
 }
 
-/// What fits into a place.
+/// The capacity of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Held {
     /// Bytes of the place.

@@ -24,7 +24,8 @@ impl StateShape {
     /// | Mamba 2 (Bamba, Zamba2, Nemotron-H, Granite 4) | (heads x head size + 2 x groups x state size) x (kernel - 1) | heads x head size x state size |
     /// | Mamba 1 (Jamba) | inner size x (kernel - 1) | inner size x state size |
     ///
-    /// `element_bytes` are those of the KV; the state has its own where the config says so (`mamba_ssm_dtype`).
+    /// `element_bytes` is the size of the KV's elements; the state has its own size if the config says so
+    /// (`mamba_ssm_dtype`).
     ///
     /// # Errors
     /// [`SizeError`]: a field is missing or makes no sense.
@@ -43,7 +44,7 @@ impl StateShape {
         Ok(Self { conv_elements, state_elements, conv_element_bytes: own, state_element_bytes })
     }
 
-    /// Bytes on one of so many ranks.
+    /// Bytes on one of `tensor_parallel` ranks.
     #[must_use]
     pub fn bytes(&self, tensor_parallel: u32) -> u64 {
         let split = |elements: u64| elements.div_ceil(tensor_parallel.into());

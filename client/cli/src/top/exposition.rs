@@ -9,7 +9,7 @@ pub(crate) fn sum(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     with_labels.map(|(_, value)| value).sum()
 }
 
-/// Labels and value of what stands behind a metric's name; `None` where the name goes on.
+/// Labels and value of what stands behind a metric's name; `None` if the name goes on.
 fn series(rest: &str) -> Option<(&str, f64)> {
     let (labels, value) = match rest.strip_prefix('{') {
         Some(labelled) => labelled.rsplit_once("} ")?,

@@ -33,7 +33,7 @@ pub(crate) struct NodeSample {
     pub(crate) name: String,
     /// `alive`, `suspect`, `not ready` or `silent`.
     pub(crate) state: String,
-    /// What it said; `None` where it is silent.
+    /// What it said; `None` if it is silent.
     pub(crate) said: Option<Said>,
 }
 

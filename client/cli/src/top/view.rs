@@ -19,15 +19,15 @@ pub(crate) struct View {
 pub(crate) struct NodeView {
     pub(crate) name: String,
     pub(crate) state: String,
-    /// `None` where it did not answer.
+    /// `None` if it did not answer.
     #[serde(flatten)]
     pub(crate) numbers: Option<Numbers>,
 }
 
-/// Rates are those of the time between; `None` where the node was not there, or started again, in between.
+/// Rates are those of the time between; `None` if the node was not there, or started again, in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Numbers {
-    /// Of prompt tokens; `None` too where nobody asked.
+    /// Of prompt tokens; `None` too if nobody asked.
     pub(crate) hit_rate: Option<f64>,
     #[serde(skip)]
     pub(super) tokens_asked: f64,
@@ -40,14 +40,14 @@ pub(crate) struct Numbers {
     pub(crate) peer_out_bytes_per_second: Option<f64>,
     pub(crate) disk_in_bytes_per_second: Option<f64>,
     pub(crate) disk_out_bytes_per_second: Option<f64>,
-    /// `None` too where there is no object store.
+    /// `None` too if there is no object store.
     pub(crate) object_in_bytes_per_second: Option<f64>,
     pub(crate) object_out_bytes_per_second: Option<f64>,
     pub(crate) evictions_per_second: Option<f64>,
     pub(crate) host_chunks: u64,
     pub(crate) host_bytes: u64,
     pub(crate) arena_bytes: u64,
-    /// `None` where there is no disk.
+    /// `None` if there is no disk.
     pub(crate) disk_chunks: Option<u64>,
     pub(crate) disk_waiting_bytes: u64,
     pub(crate) sessions: u64,

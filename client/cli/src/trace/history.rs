@@ -22,13 +22,13 @@ pub struct History {
     wanted: Option<String>,
     namespaces: Vec<String>,
     places: Places,
-    /// What is added to a log's times.
+    /// The offset added to a log's times.
     offset_ms: u64,
     last_ms: u64,
 }
 
 impl History {
-    /// Nothing yet; of logs only the lookups of `namespace` are to be read, where one is given.
+    /// Nothing yet; of logs only the lookups of `namespace` are to be read, if one is given.
     #[must_use]
     pub fn new(namespace: Option<String>) -> Self {
         Self { wanted: namespace, ..Self::default() }
@@ -62,7 +62,7 @@ impl History {
         Ok(())
     }
 
-    /// That was all.
+    /// Ends the history.
     ///
     /// # Errors
     /// [`TraceError::Empty`], or [`TraceError::NoSuchNamespace`]: there is no request to plan with.
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(both.requests()[1].block_ids[0], both.requests()[2].block_ids[0]);
         assert_eq!(read(&[&text.concat()], Some("b")).unwrap().requests().len(), 2);
         let error = read(&[&text.concat()], Some("c")).unwrap_err().to_string();
-        assert_eq!(error, "no lookup is of the namespace c; there are: a, b");
+        assert_eq!(error, "no lookup has the namespace c; the log has: a, b");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 
 use super::TraceError;
 
-/// Where every id stood first.
+/// The first place of every id.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     places: HashMap<u64, Place>,

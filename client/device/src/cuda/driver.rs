@@ -22,7 +22,7 @@ struct ContextInner {
     device: sys::CUdevice,
 }
 
-/// What the driver answered to a call that it refused.
+/// The driver's answer to a refused call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {name} ({code})")]
 pub(super) struct CudaError {
@@ -56,7 +56,7 @@ pub(super) struct DeviceMemory {
 
 enum Origin {
     Allocated,
-    /// What is used may begin behind the allocation's start.
+    /// The used part may begin behind the allocation's start.
     Ipc(u64),
     Mapped {
         handle: u64,
@@ -99,7 +99,7 @@ impl CudaError {
         Self { call: "mmap", code: 2, name: "out of memory".into() }
     }
 
-    /// Whether the context is broken for good: what it was doing is unknown.
+    /// Whether the context is broken for good: the fate of its work is unknown.
     pub(super) fn is_fatal(&self) -> bool {
         // CUDA_ERROR_* of cuda.h: uncorrectable ECC and NVLink errors, a device that is gone, illegal addresses and
         // instructions, hardware stacks, timeouts, assertions, launches that failed, a destroyed context, the unknown.
@@ -153,7 +153,7 @@ impl Context {
         Ok(self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0)
     }
 
-    /// Ends the context for all of this process: after a fatal error nothing else ends what it was doing.
+    /// Ends the context for all of this process: after a fatal error nothing else ends its work.
     pub(super) fn reset(&self) -> Result<(), CudaError> {
         // SAFETY: the device is one that the driver gave. What others have in the context is unusable already.
         unsafe { check("cuDevicePrimaryCtxReset", sys::cuDevicePrimaryCtxReset_v2(self.0.device)) }
@@ -179,7 +179,7 @@ impl DeviceMemory {
         Ok(Self { address, bytes, origin: Origin::Allocated, _context: context.clone() })
     }
 
-    /// Maps an allocation of another process, of which `bytes` bytes from `offset` on are used.
+    /// Maps an allocation of another process; `bytes` bytes from `offset` on are used.
     pub(super) fn open_ipc(
         context: &Context,
         handle: [u8; 64],
@@ -324,7 +324,7 @@ impl PinnedMemory {
         &self.memory
     }
 
-    /// Where the device sees it.
+    /// The address at which the device sees it.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
@@ -345,7 +345,7 @@ impl Stream {
         Ok(Self { raw, _context: context.clone() })
     }
 
-    /// What follows waits for what the event marks.
+    /// Later work on the stream waits for the event.
     pub(super) fn wait(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both are live values of the context.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
@@ -378,7 +378,7 @@ impl Stream {
     /// Runs a kernel whose only parameter is `argument`.
     ///
     /// # Safety
-    /// `argument` is what the kernel expects, and all that it names may be accessed until it has ended.
+    /// `argument` is the kernel's parameter, and all memory that it names may be accessed until the kernel has ended.
     pub(super) unsafe fn launch<T: Copy>(
         &self,
         kernel: &Kernel,
@@ -422,13 +422,13 @@ impl Event {
         Ok(Self { raw, _context: context.clone() })
     }
 
-    /// Marks what the stream has got so far.
+    /// Marks the stream's work so far.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both are live values of the context.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
-    /// Whether what it marks is done.
+    /// Whether the marked work is done.
     pub(super) fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the event lives.
         match unsafe { sys::cuEventQuery(self.raw) } {
@@ -492,7 +492,7 @@ fn beyond(call: &'static str) -> CudaError {
     CudaError { call, code: 1, name: "it is smaller than was said".into() }
 }
 
-/// What cannot be ended cannot be helped.
+/// Logs a failure to free something, which nobody can repair.
 fn log(call: &'static str, result: CUresult) {
     if let Err(error) = check(call, result) {
         tracing::warn!(%error, "the CUDA driver refused to end something");

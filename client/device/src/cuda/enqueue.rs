@@ -1,4 +1,4 @@
-//! How an order is given to the GPU.
+//! Gives an order to the GPU.
 #![expect(unsafe_code, reason = "hands addresses to kernels and to the copy engine")]
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use crate::layout::PagedLayout;
 use crate::order::{Direction, Flag, Order, PageCopy, Ticket, Work};
 use crate::registry::Region as _;
 
-/// What was begun of an order, however far it came.
+/// The begun part of an order.
 #[derive(Default)]
 pub(super) struct Begun {
     layers: VecDeque<(u32, driver::Event)>,
@@ -82,7 +82,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// One launch, with the copies around it where it is staged. The event marks its end, where its layers are to be told.
+    /// One launch, with the copies around it if it is staged. The event marks its end, if its layers are to be reported.
     fn enqueue_piece(
         &mut self,
         direction: Direction,
@@ -159,7 +159,7 @@ impl CudaDevice {
         unsafe { lane.kernels.write_word(self.address(word), value) }
     }
 
-    /// What of an order's way is open is decided by measurement.
+    /// Chooses an order's form by measurement.
     fn choose(
         &mut self,
         direction: Direction,

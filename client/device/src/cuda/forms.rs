@@ -1,4 +1,4 @@
-//! Which way of copying is taken for which shape of order: the one that measured faster here. Pure.
+//! Chooses the way of copying for each shape of order: the way that measured faster on this machine. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub enum Form {
     Staged,
 }
 
-/// What makes orders alike: sizes are logarithms.
+/// The shape by which orders are alike: sizes are logarithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct OrderShape {
     is_load: bool,
@@ -23,7 +23,7 @@ pub(super) struct OrderShape {
     order: u32,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Default)]
 pub(super) struct Forms {
     rates: BTreeMap<OrderShape, [Rate; 2]>,
@@ -38,7 +38,7 @@ struct Rate {
 }
 
 impl OrderShape {
-    /// Of an order of `order` bytes, with blocks and contiguous runs of so many.
+    /// The shape of an order of `order` bytes, with blocks and contiguous runs of these sizes.
     pub(super) fn new(direction: Direction, by_layer: bool, run: u64, block: u64, order: u64) -> Self {
         let is_load = direction == Direction::Load;
         let [run, block, order] = [run, block, order].map(|bytes| bytes.max(1).ilog2());
@@ -111,10 +111,10 @@ fn line(shape: &OrderShape, rates: &[Rate; 2]) -> String {
 /// Each form is tried so often before one is preferred.
 const TRIALS: u32 = 3;
 
-/// Every so many orders the slower form is tried again: machines change.
+/// The slower form is tried again after this many orders: machines change.
 const RETRY_EVERY: u32 = 256;
 
-/// What the newest measurement counts.
+/// The weight of the newest measurement.
 const NEWEST: f64 = 0.25;
 
 /// Shapes that are told apart.

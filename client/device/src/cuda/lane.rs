@@ -10,7 +10,7 @@ use crate::memory::HostMemory;
 pub(super) struct Lane {
     pub(super) kernels: Stream,
     copies: Stream,
-    /// Marks what `copies` has got.
+    /// Marks the work of `copies`.
     copied: Event,
     halves: [Half; 2],
     half_bytes: u64,
@@ -18,9 +18,9 @@ pub(super) struct Lane {
 }
 
 struct Half {
-    /// It holds what is to be taken from it.
+    /// The half is full.
     ready: Event,
-    /// What it held was taken.
+    /// The half was emptied.
     drained: Event,
 }
 
@@ -75,7 +75,7 @@ impl Lane {
         if is_staged { self.kernels.wait(&self.halves[half].drained) } else { Ok(()) }
     }
 
-    /// Copies what a kernel has put into a half to the blocks at their addresses.
+    /// Copies a half's bytes to the blocks at their addresses.
     ///
     /// # Safety
     /// The blocks may be written until that has ended.
@@ -92,7 +92,7 @@ impl Lane {
         self.halves[half].drained.record(&self.copies)
     }
 
-    /// What follows on `kernels` waits for all that `copies` has got.
+    /// Later work on `kernels` waits for the work of `copies`.
     pub(super) fn join(&self) -> Result<(), CudaError> {
         self.copied.record(&self.copies)?;
         self.kernels.wait(&self.copied)
@@ -122,20 +122,20 @@ impl Table {
         self.device.address()
     }
 
-    /// Fills the table, before what follows on the lane's kernels.
+    /// Fills the table, before later work on the lane's kernels.
     ///
     /// # Safety
     /// The table lives until that has ended, and is not filled again before.
     ///
     /// # Panics
-    /// Where the table is too small.
+    /// Panics if the table is too small.
     pub(super) unsafe fn fill(&self, lane: &Lane, bytes: &[u8]) -> Result<(), CudaError> {
         self.pinned.memory().write(0, bytes);
         // SAFETY: the caller's promise; both are at least as long as what was just written.
         unsafe { lane.kernels.copy(self.pinned.address(), self.device.address(), bytes.len() as u64) }
     }
 
-    /// What is on the device.
+    /// Its memory on the device.
     pub(super) fn into_device(self) -> DeviceMemory {
         self.device
     }

@@ -1,4 +1,4 @@
-//! How an order is divided: into one launch, a launch a layer, or pieces that pass through a staging buffer. Pure.
+//! Divides an order: into one launch, a launch per layer, or pieces that pass through a staging buffer. Pure.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use super::forms::Form;
 use crate::layout::PagedLayout;
 use crate::order::{PageCopy, Place};
 
-/// One launch of a kernel, with the copies that belong to it where it is staged.
+/// One launch of a kernel, with its copies if it is staged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
     /// Its pages, among those of the [`Division`].
     pub(super) pages: Range<usize>,
     /// Its planes.
     pub(super) planes: Range<u32>,
-    /// What is copied between its half of the staging buffer and blocks.
+    /// The copies between its half of the staging buffer and blocks.
     pub(super) spans: Vec<Span>,
     /// Layers that are done when it is; where they are to be told.
     pub(super) layers_done: Option<u32>,
@@ -27,8 +27,8 @@ pub(super) struct Span {
     pub(super) bytes: u64,
 }
 
-/// A page of a piece, and where the piece has plane 0 of it: in its block, or in its half of the staging buffer. That may be
-/// before the half where plane 0 is in no piece: only sums with a plane's place are addresses.
+/// A page of a piece, and the place of its plane 0: in its block, or in its half of the staging buffer. If the piece lacks
+/// plane 0, the place may be before the half: only sums with a plane's place are addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PlacedPage {
     pub(super) page: u32,
@@ -59,10 +59,10 @@ pub(super) fn has_whole_chunks(layout: &PagedLayout, pages: &[PageCopy]) -> bool
     pages.chunks(per_chunk).all(whole)
 }
 
-/// Divides an order. `half_bytes` is what passes through the staging buffer at a time.
+/// Divides an order. `half_bytes` is the size of half the staging buffer.
 ///
 /// # Panics
-/// Where a staged order has a chunk that is not whole.
+/// Panics if a staged order has a chunk that is not whole.
 pub(super) fn divide(
     layout: &PagedLayout,
     pages: &[PageCopy],

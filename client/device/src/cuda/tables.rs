@@ -1,16 +1,16 @@
-//! What kernels are told, byte for byte as `kernels/pages.cu` declares it.
+//! The arguments of kernels, byte for byte as `kernels/pages.cu` declares them.
 
 use crate::layout::PagedLayout;
 
-/// One page's place in a block.
+/// The place of a page in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Where the block's plane 0 has this page.
+    /// The page's place in the block's plane 0.
     pub(super) block: u64,
     pub(super) page: u32,
 }
 
-/// What a kernel copies; its only parameter.
+/// A kernel's copies; its only parameter.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Copy {
@@ -28,7 +28,7 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    /// What copies of a layout have in common.
+    /// The common part of a layout's copies.
     pub(super) fn of(layout: &PagedLayout, planes: u64) -> Self {
         let spec = layout.spec();
         let (outer_stride, inner_stride, inner_count) = match spec.dims[..] {
@@ -51,7 +51,7 @@ impl Copy {
         }
     }
 
-    /// Pieces of which a thread block copies one at a time.
+    /// Pieces that a thread block copies one at a time.
     pub(super) fn tiles(&self) -> u64 {
         let of_page = u64::from(self.page_units.div_ceil(TILE_UNITS));
         of_page * u64::from(self.entry_count) * u64::from(self.plane_count)

@@ -1,4 +1,4 @@
-//! Whether paged memory is what it says it is.
+//! Checks whether paged memory is as its engine described it.
 
 use super::{ALIGNMENT, LayoutError, LayoutSpec, MAX_DIMS, MAX_PLANES, Plane};
 
@@ -103,7 +103,7 @@ fn apart(spec: &LayoutSpec) -> Result<(), LayoutError> {
     Ok(())
 }
 
-/// What a plane takes of its region.
+/// The part of its region that a plane takes.
 struct Span<'a> {
     plane: &'a Plane,
     axes: Vec<(u64, u64)>,
@@ -139,5 +139,5 @@ fn meets(axes: &[(u64, u64)], distance: i128, run: i128) -> bool {
     [step, step + 1].into_iter().any(|step| step.abs() <= most && meets(inner, distance - step * stride, run))
 }
 
-/// What a kernel counts with 32 bits has room.
+/// Limit of a page, so that a kernel can count with 32 bits.
 const MAX_PAGE_BYTES: u64 = 1 << 30;

@@ -15,7 +15,7 @@ pub struct Shape {
     pub heads: u32,
     /// Tokens of a page.
     pub tokens: u32,
-    /// Bytes that one head has for one token: key and value, or the latent; of SGLang's split pools, one of the two.
+    /// Bytes of one head for one token: key and value, or the latent; in SGLang's split pools, one of the two.
     pub content_bytes: u64,
     /// Pages of a chunk.
     pub pages_per_chunk: u32,

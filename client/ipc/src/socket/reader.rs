@@ -13,17 +13,17 @@ use rustix::cmsg_space;
 use rustix::io::retry_on_intr;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
-/// Cuts what comes from a socket into frames.
+/// Cuts a socket's bytes into frames.
 ///
 /// Call [`FrameReader::receive`] when the socket is readable, then [`FrameReader::next_frame`] until it has none. After
 /// an error nothing that follows can be trusted: close the socket.
 #[derive(Default)]
 pub struct FrameReader {
-    /// All of it may be read into; grows with what arrives, up to [`LARGEST_BUFFER_BYTES`].
+    /// All of the buffer may be read into. It grows with the arriving bytes, up to [`LARGEST_BUFFER_BYTES`].
     buffer: AlignedVec,
     /// The part of `buffer` that was received and not yet returned. It starts at a frame.
     unread: Range<usize>,
-    /// Where in the stream `buffer` starts.
+    /// Position of `buffer` in the stream.
     position: u64,
     /// Descriptors that no frame has claimed, by the `recvmsg` that brought them.
     unclaimed: VecDeque<Batch>,
@@ -31,14 +31,14 @@ pub struct FrameReader {
     takes_only_greetings: bool,
 }
 
-/// One frame, in place in its reader's buffer.
+/// A frame, in place in its reader's buffer.
 #[derive(Debug)]
 pub struct Frame<'a> {
-    /// What stands before the message.
+    /// The header of the message.
     pub header: FrameHeader,
     /// The message; starts at a multiple of 16 bytes in memory.
     pub payload: &'a [u8],
-    /// As many descriptors as the header announces, close-on-exec.
+    /// The descriptors that the header announces, close-on-exec.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -49,7 +49,7 @@ pub enum ReceiveError {
     /// The bytes are no frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A frame announces other descriptors than those that came with it.
+    /// A frame announces another number of descriptors than came with it.
     #[error("a frame announces {announced} descriptors, {found} came with it")]
     WrongDescriptors {
         /// How many its header announces.
@@ -87,7 +87,7 @@ impl FrameReader {
         Self::default()
     }
 
-    /// A reader of somebody who is not known yet: until [`FrameReader::greeted`] it takes frames of at most
+    /// A reader for a process that is not known yet. Until [`FrameReader::greeted`] it takes frames of at most
     /// [`MAX_GREETING_BYTES`], and no descriptors.
     #[must_use]
     pub fn of_a_stranger() -> Self {
@@ -109,7 +109,7 @@ impl FrameReader {
         self.receive_with(socket, RecvFlags::empty())
     }
 
-    /// The same, without blocking even where the socket does.
+    /// As [`FrameReader::receive`], but never blocks, even if the socket does.
     ///
     /// # Errors
     /// As [`FrameReader::receive`].
@@ -120,7 +120,7 @@ impl FrameReader {
     /// The next frame that is here as a whole.
     ///
     /// # Errors
-    /// [`ReceiveError`] where the stream is no sequence of frames, or its descriptors are not those that the frames
+    /// [`ReceiveError`] if the stream is no sequence of frames, or its descriptors are not those that the frames
     /// announce.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ReceiveError> {
         let start = self.position + self.unread.start as u64;
@@ -177,8 +177,8 @@ impl FrameReader {
         Ok(received.bytes)
     }
 
-    /// Moves what is unread to the front. A full buffer grows to twice its size, as long as the frame that has begun needs it:
-    /// what a header announces is not believed before it arrives.
+    /// Moves the unread bytes to the front. A full buffer grows to twice its size while the begun frame needs it: a header's
+    /// announcement is not believed before the bytes arrive.
     fn make_room(&mut self) -> io::Result<()> {
         self.position += self.unread.start as u64;
         if self.unread.is_empty() && self.buffer.len() > KEPT_BUFFER_BYTES {
@@ -242,5 +242,5 @@ pub const MAX_GREETING_BYTES: u32 = 4 << 10;
 /// One frame of the largest size.
 const LARGEST_BUFFER_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
-/// A frame of which a part is here may have its descriptors, and the one behind it too.
+/// A frame that has partly arrived may have its descriptors here, and so may the frame behind it.
 const MAX_UNCLAIMED_DESCRIPTORS: usize = 2 * MAX_FRAME_DESCRIPTORS;

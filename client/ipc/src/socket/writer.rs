@@ -16,7 +16,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 /// Collects frames and sends them without blocking.
 #[derive(Default)]
 pub struct FrameWriter {
-    /// Whole frames, one behind the other.
+    /// Whole frames, one after the other.
     buffer: AlignedVec,
     /// Bytes of `buffer` that are sent.
     sent: usize,
@@ -26,7 +26,7 @@ pub struct FrameWriter {
 
 /// The descriptors of one frame.
 struct Attached {
-    /// Where in the buffer the frame starts.
+    /// The frame's position in the buffer.
     start: usize,
     descriptors: Vec<OwnedFd>,
 }
@@ -38,18 +38,18 @@ impl FrameWriter {
         Self::default()
     }
 
-    /// Appends a request. `number` is 0 where no answer is wanted.
+    /// Appends a request. `number` is 0 if no answer is wanted.
     ///
     /// # Errors
-    /// [`FrameError`] where it is longer than a frame may be; nothing is appended then.
+    /// [`FrameError`] if it is longer than a frame may be; nothing is appended then.
     pub fn push_request(&mut self, number: u64, request: &Request) -> Result<(), FrameError> {
         self.push_request_with(number, request, Vec::new())
     }
 
-    /// The same, with the descriptors that belong to it; they are closed once sent.
+    /// Adds a request with its descriptors; they are closed once sent.
     ///
     /// # Errors
-    /// [`FrameError`] where it is longer than a frame may be or has too many descriptors; nothing is appended then.
+    /// [`FrameError`] if it is longer than a frame may be or has too many descriptors; nothing is appended then.
     pub fn push_request_with(
         &mut self,
         number: u64,
@@ -62,7 +62,7 @@ impl FrameWriter {
     /// Appends the answer to request `number`, with the descriptors that belong to it; they are closed once sent.
     ///
     /// # Errors
-    /// [`FrameError`] where it is longer than a frame may be or has too many descriptors; nothing is appended then.
+    /// [`FrameError`] if it is longer than a frame may be or has too many descriptors; nothing is appended then.
     pub fn push_response(
         &mut self,
         number: u64,
@@ -72,7 +72,7 @@ impl FrameWriter {
         self.push(number, descriptors, |out| encode_response(response, out))
     }
 
-    /// Sends what the socket takes without blocking, whatever the socket's own mode. Returns whether all is sent; if
+    /// Sends as much as the socket takes without blocking, whatever the socket's own mode. Returns whether all is sent; if
     /// not, call again when the socket is writable.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// Takes out what is sent once it is most of the buffer, so that a slow reader does not make the buffer grow.
+    /// Removes the sent bytes once they are most of the buffer, so that a slow reader does not make the buffer grow.
     fn drop_sent(&mut self) {
         let aligned = self.sent - self.sent % FRAME_ALIGNMENT;
         if aligned < SENT_BYTES_KEPT || aligned < self.buffer.len() / 2 {

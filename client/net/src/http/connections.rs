@@ -1,4 +1,4 @@
-//! The connections of a server: how many there may be, and which idle one makes way for a new one.
+//! The connections of a server: bounds their number, and chooses the idle one that makes way for a new one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -16,12 +16,12 @@ use rustix::net::{Shutdown, shutdown};
 
 use crate::metrics::{Label, Part as _};
 
-/// The connections of a server. Where there are as many as there may be, the one that has been idle for the longest is shut
-/// down for a new one; where none is idle, the new one is. One address has half of them at most. Cloning shares.
+/// The connections of a server. At the limit, the connection that has been idle for the longest is shut down for a new one;
+/// if none is idle, the new one is shut down. One address has half of the connections at most. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Connections(Arc<Shared>);
 
-/// One connection, as long as it lives.
+/// One open connection. Dropping it ends it.
 #[derive(Debug)]
 pub struct Open {
     connections: Connections,
@@ -72,7 +72,7 @@ crate::metrics_table! {
 }
 
 impl Connections {
-    /// None yet, and never more than `most`.
+    /// No connections yet, and never more than `most`.
     ///
     /// # Errors
     /// Where the metrics are registered already.
@@ -81,10 +81,10 @@ impl Connections {
         Ok(Self(Arc::new(Shared { most, known: Mutex::default(), metrics })))
     }
 
-    /// Takes a new connection in, from an address where it has one. A client that leaves unread what was sent to it, for so long, loses it.
+    /// Takes in a new connection from an address, if it has one. A client that leaves an answer unread for `unread` loses it.
     ///
     /// # Errors
-    /// Where the system gives no descriptor, or there is no room: the connection is shut down.
+    /// Fails if the system gives no descriptor, or there is no room. The connection is then shut down.
     pub fn enter(&self, socket: &impl AsFd, from: Option<IpAddr>, unread: Duration) -> io::Result<Open> {
         let socket = socket.as_fd();
         // An error: it is no TCP socket.
@@ -182,7 +182,7 @@ impl Known {
         self.take(number).is_some()
     }
 
-    /// Of those from an address, where one is said.
+    /// Takes the longest idle connection; of one address, if `from` names it.
     fn take_longest_idle(&mut self, from: Option<IpAddr>) -> Option<OwnedFd> {
         let is_from = |number: &&u64| from.is_none() || self.by_number[*number].from == from;
         let number = *self.idle.values().find(is_from)?;

@@ -1,4 +1,6 @@
 //! A socket whose reader takes little at a time.
+//!
+//! actix-http decodes everything that it has read: 6 KB of memory for a request of 20 bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -6,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A socket of which a reader gets at most [`SIP_BYTES`] before it has to do something else.
+/// A socket that gives its reader at most [`SIP_BYTES`] at a time.
 ///
 /// A reader that decodes all that it has got, as actix-http does up to 128 KiB, makes some 6 KB out of each request of 20 bytes
 /// that a client sent ahead. It looks how many wait only between two reads.

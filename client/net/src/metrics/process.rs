@@ -17,7 +17,7 @@ crate::metrics_table! {
     }
 }
 
-/// What the kernel says in `/proc/self/stat`.
+/// Fields of `/proc/self/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Stat {
     cpu_ticks: u64,

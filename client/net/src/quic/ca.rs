@@ -1,6 +1,6 @@
-//! A small certificate authority: makes what the processes of a cluster show each other.
+//! A small certificate authority: makes the certificates that the processes of a cluster show each other.
 //!
-//! For development clusters and for operators without an authority of their own; certificates of any other authority do as
+//! For development clusters, and for operators without an authority of their own. Certificates of any other authority do as
 //! well, provided they carry an identity as [`larder_protocol::identity`] says.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
 
-/// An authority: whoever trusts it trusts what it issues.
+/// A certificate authority. A process that trusts it trusts every certificate that it issues.
 pub struct Authority {
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -23,7 +23,7 @@ pub struct Authority {
 pub struct Issued {
     /// The certificate (PEM).
     pub certificate_pem: String,
-    /// Its private key (PEM): whoever has it is the one it names.
+    /// The certificate's private key (PEM). Its owner can act under the certificate's identity.
     pub key_pem: String,
 }
 
@@ -41,7 +41,7 @@ pub struct Validity {
 #[non_exhaustive]
 pub enum AuthorityError {
     /// The authority's files are not a certificate and its key.
-    #[error("this is no certificate of an authority with its key: `larder ca init` makes one")]
+    #[error("these files are no authority's certificate and key: `larder ca init` makes them")]
     NotAnAuthority(#[source] rcgen::Error),
     /// Making keys or signing failed.
     #[error("no certificate can be made")]
@@ -49,7 +49,7 @@ pub enum AuthorityError {
 }
 
 impl Validity {
-    /// From an hour ago (clocks differ) for so many days.
+    /// Valid from an hour ago, since clocks differ, for `days` days.
     #[must_use]
     pub fn days(days: u32) -> Self {
         let now = SystemTime::now();
@@ -62,7 +62,7 @@ impl Authority {
     /// A new authority, with its files: certificate and key.
     ///
     /// # Errors
-    /// [`AuthorityError::Make`] where the system has no randomness.
+    /// [`AuthorityError::Make`] if the system has no randomness.
     pub fn create(validity: Validity) -> Result<(Self, Issued), AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = params(validity);
@@ -77,7 +77,7 @@ impl Authority {
     /// An authority from its files.
     ///
     /// # Errors
-    /// [`AuthorityError::NotAnAuthority`] where they are none.
+    /// [`AuthorityError::NotAnAuthority`] if they are none.
     pub fn load(certificate_pem: &str, key_pem: &str) -> Result<Self, AuthorityError> {
         let key = KeyPair::from_pem(key_pem).map_err(AuthorityError::NotAnAuthority)?;
         let issuer =
@@ -94,7 +94,7 @@ impl Authority {
     /// A certificate for a process, good for both ends of a connection.
     ///
     /// # Errors
-    /// [`AuthorityError::Make`] where the system has no randomness, or the identity does not fit a certificate.
+    /// [`AuthorityError::Make`] if the system has no randomness, or the identity does not fit a certificate.
     pub fn issue(&self, identity: &Identity, validity: Validity) -> Result<Issued, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = params(validity);

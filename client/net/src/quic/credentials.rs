@@ -1,4 +1,6 @@
-//! Who a process is, and whom it trusts: certificates, and what TLS makes of them.
+//! A process's own certificate and its trust in others, as TLS takes them.
+//!
+//! Both sides show a certificate. A node speaks for itself alone: others refuse its announcements for another node.
 
 use std::fmt;
 use std::io;
@@ -17,7 +19,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::endpoint::{IdentityError, identity_of};
 
-/// Where a process's certificate is.
+/// The files of a process's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialFiles {
     /// Certificates of the authorities that are trusted (PEM).
@@ -28,7 +30,7 @@ pub struct CredentialFiles {
     pub key: PathBuf,
 }
 
-/// Who a process is, and whom it trusts.
+/// A process's own certificate and the authorities that it trusts.
 #[derive(Clone)]
 pub struct Credentials {
     identity: Identity,
@@ -36,7 +38,7 @@ pub struct Credentials {
     server: Arc<QuicServerConfig>,
 }
 
-/// One of the three things that credentials are made of.
+/// One of the three parts of credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The authorities' certificates.
@@ -56,20 +58,20 @@ pub enum CredentialsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// A text has nothing of what it should have.
-    #[error("there is no {part} in it: PEM is expected")]
+    /// A file lacks the expected part.
+    #[error("the file has no {part}: PEM is expected")]
     Empty {
-        /// What is missing.
+        /// The missing part.
         part: Part,
     },
     /// The certificate does not say who this is.
     #[error("the certificate names no Larder identity")]
     Identity(#[source] IdentityError),
     /// TLS cannot use them, as where the key is not the certificate's.
-    #[error("certificate, key and authorities do not fit together")]
+    #[error("certificate, key and authorities do not match")]
     Tls(#[source] rustls::Error),
     /// No authority is trusted.
     #[error("the authorities' certificates cannot be used")]
@@ -96,7 +98,7 @@ impl Credentials {
         Self::from_pem(&ca, &certificate, &key)
     }
 
-    /// The same, from the files' contents.
+    /// Makes credentials from the files' contents.
     ///
     /// # Errors
     /// [`CredentialsError`] says which part is wrong.
@@ -120,7 +122,7 @@ impl Credentials {
         })
     }
 
-    /// Who the certificate says this process is.
+    /// The identity in the process's certificate.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity

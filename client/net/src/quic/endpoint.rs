@@ -1,4 +1,4 @@
-//! Endpoints and connections whose other side is known.
+//! Endpoints and connections with known identities on the other side.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -15,8 +15,8 @@ use super::credentials::Credentials;
 use super::settings::TransportSettings;
 use super::socket::BatchedSocket;
 
-/// A UDP socket that connects and accepts connections. It lives on the runtime in which it was made, best a current-thread
-/// one of its own.
+/// A UDP socket that opens and accepts connections. It lives on the runtime in which it was made, best a current-thread
+/// runtime of its own.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     endpoint: quinn::Endpoint,
@@ -48,7 +48,7 @@ pub struct Incoming {
 pub struct BindError {
     /// The address.
     pub listen: SocketAddr,
-    /// What the system says.
+    /// The system's error.
     pub source: std::io::Error,
 }
 
@@ -65,12 +65,12 @@ pub enum ConnectError {
     )]
     Handshake(#[from] ConnectionError),
     /// It is not known who the other side is.
-    #[error("the other side's certificate is of no use")]
+    #[error("the other side's certificate cannot be used")]
     Identity(#[from] IdentityError),
     /// The other side is somebody else.
     #[error("at this address is {found}, not {}", expected(*.role, .name.as_deref()))]
     SomebodyElse {
-        /// Who is there.
+        /// The identity found there.
         found: Identity,
         /// The role that was expected.
         role: Role,
@@ -87,7 +87,7 @@ pub enum IdentityError {
     #[error("there is no readable certificate")]
     Unreadable,
     /// No identity, or several.
-    #[error("it has {found} larder:// URIs among its names, not one")]
+    #[error("the certificate has {found} larder:// URIs among its names, not one")]
     NotOne {
         /// How many there are.
         found: usize,
@@ -104,7 +104,7 @@ pub struct Rejected {
     /// For metrics: `certificate` (not trusted, or expired), `identity` (it does not say who it is) or `handshake`
     /// (anything else).
     pub reason: &'static str,
-    /// What exactly.
+    /// The cause.
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
@@ -112,7 +112,7 @@ impl Endpoint {
     /// Binds a socket. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`BindError`] where the address is in use, or is not this machine's.
+    /// [`BindError`] if the address is in use, or is not this machine's.
     pub fn bind(
         listen: SocketAddr,
         credentials: &Credentials,
@@ -134,13 +134,13 @@ impl Endpoint {
         Ok(Self { endpoint, transport, stranger_transport, client, strangers, local })
     }
 
-    /// Where it listens.
+    /// The local address.
     #[must_use]
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Connects, and checks that the other side has this role and, where one is given, this name.
+    /// Connects, and checks that the other side has this role and, if one is given, this name.
     ///
     /// The other side judges our certificate a moment later: if it turns us away, the first stream says so.
     ///
@@ -194,7 +194,7 @@ impl Endpoint {
 }
 
 impl Incoming {
-    /// Where it comes from.
+    /// The address of the other side.
     #[must_use]
     pub fn remote(&self) -> SocketAddr {
         self.incoming.remote_address()
@@ -211,12 +211,12 @@ impl Incoming {
         finish(self.incoming.accept()).await
     }
 
-    /// The same, where little may be sent until [`Connection::admit`].
+    /// Accepts a connection that may send little until [`Connection::admit`].
     pub(super) async fn accept_stranger(self) -> Result<Connection, Rejected> {
         finish(self.incoming.accept_with(self.strangers)).await
     }
 
-    /// Whether the other side has shown that it gets what is sent to its address.
+    /// Whether the other side has proved that it receives at its address.
     pub(super) fn has_proved_its_address(&self) -> bool {
         self.incoming.remote_address_validated()
     }
@@ -251,13 +251,13 @@ async fn finish(accepted: Result<quinn::Connecting, ConnectionError>) -> Result<
 }
 
 impl Connection {
-    /// Who the other side is.
+    /// The identity of the other side.
     #[must_use]
     pub fn peer(&self) -> &Identity {
         &self.peer
     }
 
-    /// From now on the other side may have so many streams open; a member may have more on its way, too.
+    /// Raises the limit of open streams for the other side; for a member, also the limit of bytes in flight.
     pub(super) fn admit(&self, streams: u32, is_member: bool) {
         self.quic.set_max_concurrent_bi_streams(VarInt::from_u32(streams));
         if is_member {
@@ -272,7 +272,7 @@ impl Connection {
     }
 }
 
-/// Who a certificate chain says somebody is.
+/// The identity in a certificate chain.
 pub(super) fn identity_of(chain: &[CertificateDer<'_>]) -> Result<Identity, IdentityError> {
     let own = chain.first().ok_or(IdentityError::Unreadable)?;
     let own = EndEntityCert::try_from(own).map_err(|_| IdentityError::Unreadable)?;
@@ -312,16 +312,16 @@ fn expected(role: Role, name: Option<&str>) -> String {
 /// Connections that nobody has looked at; more are refused.
 const MAX_INCOMING: usize = 1_024;
 
-/// Bytes that may come for one of them: a handshake's first flight takes three datagrams.
+/// Bytes that an unaccepted connection may send: a handshake's first flight takes three datagrams.
 const INCOMING_BUFFER_BYTES: u64 = 16 << 10;
 
 /// Bytes of requests of a member that may be on their way in a connection: two of the longest.
 const MEMBER_WINDOW_BYTES: u32 = 2 << 20;
 
-/// What is received may be as large as UDP allows: what is sent is the other side's setting.
+/// The largest datagram to receive, UDP's own limit: the sender's setting decides the size.
 const MAX_DATAGRAM_BYTES: u16 = 65_507;
 
-/// How long closing waits for the others to hear of it.
+/// How long closing waits until the other sides have heard of it.
 const CLOSE_GRACE: Duration = Duration::from_millis(200);
 
 const CLOSED: VarInt = VarInt::from_u32(0);

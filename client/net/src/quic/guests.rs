@@ -1,7 +1,7 @@
-//! Those who connect to a server: how many connections each may have, and how many bytes of requests may be on their way.
+//! Bounds on those who connect to a server: connections of each identity, and bytes of requests in flight.
 //!
-//! Any certificate of the cluster opens connections. What each may take is bounded by who it is, so that one that asks for
-//! too much, by fault or by will, is in its own way alone.
+//! Any certificate of the cluster opens connections. The bounds go by identity and role, so a process that asks for too much,
+//! by fault or by will, is only in its own way. Handshakes are counted by address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::endpoint::{Connection, Incoming};
 use super::messages::{MessageError, read_body, read_header};
 
-/// What one identity may have at a server.
+/// The limits of one identity at a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestLimits {
     /// Connections. For one more a node's oldest is closed, since it may be that of an earlier life; others are turned away.
@@ -30,7 +30,7 @@ pub struct GuestLimits {
     pub waiting_bytes: usize,
 }
 
-/// Everybody who is connected to a server. Cloning shares.
+/// The connections at a server, by identity. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Guests(Arc<Shared>);
 
@@ -57,7 +57,7 @@ struct Connected {
     waiting_bytes: Arc<Semaphore>,
 }
 
-/// A connection of somebody who is let in. It counts as long as this lives.
+/// An admitted connection. It counts until it is dropped.
 #[derive(Debug)]
 pub struct Guest {
     connection: Connection,
@@ -72,7 +72,7 @@ pub struct Guest {
 pub struct Asked<M> {
     /// The message.
     pub message: M,
-    /// What of its sender's bytes it takes.
+    /// Its share of the sender's bytes in flight.
     pub bytes: OwnedSemaphorePermit,
 }
 
@@ -80,9 +80,9 @@ pub struct Asked<M> {
 #[derive(Debug, thiserror::Error)]
 #[error("turned away: {reason}")]
 pub struct TurnedAway {
-    /// For metrics: that of [`Rejected`](super::Rejected), or `handshakes` or `connections` where there are too many.
+    /// For metrics: that of [`Rejected`](super::Rejected), or `handshakes` or `connections` if there are too many.
     pub reason: &'static str,
-    /// What exactly, where there is more to say.
+    /// The cause, if one is known.
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -93,13 +93,13 @@ struct Handshake {
 }
 
 impl Guests {
-    /// Nobody yet. `limits` says what each of a role may have.
+    /// No connections yet. `limits` gives the limits of each role.
     #[must_use]
     pub fn new(limits: fn(Role) -> GuestLimits) -> Self {
         Self(Arc::new(Shared { limits, known: Mutex::default() }))
     }
 
-    /// Ends the handshake of a connection that came in, and lets it in where it may. `None` where it has to show first that
+    /// Ends the handshake of a connection that came in, and lets it in where it may. `None` if it has to show first that
     /// it can be reached at the address that it comes from: then it comes in again.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Guest {
         &self.connection
     }
 
-    /// Reads a message; `None` where the stream ended before one began. One that finds too many bytes of its sender's on their
+    /// Reads a message; `None` if the stream ended before one began. One that finds too many bytes of its sender's on their
     /// way waits until there are fewer.
     ///
     /// # Errors
@@ -232,7 +232,7 @@ impl Drop for Handshake {
     }
 }
 
-/// Whether somebody of this role is a part of the cluster, of which there are only so many.
+/// Whether this role belongs to a member of the cluster, whose number is bounded.
 fn is_member(role: Role) -> bool {
     matches!(role, Role::Node | Role::Coordinator)
 }
@@ -249,7 +249,7 @@ const MAX_HANDSHAKES: usize = 1_024;
 /// Handshakes under way with one address.
 const MAX_HANDSHAKES_OF_A_SOURCE: usize = MAX_HANDSHAKES / 2;
 
-/// With more handshakes under way than this, whoever comes has to show first that its address is its own.
+/// With more handshakes in progress, a new client must first prove its address.
 const MANY_HANDSHAKES: usize = 128;
 
 /// How long a handshake may take.

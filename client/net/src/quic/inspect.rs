@@ -1,4 +1,4 @@
-//! Whether certificate files will do, and for how long.
+//! Checks whether certificate files can be used, and for how long.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,12 +8,12 @@ use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage, anchor_from_trusted
 
 use super::credentials::{CredentialFiles, Credentials, CredentialsError, Part, certificates};
 
-/// What certificate files say.
+/// The facts of certificate files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspected {
-    /// Who the certificate says that the process is.
+    /// The identity in the certificate.
     pub identity: Identity,
-    /// Until when it may be used; `None` where it never ends.
+    /// Until when it may be used; `None` if it never ends.
     pub not_after: Option<SystemTime>,
 }
 
@@ -42,7 +42,7 @@ pub enum InspectError {
     /// Something else is wrong with it.
     #[error("the certificate is not accepted: {reason}")]
     Refused {
-        /// What.
+        /// The reason.
         reason: String,
     },
 }
@@ -50,7 +50,7 @@ pub enum InspectError {
 /// Judges certificate files as the other side of a connection would at the time `now`, for both ends of one.
 ///
 /// # Errors
-/// [`InspectError`]: what would be turned down.
+/// [`InspectError`] names the fault for which others would refuse the certificate.
 pub fn inspect(files: &CredentialFiles, now: SystemTime) -> Result<Inspected, InspectError> {
     let [ca, certificate, key] = files.read()?;
     inspect_pem(&ca, &certificate, &key, now)

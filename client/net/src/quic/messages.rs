@@ -20,7 +20,7 @@ pub enum MessageError {
     #[error("the stream ended within a message")]
     Cut,
     /// The bytes are no frame of this protocol.
-    #[error("this is no frame of a message")]
+    #[error("these bytes are no frame of a message")]
     NotAFrame,
     /// Longer than any message that the other side may send.
     #[error("a message of {bytes} bytes; at most {most} are allowed")]
@@ -51,7 +51,7 @@ pub async fn write_message<M: Message>(stream: &mut SendStream, message: &M) -> 
     Ok(())
 }
 
-/// Reads a message; `None` where the stream ended before one began. Memory is taken as bytes arrive, not as they are
+/// Reads a message; `None` if the stream ended before one began. Memory is taken as bytes arrive, not as they are
 /// announced.
 ///
 /// # Errors
@@ -66,7 +66,7 @@ pub async fn read_message<M: Message>(stream: &mut RecvStream) -> Result<Option<
     }
 }
 
-/// Reads how many bytes the next message has; `None` where the stream ended before one began.
+/// Reads how many bytes the next message has; `None` if the stream ended before one began.
 pub(super) async fn read_header(stream: &mut RecvStream, most: usize) -> Result<Option<usize>, MessageError> {
     let mut header = [0; HEADER_BYTES];
     match stream.read_exact(&mut header).await {
@@ -83,7 +83,7 @@ pub(super) async fn read_header(stream: &mut RecvStream, most: usize) -> Result<
     }
 }
 
-/// Reads a message of so many bytes.
+/// Reads a message of `bytes` bytes.
 pub(super) async fn read_body<M: Message>(stream: &mut RecvStream, bytes: usize) -> Result<M, MessageError> {
     let mut message = AlignedVec::<16>::new();
     while message.len() < bytes {

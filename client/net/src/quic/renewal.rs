@@ -1,14 +1,14 @@
-//! Certificates that are renewed while a process runs.
+//! Certificates that are renewed while a process runs: it looks for changed files every [`RENEWAL_CHECK`].
 
 use std::io;
 use std::time::{Duration, SystemTime};
 
 use super::{CredentialFiles, Credentials, Endpoint, InspectError, Inspected, inspect};
 
-/// Has `endpoint` use what is in `files` whenever that changes, for connections made from then on. `credentials` are those
-/// in use. Files that cannot be used, as those that are half written, and those of somebody else, are warned of and looked
-/// at again. A certificate in use that expires soon, or others would turn down, is warned of at once and then once a day, and
-/// `expires` is told when it does, if it ever does. Never ready.
+/// Makes `endpoint` use the certificates in `files` whenever they change, for connections made from then on. `credentials`
+/// are those in use. Files that cannot be used, such as half-written ones or another identity's, cause a warning and are read
+/// again later. A certificate in use that expires soon, or that others would refuse, causes a warning at once and then once a
+/// day. `expires` is told the certificate's end, if it has one. Never ready.
 ///
 /// # Cancel safety
 /// Safe.
@@ -33,7 +33,7 @@ pub async fn renew_when_changed(
             Ok(now) if now != in_use => now,
             Ok(_) => continue,
             Err(error) => {
-                tracing::warn!(%error, ?files, "the certificates cannot be read: those in use stay");
+                tracing::warn!(%error, ?files, "the certificates cannot be read: the old ones stay in use");
                 continue;
             }
         };
@@ -47,14 +47,16 @@ pub async fn renew_when_changed(
             Ok(new) => tracing::warn!(
                 found = %new.identity(),
                 expected = %credentials.identity(),
-                "the new certificate is somebody else's: the one in use stays"
+                "the new certificate has another identity: the old one stays in use"
             ),
-            Err(error) => tracing::warn!(%error, "the new certificates cannot be used: those in use stay"),
+            Err(error) => {
+                tracing::warn!(%error, "the new certificates cannot be used: the old ones stay in use")
+            }
         }
     }
 }
 
-/// Says what others would say of the certificate in use.
+/// Judges the certificate in use as others would.
 fn judge(files: &CredentialFiles, now: SystemTime, expires: &impl Fn(Option<SystemTime>)) {
     let days = |time: Duration| time.as_secs() / SECONDS_OF_A_DAY;
     let remedy = "`larder ca issue` makes a new one, which is used without a restart";

@@ -1,4 +1,4 @@
-//! How QUIC is set, and why: every knob is here.
+//! QUIC's settings and their reasons: every knob is here.
 //!
 //! Figures are of one core each side, 4 MiB blocks over loopback, quinn 0.11, on small shared machines.
 //!
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
-/// What may differ between networks.
+/// The settings that may differ between networks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransportSettings {
     /// The largest datagram that path discovery tries, in bytes of UDP payload. What the path does not carry is never
@@ -41,8 +41,8 @@ impl Default for TransportSettings {
 impl TransportSettings {
     /// Datagrams that may be handed to the kernel in one call.
     ///
-    /// The kernel refuses a batch of more than 65,507 bytes, which is what a UDP datagram may have; the sender then takes
-    /// the path for one that carries small datagrams only (0.04-0.3 GB/s).
+    /// How many datagrams fit into a batch. The kernel refuses a batch of more than 65,507 bytes, the limit of a UDP
+    /// datagram; the sender would then use small datagrams on this path (0.04-0.3 GB/s).
     #[must_use]
     pub fn max_segments(&self) -> usize {
         (MAX_BATCH_BYTES / usize::from(self.max_datagram_bytes.max(1))).max(1)
@@ -84,7 +84,7 @@ impl TransportSettings {
     }
 }
 
-/// Streams that the other side may have open at a time: what it wants beyond waits there.
+/// Limit of the streams that the other side may have open; further ones wait there.
 pub const MAX_STREAMS: u32 = 256;
 
 /// Bytes of a request that may be on their way before somebody reads it.

@@ -1,18 +1,18 @@
-//! What a configuration says of tracing, and what of that can be used.
+//! The tracing part of a configuration, checked.
 
 use serde::{Deserialize, Serialize};
 
 use super::Sampler;
 
-/// Where spans go and which requests have some. Off where there is no endpoint.
+/// The collector of spans, and the fraction of requests to trace. Off without an endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TracingConfig {
     /// The collector, as `http://host:port`: OTLP over HTTP, whose usual port is 4318.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The fraction of the requests without a trace of the caller's that are recorded. What a caller records is recorded
-    /// here too, whatever stands here.
+    /// Fraction of the requests to record, among those without a caller's trace. Requests that their caller records are
+    /// always recorded.
     pub sample_ratio: f64,
 }
 
@@ -22,12 +22,12 @@ pub struct TracingConfig {
     "tracing.endpoint `{endpoint}`: set it to http://host:port of a collector that takes OTLP over HTTP, usually port 4318; one that wants TLS is reached through an agent on this host"
 )]
 pub struct InvalidEndpoint {
-    /// What was found.
+    /// The value found.
     pub endpoint: String,
 }
 
 impl TracingConfig {
-    /// Which requests are recorded.
+    /// Decides which requests are recorded.
     #[must_use]
     pub fn sampler(&self) -> Sampler {
         match &self.endpoint {
@@ -36,8 +36,8 @@ impl TracingConfig {
         }
     }
 
-    /// The same, with the endpoint of the environment (`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, else
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT`) where it has none of its own.
+    /// Takes the endpoint of the environment (`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, else `OTEL_EXPORTER_OTLP_ENDPOINT`) if
+    /// the file names none.
     #[must_use]
     pub fn or_from_environment(mut self) -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
@@ -48,10 +48,10 @@ impl TracingConfig {
         self
     }
 
-    /// Where requests to the collector go: the endpoint, and the usual path where it names none.
+    /// The URL for requests to the collector: the endpoint, with the usual path if it names none.
     ///
     /// # Errors
-    /// Where it is no address that can be used.
+    /// Fails if the endpoint is no usable address.
     pub fn url(&self) -> Result<Option<String>, InvalidEndpoint> {
         let Some(endpoint) = &self.endpoint else { return Ok(None) };
         let wrong = || InvalidEndpoint { endpoint: endpoint.clone() };
@@ -65,7 +65,7 @@ impl TracingConfig {
     }
 }
 
-/// Where a collector takes spans.
+/// The usual path at which a collector takes spans.
 const USUAL_PATH: &str = "/v1/traces";
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! From spans to a collector: OTLP over HTTP, on a thread of its own.
+//! Sends spans to a collector: OTLP over HTTP, on a thread of its own.
 //!
-//! HTTP and not gRPC: collectors take both on their usual ports, and this needs neither a second HTTP stack nor a runtime.
+//! HTTP and not gRPC: collectors take both on their usual ports, and HTTP needs neither a second HTTP stack nor a runtime.
 
 use std::io;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use super::http::BlockingClient;
 use super::queue::{Processor, Queue};
 use super::{TARGET, queue};
 
-/// Who makes the spans.
+/// The process that makes the spans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// `service.name`: what kind of process it is.
+    /// `service.name`: the kind of process.
     pub name: &'static str,
     /// `service.instance.id`: which of them.
     pub instance: String,
@@ -48,7 +48,7 @@ pub enum ExportError {
     /// The endpoint is none.
     #[error(transparent)]
     Endpoint(#[from] InvalidEndpoint),
-    /// What the environment says of the exporter (`OTEL_...`) cannot be used.
+    /// The exporter's variables in the environment (`OTEL_...`) cannot be used.
     #[error("cannot export spans: see the variables OTEL_EXPORTER_OTLP_... of the environment")]
     Settings(#[from] opentelemetry_otlp::ExporterBuildError),
     /// Its thread cannot be started.
@@ -57,7 +57,7 @@ pub enum ExportError {
 }
 
 impl Exporter {
-    /// Starts the exporter; `None` where there is no endpoint. Headers, and attributes of the process besides those of
+    /// Starts the exporter; `None` if there is no endpoint. Headers, and attributes of the process besides those of
     /// `service`, come from the standard variables `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_RESOURCE_ATTRIBUTES`.
     ///
     /// # Errors
@@ -88,8 +88,8 @@ impl Exporter {
         Ok(Some(Self { provider, queue }))
     }
 
-    /// The part of a subscriber that records the spans of this crate's [`super::Trace`]s, and no others: neither those of
-    /// libraries nor what is logged.
+    /// The layer of a subscriber that records the spans of this crate's [`super::Trace`]s, and no others: neither spans of
+    /// libraries nor log events.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + Send + Sync + for<'a> LookupSpan<'a>,
@@ -104,7 +104,7 @@ impl Exporter {
             .with_filter(filter_fn(|metadata| metadata.is_span() && metadata.target() == TARGET))
     }
 
-    /// Sends what waits, for at most `deadline`; what is left then is dropped and counted.
+    /// Sends the waiting spans, for at most `deadline`; the others are dropped and counted.
     pub fn stop(self, deadline: Duration) {
         if !self.queue.stop(deadline) {
             let queue::SpanCounts { dropped, failed, .. } = queue::span_counts();

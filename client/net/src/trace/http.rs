@@ -1,4 +1,4 @@
-//! How spans travel: one blocking request after the other, on the exporter's own thread.
+//! Sends spans: one blocking request after the other, on the exporter's own thread.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
 
 use crate::lock;
 
-/// What became of the spans of this process.
+/// Counts of this process's spans, by their fate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpanCounts {
     /// The collector took them.
@@ -22,14 +22,14 @@ pub struct SpanCounts {
     pub failed: u64,
 }
 
-/// What became of the spans of this process so far.
+/// The counts of this process's spans so far.
 #[must_use]
 pub fn span_counts() -> SpanCounts {
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     SpanCounts { exported: count(&EXPORTED), dropped: count(&DROPPED), failed: count(&FAILED) }
 }
 
-/// The queue. Ending a span never waits for the collector: where there is no room the span is dropped and counted.
+/// The queue. Ending a span never waits for the collector: if there is no room the span is dropped and counted.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -74,7 +74,7 @@ impl Queue {
         }
     }
 
-    /// Stops the queue when what waits has been sent, or after `deadline` without it. Whether all was sent.
+    /// Stops the queue when the waiting spans were sent, or after `deadline`. Returns whether all were sent.
     pub(super) fn stop(&self, deadline: Duration) -> bool {
         let mut state = lock(&self.state);
         state.is_stopping = true;
@@ -88,7 +88,7 @@ impl Queue {
         left == 0 && !state.is_sending
     }
 
-    /// What waits.
+    /// The waiting spans.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> Vec<SpanData> {
         lock(&self.state).spans.clone()
@@ -108,7 +108,7 @@ impl Queue {
         }
     }
 
-    /// Waits for a whole batch, or for what there is some time after the first span. `None` at the end.
+    /// Waits for a whole batch, or for a part of one some time after its first span. `None` at the end.
     fn next_batch(&self) -> Option<Vec<SpanData>> {
         let state = lock(&self.state);
         let is_idle = |state: &mut State| state.spans.is_empty() && !state.is_stopping;

@@ -42,7 +42,7 @@ async fn announce(connection: &Connection, bytes: u32) -> SendStream {
     send
 }
 
-/// Reads the next request; `None` where it does not come within a moment.
+/// Reads the next request; `None` if it does not come within a moment.
 async fn read(guest: &Guest) -> Option<Result<Option<Asked<PeerRequest>>, MessageError>> {
     let (_send, mut receive) = guest.connection().quic().accept_bi().await.unwrap();
     timeout(Duration::from_millis(100), guest.read(&mut receive)).await.ok()

@@ -1,4 +1,4 @@
-"""Why a request has no result. A miss is no error."""
+"""Reasons why a request has no result. A miss is no error."""
 
 
 class LarderError(Exception):

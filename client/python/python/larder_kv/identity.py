@@ -1,4 +1,4 @@
-"""What tells models apart, in names as long as a namespace may have."""
+"""Names that tell models apart, as long as a namespace allows."""
 
 import hashlib
 from pathlib import Path

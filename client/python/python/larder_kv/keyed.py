@@ -1,4 +1,9 @@
-"""Blocks under single keys: what the adapters for caches share whose engines look up, load and save key by key."""
+"""Blocks under single keys: shared by the adapters for caches that look up, load and save key by key.
+
+These calls never raise for a fault of a node: such a fault is a miss, and counted. Their namespaces are flat, so one
+lookup answers for every key by itself. Keys are written from the last to the first, so that a prompt's head is evicted
+last.
+"""
 
 import logging
 import threading
@@ -16,19 +21,19 @@ UNBOUNDED_BYTES = 64 << 20
 """Twice what is reserved at a time where no window bounds it."""
 
 COUNTERS = {
-    "lookups": "Times that keys were looked up.",
-    "asked_keys": "Keys that were looked up.",
-    "found_keys": "Keys that were found.",
-    "loaded_keys": "Keys whose bytes were loaded.",
-    "missed_keys": "Keys that were to be loaded and were not there, or did not come in time.",
-    "damaged_keys": "Keys that were to be loaded and whose bytes were wrong; they count as missed.",
-    "loaded_bytes": "Bytes that were loaded.",
-    "saved_keys": "Keys whose bytes were written.",
-    "present_keys": "Keys that were to be saved and were there already, or were being written.",
-    "shed_keys": "Keys that were to be saved and were not.",
-    "saved_bytes": "Bytes that were written.",
-    "without_node": "Calls while the node was not there: lookups and loads miss, saves are shed.",
-    "busy": "Calls that the node had no room for.",
+    "lookups": "Lookups of keys.",
+    "asked_keys": "Keys looked up.",
+    "found_keys": "Keys found.",
+    "loaded_keys": "Keys loaded.",
+    "missed_keys": "Requested keys that were absent or came too late.",
+    "damaged_keys": "Requested keys with wrong bytes; they count as missed.",
+    "loaded_bytes": "Bytes loaded.",
+    "saved_keys": "Keys saved.",
+    "present_keys": "Keys to save that were stored already, or were being written.",
+    "shed_keys": "Keys to save that were not saved.",
+    "saved_bytes": "Bytes saved.",
+    "without_node": "Calls while the node was absent: lookups and loads miss, saves are dropped.",
+    "busy": "Calls for which the node had no room.",
     "failures": "Calls that failed for another reason.",
 }
 """Each counter and its meaning."""

@@ -1,4 +1,4 @@
-"""What an engine says of its KV: everything that makes its bytes interchangeable."""
+"""An engine's description of its KV: everything that makes its bytes interchangeable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How an adapter reaches its node: what users choose, checked once."""
+"""The settings by which an adapter reaches its node, checked once."""
 
 import logging
 import math

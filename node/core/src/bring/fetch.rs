@@ -1,6 +1,6 @@
-//! Chunks that come from other actors, of this node or others: ask who has them next, order, take what came.
+//! Fetches chunks from other actors, of this node or of others: chooses the holder, orders, takes the answer.
 //!
-//! Placement decides for each whether it stays. One that no actor gave may be in the object store.
+//! Placement decides for each chunk whether it stays. A chunk that no actor gave may still be in the object store.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::tiers::known::Fact;
 pub(crate) struct Fetch {
     pub(crate) wanted: Wanted,
     pub(crate) fingerprint: Fingerprint,
-    /// The most urgent of what waits for it.
+    /// The most urgent class of its waiters.
     pub(crate) class: Class,
     /// Actors that have it and were not asked yet, the next last.
     pub(super) candidates: Holders,
@@ -45,17 +45,17 @@ pub(crate) struct Fetch {
 /// Chunks that were asked of an actor together.
 #[derive(Debug)]
 pub(super) struct Order {
-    /// Who is asked; `None`: the node of an engine that writes them, for as long as that takes.
+    /// The holder to ask; `None` for the node of an engine that writes the chunks meanwhile.
     holder: Option<Holder>,
     chunks: Vec<FetchId>,
-    /// Those of them that somebody still waits for.
+    /// The chunks that somebody still waits for.
     awaited: Vec<FetchId>,
-    /// The most urgent of what waits for them.
+    /// The most urgent class of their waiters.
     class: Class,
 }
 
 impl Fetch {
-    /// One that these actors have, if any.
+    /// A fetch of a chunk that these actors hold, if any do.
     pub(super) fn new(
         wanted: Wanted,
         fingerprint: Fingerprint,
@@ -81,7 +81,7 @@ impl Fetch {
         }
     }
 
-    /// What it is called.
+    /// Its name.
     pub(crate) fn key(&self) -> ChunkKey {
         ChunkKey { fingerprint: self.fingerprint, hash: self.wanted.chunk.hash }
     }
@@ -103,7 +103,7 @@ impl Fetch {
 }
 
 impl Order {
-    /// Of chunks that the node of an engine sends as that engine writes them.
+    /// An order of chunks that a node sends as its engine writes them.
     pub(super) fn of_follow(chunks: Vec<FetchId>) -> Self {
         Self { holder: None, awaited: chunks.clone(), chunks, class: Class::Decode }
     }
@@ -159,7 +159,7 @@ impl Core {
             && self.store.is_leased_soon(id)
     }
 
-    /// Asks the next candidate of each chunk; for one that has none left the object store, if that may have it.
+    /// Asks the next candidate of each chunk, or the object store if no candidate is left and the store may have the chunk.
     pub(crate) fn order_fetches(&mut self, ids: Vec<FetchId>) {
         let mut by_holder = BTreeMap::<Holder, Vec<FetchId>>::new();
         let (mut last, mut stored) = (None, Vec::new());
@@ -184,7 +184,7 @@ impl Core {
         }
     }
 
-    /// The same for those of the chunks that somebody still waits for; the others do not come.
+    /// Orders the chunks that somebody still waits for; the others end as not come.
     pub(super) fn order_awaited(&mut self, ids: Vec<FetchId>) {
         let (wanted, unwanted): (Vec<_>, Vec<_>) = ids.into_iter().partition(|&id| self.store.is_awaited(id));
         unwanted.into_iter().for_each(|id| self.did_not_come(id));
@@ -266,7 +266,7 @@ impl Core {
         }
     }
 
-    /// What a holder sent is here, or not.
+    /// A holder's order has ended: each of its chunks has come or not.
     pub(crate) fn order_ended(&mut self, number: OrderNumber, came: Vec<Arrival>) {
         let Some(Order { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number) else {
             return;
@@ -392,7 +392,7 @@ impl Core {
         }
     }
 
-    /// A chunk has come, or will not: whoever waited for it hears.
+    /// A chunk has come, or will not: tells its waiters.
     pub(crate) fn end_fetch(&mut self, id: FetchId, came: Option<Came>, kept: Option<ChangeKind>) {
         let ready = self.store.fetched(id, came, kept);
         self.end_recalls(id);
@@ -400,7 +400,7 @@ impl Core {
     }
 }
 
-/// The next actor to ask: the one that was asked for the chunk before, so that one order asks for both, or else the next.
+/// The next actor to ask: the actor that was asked for the chunk before, so that one order asks for both, or else the next.
 fn next_candidate(candidates: &mut Holders, last: Option<Holder>) -> Option<Holder> {
     let same = candidates.iter().position(|&holder| Some(holder) == last);
     match same {

@@ -1,17 +1,19 @@
-//! Lookups and leases: what is here, and what has to come first.
+//! Lookups and leases: finds the chunks that are here, and brings the rest first.
 //!
-//! **A get** in order: a session asks to read a prompt's chunks. The store walks the chain ([`Store::find`]). Where all of it is in
-//! memory, or nobody else has the rest, the prefix that is here is leased at once ([`Store::lease_found`]). Else it is found out who
-//! has the rest (`locate`); the store claims what is here and takes slots for what is to come ([`Store::gather`]); each chunk is
-//! read from a tier or fetched from another actor (`load`). When the last has come or failed to, or time is up, the gather ends as
-//! a lease of the prefix that is here by then ([`Store::finish_gather`]). Other requests of the session go on meanwhile.
+//! **A get** in order:
 //!
-//! A lookup goes the same way as far as `locate`, and brings nothing.
+//! 1. A session asks to read a prompt's chunks, and the store walks the chain ([`Store::find`]).
+//! 2. If memory has all of it, or nobody else has the rest, the store leases the prefix at once ([`Store::lease_found`]).
+//! 3. Otherwise `locate` finds the holders of the rest. The store claims the chunks that are here and takes slots for the
+//!    others ([`Store::gather`]).
+//! 4. Each missing chunk is read from a tier or fetched from another actor (`load`).
+//! 5. When the last chunk has come or failed, or time is up, the gather ends as a lease of the prefix that is here by then
+//!    ([`Store::finish_gather`]). Other requests of the session go on meanwhile.
 //!
-//! [`Store::find`]: crate::store::Store::find
-//! [`Store::lease_found`]: crate::store::Store::lease_found
-//! [`Store::gather`]: crate::store::Store::gather
-//! [`Store::finish_gather`]: crate::store::Store::finish_gather
+//! A lookup takes the same way as far as `locate`, and brings nothing.
+//!
+//! [`Store::find`]: crate::store::Store::find [`Store::lease_found`]: crate::store::Store::lease_found [`Store::gather`]:
+//! crate::store::Store::gather [`Store::finish_gather`]: crate::store::Store::finish_gather
 
 use std::time::Duration;
 
@@ -30,14 +32,14 @@ use crate::event::RequestId;
 use crate::store::ids::SessionId;
 use crate::store::{FetchId, Gathered, LookupOptions, Refused, Source, Walk, Wanted};
 
-/// What chunks are brought for.
+/// The purpose for which chunks are brought.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Errand<'a> {
-    /// What waits for them.
+    /// The urgency of their waiters.
     pub(super) class: Class,
     /// Until when.
     pub(super) until: Duration,
-    /// What that belongs to.
+    /// The cause of the request.
     pub(super) cause: &'a Cause,
 }
 
@@ -78,7 +80,7 @@ impl Core {
         Ok(())
     }
 
-    /// What a lookup finds on a walk.
+    /// The result of a lookup's walk.
     pub(super) fn found_on(
         &mut self,
         session: SessionId,
@@ -91,7 +93,7 @@ impl Core {
         self.store.lookup_found(session, &ask.chain, walk, options, self.millis())
     }
 
-    /// Answers a lease, at once where all of it is in memory or nobody else has the rest.
+    /// Answers a lease: at once if memory has all of it or nobody else has the rest.
     pub(crate) fn lease(&mut self, request: RequestId, ask: Lease, cause: Cause) -> Result<(), Refused> {
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let missing = self.missing(&walk, ask.chain.len());
@@ -189,7 +191,7 @@ impl Core {
         self.order_fetches(held);
     }
 
-    /// Answers leases that have waited as long as they may with what is here. What they waited for may still come.
+    /// Answers late leases with the chunks that are here. The others may still come.
     pub(crate) fn finish_late_gathers(&mut self) {
         let is_late = |waiting: &Waiting| waiting.request.is_some() && waiting.until <= self.now;
         let late = self.bring.waiting.iter().filter(|(_, waiting)| is_late(waiting));
@@ -215,14 +217,14 @@ impl Core {
         }
     }
 
-    /// Nobody waits any more for what a session asked for.
+    /// Forgets the requests of a session: nobody waits for them any more.
     pub(crate) fn forget_waiting_of(&mut self, session: SessionId) {
         self.bring.waiting.retain(|_, waiting| waiting.session != session);
         self.bring.questions.retain(|_, question| question.session() != Some(session));
         self.forget_followers_of(session);
     }
 
-    /// Stops what is on its way for nobody.
+    /// Stops transfers that nobody waits for.
     pub(crate) fn stop_abandoned(&mut self) {
         let abandoned = self.store.take_abandoned();
         if abandoned.is_empty() {
@@ -243,7 +245,7 @@ impl Core {
     }
 }
 
-/// The bringing of what a lease or a prefetch wants.
+/// The span of a gather for a lease or a prefetch.
 pub(super) fn gather_cause(cause: &Cause, wanted: &[Wanted]) -> Cause {
     if wanted.is_empty() {
         return Cause::default();
@@ -253,7 +255,7 @@ pub(super) fn gather_cause(cause: &Cause, wanted: &[Wanted]) -> Cause {
     gather
 }
 
-/// The reading of those of the chunks that come from a tier.
+/// The span of the gather's reads from a tier.
 pub(super) fn read_cause(cause: &Cause, tier: Below, wanted: &[Wanted]) -> Cause {
     let (from, name) = match tier {
         Below::Disk => (Source::Disk, "read_disk"),

@@ -1,7 +1,7 @@
-//! Hand-overs: chunks that are followed while they are being written, here or at another node.
+//! Hand-overs: sessions follow chunks while an engine writes them, here or at another node.
 //!
-//! A session that follows asks how far its chunks are, and is answered when there are news or it has waited long enough. What
-//! another node's engine writes, that node is asked for once: it sends layers as it has them.
+//! A session that follows asks for the progress of its chunks. The answer comes when there is news, or when the session has
+//! waited long enough. A node asks the writer's node once; the writer's node then sends layers as they become ready.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has a peer follow chunks, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` where peers follow too much.
+    /// Has a peer follow chunks, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` if peers follow too much.
     pub fn follow_for_peer(
         &mut self,
         now: Duration,
@@ -123,7 +123,7 @@ impl Core {
         self.store.layers_came(fetch, number, block, offset, bytes, checksum);
     }
 
-    /// What is to come of a chunk from its writer's node has come, to stay, or will not come.
+    /// A followed chunk's order has ended: the chunk stays, or will not come.
     pub(crate) fn followed_came(&mut self, order: OrderNumber, chunk: usize, came: Arrival) {
         let Some(fetch) = self.followed(order, chunk) else { return };
         let (id, bytes) = (fetch.wanted.fetch, fetch.bytes());
@@ -145,7 +145,7 @@ impl Core {
         self.bring.orders.remove(&number);
     }
 
-    /// Answers how much of what a session follows is in place, once that is more than it knows of.
+    /// Answers with a follow's progress, once it exceeds the progress that the session knows of.
     pub(crate) fn ask_in_place(&mut self, request: RequestId, ask: AskInPlace) -> Result<(), Refused> {
         let progress = self.store.followed(request.session, ask.follow)?;
         if ask.wait_ms == 0 || is_news(&ask, &progress) {
@@ -175,7 +175,7 @@ impl Core {
         Ok(())
     }
 
-    /// Tells those who follow what has come, here and at other nodes.
+    /// Tells followers, here and at other nodes, which layers have come.
     pub(crate) fn tell_followers(&mut self) {
         for follow in self.store.take_progressed() {
             self.answer_followers(follow, |core, waiting| {
@@ -217,7 +217,7 @@ impl Core {
     }
 }
 
-/// Whether somebody who asks does not know of this yet.
+/// Whether this progress is news for the asker.
 fn is_news(ask: &AskInPlace, progress: &FollowProgress) -> bool {
     progress.layers > ask.layers || progress.chunks < ask.chunks || progress.is_whole
 }

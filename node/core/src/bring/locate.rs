@@ -1,4 +1,4 @@
-//! Where chunks are that this actor does not have: its siblings, peers by the directory, then the object store for the rest.
+//! Finds chunks that this actor lacks: asks its siblings, then peers by the directory, then the object store for the rest.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ pub(super) struct Missing {
     from_objects: bool,
 }
 
-/// Where chunks are that are not on this node.
+/// The places of chunks that are not on this node.
 #[derive(Debug, Default)]
 pub(super) struct Located {
     /// Positions that were asked for, in order.
     positions: Vec<u32>,
-    /// Who has each of them.
+    /// The holders of each chunk.
     holders: Vec<Holders>,
-    /// Those of them that the object store has.
+    /// The chunks that the object store has.
     pub(super) stored: Vec<u32>,
     /// Whether time may have passed: somebody was asked who answers later.
     pub(super) took_time: bool,
@@ -45,11 +45,11 @@ pub(super) struct Question {
     missing: Missing,
     located: Located,
     asks: Asks,
-    /// When whoever is asked counts as having said nothing.
+    /// Deadline of the question: without an answer by then, the chunks count as absent.
     until: Duration,
 }
 
-/// What is to be done when it is known where chunks are.
+/// The next step once the places of the chunks are known.
 #[derive(Debug)]
 pub(super) enum Purpose {
     Lookup(RequestId, Lookup),
@@ -59,7 +59,7 @@ pub(super) enum Purpose {
     Again(Vec<FetchId>),
 }
 
-/// Whose answer a question waits for.
+/// The place whose answer a question waits for.
 #[derive(Debug)]
 enum Asks {
     Siblings,
@@ -75,7 +75,7 @@ impl Missing {
 }
 
 impl Located {
-    /// By position in a chain of so many chunks, where each chunk comes from. Peers go first.
+    /// The source of each chunk, by position in a chain of `chunks` chunks. Peers go first.
     pub(super) fn sources(&self, chunks: usize) -> Vec<Option<Source>> {
         let mut sources = vec![None; chunks];
         for &position in &self.stored {
@@ -132,7 +132,7 @@ impl Purpose {
 }
 
 impl Core {
-    /// What a lookup could use and is not here, as far as its tiers allow to ask for it.
+    /// The missing chunks that a lookup may ask for in its tiers.
     pub(super) fn missing_for_lookup(&self, ask: &Lookup, walk: &Walk) -> Missing {
         if ask.skip_read {
             return Missing::default();
@@ -147,7 +147,7 @@ impl Core {
         missing
     }
 
-    /// What of a walk's first chunks is not here.
+    /// The missing chunks among a walk's first chunks.
     pub(super) fn missing(&self, walk: &Walk, chunks: usize) -> Missing {
         let sources = &self.bring.sources;
         let (from_siblings, from_peers) = (sources.siblings.is_some(), sources.peers.is_some());
@@ -157,7 +157,7 @@ impl Core {
         Missing { positions, from_siblings, from_peers, from_objects }
     }
 
-    /// Finds out where the missing chunks are, and goes on with what that is for.
+    /// Finds the places of the missing chunks, then takes the next step.
     pub(super) fn locate(&mut self, purpose: Purpose, missing: Missing, cause: Cause) {
         let located = Located { positions: missing.positions.clone(), ..Located::default() };
         let until = Duration::ZERO;
@@ -243,7 +243,7 @@ impl Core {
         self.located(question);
     }
 
-    /// Asks the directory for what no sibling has.
+    /// Asks the directory for chunks that no sibling has.
     fn ask_directory(&mut self, mut question: Question) {
         let unheld: Vec<usize> = question.located.unheld().collect();
         if !question.missing.from_peers || unheld.is_empty() {
@@ -258,7 +258,8 @@ impl Core {
         self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
     }
 
-    /// Asks the object store for what no node has, where it is not known already. A chain counts up to its first hole.
+    /// Asks the object store for chunks that no node has, unless the answer is known already. A chain counts up to its first
+    /// hole.
     fn ask_objects(&mut self, mut question: Question) {
         if !question.missing.from_objects || !self.bring.object_is_open {
             return self.located(question);
@@ -300,7 +301,7 @@ impl Core {
         }
     }
 
-    /// Goes on without those who did not answer in time, whatever keeps them from it.
+    /// Goes on without late answers.
     pub(crate) fn answer_late_questions(&mut self) {
         let late = self.bring.questions.iter().filter(|(_, question)| question.until <= self.now);
         let mut late: Vec<QuestionId> = late.map(|(&number, _)| number).collect();
@@ -324,7 +325,7 @@ impl Core {
         self.order_awaited(ids);
     }
 
-    /// The chunks at some of a question's positions, and their namespace; `None` where nobody registered it.
+    /// The chunks at some of a question's positions, and their namespace; `None` if nobody registered it.
     fn chunks_of(
         &self,
         question: &Question,

@@ -1,7 +1,9 @@
-//! Prefetches: what is found of a prompt is brought while the engine does something else.
+//! Prefetches: bring a prompt's chunks while the engine does something else.
 //!
-//! A ticket is a gather that nobody waits for yet. All its chunks are ordered at once, each from where it is, as far as that
-//! is faster than computing them. The engine asks how far it is, collects what has come, or cancels.
+//! A ticket is a gather that nobody waits for yet. It orders all its chunks at once, each from its place, as far as loading
+//! is faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a cancelled
+//! prefetch stops soon. The engine asks for the progress, collects the chunks that have come, or cancels. A prefetch that an
+//! engine starts to wait for changes its class where it stands: at the disk, the object store and the gate before a peer.
 
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ use crate::store::ids::SessionId;
 use crate::store::{Gathered, Refused, Source};
 
 impl Core {
-    /// Begins to bring what is found of a prompt.
+    /// Begins to bring the found chunks of a prompt.
     pub(crate) fn prefetch(&mut self, request: RequestId, ask: Lookup, cause: Cause) -> Result<(), Refused> {
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let missing = self.missing_for_lookup(&ask, &walk);
@@ -32,7 +34,7 @@ impl Core {
         Ok(())
     }
 
-    /// Orders what is worth it, now that it is known where the chunks are.
+    /// Orders the chunks that are worth loading, now that their places are known.
     pub(super) fn start_prefetch(
         &mut self,
         request: RequestId,
@@ -87,7 +89,7 @@ impl Core {
         Ok(Started { ticket, tokens, tokens_to_recompute })
     }
 
-    /// Answers a prefetch as a lease of what is here, now or when it is.
+    /// Answers a prefetch as a lease of the chunks that are here, now or when they are.
     pub(crate) fn collect(
         &mut self,
         request: RequestId,
@@ -111,8 +113,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a prefetch that nobody wants any more. Whoever was collecting it has an answer all the same: requests are counted
-    /// until they are answered.
+    /// Ends a prefetch that nobody wants any more. A request that was collecting it still gets an answer: requests are
+    /// counted until they are answered.
     pub(crate) fn cancel(&mut self, session: SessionId, ticket: u64) {
         if self.bring.waiting.get(&ticket).is_some_and(|waiting| waiting.session == session)
             && let Some(Waiting { request, .. }) = self.bring.waiting.remove(&ticket)
@@ -124,7 +126,7 @@ impl Core {
         }
     }
 
-    /// How many chunks a prefetch may turn out to bring; `None` where what was found says it.
+    /// How many chunks a prefetch may bring; `None` if the lookup says it.
     fn hoped(
         &self,
         session: SessionId,

@@ -1,4 +1,4 @@
-//! Chunks that peers ask for and that are on disk alone: they are read, sent, and do not stay.
+//! Reads chunks from disk for peers. The chunks are sent and do not stay in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) struct Recalled {
     block_bytes: Arc<[u64]>,
 }
 
-/// What a peer gets that asks for a chunk.
+/// The answer to a peer that asks for a chunk.
 #[derive(Debug)]
 pub enum Offer {
     /// The answer.

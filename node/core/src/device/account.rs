@@ -1,7 +1,7 @@
-//! The account of copies by a device: who asked for them, what they keep from reuse, who hears how they ended.
+//! The account of copies by a device: who asked for them, which slots they keep, who hears of their end.
 //!
-//! Three things of a copy end apart from each other: its caller hears of it at the deadline at the latest, what it touches is
-//! free only when the device let go of it, and its number means something until its caller was told.
+//! A copy has three ends, at three times. Its caller hears at the deadline at the latest. Its memory is free only when the
+//! device let go of it. Its number is valid until its caller was told.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use super::slots::{SlotId, Slots};
 use crate::event::{DeviceFailure, RequestId, Ticket};
 use crate::store::ids::SessionId;
 
-/// Copies under way, and the slots that they touch. `H` is what else a copy keeps from reuse.
+/// Running copies and the slots that they touch. `H` names the other resources that a copy keeps from reuse.
 #[derive(Debug)]
 pub(super) struct Account<H> {
     pub(super) slots: Slots,
     /// Copies that the device has not let go of.
     copies: BTreeMap<Ticket, Copy<H>>,
-    /// Who has not been told yet how a copy ended.
+    /// Callers that have not heard of their copy's end yet.
     callers: BTreeMap<Ticket, Caller>,
     /// Answers that are due.
     news: Vec<(RequestId, CopyProgress)>,
@@ -30,24 +30,24 @@ pub(super) struct Account<H> {
 pub(super) struct AccountLimits {
     /// Copies under way at a time.
     pub(super) copies: usize,
-    /// Those of one session.
+    /// Copies of the one session.
     pub(super) of_session: usize,
     /// How long a caller waits for a copy.
     pub(super) deadline_ms: u64,
 }
 
-/// What the device let go of.
+/// The resources that the device let go of.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ended<H> {
     /// It touches this no more.
     pub(super) held: H,
-    /// All bytes are where they should be, and somebody counts on it: it is for [`Account::finish`] to say so.
+    /// All bytes are in place, and somebody counts on them: [`Account::finish`] reports it.
     pub(super) is_whole: bool,
 }
 
 #[derive(Debug)]
 struct Copy<H> {
-    /// Whose it is; `None` for one that nobody asked for.
+    /// The session of the copy; `None` for a copy that no session asked for.
     session: Option<SessionId>,
     fills: Vec<SlotId>,
     reads: Vec<SlotId>,
@@ -87,8 +87,8 @@ impl<H> Account<H> {
         }
     }
 
-    /// Begins a copy of so many layers, which reads these slots of the device's own. An error is
-    /// what it would have held, where the device or the session has as many copies as it may.
+    /// Begins a copy of `layers` layers that reads these slots of the device's own. If the device or the session has as many
+    /// copies as it may, the error returns the copy's resources.
     pub(super) fn begin(
         &mut self,
         now_ms: u64,
@@ -134,13 +134,13 @@ impl<H> Account<H> {
         Ok(ticket)
     }
 
-    /// A copy was not begun after all; what it would have held.
+    /// Withdraws a copy that was not begun; returns its resources.
     pub(super) fn withdraw(&mut self, ticket: Ticket) -> Option<H> {
         self.callers.remove(&ticket);
         self.let_go(ticket, false).map(|ended| ended.held)
     }
 
-    /// The device has done so many layers of a copy.
+    /// The device has done this many layers of a copy.
     pub(super) fn layers(&mut self, ticket: Ticket, done: u32) {
         let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else {
             return;
@@ -152,7 +152,7 @@ impl<H> Account<H> {
     }
 
     /// The device says how a copy ended. One that went well is to be finished by [`Account::finish`]; the caller of any other was
-    /// told. `None` where the device may still be at it.
+    /// told. `None` if the device may still be at it.
     pub(super) fn ended(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) -> Option<Ended<H>> {
         if let Err(failure) = result {
             self.fail(ticket, end_of(failure));
@@ -179,18 +179,18 @@ impl<H> Account<H> {
         all.iter().filter_map(|&ticket| self.let_go(ticket, false)).map(|ended| ended.held).collect()
     }
 
-    /// What a copy holds that the device may still touch.
+    /// The resources of a copy that the device may still touch.
     pub(super) fn held(&self, ticket: Ticket) -> Option<&H> {
         self.copies.get(&ticket).map(|copy| &copy.held)
     }
 
-    /// What all copies hold.
+    /// The resources of all copies.
     pub(super) fn all_held(&mut self) -> impl Iterator<Item = &mut H> {
         self.copies.values_mut().map(|copy| &mut copy.held)
     }
 
     /// A session asks how far a copy is: its answer is in [`Account::take_news`]. Of two requests the first is answered at once.
-    /// `false` where the session has no such copy, or was told its end.
+    /// `false` if the session has no such copy, or was told its end.
     pub(super) fn ask(
         &mut self,
         now_ms: u64,
@@ -285,7 +285,7 @@ impl<H> Account<H> {
         self.answer(ticket);
     }
 
-    /// Answers whoever waits for news of a copy.
+    /// Answers the requests that wait for news of a copy.
     fn answer(&mut self, ticket: Ticket) {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         let Some(Asks { request, .. }) = caller.asks.take() else { return };

@@ -1,4 +1,4 @@
-//! What sessions ask of a device: loads and saves to be made, and news of them.
+//! Requests of sessions to a device: start loads and saves, and ask for news of them.
 
 use std::ops::Range;
 
@@ -162,7 +162,7 @@ impl Core {
         Err(Refused::NoCopy { number: ask.copy })
     }
 
-    /// Nobody asks for a copy any more.
+    /// Forgets a copy: nobody will ask for it.
     pub(crate) fn forget_copy(&mut self, session: SessionId, copy: u64) {
         if self.device.account.forget(session, Ticket(copy)) {
             self.effects.push_back(Effect::CancelDeviceCopy(Ticket(copy)));
@@ -177,5 +177,5 @@ impl Core {
     }
 }
 
-/// The longest that an answer waits for news: whoever wants to wait longer asks again.
+/// The longest that an answer waits for news; a caller that wants to wait longer asks again.
 const MOST_WAIT_MS: u64 = 2_000;

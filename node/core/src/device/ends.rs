@@ -1,4 +1,4 @@
-//! How copies by a device end: what the device says of them, and the sums of what was saved.
+//! The ends of copies by a device: the device's answers, and the sums of saved blocks.
 
 use larder_protocol::lane::CopyEnd;
 use larder_protocol::session::Response;
@@ -11,7 +11,7 @@ use crate::effect::{Counted, Effect, LaneCopy};
 use crate::event::{CopyAnswer, DeviceEvent, DeviceFailure, Ticket};
 
 impl Core {
-    /// Takes what the device says.
+    /// Takes a device's answer.
     pub(crate) fn device_says(&mut self, event: DeviceEvent) {
         match event {
             DeviceEvent::Took { ticket, is_taken } => self.device_took(ticket, is_taken),
@@ -74,7 +74,7 @@ impl Core {
         }
     }
 
-    /// The device let go of what it was to copy, and it did not come about.
+    /// The device let go of a copy's memory, and the copy failed.
     fn failed(&mut self, held: Held) {
         match held.what {
             HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
@@ -82,7 +82,7 @@ impl Core {
         }
     }
 
-    /// A copy was not begun: whoever asked for it may ask again.
+    /// A copy was not begun: its caller may ask again.
     pub(super) fn not_begun(&mut self, held: Held) {
         match held.what {
             HeldBy::Load(load, _) => self.store.end_load(load),
@@ -121,7 +121,7 @@ impl Core {
         self.device.account.finish(ticket, end);
     }
 
-    /// What is to be done from time to time.
+    /// The periodic work.
     pub(crate) fn look_after_copies(&mut self) {
         let now = self.millis().0;
         for ticket in self.device.account.overdue(now) {
@@ -133,7 +133,7 @@ impl Core {
         }
     }
 
-    /// A copy did not end in time: what it touches is nobody's until the device lets go of it.
+    /// A copy did not end in time: nobody gets its memory until the device lets go.
     fn quarantine(&mut self, ticket: Ticket) {
         let device = &mut self.device;
         match device.account.held(ticket).map(|held| &held.what) {

@@ -1,4 +1,4 @@
-//! The device tier as a core uses it: what comes there, and what lookups say of it.
+//! The core's use of the device tier: promotes blocks, and tells lookups which blocks are there.
 
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Found, Lookup, Span, Tier};
@@ -12,7 +12,7 @@ use crate::store::LoadBlock;
 use crate::store::ids::SessionId;
 
 impl Device {
-    /// Forgets these blocks of a chunk, which is wrong on the host: what is read from the tier nobody verifies.
+    /// Forgets the blocks of a chunk that is wrong on the host: nobody verifies reads from the tier.
     pub(crate) fn drop_blocks(&mut self, keys: &[BlockKey]) {
         let Self { account, tier, .. } = self;
         keys.iter().filter_map(|key| tier.drop_block(key)).for_each(|slot| account.slots.give_up(slot));
@@ -28,7 +28,7 @@ impl Device {
 }
 
 impl Core {
-    /// Tells of what was found on the host which chunks the device tier has too, in all their blocks.
+    /// Marks the chunks of a lookup that the device tier has too, with all their blocks.
     pub(crate) fn find_on_device(&self, session: SessionId, ask: &Lookup, found: &mut Found) {
         let tier = &self.device.tier;
         let is_asked = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Device);
@@ -58,8 +58,7 @@ impl Core {
         found.spans = spans;
     }
 
-    /// Blocks that the tier wants are summed: those that are right go there. Where the sums did not come about, the next load
-    /// tries again.
+    /// The tier's candidates are summed: right blocks go to the tier. Without sums, the next load tries again.
     pub(crate) fn summed_wanted(&mut self, load: u64, wanted: Vec<LoadBlock>, answer: CopyAnswer) {
         let sums = answer.sums().unwrap_or_default();
         let summed = wanted.into_iter().zip(sums);

@@ -1,4 +1,4 @@
-//! The life of slots that a device copies into and out of: what may be reused.
+//! The life of slots that a device copies into and out of: decides which may be reused.
 
 use crate::event::Ticket;
 
@@ -22,7 +22,7 @@ pub(super) struct Slots {
     free: Vec<SlotId>,
 }
 
-/// Where a slot is in its life.
+/// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Life {
     /// Anybody may have it, and nothing touches it.
@@ -45,14 +45,14 @@ struct Slot {
 }
 
 impl Slots {
-    /// So many free slots more, numbered behind those that there are.
+    /// Adds free slots, numbered behind the present ones.
     pub(super) fn add(&mut self, slots: u32) {
         let first = self.slots.len() as u32;
         self.slots.extend((0..slots).map(|_| Slot { life: Life::Free, copies: Vec::new() }));
         self.free.splice(0..0, (first..first + slots).rev().map(SlotId));
     }
 
-    /// A free slot, which is then reserved; `None` where there is none.
+    /// A free slot, which is then reserved; `None` if there is none.
     pub(super) fn reserve(&mut self) -> Option<SlotId> {
         let id = self.free.pop()?;
         let slot = self.slot(id);
@@ -87,7 +87,7 @@ impl Slots {
         self.free_if_untouched(id);
     }
 
-    /// Whoever had the slot needs it no more. What still touches it keeps it from others.
+    /// The slot's owner no longer needs it. Users that still touch the slot keep it from others.
     pub(super) fn give_up(&mut self, id: SlotId) {
         let slot = self.slot(id);
         assert!(!matches!(slot.life, Life::Free | Life::Quarantined), "nobody has the slot");
@@ -95,13 +95,13 @@ impl Slots {
         self.free_if_untouched(id);
     }
 
-    /// Where a slot is in its life.
+    /// The state of a slot.
     #[cfg(test)]
     pub(super) fn life(&self, id: SlotId) -> Life {
         self.slots[id.0 as usize].life
     }
 
-    /// Where each slot is in its life.
+    /// The states of all slots.
     #[cfg(test)]
     pub(super) fn lives(&self) -> impl Iterator<Item = Life> {
         self.slots.iter().map(|slot| slot.life)

@@ -1,8 +1,9 @@
-//! The device tier: which blocks have a copy in the GPU memory that the node owns.
+//! The device tier: knows which blocks have a copy in the GPU memory that the node owns.
 //!
-//! It is a cache above host memory: a block comes here when its chunk is read from GPU memory's side for the second time, and
-//! the host keeps its own. So what leaves is dropped, and nothing has to be brought back. A block's name stands for its bytes, so that a
-//! copy is right for as long as it is here, whatever becomes of the chunk on the host.
+//! It is a cache above host memory. A block comes here when its chunk is loaded for the second time, in one merged order per
+//! load; later loads take it from here. The host keeps its own copy, so the tier drops blocks and writes nothing back. A
+//! block's name stands for its bytes, since blocks are summed before they are copied here: a copy stays right whatever
+//! becomes of the chunk on the host. All slots have the size of the first engine's blocks. A lost GPU takes its tier along.
 
 use std::collections::HashMap;
 
@@ -34,7 +35,7 @@ struct Entry {
 }
 
 impl DeviceTier {
-    /// An empty tier of so many bytes; of none where that is 0.
+    /// An empty tier of `bytes` bytes; no tier if `bytes` is 0.
     pub(super) fn new(bytes: u64, policy: PolicyName) -> Self {
         Self {
             bytes,
@@ -62,7 +63,7 @@ impl DeviceTier {
         self.bytes - self.bytes.checked_rem(self.slot_bytes).unwrap_or(self.bytes)
     }
 
-    /// Where in the pool a slot begins.
+    /// The offset of a slot in the pool.
     pub(super) fn offset(&self, slot: SlotId) -> u64 {
         u64::from(slot.0) * self.slot_bytes
     }
@@ -112,7 +113,7 @@ impl DeviceTier {
         Some(slot)
     }
 
-    /// The GPU refuses to fill it: it has not so much memory, say.
+    /// The GPU refuses the tier's memory, for instance because it has too little.
     pub(super) fn refused(&mut self) {
         self.is_refused = true;
     }
@@ -136,7 +137,7 @@ impl DeviceTier {
         slots
     }
 
-    /// What it holds.
+    /// Its contents.
     pub(super) fn usage(&self) -> TierUsage {
         let (blocks, evicted) = (self.filled, self.evicted);
         TierUsage { bytes: self.bytes, blocks, used_bytes: blocks * self.slot_bytes, evicted }

@@ -1,7 +1,7 @@
-//! When which home is told something next.
+//! Says which home is told something next.
 //!
-//! A heap of due times, so that nobody looks through all homes to find the few that are due. What was planned and is no
-//! longer so stays in the heap until its time comes, and is passed over then.
+//! A heap of due times, so that nobody looks through all homes to find the few that are due. An outdated entry stays in the
+//! heap until its time comes, and is then passed over.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

@@ -1,7 +1,7 @@
-//! What homes have answered lately.
+//! Recent answers of homes.
 //!
-//! So the head of a system prompt does not go to its home with every lookup, and a lease right after a lookup asks
-//! nobody again. Two generations bound it by age and by number without a list to keep in order.
+//! So the head of a system prompt does not go to its home with every lookup, and a lease right after a lookup asks nobody
+//! again. Two generations bound the cache by age and by number, without an ordered list.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ struct Answer {
 }
 
 impl Cache {
-    /// Who holds a chunk, where it was asked lately. Empty where nobody did.
+    /// The holders of a chunk, if they were asked for lately. Empty if there is none.
     #[must_use]
     pub fn get(&self, key: &RowKey, now: Millis) -> Option<&Holders> {
         let answer = self.young.get(key).or_else(|| self.old.get(key))?;
@@ -57,7 +57,7 @@ impl Cache {
         }
     }
 
-    /// Forgets what has another home now.
+    /// Forgets the answers for partitions that have another home now.
     pub fn new_table(&mut self, old: &Table, new: &Table) {
         for answers in [&mut self.young, &mut self.old] {
             answers.retain(|key, _| {

@@ -1,4 +1,4 @@
-//! What one actor holds, by partition.
+//! The chunks that one actor holds, by partition.
 //!
 //! Sorted lists cost hardly more than the keys themselves. They stay short: an actor with a million chunks has 244 a
 //! partition, and moving half of those for an insertion takes some tens of nanoseconds.

@@ -1,4 +1,4 @@
-//! The holders that announce to a home: how far each stream has come.
+//! The holders that announce to a home, with the position of each stream.
 
 use std::collections::HashMap;
 
@@ -15,14 +15,14 @@ pub(super) struct KnownHolders {
     free: Vec<Slot>,
 }
 
-/// One holder.
+/// The state of one holder.
 #[derive(Debug)]
 pub(super) struct HolderState {
-    /// Who.
+    /// The holder.
     pub(super) holder: Holder,
     incarnation: u64,
     stream: u64,
-    /// Number of the batch that comes next; `None` where the stream must start anew.
+    /// Number of the batch that comes next; `None` if the stream must start anew.
     next: Option<u64>,
     /// The sum of the digests of all it announced.
     pub(super) digest: u64,
@@ -32,10 +32,10 @@ pub(super) struct HolderState {
     pub(super) missing: u64,
 }
 
-/// What a batch is to its stream.
+/// The place of a batch in its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The one that comes next.
+    /// The next batch.
     Takes,
     /// The first of a new stream.
     Anew,
@@ -61,7 +61,7 @@ impl KnownHolders {
         self.by_holder.get(&holder).copied()
     }
 
-    /// The slot of a holder, a fresh one if need be; `None` where there are too many.
+    /// The slot of a holder, a fresh one if need be; `None` if there are too many.
     pub(super) fn slot(&mut self, holder: Holder, incarnation: u64) -> Option<Slot> {
         if let Some(slot) = self.find(holder) {
             return Some(slot);
@@ -109,7 +109,7 @@ impl KnownHolders {
         }
     }
 
-    /// Which slots are among these.
+    /// A mask of these slots.
     pub(super) fn mask(&self, slots: &[Slot]) -> Vec<bool> {
         let mut mask = vec![false; self.slots.len()];
         slots.iter().for_each(|&slot| mask[usize::from(slot)] = true);
@@ -118,7 +118,7 @@ impl KnownHolders {
 }
 
 impl HolderState {
-    /// What a batch is to the stream; one that comes next counts as taken.
+    /// The place of a batch in the stream; the next batch counts as taken.
     pub(super) fn next(&mut self, stream: u64, sequence: u64) -> Next {
         if stream > self.stream && sequence == 0 {
             (self.stream, self.next) = (stream, Some(1));

@@ -1,4 +1,4 @@
-//! One question of an actor: which homes it goes to, what their answers come to.
+//! One question of an actor: chooses the homes to ask and merges their answers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -44,14 +44,14 @@ pub struct Lookup {
     cached: usize,
 }
 
-/// What one home is asked.
+/// The question for one home.
 #[derive(Debug, PartialEq, Eq)]
 pub struct HomeAsk {
-    /// Whom; this node may be it.
+    /// The home; it may be this node.
     pub home: NodeNumber,
-    /// What.
+    /// The question.
     pub find: Find,
-    /// Where the rows stand in the question.
+    /// Positions of the rows in the question.
     pub positions: Vec<u32>,
 }
 
@@ -83,8 +83,7 @@ impl View {
         !self.silent.contains(&home) && self.late.get(&home).is_none_or(|late| late.until <= now)
     }
 
-    /// The holders worth asking: members other than this node, and those that are suspect or silent only where nobody
-    /// else has the chunk.
+    /// The holders worth asking: members other than this node; suspect or silent members only if nobody else has the chunk.
     fn choose(&self, holders: &mut Holders) {
         let member = |holder: &Holder| self.table.member(holder.node);
         holders.retain(|holder| holder.node != self.own && member(holder).is_some());
@@ -99,7 +98,8 @@ impl View {
 }
 
 impl Lookup {
-    /// Plans it: what the cache does not know goes to the homes, one message each. Homes that are silent or late are not asked.
+    /// Plans a lookup: questions that the cache cannot answer go to the homes, one message each. Silent or late homes are not
+    /// asked.
     #[must_use]
     pub fn new(
         fingerprint: &Fingerprint,
@@ -139,7 +139,7 @@ impl Lookup {
         self.cached
     }
 
-    /// What is to be asked; nothing the second time.
+    /// The questions to send; none the second time.
     pub fn take_asks(&mut self) -> Vec<HomeAsk> {
         std::mem::take(&mut self.asks)
     }

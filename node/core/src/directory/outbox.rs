@@ -1,11 +1,12 @@
-//! What this node's actors hold, and what of it the homes have still to be told.
+//! The chunks that this node's actors hold, and the changes that the homes have not heard yet.
 //!
-//! To each home every actor speaks in a stream of its own, one batch at a time. A stream toggles: within it, a key is
-//! gained and lost in turn, so that both ends can keep the sum of what was said and compare it from time to time. Every
-//! doubt (a batch that is missing, a home that starts again, sums that differ) ends in a new stream with all that is held.
+//! Each actor has a stream of its own to each home, one batch at a time. Within a stream, a key is gained and lost in turn,
+//! so both ends can keep the sum of all changes and compare it from time to time. Every doubt (a missing batch, a home that
+//! starts again, different sums) ends in a new stream with everything that the actor holds.
 //!
-//! What the actors have for one home goes in one message. When homes are told, and asked to compare sums, is chance, the
-//! same each time for a pair of nodes: after a new table a thousand nodes do not all speak at once.
+//! The changes of all actors for one home go in one message. The times of messages and comparisons are random, but fixed for
+//! each pair of nodes: after a new table a thousand nodes do not all speak at once. A new table bothers only the nodes whose
+//! partitions it moves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use super::{Changes, Page};
 use crate::Millis;
 use crate::store::{Change, ChangeKind};
 
-/// What this node's actors hold and have to announce.
+/// The chunks that this node's actors hold and announce.
 #[derive(Debug, Default)]
 pub struct Outbox {
     place: Place,
@@ -31,13 +32,13 @@ pub struct Outbox {
     agenda: Agenda,
 }
 
-/// Where this node stands.
+/// This node's place in the cluster.
 #[derive(Debug, Default)]
 struct Place {
     table: Arc<Table>,
     own: NodeNumber,
     incarnation: u64,
-    /// None where this node is no member.
+    /// Empty if this node is no member.
     homes: BTreeMap<NodeNumber, Home>,
     streams_begun: u64,
 }
@@ -57,9 +58,9 @@ struct Home {
 struct Device {
     number: u16,
     held: Held,
-    /// What it holds by the pages that have come, and what was told in between.
+    /// The chunks of the pages so far, with the changes in between.
     paged: Option<Held>,
-    /// By partition: whether its stream tells changes one by one. Else all of it has still to be told.
+    /// By partition: whether its stream announces single changes. Otherwise the whole partition has still to be announced.
     is_announced: Vec<bool>,
     /// By partition: the home that this is said of.
     told_to: Vec<Option<NodeNumber>>,
@@ -67,7 +68,7 @@ struct Device {
     moves: BTreeMap<PackedKey, Move>,
 }
 
-/// Where a chunk moved here from.
+/// The former place of a chunk that moved here.
 #[derive(Debug)]
 struct Move {
     from: Holder,
@@ -80,11 +81,11 @@ struct Move {
 pub struct Outgoing {
     /// To whom; this node may be among them.
     pub home: NodeNumber,
-    /// At most one of each actor.
+    /// The batches, at most one of each actor.
     pub announces: Vec<Announce>,
 }
 
-/// Which batch an answer belongs to.
+/// The batch that an answer belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId {
     /// The home.
@@ -97,7 +98,7 @@ pub struct BatchId {
     pub sequence: u64,
 }
 
-/// What an answer to a batch comes to.
+/// The result of an answer to a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answered {
     /// The home knows.
@@ -120,7 +121,7 @@ pub enum Answered {
 /// Chunks that moved here, which their home knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moved {
-    /// Who had them.
+    /// The former holder.
     pub holder: Holder,
     /// Their namespace.
     pub fingerprint: Fingerprint,
@@ -129,14 +130,14 @@ pub struct Moved {
 }
 
 impl Outbox {
-    /// An outbox that knows nothing, for a node that has begun streams already: those that it begins are newer.
+    /// An empty outbox for a node that has begun streams already: its streams are newer.
     #[must_use]
     pub fn begin_again(&self) -> Self {
         let place = Place { streams_begun: self.place.streams_begun + 1, ..Place::default() };
         Self { place, ..Self::default() }
     }
 
-    /// Takes what an actor gained and lost.
+    /// Takes an actor's gained and lost chunks.
     pub fn changed(&mut self, device: u16, changes: &Changes, now: Millis) {
         let Self { place, devices, agenda } = self;
         let device = devices.entry(device).or_insert_with(|| Device::new(device, place, now));
@@ -150,8 +151,8 @@ impl Outbox {
         }
     }
 
-    /// Takes a new table. The homes of partitions that moved are told what is held of them; a home that started again,
-    /// everything. The others are left alone.
+    /// Takes a new table. The new homes of moved partitions hear everything held there; a home that started again hears
+    /// everything. The others hear nothing.
     pub fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) {
         let Self { place, devices, agenda } = self;
         let was_another = place.new_table(table, own, now);
@@ -179,7 +180,7 @@ impl Outbox {
         outgoing
     }
 
-    /// What goes to a home whose time has come.
+    /// The batches for a home whose time has come.
     fn announces(&mut self, home: NodeNumber, now: Millis) -> Vec<Announce> {
         let Self { place, devices, .. } = self;
         let probe_ms = place.probe_ms();
@@ -207,7 +208,7 @@ impl Outbox {
         self.agenda.plan(home, next.map_or(at_home.probe_at, |next| next.min(at_home.probe_at)));
     }
 
-    /// Takes the answer to a batch; `None` where it did not come.
+    /// Takes the answer to a batch; `None` if it did not come.
     pub fn answered(&mut self, batch: &BatchId, answer: Option<Announced>, now: Millis) -> Answered {
         let answered = self.take_answer(batch, answer, now);
         self.plan(batch.home);
@@ -238,7 +239,7 @@ impl Outbox {
         }
     }
 
-    /// Changes that no batch carries yet, without those of partitions that are told as a whole.
+    /// The number of changes that no batch carries yet, without those of partitions that are announced as a whole.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let streams = self.devices.values().flat_map(|device| device.streams.values());
@@ -259,7 +260,7 @@ impl Outbox {
 }
 
 impl BatchId {
-    /// Which batch one of a message is.
+    /// The id of a message's batch.
     #[must_use]
     pub fn new(home: NodeNumber, announce: &Announce) -> Self {
         let &Announce { holder, stream, sequence, .. } = announce;
@@ -268,7 +269,7 @@ impl BatchId {
 }
 
 impl Place {
-    /// Whether this is another node, or another life of it, than before.
+    /// Takes a new table; returns whether this node's number or incarnation changed with it.
     fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) -> bool {
         let incarnation = table.member(own).map_or(0, |member| member.incarnation);
         let was_another = (own, incarnation) != (self.own, self.incarnation);
@@ -443,7 +444,7 @@ impl Device {
         place.homes = homes;
     }
 
-    /// The batch that goes to a home now, with at most so many changes.
+    /// The next batch for a home, with at most `room` changes.
     fn announce(
         &mut self,
         place: &Place,
@@ -533,7 +534,8 @@ fn next_changes(held: &Held, is_announced: &mut [bool], stream: &mut Stream, roo
     changes
 }
 
-/// How often a home and a node compare sums, with so many homes: each node does it twenty times a second at most.
+/// The interval at which a home and a node compare sums, with `homes` homes: each node compares twenty times a second at
+/// most.
 fn probe_ms(homes: usize) -> u64 {
     (homes as u64 * PROBE_EACH_MS).max(PROBE_MS)
 }
@@ -541,10 +543,10 @@ fn probe_ms(homes: usize) -> u64 {
 /// In a small cluster sums are compared this often.
 const PROBE_MS: u64 = 5_000;
 
-/// In a large one there is so much time between two homes.
+/// In a large cluster, the time between comparisons with two homes.
 const PROBE_EACH_MS: u64 = 50;
 
-/// After so much time sums are compared with a home that has other partitions than before.
+/// The time after which sums are compared with a home whose partitions changed.
 const PROBE_SOON_MS: u64 = 500;
 
 /// In a large cluster a node tells new homes what they should know within this time, not all at once.

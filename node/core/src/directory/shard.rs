@@ -1,7 +1,8 @@
-//! The rows that this node is home to.
+//! The rows of which this node is home.
 //!
-//! A row is ten bytes: the digest of the chunk's key, and a number for its holder. The tables are one a partition, so
-//! that a partition that moves away goes as a whole. Two chunks of one digest cost a round trip, as any stale row.
+//! A row is ten bytes: the digest of the chunk's key, and a number for its holder. There is one table a partition, so that a
+//! partition moves away as a whole. Two chunks with one digest cost a round trip, as any stale row does. A row for which the
+//! home has no room is counted; the home asks for the row again once it has room.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub struct Shard {
     counts: ShardCounts,
 }
 
-/// What a shard has counted since it started.
+/// A shard's counts since it started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShardCounts {
     /// Changes left out because their partition has another home.
@@ -42,7 +43,7 @@ pub struct ShardCounts {
     pub refilled: u64,
     /// Streams that were told to start anew.
     pub restarts: u64,
-    /// Of these, the ones whose sum differed.
+    /// Comparisons with different sums.
     pub differing: u64,
     /// Rows kept back because somebody found them wrong.
     pub repaired: u64,
@@ -99,7 +100,7 @@ impl Shard {
         });
     }
 
-    /// Takes what a holder gained and lost.
+    /// Takes a holder's gained and lost chunks.
     pub fn announce(&mut self, announce: &Announce) -> Announced {
         if announce.epoch > self.table.epoch {
             return Announced::Later;
@@ -135,7 +136,7 @@ impl Shard {
         Announced::Known(announce.sequence)
     }
 
-    /// Who holds chunks.
+    /// The holders of chunks.
     #[must_use]
     pub fn find(&self, find: &Find, now: Millis) -> Rows {
         let mut spans: Vec<RowSpan> = Vec::new();
@@ -157,8 +158,8 @@ impl Shard {
         Rows { epoch: self.table.epoch, spans }
     }
 
-    /// Keeps rows back, since their holder said that it has no such chunks. The holder's own announcements stay what
-    /// counts: what it announces again, or still holds some seconds later, is shown again.
+    /// Hides rows whose holder said that it has no such chunks. The holder's announcements decide: a row is shown again after
+    /// a new announcement, or if the holder still holds it some seconds later.
     pub fn not_held(&mut self, holder: Holder, rows: &[RowKey], now: Millis) {
         let Some(slot) = self.holders.find(holder) else { return };
         for key in rows {
@@ -206,7 +207,7 @@ impl Shard {
         self.holders.len()
     }
 
-    /// What it has counted.
+    /// Its counts.
     #[must_use]
     pub fn counts(&self) -> ShardCounts {
         self.counts
@@ -287,7 +288,7 @@ impl Shard {
     }
 
     /// Whether a holder's rows were left out, and there is room for them now, and some more: it would be asked for them again
-    /// and again where there is just enough.
+    /// and again if there is just enough.
     fn has_room_for_missing(&self, slot: Slot) -> bool {
         let missing = self.holders.get(slot).missing;
         missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE
@@ -325,7 +326,7 @@ impl Shard {
     }
 }
 
-/// One part in so many stays free before rows that were left out are asked for.
+/// One part in `KEPT_FREE` stays free before missing rows are asked for.
 const KEPT_FREE: u64 = 16;
 
 /// Holders of one chunk that a home keeps: enough to read from, and no hot chunk's row becomes a long search.

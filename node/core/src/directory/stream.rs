@@ -1,4 +1,4 @@
-//! What one actor has still to tell one home.
+//! The changes that one actor has still to tell one home.
 
 use std::collections::BTreeSet;
 
@@ -10,13 +10,13 @@ use crate::Millis;
 /// The stream of one actor's announcements to one home.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// Which life of the home it speaks to.
+    /// The incarnation of the home that the stream speaks to.
     pub(super) home_incarnation: u64,
     number: u64,
     next_sequence: u64,
     /// Keys that the actor holds and the home does not know, or the reverse.
     pub(super) pending: BTreeSet<PackedKey>,
-    /// Partitions of which the home knows nothing.
+    /// Partitions that are not announced to the home.
     pub(super) unannounced: Vec<u16>,
     /// The sum of the digests of all that the actor holds of the home's partitions.
     pub(super) digest: u64,
@@ -27,7 +27,7 @@ pub(super) struct Stream {
     backoff_ms: u64,
 }
 
-/// The one batch that may be under way.
+/// The single batch that may be in flight.
 #[derive(Debug)]
 enum Flight {
     None,
@@ -39,13 +39,13 @@ enum Flight {
 /// A batch whose answer is not known.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// What was sent.
+    /// The batch that was sent.
     pub(super) announce: Announce,
     /// Since when its oldest change had waited.
     pub(super) since: Millis,
 }
 
-/// What a stream has to do now.
+/// The next task of a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
@@ -107,8 +107,8 @@ impl Stream {
         Some(at.max(self.not_before))
     }
 
-    /// What goes with a message to the home now: whatever waits. Where nothing does, `probes` says whether the home and the
-    /// holder are to compare their sums all the same.
+    /// The next batch of a message to the home: all waiting changes. Without changes, `probes` says whether home and holder
+    /// compare their sums.
     pub(super) fn due(&mut self, now: Millis, probes: bool) -> Due {
         if now < self.not_before {
             return Due::Nothing;
@@ -143,7 +143,7 @@ impl Stream {
         self.flight = Flight::Sent(Batch { announce, since });
     }
 
-    /// Whether the home knows all, once what is under way has come.
+    /// Whether the home knows everything once the batch in flight arrives.
     pub(super) fn is_told(&self) -> bool {
         self.pending.is_empty() && self.unannounced.is_empty()
     }

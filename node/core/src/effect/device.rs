@@ -1,4 +1,4 @@
-//! What a device is to copy, in plain numbers: the shell, which knows the memory, makes the device's order of it.
+//! Orders for a device, in plain numbers. The shell knows the memory and makes the device's own order from them.
 
 use std::ops::Range;
 
@@ -15,11 +15,11 @@ pub struct DeviceOrder {
     pub ticket: Ticket,
     /// Bytes of the tier's pool, in which places of the tier are.
     pub pool_bytes: u64,
-    /// What is copied.
+    /// The copies to make.
     pub work: DeviceWork,
 }
 
-/// What a device copies.
+/// The copies of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceWork {
     /// Between pages and blocks.
@@ -28,7 +28,7 @@ pub enum DeviceWork {
     Promote(Vec<Promoted>),
 }
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// From blocks into pages.
@@ -37,12 +37,12 @@ pub enum Way {
     Save,
 }
 
-/// What is copied between pages and the blocks of chunks in a row.
+/// Copies between pages and the blocks of consecutive chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagesCopy {
-    /// Which way.
+    /// The direction.
     pub way: Way,
-    /// Whose pages and words.
+    /// The session of the pages and words.
     pub session: SessionId,
     /// The device's own number of the tensors.
     pub tensors: u32,
@@ -58,11 +58,11 @@ pub struct PagesCopy {
     pub layers: Range<u32>,
     /// Whether layers are told one by one.
     pub by_layer: bool,
-    /// What it waits for and raises.
+    /// The words that the copy waits for and raises.
     pub words: CopyWords,
 }
 
-/// Where a block stands.
+/// The place of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockAt {
     /// In an extent.
@@ -74,9 +74,9 @@ pub enum BlockAt {
 /// A block that is copied into the device tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promoted {
-    /// Where it stands.
+    /// The block's place.
     pub from: Place,
-    /// Where in the tier's pool it goes.
+    /// The target offset in the tier's pool.
     pub to: u64,
     /// Its bytes.
     pub bytes: u64,

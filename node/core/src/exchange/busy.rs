@@ -1,15 +1,15 @@
-//! How long somebody waits who was told that there is too much to do.
+//! Says how long to wait after the answer `Busy`.
 
 use std::time::Duration;
 
 use larder_protocol::peer::RetryAfter;
 
-/// Pauses of somebody who is told to ask again: as long as is said, and longer each time.
+/// Pauses between repeated requests: as long as the answer says, and longer each time.
 #[derive(Debug, Default)]
 pub struct BusyPause(Duration);
 
 impl BusyPause {
-    /// The next pause: half of it is chance, so that those who were told together do not come back together.
+    /// The next pause. Half of it is random, so that requesters that were refused together do not return together.
     pub(super) fn next(&mut self, RetryAfter { retry_after_ms }: RetryAfter, chance: f64) -> Duration {
         let said = Duration::from_millis(retry_after_ms.clamp(1, LONGEST_PAUSE_MS));
         self.0 = said.max(self.0 * 2).min(Duration::from_millis(LONGEST_PAUSE_MS));

@@ -1,4 +1,4 @@
-//! Fetches: when each may ask its peer, and whether it asks again where that is busy.
+//! Fetches: decides when each may ask its peer, and whether it asks a busy peer again.
 
 use std::time::Duration;
 
@@ -7,27 +7,27 @@ use larder_protocol::peer::{Class, RetryAfter};
 
 use super::{Alarm, BusyPause, Effect, Exchange, PeerId, RequestId};
 
-/// What a fetch wants of one peer on one stream.
+/// A fetch's request to one peer on one stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     /// Bytes of its blocks; more than there are credits for count as all of them.
     pub bytes: u64,
-    /// What waits for them.
+    /// The urgency of their waiters.
     pub class: Class,
     /// How long it may take, from when the peer is asked for the first time.
     pub deadline: Duration,
-    /// Whether others have all of it too: then nobody waits for a peer that is busy.
+    /// Whether other peers have all of the blocks too: then the fetch does not wait for a busy peer.
     pub has_others: bool,
 }
 
 /// A fetch's turn: it has a stream and credits until it leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// What waits for it.
+    /// The urgency of the request.
     pub class: Class,
     /// How long it waited in the line.
     pub waited: Duration,
-    /// By when its blocks must have come; `None` where its peer cannot be asked any more.
+    /// By when its blocks must have come; `None` if its peer cannot be asked any more.
     pub until: Option<Duration>,
 }
 
@@ -67,7 +67,8 @@ impl Exchange {
         self.admit(now, peer);
     }
 
-    /// A fetch's peer is too busy for so many bytes of it. Whether these have another turn, after a pause; else it is over.
+    /// A fetch's peer is too busy for `bytes` bytes. Returns whether the fetch gets another turn after a pause; otherwise it
+    /// is over.
     pub fn is_busy(&mut self, now: Duration, request: RequestId, bytes: u64, retry: RetryAfter) -> bool {
         let chance = self.chance();
         self.give_back(now, request);
@@ -164,7 +165,7 @@ impl Exchange {
         self.admit(now, peer);
     }
 
-    /// Gives back what a request has of its peer, and lets in whose turn it is.
+    /// Gives back a request's stream and credits, and lets the next request in.
     fn give_back(&mut self, now: Duration, request: RequestId) {
         let Some(state) = self.requests.get_mut(&request) else { return };
         let Some(peer) = self.peers.get_mut(&state.peer) else { return };
@@ -197,7 +198,7 @@ impl Exchange {
 }
 
 impl Request {
-    /// What is said to a request that waits for its turn at a peer that is gone.
+    /// The answer to a request that waits for its turn at a vanished peer.
     pub(super) fn is_over(&self, request: RequestId) -> Option<Effect> {
         let waits = matches!(self.stage, Stage::Waits { .. } | Stage::Pauses);
         let turn = Turn { class: self.wanted.class, waited: Duration::ZERO, until: None };

@@ -1,9 +1,9 @@
-//! The gate before a peer: so many streams of blocks and so many bytes at a time.
+//! The gate before a peer: bounds streams of blocks and bytes in flight.
 
 use super::{ExchangeLimits, RequestId};
 use crate::priority::Turns;
 
-/// What one peer may be asked for at a time, and what waits for it.
+/// The limits of requests to one peer, and the requests that wait.
 #[derive(Debug)]
 pub(super) struct Gate {
     pub(super) turns: Turns<RequestId>,
@@ -19,8 +19,7 @@ impl Gate {
         Self { turns: Turns::default(), streams: limits.streams_per_peer, credits: all_credits, all_credits }
     }
 
-    /// Takes a stream and the credits for so many bytes, where they are there. Smaller requests never pass the one that is next
-    /// in the line.
+    /// Takes a stream and credits for `bytes` bytes, if they are free. Smaller requests never pass the next one in the line.
     pub(super) fn admit(&mut self, next: RequestId, bytes: u64) -> bool {
         let credits = self.credits_for(bytes);
         let has_room = self.streams > 0 && self.credits >= credits;
@@ -32,7 +31,7 @@ impl Gate {
         has_room
     }
 
-    /// Takes back a stream and the credits for so many bytes.
+    /// Takes back a stream and its credits.
     pub(super) fn give_back(&mut self, bytes: u64) {
         self.streams += 1;
         self.credits += self.credits_for(bytes);

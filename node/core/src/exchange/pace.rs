@@ -1,9 +1,9 @@
-//! The pace: how fast a node sends blocks, to all peers together.
+//! The pace: bounds the rate at which a node sends blocks, to all peers together.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// Lets so many bytes pass a second. Pieces go in the order of asking, so that streams share what there is.
+/// A rate limit in bytes a second. Pieces pass in the order of asking, so that streams share the rate.
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: Option<NonZeroU64>,
@@ -12,7 +12,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// As fast as the network is where there is no number.
+    /// Without a number, there is no limit.
     pub(super) fn new(bytes_per_second: Option<NonZeroU64>) -> Self {
         Self { bytes_per_second, over: Duration::ZERO }
     }

@@ -1,7 +1,8 @@
-//! Who may have how much of what is being sent.
+//! Divides the bytes that may be in flight among the peers that this node sends to.
 //!
-//! Nobody has a fixed share: a peer may have as much under way as is left free for the others. The first gets half of all,
-//! whoever comes next half of the rest. So peers that stop reading never have everything.
+//! Nobody has a fixed share. A peer may have as much in flight as is left free for the others: the first gets half of all,
+//! each next one half of the rest. So peers that stop reading never have everything. A quarter is kept from askers that only
+//! prefetch; they are told when to ask again.
 
 use std::collections::HashMap;
 
@@ -16,7 +17,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Nothing is being sent; so many bytes may be, to all together.
+    /// Nothing is being sent; `all_bytes` may be in flight to all peers together.
     pub(super) fn new(all_bytes: u64) -> Self {
         Self { all_bytes, free_bytes: all_bytes, by_peer: HashMap::new() }
     }
@@ -52,5 +53,5 @@ impl Sending {
     }
 }
 
-/// One part in so many of what may be sent at a time is not for prefetches.
+/// One part in `KEPT_FOR_DECODE` of the bytes in flight is kept from prefetches.
 const KEPT_FOR_DECODE: u64 = 4;

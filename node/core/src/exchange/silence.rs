@@ -1,4 +1,7 @@
-//! Which peers are silent, which are only slow, and when a silent one is asked for a sign of life.
+//! Tells silent peers from slow ones, and decides when a silent peer is asked for a sign of life.
+//!
+//! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left
+//! out.
 
 use std::time::Duration;
 
@@ -6,7 +9,7 @@ use super::fetch::LATE_FETCHES;
 use super::gate::Gate;
 use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
 
-/// What is known of a peer in one of its lives.
+/// The state of a peer in one of its incarnations.
 #[derive(Debug)]
 pub(super) struct Peer {
     standing: Standing,
@@ -18,7 +21,7 @@ pub(super) struct Peer {
     pub(super) follows: usize,
 }
 
-/// Doubted: nothing was heard of it for a moment. Silent: it is left out. The probe is the last one.
+/// Doubted: nothing was heard for a moment. Silent: the peer is left out. The field `probe` is the last probe.
 #[derive(Debug)]
 enum Standing {
     Well,
@@ -45,8 +48,8 @@ impl Exchange {
         }
     }
 
-    /// The answer to something that a peer was asked at `asked` did not come in time. A peer of which any packet was heard since
-    /// then is only slow. Nothing at all for half a second means that it is not there; for less, it is asked for a sign of life.
+    /// A request of `asked` got no answer in time. A peer that sent any packet since then is only slow. A peer that sent no
+    /// packet for half a second is silent; after a shorter silence it is asked for a sign of life.
     pub fn is_late(&mut self, now: Duration, peer: PeerId, asked: Duration, was_heard: bool) {
         if was_heard {
             return;
@@ -75,7 +78,7 @@ impl Exchange {
         }
     }
 
-    /// What came of a probe: whether the peer answered, and whether any packet of it was heard meanwhile.
+    /// The result of a probe: whether the peer answered, and whether it sent any packet meanwhile.
     pub fn probed(&mut self, now: Duration, peer: PeerId, probe: u64, answers: bool, was_heard: bool) {
         let chance = self.chance();
         let Some(state) = self.peers.get_mut(&peer) else { return };
@@ -110,8 +113,8 @@ impl Exchange {
     }
 }
 
-/// A peer of which nothing at all is heard for so long, though it was asked something, is not there. A process that is scheduled
-/// late on a busy machine is heard sooner.
+/// A peer that sends no packet for this time, though it was asked for something, counts as absent. A process that is
+/// scheduled late on a busy machine is heard sooner.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// How long a peer that lets fetches wait in vain is left out at least.

@@ -1,4 +1,4 @@
-//! Which chunks are worth a write to disk: most are used once, and drives wear.
+//! Decides which chunks are worth a write to disk: most are used once, and drives wear.
 
 use std::collections::HashMap;
 

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 pub struct Checksums {
     /// Over the ranges' checksums and the key.
     pub whole: u64,
-    /// Those of the layer ranges.
+    /// The checksums of the layer ranges.
     pub ranges: Ranges,
 }
 

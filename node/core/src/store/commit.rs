@@ -1,6 +1,6 @@
-//! Commits: how a put ends.
+//! Commits: the end of a put.
 //!
-//! The caller copies and sums what an order says; then its blocks can be read, unless the right to commit has ended.
+//! The caller copies and sums the bytes of an order. Then the blocks can be read, unless the right to commit has ended.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,24 +22,24 @@ use crate::store::ChangeKind;
 pub struct CommitOrder {
     /// Its number, for [`Store::finish_commit`].
     pub order: OrderId,
-    /// One a block.
+    /// The moves, one per block.
     pub moves: Vec<BlockMove>,
 }
 
 /// One block to copy and sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockMove {
-    /// Where it stands in the session's write window; `None` where the engine wrote it into its place.
+    /// Offset in the session's write window; `None` if the engine wrote the block into its place.
     pub source: Option<u64>,
     /// Whether it was handed over layer by layer, so that only its checksum is wanted.
     pub is_in_place: bool,
-    /// Where it goes.
+    /// The block's place.
     pub place: Place,
     /// Its size.
     pub bytes: u64,
     /// Bytes that share one checksum: whole layers.
     pub range_bytes: u64,
-    /// What it is called.
+    /// Its name.
     pub key: BlockKey,
 }
 
@@ -76,7 +76,7 @@ impl Orders {
         self.open.len()
     }
 
-    /// The right to commit what an order copies has ended.
+    /// Ends the right to commit an order's blocks.
     pub(super) fn forbid(&mut self, order: OrderId) {
         if let Some(order) = self.open.get_mut(&order) {
             order.reservation = None;
@@ -85,8 +85,8 @@ impl Orders {
 }
 
 impl Store {
-    /// Takes over chunks that the session has written. The caller copies what the order says and then calls
-    /// [`Store::finish_commit`]; until then nobody sees them.
+    /// Takes over chunks that the session has written. The caller copies the order's bytes and then calls
+    /// [`Store::finish_commit`]; until then nobody sees the chunks.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a reservation that is not the session's (or no longer), [`Refused::NotOpen`] for a
@@ -167,7 +167,7 @@ impl Store {
     }
 
     /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
-    /// `checksums` are in the order of the moves; `None` where the copying failed. Returns how many chunks were kept.
+    /// `checksums` are in the order of the moves; `None` if the copying failed. Returns how many chunks were kept.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
         let Order { session, process, reservation, namespace, slices, chunks, quarantined, .. } = order_open;
@@ -190,7 +190,7 @@ impl Store {
         kept
     }
 
-    /// Evicts what has to go for chunks that become cached now, before they count as candidates themselves.
+    /// Evicts chunks to make room for new ones, before the new ones count as candidates.
     fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
         // A chunk that only passed stays from now on.
         chunks.iter().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));

@@ -1,6 +1,7 @@
-//! The disk below the store: which chunks are there, which left it.
+//! The disk below the store: knows which chunks are there and which left.
 //!
-//! What is on disk alone keeps its place in the prefix tree and takes no slot.
+//! A chunk that only the disk has stays in the index, without a slot. So it keeps its place in the prefix tree, which
+//! announcements need; leaf-first eviction counts only children in memory.
 
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};
@@ -11,23 +12,23 @@ use super::journal::{ChangeKind, is_held};
 use super::writes::{WriteLine, WritePolicy};
 use super::{Refused, Store};
 
-/// What a store needs to know of the disk below it.
+/// A store's settings for the disk below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskStoreLimits {
     /// When chunks are written.
     pub write: WritePolicy,
     /// For [`WritePolicy::WriteThroughSelective`]: from which use on, the commit included.
     pub write_after_uses: u32,
-    /// Bytes of chunks that wait to be written or are being written; what is beyond it is not written.
+    /// Limit of the bytes of chunks that wait to be written or are being written; further chunks are not written.
     pub max_waiting_bytes: u64,
     /// Bytes of slots into which chunks are being read.
     pub max_reading_bytes: u64,
 }
 
-/// What a store knows of the disk below it.
+/// A store's state of the disk below it.
 #[derive(Debug)]
 pub(super) struct Disk {
-    /// What is to be written.
+    /// The chunks to write.
     pub(super) line: WriteLine,
     max_reading_bytes: u64,
     touched: Vec<ChunkKey>,
@@ -35,7 +36,7 @@ pub(super) struct Disk {
     chunks: u64,
 }
 
-/// What a store has on disk, in numbers.
+/// A store's contents on disk, in numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskUsage {
     /// Chunks on disk.
@@ -67,7 +68,7 @@ impl Store {
     /// Makes a namespace known whose chunks are on disk, before any session names it.
     ///
     /// # Errors
-    /// [`Refused`] where it does not fit this node.
+    /// [`Refused`] if it does not fit this node.
     pub fn know(
         &mut self,
         tenant: TenantId,
@@ -121,7 +122,7 @@ impl Store {
         }
     }
 
-    /// Whether there is one that is open.
+    /// Whether an open disk tier exists.
     pub(crate) fn has_disk(&self) -> bool {
         self.disk.is_some()
     }

@@ -1,9 +1,16 @@
 //! Follows: chunks that are read, layer by layer, while they are being written.
 //!
-//! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. Layers
-//! are in place when they were copied and summed; which ones are, is kept for each block that is being written. Nobody else
-//! sees the chunk before it is committed. When the writing of a chunk ends without a commit, its slots stay as they are until
-//! the last reader that may have been shown them lets go.
+//! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. A
+//! layer is in place when it was copied and summed; this module keeps the layers in place of each block that is being
+//! written. Nobody else sees a chunk before its commit, and the commit copies nothing again. No byte of a slot is written
+//! twice, since an engine may be reading it.
+//!
+//! **A writing that fails leaves its slots to its followers.** They hear that the chunk is lost. The slots are quarantined
+//! until the last follower that may have seen them has let go, peers and vanished processes included. A follower gives up a
+//! silent writer, or a silent writer's node, after its patience.
+//!
+//! **Attempts.** A reservation may carry an attempt's number. A later attempt ends those before it for the same chunks, so a
+//! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -28,7 +35,7 @@ pub(super) use layers::Layers;
 pub use peer::{LayersInPlace, News, Told};
 pub use proofs::FollowProofs;
 
-/// Who follows what, and how far it is.
+/// The follows of a store and their progress.
 #[derive(Debug, Default)]
 pub(super) struct Follows {
     open: HashMap<u64, Follow>,
@@ -36,9 +43,9 @@ pub(super) struct Follows {
     layers: HashMap<ChunkId, Vec<Layers>>,
     /// Chunks that are written in a numbered attempt.
     attempts: HashMap<ChunkId, u64>,
-    /// Who may read slots of chunks that are being written.
+    /// The readers of slots of chunks that are being written.
     holders: HashMap<ChunkId, Vec<Holder>>,
-    /// Who waits for chunks that nobody writes yet.
+    /// The follows that wait for chunks that nobody writes yet.
     awaited: HashMap<(Fingerprint, ChunkHash), Vec<u64>>,
     /// Slots whose writing ended without a commit.
     limbo: Vec<Limbo>,
@@ -52,11 +59,11 @@ pub(super) struct Follows {
     lost: u64,
 }
 
-/// Who may read a slot.
+/// A reader of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holder {
     Follow(u64),
-    /// Its session ended, and it may still read, or write, what it was shown.
+    /// A process whose session ended. It may still read, or write, the slots that it was shown.
     Process(ProcessId),
 }
 
@@ -85,7 +92,7 @@ struct Follow {
     leased_blocks: u64,
 }
 
-/// One chunk that is followed. All but the first are claimed.
+/// A followed chunk. All variants but the first claim it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Followed {
     /// Nobody writes it yet.
@@ -98,14 +105,14 @@ enum Followed {
     Lost(Option<ChunkId>),
 }
 
-/// What a session asks to follow.
+/// A session's request to follow chunks.
 #[derive(Debug, Clone, Copy)]
 pub struct FollowRequest<'a> {
     /// Number of the namespace.
     pub namespace: u32,
     /// The chunks.
     pub chain: &'a Chain,
-    /// Whether what is not here is asked of another node.
+    /// Whether another node is asked for the missing chunks.
     pub from_peer: bool,
     /// The earliest attempt that will do.
     pub attempt: u64,
@@ -118,7 +125,7 @@ pub struct FollowRequest<'a> {
 pub struct FollowStarted {
     /// Its number, which is that of a lease.
     pub follow: u64,
-    /// What to fetch, each to be followed by [`Store::fetched`].
+    /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
 }
 
@@ -149,12 +156,12 @@ impl Follows {
         self.lost
     }
 
-    /// The layers of a block that are in place; none where it was not handed over layer by layer.
+    /// The layers of a block that are in place; none if it was not handed over layer by layer.
     pub(super) fn layers(&self, id: ChunkId, block: usize) -> Option<&Layers> {
         self.layers.get(&id).map(|blocks| &blocks[block]).filter(|layers| !layers.is_empty())
     }
 
-    /// What was in place of a block is so no more.
+    /// Forgets the layers in place of a block.
     pub(super) fn forget_layers(&mut self, id: ChunkId, block: usize) {
         let Some(blocks) = self.layers.get_mut(&id) else { return };
         blocks[block] = Layers::default();
@@ -218,11 +225,11 @@ impl Follow {
 }
 
 impl Store {
-    /// Starts to follow chunks. Room for those that come from elsewhere is taken for all of them or for none.
+    /// Starts to follow chunks. Takes room for all chunks from elsewhere, or for none.
     ///
     /// # Errors
-    /// As [`Store::lease`]; [`Refused::Busy`] where there is no room, [`Refused::NotFollowed`] for a namespace with pools that
-    /// not every chunk has.
+    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room, [`Refused::NotFollowed`] for a namespace with pools that
+    /// some chunks lack.
     pub fn follow(
         &mut self,
         session: SessionId,
@@ -367,7 +374,7 @@ impl Store {
         std::mem::take(&mut self.follows.told)
     }
 
-    /// Ends a session's follow; whether there was one of this number.
+    /// Ends a session's follow; returns whether it existed.
     pub(super) fn release_follow(&mut self, session: SessionId, follow: u64) -> bool {
         let is_known = self.follows.open.get(&follow).is_some_and(|open| open.session == Some(session));
         if is_known {
@@ -380,7 +387,7 @@ impl Store {
         self.follows.open.get_mut(&follow).map(change)
     }
 
-    /// There are news for whoever follows this.
+    /// Notes that a follow has news.
     fn moved(&mut self, follow: u64) {
         let is_session = self.follow_mut(follow, |open| {
             open.has_moved = true;

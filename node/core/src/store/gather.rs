@@ -1,7 +1,7 @@
-//! Gathers: leases of which some chunks have to come from disk, other nodes or the object store first.
+//! Gathers: leases of which some chunks must first come from disk, other nodes or the object store.
 //!
-//! A gather claims what is here and takes slots for the rest. Each chunk that is fetched is fetched once, however many
-//! gathers wait for it. When the last has come, or failed to, the gather ends as a lease of the prefix that is here.
+//! A gather claims the chunks that are here and takes slots for the rest. Each chunk is fetched once, however many gathers
+//! wait for it. When the last has come or failed, the gather ends as a lease of the prefix that is here.
 
 mod fetch;
 
@@ -55,7 +55,7 @@ struct Coming {
     recalls: u32,
 }
 
-/// What a gather does for one chunk.
+/// A gather's step for one chunk.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// It can be read, and is claimed.
@@ -82,7 +82,7 @@ pub struct Gathered {
     pub gather: u64,
     /// Whether nothing has to come: it can be finished at once.
     pub is_ready: bool,
-    /// What to fetch. Each must be followed by [`Store::fetched`].
+    /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
 }
 
@@ -103,7 +103,7 @@ impl Gathers {
         self.fetches.contains_key(&id)
     }
 
-    /// Whether a fetch is the one of this number.
+    /// Whether this fetch has this number.
     pub(super) fn is_fetch(&self, FetchId(id): FetchId, number: u64) -> bool {
         self.fetches.get(&id).is_some_and(|fetch| fetch.number == number)
     }
@@ -140,8 +140,8 @@ impl Gathers {
 }
 
 impl Store {
-    /// Starts to lease the longest prefix of a chain of which each chunk is here, or on disk, or on its way, or `elsewhere` (by
-    /// position), and there is room for it. What is here cannot be evicted meanwhile.
+    /// Starts to lease the longest prefix of a chain whose chunks are here, on disk, on their way, or `elsewhere` (by
+    /// position), as far as there is room. Chunks that are here cannot be evicted meanwhile.
     ///
     /// # Errors
     /// As [`Store::lease`].
@@ -199,8 +199,8 @@ impl Store {
         Ok(Gathered { gather, is_ready, wanted })
     }
 
-    /// Claims the chunks of a prefix that are here or on their way, and says what to do for each of them. Room is made only
-    /// afterwards: it may take any chunk that nobody claims, those further down the chain included.
+    /// Claims the chunks of a prefix that are here or on their way, and returns the step for each chunk. Room is made only
+    /// afterwards: it may take any unclaimed chunk, even further down the chain.
     fn claim_prefix(
         &mut self,
         number: NamespaceId,
@@ -226,7 +226,7 @@ impl Store {
         steps
     }
 
-    /// How many of a chain's first `chunks` chunks [`Store::gather`] may turn out to bring; `None` where lookups know it, since
+    /// How many of a chain's first `chunks` chunks [`Store::gather`] may turn out to bring; `None` if lookups know it, since
     /// every chunk has all pools.
     ///
     /// # Errors
@@ -293,7 +293,7 @@ impl Store {
     /// Ends a gather as a lease of the prefix that is here. What it still waits for is abandoned, unless others wait too.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] where the session has ended, or there is no such gather.
+    /// [`Refused::Unknown`] if the session has ended, or there is no such gather.
     pub fn finish_gather(&mut self, gather: u64) -> Result<Leased, Refused> {
         let unknown = Refused::Unknown { what: "gather", number: gather };
         let Gather { session, namespace, slices, chunks, hashes, .. } =
@@ -328,7 +328,7 @@ impl Store {
         Ok(leased)
     }
 
-    /// Ends a gather without a lease; nothing happens where there is none of this number in the session.
+    /// Ends a gather without a lease; nothing happens if there is none of this number in the session.
     pub fn cancel_gather(&mut self, session: SessionId, gather: u64) {
         if self.gathers.open.get(&gather).is_none_or(|open| open.session != session) {
             return;
@@ -348,7 +348,7 @@ impl Store {
     /// How far a gather is.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] for one that is not the session's, or no longer.
+    /// [`Refused::Unknown`] for a gather that is not the session's, or has ended.
     pub fn progress(&self, session: SessionId, gather: u64) -> Result<Progress, Refused> {
         let unknown = Refused::Unknown { what: "ticket", number: gather };
         let open = self.gathers.open.get(&gather).filter(|open| open.session == session).ok_or(unknown)?;
@@ -377,7 +377,7 @@ impl Store {
         open.into_iter().for_each(|gather| self.cancel_gather(session, gather));
     }
 
-    /// A gather no longer waits for those of its chunks that are on their way.
+    /// A gather no longer waits for its chunks on their way.
     fn stop_waiting(&mut self, gather: u64, chunks: &[ChunkId]) {
         chunks.iter().for_each(|&chunk| self.gathers.stop_waiting_for(chunk, gather));
     }
@@ -398,7 +398,7 @@ impl Store {
         }
     }
 
-    /// How long a prefix may turn out to be restorable: what others have is known only when it has come.
+    /// How long the restorable prefix may become: the pools of other holders are known only when they have come.
     fn restorable_with(
         &self,
         number: NamespaceId,

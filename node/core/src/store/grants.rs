@@ -19,7 +19,7 @@ pub(super) struct Grants {
     pub(super) given_up: u64,
 }
 
-/// What comes of one chunk that another node wants.
+/// The answer for one chunk that another node requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Granted {
     /// Its blocks may be read until [`Store::end_grant`].
@@ -46,7 +46,7 @@ pub enum Granted {
 /// One block that another node may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantedBlock {
-    /// Where it stands.
+    /// The block's place.
     pub place: Place,
     /// Its size.
     pub bytes: u64,
@@ -61,7 +61,7 @@ impl Grants {
 }
 
 impl Store {
-    /// Keeps a complete chunk from reuse, for another node that has blocks of these sizes for it. This is a use of it.
+    /// Keeps a complete chunk from reuse, for another node with the same block sizes. This counts as a use.
     pub fn grant(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash, block_bytes: &[u64]) -> Granted {
         let Some(namespace) = self.namespaces.of(fingerprint) else { return Granted::NotHeld };
         let Some(id) = self.index.find(namespace, hash) else { return Granted::NotHeld };
@@ -105,7 +105,7 @@ impl Store {
         Granted::Held { grant, reads, is_on_disk, pools: has, blocks }
     }
 
-    /// Ends a grant, or what a peer follows. Where there is none of this number, nothing happens.
+    /// Ends a grant or a peer's follow. Nothing happens if the number is unknown.
     pub fn end_grant(&mut self, grant: u64) {
         match self.grants.open.remove(&grant) {
             Some(id) => {
@@ -116,7 +116,7 @@ impl Store {
         }
     }
 
-    /// Drops chunks that another holder keeps from now on, but for those that somebody uses here, which are answered. Children
+    /// Drops chunks that another holder keeps from now on. Returns the chunks that somebody uses here, which stay. Children
     /// stay.
     pub fn give_up(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Vec<ChunkHash> {
         let mut used = Vec::new();

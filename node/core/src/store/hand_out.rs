@@ -1,8 +1,8 @@
-//! The one way out: bytes leave the store under a name, and only those of the chunk that has it.
+//! The only exit: the store gives out bytes under a name, and only those of the chunk with that name.
 //!
 //! Leases, follows, grants to peers, loads by devices, writes to disk and uploads ask here before they tell anybody where a
-//! block stands. Ids carry generations and whoever keeps one claims its chunk, so that a name never differs unless the
-//! store itself is at fault. Then the chunk counts as missing, and a metric raises an alert.
+//! block stands. Ids carry generations, and a holder of an id claims its chunk. So a name differs only after a fault of the
+//! store itself. Then the chunk counts as missing, and a metric raises an alert.
 
 use larder_protocol::ChunkHash;
 

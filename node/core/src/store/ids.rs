@@ -1,4 +1,7 @@
 //! Numbers that stand for things inside one store.
+//!
+//! A chunk's id is a place in the index and the place's generation. The place is used again; an id that outlived its chunk
+//! finds nothing.
 
 use std::num::NonZeroU32;
 
@@ -21,7 +24,7 @@ pub struct TenantId(pub u16);
 pub struct NamespaceId(pub u16);
 
 impl NamespaceId {
-    /// The namespace of a number that may be anything; one that no namespace has where it is too large.
+    /// The namespace with this number; a number that is too large gives a namespace that does not exist.
     #[must_use]
     pub fn of(number: u32) -> Self {
         Self(u16::try_from(number).unwrap_or(u16::MAX))
@@ -32,7 +35,7 @@ impl NamespaceId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OrderId(pub u64);
 
-/// What finds a chunk outside a store: on disk, in the object store, at another node.
+/// The key by which a chunk is found outside a store: on disk, in the object store, at another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey {
     /// The namespace, tenant included.
@@ -63,7 +66,7 @@ impl ChunkNumber {
     }
 }
 
-/// One chunk that the index knows, or knew: its place, and how many chunks had that place before it. No other chunk ever has
+/// A chunk that the index knows, or knew: its place, and how many chunks had that place before it. No other chunk ever has
 /// the same id, so an id that outlived its chunk names nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {

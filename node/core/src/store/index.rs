@@ -1,8 +1,7 @@
-//! The index: which chunks are here, and the prefix tree they form.
+//! The index: knows which chunks are here, and the prefix tree that they form.
 //!
-//! A chunk keeps its own hash only. Those of its parent and its anchor are found in the tree: a chunk whose parent is
-//! here needs no more, and of the few others, which eviction from the leaves leaves behind seldom, they stand apart. That
-//! makes a third of the memory.
+//! A chunk keeps its own hash only; the tree gives the hashes of its parent and its anchor. Eviction from the leaves seldom
+//! leaves a chunk without its parent: for those few, both hashes stand apart. That saves a third of the memory.
 
 use std::hash::BuildHasher;
 
@@ -46,7 +45,7 @@ enum Entry {
     Chunk(Chunk),
 }
 
-/// What the store knows of one chunk; [`Index::name`] has the rest of its name. 128 bytes.
+/// The store's state of one chunk; [`Index::name`] has the rest of its name. 128 bytes.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) hash: ChunkHash,
@@ -70,7 +69,7 @@ pub(crate) struct Chunk {
     pub(crate) ready: u16,
     /// See [`Namespace::readable`](super::namespaces::Namespace::readable).
     pub(crate) pools: PoolSet,
-    /// The pools of which every slice is in its record on disk, where it has one.
+    /// The pools whose slices are all in its record on disk, if it has one.
     pub(crate) disk_pools: PoolSet,
     pub(crate) priority: i8,
     /// How often it was read, up to a bound.
@@ -100,7 +99,7 @@ pub(crate) enum Standing {
     Damaged,
 }
 
-/// Where a chunk's bytes are on disk.
+/// The state of a chunk's bytes on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum OnDisk {
     /// Nowhere, as far as is known.
@@ -182,12 +181,12 @@ impl Chunk {
         self.ready > 0 && self.standing == Standing::Kept
     }
 
-    /// Whether all of it that others could read is not on disk yet, nor on its way there.
+    /// Whether the complete chunk, or a pool that it gained, is neither on disk nor on its way there.
     pub(crate) fn belongs_on_disk(&self) -> bool {
         self.is_complete() && (self.disk == OnDisk::Nowhere || self.outgrew_disk())
     }
 
-    /// Whether all of it that others could read is not in the object store, as far as is known, nor on its way there.
+    /// Whether the complete chunk is here to stay, and neither known to be in the object store nor on its way there.
     pub(crate) fn belongs_in_objects(&self) -> bool {
         self.is_complete() && self.stored == Stored::Unknown && self.standing != Standing::Passing
     }
@@ -212,7 +211,7 @@ impl Chunk {
         self.disk == OnDisk::Here && !self.is_resident
     }
 
-    /// The slots of those of its blocks that can be read.
+    /// The slots of its readable blocks.
     pub(crate) fn readable_slots(&self) -> impl Iterator<Item = Slot> {
         self.blocks
             .iter()
@@ -231,7 +230,7 @@ impl Block {
         matches!(self, Self::Absent)
     }
 
-    /// Its checksum; 0 where it cannot be read.
+    /// Its checksum; 0 if it cannot be read.
     pub(crate) fn checksum(&self) -> u64 {
         match self {
             Self::Absent | Self::Writing(_) => 0,
@@ -275,12 +274,12 @@ impl Index {
     /// A chunk that is claimed, or was found since anything left.
     ///
     /// # Panics
-    /// Where the id has outlived its chunk: that is a fault of ours, and any other chunk would be a wrong one.
+    /// Panics if the id has outlived its chunk: that is a fault of ours, and any other chunk would be a wrong one.
     pub(crate) fn get(&self, id: ChunkId) -> &Chunk {
         self.known(id).expect(OUTLIVED)
     }
 
-    /// The same, to change.
+    /// Mutable access to it.
     ///
     /// # Panics
     /// As [`Index::get`].
@@ -295,7 +294,7 @@ impl Index {
     /// The chunk that has a place now.
     ///
     /// # Panics
-    /// Where none has it.
+    /// Panics if none has it.
     pub(crate) fn id(&self, number: ChunkNumber) -> ChunkId {
         ChunkId::new(number, self.at(number).generation)
     }
@@ -313,7 +312,7 @@ impl Index {
         self.anchor(id.number())
     }
 
-    /// Whether a known chunk is what a chain says it is.
+    /// Whether a known chunk agrees with its name in a chain.
     pub(crate) fn agrees(&self, id: ChunkId, name: &ChunkRef) -> Result<(), ChainError> {
         let (known_index, known_parent) = (self.get(id).index, self.parent_hash(id.number()));
         if known_index == name.index && known_parent == name.parent {
@@ -328,11 +327,11 @@ impl Index {
         })
     }
 
-    /// Whether a chunk of this name may stand here: it is what is known of it already, or it fits between the parent and the
+    /// Whether a chunk of this name may stand here: its known name is the same, or it fits between the parent and the
     /// children that are here. `flat` chunks have neither.
     ///
     /// # Errors
-    /// [`ChainError::Disagrees`] where the chunk itself is known under another name, [`ChainError::Misplaced`] where its
+    /// [`ChainError::Disagrees`] if the chunk itself is known under another name, [`ChainError::Misplaced`] if its
     /// parent or its children are.
     pub(crate) fn admits(
         &self,
@@ -466,7 +465,7 @@ impl Index {
         }
     }
 
-    /// Makes the table forget what was removed.
+    /// Makes the table forget removed chunks.
     pub(crate) fn settle(&mut self) {
         for (key, number) in self.departed.drain(..) {
             if let Ok(entry) = self.table.find_entry(key, |&other| other == number) {
@@ -615,7 +614,7 @@ impl Index {
         }
     }
 
-    /// Makes the children of a chunk, of which one is given, stand without it.
+    /// Detaches the children of a chunk from it; `first_child` is one of them.
     fn orphan(&mut self, parent: ChunkNumber, first_child: ChunkNumber) {
         let &Chunk { namespace, hash, .. } = self.at(parent);
         self.orphans.insert((namespace, hash), first_child);

@@ -1,4 +1,4 @@
-//! The journal: which chunks were gained and lost, in order, for those who tell other nodes.
+//! The journal: gained and lost chunks, in order, for modules that tell other nodes.
 
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -7,18 +7,18 @@ use super::Store;
 use super::ids::ChunkId;
 use super::index::{Chunk, OnDisk, Standing};
 
-/// One chunk gained or lost.
+/// A chunk that was gained or lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// The namespace.
     pub fingerprint: Fingerprint,
     /// The chunk.
     pub chunk: ChunkRef,
-    /// What happened.
+    /// The change.
     pub kind: ChangeKind,
 }
 
-/// What happened to a chunk.
+/// The change of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
     /// It was computed or copied here.
@@ -29,7 +29,7 @@ pub enum ChangeKind {
     Lost,
 }
 
-/// Changes that nobody has taken yet. Whoever keeps a journal takes them after every call.
+/// Changes that nobody has taken yet. A caller that keeps a journal takes them after every call.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     is_kept: bool,
@@ -49,12 +49,12 @@ impl Store {
         self.journal.is_kept = true;
     }
 
-    /// What was gained and lost since the last call, in order. A chunk counts when all its slices are here.
+    /// The chunks gained and lost since the last call, in order. A chunk counts when all its slices are here.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.journal.changes)
     }
 
-    /// Notes that a chunk is gained (as `kind` says) or lost for others, if that is what changed since `was_held`.
+    /// Notes that a chunk is gained (as `kind` says) or lost for others, if it differs from `was_held`.
     pub(super) fn tell(&mut self, id: ChunkId, was_held: bool, kind: ChangeKind) {
         let chunk = self.index.get(id);
         let kind = match (was_held, is_held(chunk)) {
@@ -68,7 +68,7 @@ impl Store {
         }
     }
 
-    /// The same for a chunk that is about to be forgotten.
+    /// Notes that a chunk is lost which is about to be forgotten.
     pub(super) fn tell_forgotten(&mut self, id: ChunkId) {
         let chunk = self.index.get(id);
         if self.journal.is_kept && is_held(chunk) {

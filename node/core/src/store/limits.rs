@@ -1,4 +1,7 @@
-//! What bounds a store.
+//! The limits of a store.
+//!
+//! `capacity_chunks` bounds the *committed* chunks. Reservations take their slots beyond it, so the arena must exceed the
+//! capacity by the bytes that are being written at a time. Without `capacity_chunks` the watermarks do the same in bytes.
 
 use std::num::NonZeroU32;
 
@@ -6,7 +9,7 @@ use super::disk::DiskStoreLimits;
 use super::object::ObjectStoreLimits;
 use super::policy::PolicyName;
 
-/// What bounds a store; every value is resolved from the configuration once.
+/// The limits of a store; every value is resolved from the configuration once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreLimits {
     /// Extents of the arena.
@@ -19,10 +22,10 @@ pub struct StoreLimits {
     pub high_watermark_bytes: u64,
     /// Bytes of cached blocks at which it ends.
     pub low_watermark_bytes: u64,
-    /// Which chunk goes first.
+    /// The eviction policy.
     pub policy: PolicyName,
-    /// Before how many chunks recomputing one costs twice what the first of a prompt costs, for `adaptive` to weigh; it does
-    /// not where this is not given.
+    /// Number of chunks after which recomputing a chunk costs twice as much as the first of a prompt; `adaptive` weighs this
+    /// cost. `None`: all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
     /// Whether engines write straight into the arena.
     pub trust_engines: bool,
@@ -38,11 +41,11 @@ pub struct StoreLimits {
     pub reservation_ttl_ms: u64,
     /// How long a pin may last.
     pub max_pin_ms: u64,
-    /// What other nodes may take of it; `None` where there are none.
+    /// The part that other nodes may take; `None` if there are none.
     pub peers: Option<PeerStoreLimits>,
-    /// The disk below it; `None` where there is none.
+    /// The disk below it; `None` if there is none.
     pub disk: Option<DiskStoreLimits>,
-    /// The object store beside it; `None` where there is none.
+    /// The object store beside it; `None` if there is none.
     pub object: Option<ObjectStoreLimits>,
 }
 
@@ -73,7 +76,7 @@ impl StoreLimits {
     }
 }
 
-/// What other nodes may take of a store.
+/// The part of a store that other nodes may take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerStoreLimits {
     /// Bytes of slots whose blocks come from other nodes and only pass through.

@@ -1,7 +1,7 @@
-//! A store that takes the place of one whose decisions cannot be relied on, over the same memory.
+//! A new store over the memory of a store whose decisions cannot be relied on.
 //!
-//! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns it once nobody can touch
-//! what the old store put there, or gives it new memory.
+//! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns an extent once nobody
+//! can touch the old store's bytes, or gives it new memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -56,7 +56,7 @@ impl Store {
         self.seclusion.extents.get(&extent).is_none_or(HashSet::is_empty)
     }
 
-    /// Nobody can touch what an earlier store put into this extent: it is in use again, with the memory that it has.
+    /// Nobody can touch an earlier store's bytes in this extent: the extent is in use again, with its old memory.
     pub fn extent_returned(&mut self, extent: u32) {
         if self.seclusion.extents.remove(&extent).is_some() {
             self.seclusion.renewing.remove(&extent);
@@ -65,7 +65,8 @@ impl Store {
     }
 
     /// Leaves the memory of a secluded extent to the engines that were shown it: the caller gives the extent other memory and
-    /// calls [`Store::extent_renewed`]. False, and nothing happens, where one of them was left memory of an earlier life too.
+    /// calls [`Store::extent_renewed`]. Returns false, and does nothing, if one of these engines keeps memory of an earlier
+    /// life too.
     pub fn leave_to_engines(&mut self, extent: u32) -> bool {
         let Seclusion { extents, renewing, keepers, life } = &mut self.seclusion;
         let Some(shown) = extents.get(&extent) else { return false };

@@ -1,4 +1,5 @@
-//! Loads and saves by devices: what they touch stays as it is until the device let go of it, whoever asked for them.
+//! Loads and saves by devices: their memory stays as it is until the device let go, whatever becomes of lease, session and
+//! process.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -41,9 +42,9 @@ pub struct LoadOrder {
 /// A block that a device is to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadBlock {
-    /// Where it stands.
+    /// The block's place.
     pub place: Place,
-    /// What it is called.
+    /// Its name.
     pub key: BlockKey,
     /// Its bytes.
     pub bytes: u64,
@@ -53,11 +54,11 @@ pub struct LoadBlock {
     pub range_bytes: u64,
     /// How often its chunk was read, this time included.
     pub reads: u8,
-    /// What a policy learns of its chunk.
+    /// The policy's facts of its chunk.
     pub facts: Facts,
 }
 
-/// What a chunk's block is like.
+/// The size and layers of a chunk's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockFacts {
     /// Its pool.
@@ -69,7 +70,7 @@ pub struct BlockFacts {
 }
 
 impl BlockFacts {
-    /// Bytes of one of its layers.
+    /// Bytes of one layer.
     #[must_use]
     pub fn layer_bytes(&self) -> u64 {
         self.bytes / u64::from(self.layers.max(1))
@@ -77,7 +78,7 @@ impl BlockFacts {
 }
 
 impl Store {
-    /// What the block with this number is like, counted by slice, then pool, as the session registered the namespace.
+    /// The facts of the block with this number, counted by slice, then pool, as the session registered the namespace.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a namespace that the session did not register, or a block that its chunks do not have.
@@ -97,7 +98,7 @@ impl Store {
         Ok(BlockFacts { pool: pool as u8, bytes: spec.block_bytes(), layers: spec.layers })
     }
 
-    /// What the blocks of a chunk in this session are called; none where it did not register the namespace.
+    /// The names of a chunk's blocks in this session; none if it did not register the namespace.
     pub fn block_keys(
         &self,
         session: SessionId,
@@ -114,8 +115,8 @@ impl Store {
         })
     }
 
-    /// Keeps a block of each of these leased chunks as it is, until [`Store::end_load`], whatever becomes of the lease and its
-    /// session. `block` counts the blocks of a chunk in this session, by slice, then pool.
+    /// Keeps one block of each of these leased chunks in place until [`Store::end_load`], whatever becomes of the lease and
+    /// its session. `block` counts the blocks of a chunk in this session, by slice, then pool.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a lease that is not the session's, [`Refused::NotLeased`] for chunks or a block that it does not
@@ -183,8 +184,8 @@ impl Store {
         chunks.iter().for_each(|&chunk| self.orphan(chunk));
     }
 
-    /// Takes over layers of reserved chunks, as [`Store::begin_layers`] does, which a device is to write into their places. When it
-    /// has, the caller sums what the order says and calls [`Store::finish_layers`].
+    /// Takes over layers of reserved chunks, as [`Store::begin_layers`] does, for a device to write into their places. After
+    /// the device's copy, the caller sums the order's bytes and calls [`Store::finish_layers`].
     ///
     /// # Errors
     /// As [`Store::begin_layers`]; [`Refused::SeveralSlices`] for a reservation of several slices.
@@ -218,7 +219,7 @@ impl Store {
         }
     }
 
-    /// A session ended: what devices do for it keeps its places apart until they are done.
+    /// A session ended: the places of its running device copies stay quarantined until the copies end.
     pub(super) fn quarantine_copies_of(&mut self, session: SessionId) {
         let of_session = self.loads.open.iter().filter(|(_, load)| load.session == session);
         let mut loads: Vec<u64> = of_session.map(|(&load, _)| load).collect();

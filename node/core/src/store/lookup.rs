@@ -1,4 +1,9 @@
-//! Lookups and leases: how a get starts and ends.
+//! Lookups and leases: the start and the end of a get.
+//!
+//! Lookups, leases, pins and tickets end at the longest place where every pool can be restored
+//! ([`PoolRules`](larder_protocol::pools::PoolRules)). A chunk that lacks an `all` pool in some slice counts as absent
+//! everywhere. Two bytes a chunk say which of the other pools it has in every slice: one byte for memory, one for its record
+//! on disk. The window before a chain's first chunk is the caller's to judge.
 
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};
@@ -12,10 +17,10 @@ use crate::Millis;
 
 pub use larder_protocol::session::Place;
 
-/// What a lookup may say besides its chain.
+/// The options of a lookup.
 #[derive(Debug, Clone, Copy)]
 pub struct LookupOptions<'a> {
-    /// By position in the chain, where the chunk is besides this node; empty where nobody was asked.
+    /// By position in the chain, where the chunk is besides this node; empty if nobody was asked.
     pub elsewhere: &'a [Option<Source>],
     /// Tokens of the whole prompt; at least one is left to compute.
     pub prompt_tokens: u64,
@@ -23,11 +28,11 @@ pub struct LookupOptions<'a> {
     pub skip_read: bool,
     /// Tiers to look in; all where empty.
     pub tiers: &'a [Tier],
-    /// Pin what is found for so long.
+    /// Duration of a pin for the chunks found.
     pub pin_ms: Option<u64>,
 }
 
-/// What a prompt could use of a chain.
+/// The part of a chain that a prompt can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usable {
     /// Chunks, from the chain's first on.
@@ -41,14 +46,14 @@ pub struct Usable {
 /// Blocks that may be read until the lease is released.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leased {
-    /// Its number; 0 where nothing is leased.
+    /// Its number; 0 if nothing is leased.
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,
-    /// Where the blocks stand that restoring them needs: for each chunk, for each slice of the session, for each pool
+    /// The places of the blocks that restoring the chunks needs: for each chunk, for each slice of the session, for each pool
     /// of [`PoolRules::needed`].
     pub places: Vec<Place>,
-    /// The checksum of each of these blocks; 0 for one that is being written, for who follows it.
+    /// The checksum of each of these blocks; 0 for a followed block that is being written.
     pub checksums: Vec<u64>,
     /// Bytes of these blocks.
     pub bytes: u64,
@@ -56,14 +61,14 @@ pub struct Leased {
     pub new_extents: Vec<u32>,
 }
 
-/// What was found of a chain, by position. It holds until the store changes.
+/// The presence of a chain's chunks, by position. It holds until the store changes.
 #[derive(Debug)]
 pub struct Walk {
     number: NamespaceId,
     found: Vec<Presence>,
 }
 
-/// Where a chunk is on this node.
+/// The place of a chunk on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     /// It can be read in memory.
@@ -92,7 +97,7 @@ impl Walk {
         absent.map(|(position, _)| position).collect()
     }
 
-    /// Whether some of it is on disk alone.
+    /// Whether some chunks are only on disk.
     #[must_use]
     pub fn needs_disk(&self) -> bool {
         self.found.iter().any(|found| matches!(found, Presence::OnDisk(_)))
@@ -100,22 +105,23 @@ impl Walk {
 }
 
 impl Store {
-    /// Finds the chunks of a chain, for one of the calls that take what was found.
+    /// Finds the chunks of a chain, for the calls that take a [`Walk`].
     ///
     /// # Errors
-    /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
-    /// namespace that the session did not register.
+    /// [`Refused::Chain`] for a chain that is impossible or contradicts cached chunks, [`Refused::Unknown`] for a namespace
+    /// that the session did not register.
     pub fn find(&self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Walk, Refused> {
         let (number, _) = self.slices(session, namespace)?;
         Ok(Walk { number, found: self.walk(number, chain)? })
     }
 
-    /// How much of a prompt can be served, from memory, from disk, from other nodes or the object store: the longest contiguous prefix, or in a flat
-    /// namespace every key. Touches nothing: a lease is what counts as use. Only chunks in memory are pinned.
+    /// How much of a prompt can be served, from memory, from disk, from other nodes or the object store: the longest
+    /// contiguous prefix, or in a flat namespace every key. A lookup does not count as use; a lease does. Only chunks in
+    /// memory are pinned.
     ///
     /// # Errors
-    /// [`Refused::Chain`] for a chain that is impossible or disagrees with what is cached, [`Refused::Unknown`] for a
-    /// namespace that the session did not register.
+    /// [`Refused::Chain`] for a chain that is impossible or contradicts cached chunks, [`Refused::Unknown`] for a namespace
+    /// that the session did not register.
     pub fn lookup(
         &mut self,
         session: SessionId,
@@ -128,10 +134,10 @@ impl Store {
         self.lookup_found(session, chain, &walk, options, now)
     }
 
-    /// The same, of what was found just now.
+    /// The same, for a fresh [`Walk`].
     ///
     /// # Errors
-    /// [`Refused::Busy`] where there may be no more pins.
+    /// [`Refused::Busy`] if there may be no more pins.
     pub fn lookup_found(
         &mut self,
         session: SessionId,
@@ -195,22 +201,22 @@ impl Store {
         Some(Usable { chunks, chunk_tokens: known.chunk_tokens, fingerprint: known.fingerprint })
     }
 
-    /// Keeps the blocks of the longest prefix that is here from reuse, and says where they stand. This is what counts
-    /// as a use of the chunks.
+    /// Keeps the blocks of the longest prefix that is here from reuse, and returns their places. This counts as a use of the
+    /// chunks.
     ///
     /// Fewer chunks than are here may be leased where the answer would pass a message's limits.
     ///
     /// # Errors
-    /// As [`Store::lookup`], and [`Refused::Busy`] where the session holds as many leases as it may.
+    /// As [`Store::lookup`], and [`Refused::Busy`] if the session holds as many leases as it may.
     pub fn lease(&mut self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Leased, Refused> {
         let walk = self.find(session, namespace, chain)?;
         self.lease_found(session, namespace, chain, walk)
     }
 
-    /// The same, of what was found just now.
+    /// The same, for a fresh [`Walk`].
     ///
     /// # Errors
-    /// [`Refused::Busy`] where the session holds as many leases as it may.
+    /// [`Refused::Busy`] if the session holds as many leases as it may.
     pub fn lease_found(
         &mut self,
         session: SessionId,
@@ -266,7 +272,7 @@ impl Store {
         Ok(())
     }
 
-    /// Where the chunks of a chain are, by position, after every check that a chain must pass.
+    /// The places of a chain's chunks, by position, after every check that a chain must pass.
     pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Presence>, Refused> {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
@@ -354,7 +360,7 @@ impl Store {
         }
     }
 
-    /// One process less may read the chunk.
+    /// A process that might have read the chunk is gone. After the last of these, the chunk's slots leave quarantine.
     pub(super) fn adopt(&mut self, id: ChunkId) {
         let chunk = self.index.get_mut(id);
         chunk.orphaned_leases -= 1;
@@ -440,7 +446,7 @@ impl Store {
 /// How long a session that holds too much should wait.
 pub(super) const CLAIMS_RETRY_MS: u64 = 10;
 
-/// How many of `chunks` chunks a message of at most so many blocks can answer.
+/// How many of `chunks` chunks a message of at most this many blocks can answer.
 pub(super) fn most_chunks(rules: &PoolRules, slices: usize, most_blocks: usize, chunks: usize) -> usize {
     if rules.is_plain() {
         return (most_blocks / (slices * rules.every().len())).min(chunks);
@@ -457,7 +463,7 @@ pub(super) fn most_chunks(rules: &PoolRules, slices: usize, most_blocks: usize, 
     fit
 }
 
-/// How many chunks of a chain a prompt may use, so that at least one of its tokens is left to compute.
+/// How many chunks of a chain a prompt may use, so that one token at least is left to compute.
 fn usable_chunks(prompt_tokens: u64, chunk_tokens: u32, chain: &Chain) -> usize {
     let of_prompt = prompt_tokens.saturating_sub(1) / u64::from(chunk_tokens);
     let before = chain.hashes.first().map_or(0, |_| u64::from(chain.chunk(0).index));
@@ -478,8 +484,8 @@ fn spans(tiers: impl Iterator<Item = Option<Tier>>) -> (Vec<Span>, u64) {
     (spans, chunks)
 }
 
-/// Refuses a list in which one of these positions has the same hash as another. Each comes with a hash of its hash, under
-/// the index's own secret seed.
+/// Refuses a list that has a hash twice at these positions. Each position comes with a hash of its hash, under the index's
+/// own secret seed.
 fn refuse_duplicates(chain: &Chain, positions: &[(u64, usize)]) -> Result<(), ChainError> {
     let mut seen = hashbrown::HashTable::<(u64, usize)>::with_capacity(positions.len());
     for &(key, position) in positions {

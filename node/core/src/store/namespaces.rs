@@ -21,7 +21,7 @@ pub(crate) struct Namespaces {
     numbers: HashMap<Fingerprint, NamespaceId>,
 }
 
-/// What the store needs of a namespace.
+/// The store's facts of a namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     pub(crate) tenant: TenantId,
@@ -36,11 +36,11 @@ pub(crate) struct Namespace {
     pub(crate) sessions: u32,
     /// Chunks of it in the index.
     pub(crate) chunks: u32,
-    /// What people and routers are told of it.
+    /// The facts for people and routers.
     facts: NamespaceFacts,
 }
 
-/// A namespace as people and routers are told of it.
+/// A namespace's facts for people and routers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceFacts {
     /// The tenant whose it is.
@@ -53,7 +53,7 @@ pub struct NamespaceFacts {
     pub chunk_tokens: u32,
     /// Tokens of one block of the engine.
     pub engine_block_tokens: u32,
-    /// Who hashes chunks, and how.
+    /// The hash algorithm of chunks.
     pub hash: HashAlgorithm,
     /// Sessions that registered it.
     pub sessions: u32,
@@ -74,12 +74,12 @@ impl Namespace {
         usize::from(self.slices) * self.pools.len()
     }
 
-    /// Which block of a chunk this is.
+    /// The index of a block in its chunk.
     pub(crate) fn block(&self, slice: u16, pool: usize) -> usize {
         usize::from(slice) * self.pools.len() + pool
     }
 
-    /// What a block of a chunk is called.
+    /// The name of a chunk's block.
     pub(crate) fn key(&self, hash: ChunkHash, block: usize) -> BlockKey {
         let (slice, pool) = ((block / self.pools.len()) as u16, (block % self.pools.len()) as u8);
         BlockKey { fingerprint: self.fingerprint, hash, slice, pool }
@@ -90,7 +90,7 @@ impl Namespace {
         self.block(slice, 0)..self.block(slice, self.pools.len())
     }
 
-    /// The pools of which every slice of a chunk can be read. The first is among them only where every obligatory one is.
+    /// The pools whose slices can all be read. The first pool is among them only if every `all` pool is.
     pub(crate) fn readable(&self, chunk: &Chunk) -> PoolSet {
         if chunk.standing == Standing::Damaged {
             return PoolSet::default();
@@ -107,7 +107,7 @@ impl Namespace {
 }
 
 impl Namespaces {
-    /// The namespace of a tenant, made known if it is new; `None` where there are too many, or the tenant uses `most`.
+    /// The namespace of a tenant, made known if it is new; `None` if there are too many, or the tenant uses `most`.
     pub(crate) fn enter(
         &mut self,
         (tenant, tenant_name): (TenantId, &str),
@@ -176,12 +176,12 @@ impl Namespaces {
         self.known.get(number.0 as usize)
     }
 
-    /// The same, to change.
+    /// Mutable access to it.
     pub(crate) fn get_mut(&mut self, number: NamespaceId) -> &mut Namespace {
         &mut self.known[number.0 as usize]
     }
 
-    /// What can be told of those in use.
+    /// The facts of the namespaces in use.
     pub(crate) fn facts(&self) -> impl Iterator<Item = NamespaceFacts> {
         let in_use = self.known.iter().filter(|known| known.sessions > 0 || known.chunks > 0);
         in_use.map(|known| NamespaceFacts {

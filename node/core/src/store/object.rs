@@ -1,32 +1,33 @@
-//! The object store beside the store. What is there alone is not in the index: nobody holds it, so nobody is told of it.
+//! The object store beside the store. The index leaves out chunks that only the object store has: nobody holds them, so
+//! nobody is told.
 
 use super::Store;
 use super::ids::{ChunkId, NamespaceId};
 use super::index::Stored;
 use super::writes::{WriteLine, WritePolicy};
 
-/// What a store needs to know of the object store beside it.
+/// A store's settings for the object store beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectStoreLimits {
     /// When chunks are written; never where `None`.
     pub write: Option<WritePolicy>,
     /// For [`WritePolicy::WriteThroughSelective`]: from which use on, the commit included.
     pub write_after_uses: u32,
-    /// Bytes of chunks that wait to be written or are being written; what is beyond it is not written.
+    /// Limit of the bytes of chunks that wait to be written or are being written; further chunks are not written.
     pub max_waiting_bytes: u64,
     /// Bytes of slots into which chunks are being read.
     pub max_reading_bytes: u64,
 }
 
-/// What a store knows of the object store beside it.
+/// A store's state of the object store beside it.
 #[derive(Debug)]
 pub(super) struct Objects {
-    /// What is to be written.
+    /// The chunks to write.
     pub(super) line: WriteLine,
     max_reading_bytes: u64,
 }
 
-/// What goes to the object store, in numbers.
+/// The writes to the object store, in numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ObjectUsage {
     /// Bytes of chunks that wait to be written, or are being written.

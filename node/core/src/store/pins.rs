@@ -43,7 +43,7 @@ impl Store {
     /// Keeps the longest prefix that is here from eviction, for `duration_ms` or as long as pins may last.
     ///
     /// # Errors
-    /// [`Refused::Busy`] where as much is pinned as may be, and as [`Store::lookup`].
+    /// [`Refused::Busy`] if as much is pinned as may be, and as [`Store::lookup`].
     pub fn pin(
         &mut self,
         session: SessionId,

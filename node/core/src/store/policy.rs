@@ -1,8 +1,8 @@
-//! Which chunk goes first.
+//! Chooses the chunk to evict first.
 //!
-//! The store tells a policy what enters, what is used, what leaves and what may not leave just now; the policy answers
-//! which chunk should go next. That only leaves go is the store's business: a chunk with a cached child is blocked
-//! like one that is leased, so a policy never sees the tree.
+//! The store tells a policy which chunks enter, are used, leave, or are *blocked*: leased, pinned, being written, or with a
+//! cached child. The policy chooses the next victim among the others. So a policy never sees the prefix tree, and only leaves
+//! go. The store reports transitions only: a lease of a long prefix costs one call, for its last chunk.
 
 mod adaptive;
 mod arc;
@@ -46,21 +46,21 @@ pub trait Policy: fmt::Debug + Send {
     /// A blocked chunk may go again.
     fn unblock(&mut self, chunk: ChunkNumber);
 
-    /// The chunk that should go next, among those that may go and that `judge` takes; `None` where there is none.
+    /// The next chunk to evict among the chunks that may go and that `judge` accepts; `None` if there is none.
     ///
     /// The chunk stays in the policy until [`Policy::remove`].
     fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber>;
 
-    /// Every cached chunk, blocked ones too, the first to go first: what another policy takes over.
+    /// All cached chunks in the order of eviction, blocked ones too: another policy takes them over.
     fn order(&self) -> Vec<ChunkNumber>;
 }
 
-/// What a policy learns of a chunk that enters.
+/// The policy's facts of a chunk that enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
     /// Part of the chunk's hash: recognises a chunk that comes back.
     pub short_hash: u64,
-    /// Chunks before it in its prompt: what recomputing it costs grows with it.
+    /// Chunks before it in its prompt: the cost of recomputing the chunk grows with their number.
     pub index: u32,
     /// The caller's priority; higher stays longer.
     pub priority: i8,
@@ -78,7 +78,7 @@ pub enum Removal {
 /// Says whether a victim that a policy proposes is taken.
 pub(crate) type Judge<'a> = &'a mut dyn FnMut(ChunkNumber) -> Verdict;
 
-/// What the store says to a victim that a policy proposes.
+/// The store's answer to a proposed victim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// This one.
@@ -149,8 +149,8 @@ impl PolicyName {
         self.get_documentation().unwrap_or_default()
     }
 
-    /// A policy of this name with no chunk in it. `recompute_doubles_at` is for `adaptive`: where given, it prefers chunks
-    /// that cost more to recompute, which is twice as much as the first of a prompt where so many stand before it.
+    /// An empty policy of this name. With `recompute_doubles_at`, `adaptive` prefers chunks that cost more to recompute:
+    /// twice as much as the first of a prompt behind this many chunks.
     #[must_use]
     pub fn build(self, recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         match self {

@@ -1,4 +1,4 @@
-//! Why the store did nothing, in words for engines.
+//! Reasons why the store did nothing, in words for engines.
 
 use larder_protocol::ChainError;
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
@@ -11,27 +11,27 @@ pub enum Refused {
     /// No room now; asking again later may help.
     #[error("busy: ask again in {retry_after_ms} ms")]
     Busy {
-        /// What there is too much of.
+        /// The exhausted resource.
         what: Scarce,
         /// When asking again may help.
         retry_after_ms: u64,
     },
-    /// The chain is impossible or disagrees with what is cached.
+    /// The chain is impossible, or contradicts cached chunks.
     #[error(transparent)]
     Chain(#[from] ChainError),
     /// The namespace is impossible.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
-    /// The engine's block size is not what its namespace says.
+    /// The engine's block size differs from its namespace's.
     #[error("pool `{pool}`: the engine's blocks have {engine_bytes} bytes, but {layers} layers of {layer_bytes} bytes make {}: check layers, heads, dtype and chunk size", u64::from(*.layers) * .layer_bytes)]
     BlockSize {
         /// The pool.
         pool: String,
-        /// What the engine's tensors say.
+        /// Bytes of the engine's blocks.
         engine_bytes: u64,
-        /// What the namespace says.
+        /// The namespace's value.
         layers: u32,
-        /// What the namespace says.
+        /// The namespace's value.
         layer_bytes: u64,
     },
     /// Not one block size a pool.
@@ -42,8 +42,8 @@ pub enum Refused {
         /// Pools of the namespace.
         pools: usize,
     },
-    /// A slice that the namespace does not have, or one that comes twice, or none at all.
-    #[error("slices {slices:?}: name each slice that this session holds once, out of {of}")]
+    /// Slices that the namespace does not have, duplicate slices, or none.
+    #[error("slices {slices:?}: name each of the session's slices once, out of {of}")]
     Slices {
         /// Slices found.
         slices: Vec<u16>,
@@ -58,7 +58,7 @@ pub enum Refused {
     },
     /// A block that no slot can ever hold.
     #[error(
-        "a block of {block_bytes} bytes does not fit into an extent of {extent_bytes}: set host.extent_bytes to at least that"
+        "a block of {block_bytes} bytes does not fit into an extent of {extent_bytes}: set host.extent_bytes to the block's size at least"
     )]
     BlockTooLarge {
         /// Bytes of the block.
@@ -68,7 +68,7 @@ pub enum Refused {
     },
     /// A block that the session's write window can never hold.
     #[error(
-        "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger one, and set session.max_window_bytes to at least that"
+        "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger window, and set session.max_window_bytes to its size at least"
     )]
     WindowTooSmall {
         /// Bytes of the block.
@@ -89,9 +89,9 @@ pub enum Refused {
         most: u64,
     },
     /// A number that names nothing of this session.
-    #[error("{what} {number} is not one of this session's, or it has ended")]
+    #[error("{what} {number} does not belong to this session, or has ended")]
     Unknown {
-        /// What it should name.
+        /// The kind of thing that the number should name.
         what: &'static str,
         /// The number.
         number: u64,
@@ -108,7 +108,7 @@ pub enum Refused {
     },
     /// Layers that a chunk's pool does not have, or that are in place already.
     #[error(
-        "layers {from_layer} to {to_layer} of pool {pool} of the chunk at {position} cannot be handed over: there are none such, or they are in place"
+        "layers {from_layer} to {to_layer} of pool {pool} of the chunk at {position} cannot be handed over: the pool does not have them, or they are in place already"
     )]
     Layers {
         /// The position of the chunk.
@@ -120,7 +120,7 @@ pub enum Refused {
         /// The layer behind the last one.
         to_layer: u32,
     },
-    /// A chunk of which some layers were handed over, and not all.
+    /// A chunk with some layers handed over, but not all.
     #[error(
         "layers of chunk {position} of reservation {reservation} are missing: hand them over before the commit"
     )]
@@ -131,11 +131,11 @@ pub enum Refused {
         position: u32,
     },
     /// Chunks that a lease does not cover, or a block that it does not have of them.
-    #[error("chunks {from} to {to} are not all covered by the lease, in the block that the tensors hold")]
+    #[error("the lease does not cover all chunks {from} to {to} in the tensors' slice and pool")]
     NotLeased {
         /// The first.
         from: u64,
-        /// The one behind the last.
+        /// The position behind the last.
         to: u64,
     },
     /// A save of a session with several slices.
@@ -147,12 +147,12 @@ pub enum Refused {
         slices: usize,
     },
     /// A namespace whose chunks cannot be followed.
-    #[error("only namespaces can be followed of which every chunk of a prefix needs all pools")]
+    #[error("chunks can be followed only in namespaces whose pools all have hit policy `all`")]
     NotFollowed,
     /// A block outside the session's write window.
     #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
     OutsideWindow {
-        /// Where the block should stand.
+        /// Offset of the block.
         source_offset: u64,
         /// Its size.
         bytes: u64,
@@ -172,23 +172,23 @@ pub enum Refused {
         number: u32,
     },
     /// A number that names no copy of the session, or one whose end was told.
-    #[error("there is no copy {number} in this session, or its end was told")]
+    #[error("there is no copy {number} in this session, or its end was reported already")]
     NoCopy {
         /// The number.
         number: u64,
     },
     /// Pages, layers or words that there are not.
-    #[error("{what} {found} of a copy are not among the {of} that there are")]
+    #[error("a copy names {what} {found}, but there are {of}")]
     Beyond {
-        /// Of what.
+        /// The kind: page, layer or word.
         what: &'static str,
-        /// What was asked for.
+        /// The requested number.
         found: u64,
-        /// What there is.
+        /// The existing count.
         of: u64,
     },
     /// A fault of the node's own; its log says more.
-    #[error("the node failed; its log says more")]
+    #[error("the node failed: see its log")]
     Internal,
     /// A message that is not allowed at this point of a session.
     #[error("this message is not allowed here: a session starts with one hello")]

@@ -1,7 +1,7 @@
-//! Plays a trace of requests through a store: what the policies are measured with.
+//! Plays a trace of requests through a store, to measure policies.
 //!
-//! It is the store that runs in production, with blocks of one byte in an arena so large that only the number of
-//! chunks is scarce. No byte is moved.
+//! The store is the production store, with blocks of one byte in an arena so large that only the number of chunks is scarce.
+//! No byte is moved.
 
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{Chain, ChunkHash};
@@ -12,17 +12,17 @@ use super::slab::SLOT_ALIGNMENT;
 use super::{Checksums, Refused, Store, StoreLimits};
 use crate::Millis;
 
-/// One request of a trace: its blocks' names in order, and how many tokens its prompt has.
+/// A request of a trace: its blocks' names in order, and its prompt's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
     /// Tokens of the prompt.
     pub tokens: u64,
-    /// One name a block, chained: a name stands for the whole prefix up to its block's end. The last, partial block
+    /// The names of the blocks, chained: a name stands for the whole prefix up to its block's end. The last, partial block
     /// has a name of its own.
     pub blocks: Vec<u64>,
 }
 
-/// What replaying came to.
+/// The result of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Replayed {
     /// Blocks of all prompts.
@@ -45,7 +45,7 @@ pub struct Replayed {
 /// Each request leases what it hits, commits the rest, and only then lets go.
 ///
 /// # Panics
-/// Where block names are not chained, or a prompt has more chunks than a session message may carry.
+/// Panics if block names are not chained, or a prompt has more chunks than a session message may carry.
 #[must_use]
 pub fn replay(
     requests: &[TraceRequest],
@@ -135,7 +135,7 @@ fn spec(chunk_tokens: u32) -> NamespaceSpec {
     NamespaceSpec { kv_dtype: "none".into(), layout: "none".into(), ..spec }
 }
 
-/// A chunk hash of a block's name; like a real one, every bit of it is random.
+/// Makes a chunk hash of a block's name; like a real hash, every bit is random.
 fn hash(name: u64) -> ChunkHash {
     let mut bytes = [0; 32];
     for (part, seed) in bytes.chunks_exact_mut(8).zip(0..) {

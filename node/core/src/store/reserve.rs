@@ -1,7 +1,8 @@
-//! Reservations: how a put starts.
+//! Reservations: the start of a put.
 //!
-//! A chunk's block goes from absent to writing when it is reserved, and to ready when its bytes were copied and summed.
-//! A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all.
+//! A reservation turns absent blocks into blocks that are being written; they are ready when their bytes were copied and
+//! summed. A reservation takes a slot for every missing block of every pool and slice that will be written, or none at all. A
+//! pool is added to a chunk only if nobody is writing the chunk: a chunk has one writer per slice at a time.
 
 use std::collections::HashSet;
 
@@ -25,11 +26,11 @@ pub struct Reserved {
     pub reservation: u64,
     /// Positions of the chunks to write.
     pub chunks: Vec<u32>,
-    /// For each of them, the pools to write; empty where these are all pools everywhere.
+    /// For each of them, the pools to write; empty if these are all pools everywhere.
     pub pools: Vec<PoolSet>,
-    /// Where each block of them will stand: for each chunk, for each slice of the session, for each of its pools to write.
+    /// The place of each block: for each chunk, for each slice of the session, for each of its pools to write.
     pub places: Vec<Place>,
-    /// Where engines are trusted: extents among the places whose memory the session was not given before.
+    /// With trusted engines: extents among the places that the session does not know yet.
     pub new_extents: Vec<u32>,
     /// When the right to commit ends.
     pub deadline: Millis,
@@ -39,7 +40,7 @@ impl Store {
     /// Takes room for every block of a chain that is not here and is not being written, all of them or none.
     ///
     /// # Errors
-    /// [`Refused::Busy`] where there is no room now, [`Refused::TooLarge`] where there never is, and as
+    /// [`Refused::Busy`] if there is no room now, [`Refused::TooLarge`] if there never is, and as
     /// [`Store::lookup`].
     pub fn reserve(
         &mut self,
@@ -52,8 +53,8 @@ impl Store {
         self.reserve_pools(session, namespace, chain, &[], priority, now)
     }
 
-    /// The same, where by position `pools` says which pools will be written; all of them where it is empty. Those that no
-    /// chunk is without always are, and a chunk that is here already gets those that it lacks.
+    /// Reserves chunks of which, by position, the pools in `pools` will be written; all pools if it is empty. `all` pools are
+    /// always written, and a cached chunk gets the pools that it lacks.
     ///
     /// # Errors
     /// As [`Store::reserve`], and [`Refused::Pools`].
@@ -69,8 +70,8 @@ impl Store {
         self.reserve_attempt(session, namespace, chain, pools, priority, 0, now)
     }
 
-    /// The same in a numbered attempt, which ends the reservations of earlier ones for chunks of the chain: whoever holds them
-    /// can neither hand over nor commit any more. 0 is no attempt, and ends none.
+    /// Reserves chunks in a numbered attempt. The attempt ends reservations of earlier attempts for chunks of the chain:
+    /// their sessions can neither hand over nor commit any more. 0 is no attempt, and ends none.
     ///
     /// # Errors
     /// As [`Store::reserve_pools`].
@@ -156,7 +157,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives back what of a reservation is not committed.
+    /// Gives back the uncommitted chunks of a reservation.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a reservation that is not the session's.
@@ -169,7 +170,7 @@ impl Store {
     }
 
     /// Ends the right to commit a reservation. Slots that the engine could write to directly are quarantined until its
-    /// process is gone; the others are free, but those that are being copied into, which the copy's end frees.
+    /// process is gone. The others are free, except those that are being copied into, which the copy's end frees.
     pub(super) fn lapse(&mut self, session: SessionId, reservation: u64) {
         let Some(held) = self.sessions.get_mut(session) else { return };
         let process = held.process;
@@ -189,9 +190,9 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Positions of a chain at which blocks in these slices are to be written, and in which pools: in those that were asked
-    /// for and every one that no chunk is without, where the chunk is not here; in those of the first that it lacks, where
-    /// it is; in none where somebody else writes it.
+    /// Positions of a chain at which blocks in these slices are to be written, with their pools. For an absent chunk these
+    /// are the requested pools and all `all` pools; for a cached chunk the requested pools that it lacks; for a chunk that
+    /// somebody else writes none.
     fn missing(
         &self,
         number: NamespaceId,
@@ -275,7 +276,7 @@ impl Store {
     /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, wherever it is from.
     ///
     /// # Errors
-    /// [`ChainError`] where the name contradicts those of the chunks around it; that is counted.
+    /// [`ChainError`] if the name contradicts the names around it; the store counts that.
     pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
         let namespace = self.namespaces.get_mut(number);
         let (flat, blocks) = (namespace.flat, namespace.blocks());
@@ -366,7 +367,7 @@ impl Store {
         slots
     }
 
-    /// Ends the claim of a writer, and forgets the chunk if nothing of it is left, or it was not to stay.
+    /// Ends the claim of a writer, and forgets the chunk if nothing is left of it, or if it was only passing.
     fn unwrite(&mut self, id: ChunkId) {
         self.change(id, |chunk| chunk.claims -= 1);
         self.let_pass(id);
@@ -419,7 +420,7 @@ impl Store {
         moves.into_iter().map(|block| block.place).collect()
     }
 
-    /// Bytes of the slots of a chunk's blocks in so many slices and these pools.
+    /// Bytes of the slots of a chunk's blocks in these slices and pools.
     pub(super) fn pools_bytes(&self, number: NamespaceId, slices: usize, pools: PoolSet) -> u64 {
         let namespace = self.namespaces.get(number);
         let of = |pool: usize| self.slab.slot_bytes(namespace.pools[pool].class);

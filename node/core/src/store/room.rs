@@ -1,4 +1,6 @@
 //! Room: eviction, ahead of need and on need.
+//!
+//! Eviction runs when a commit passes the capacity or the high watermark, so that a reservation seldom has to evict.
 
 use std::collections::HashSet;
 
@@ -53,7 +55,7 @@ impl Store {
         self.evict_ahead(0, 0);
     }
 
-    /// The same, for when so much is about to be cached.
+    /// Evicts for chunks that are about to be cached.
     pub(super) fn evict_ahead(&mut self, new_chunks: u64, new_bytes: u64) {
         let StoreLimits { high_watermark_bytes, low_watermark_bytes, capacity_chunks, .. } = self.limits;
         if self.cached_bytes + new_bytes > high_watermark_bytes {
@@ -67,7 +69,7 @@ impl Store {
         self.index.settle();
     }
 
-    /// Finds a slot for a block of a chunk: a free one, or one that eviction frees.
+    /// Takes a free slot for a block of a chunk, or evicts chunks to free one.
     pub(super) fn take_slot(&mut self, class: ClassId, owner: ChunkId) -> Option<Slot> {
         if let Some(slot) = self.take_free_slot(class, owner) {
             return Some(slot);
@@ -183,7 +185,7 @@ impl Store {
         self.cached_bytes -= self.readable_bytes(id);
     }
 
-    /// Bytes of the slots of those of a chunk's blocks that can be read.
+    /// Bytes of the slots of a chunk's readable blocks.
     pub(super) fn readable_bytes(&self, id: ChunkId) -> u64 {
         self.index.get(id).readable_slots().map(|slot| self.slab.slot_bytes_of(slot)).sum()
     }
@@ -193,7 +195,7 @@ impl Store {
         self.slab.take(class, owner.number(), |extent| sessions.left_by_all(extent))
     }
 
-    /// The chunk that should go next among those that have a block of this class.
+    /// The next chunk to evict among the chunks with a block of this class.
     fn victim_of(&mut self, class: ClassId) -> Option<ChunkId> {
         let mut skipped = 0;
         let (index, namespaces) = (&self.index, &self.namespaces);
@@ -208,7 +210,7 @@ impl Store {
         victim.map(|number| index.id(number))
     }
 
-    /// These chunks and all below them, leaves first; `None` where one of them may not go.
+    /// These chunks and all their descendants, leaves first; `None` if one of them may not go.
     fn subtrees(&self, chunks: &[ChunkNumber]) -> Option<Vec<ChunkId>> {
         let mut seen = HashSet::new();
         let mut all = Vec::new();

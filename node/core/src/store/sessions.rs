@@ -1,4 +1,4 @@
-//! Who holds what: sessions, the processes behind them, and what vanished processes may still touch.
+//! Sessions, the processes behind them, and the memory that vanished processes may still touch.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -50,7 +50,7 @@ pub(crate) struct Reservation {
     /// By position in the reserved chain.
     pub(crate) items: Vec<Item>,
     pub(crate) bytes: u64,
-    /// Which attempt at a hand-over it is; 0 for ordinary writing.
+    /// Number of the attempt at a hand-over; 0 for ordinary writing.
     pub(crate) attempt: u64,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Process {
 }
 
 impl Sessions {
-    /// None, numbered on from these.
+    /// An empty set, whose numbers continue from `before`.
     pub(crate) fn after(before: &Self) -> Self {
         Self { next: before.next, ..Self::default() }
     }
@@ -143,12 +143,12 @@ impl Sessions {
         Some(session)
     }
 
-    /// A process that may still touch what it was given; `None` where it is known to be gone.
+    /// A process that may still touch its memory; `None` if it is known to be gone.
     pub(crate) fn living(&mut self, process: ProcessId) -> Option<&mut Process> {
         self.processes.get_mut(&process).filter(|process| !process.is_gone)
     }
 
-    /// Notes that a process is gone and returns what it might have touched. Its open sessions stay until they are
+    /// Notes that a process is gone, and returns the memory that it might have touched. Its open sessions stay until they are
     /// closed.
     pub(crate) fn process_gone(&mut self, process: ProcessId) -> Option<Process> {
         let known = self.processes.get_mut(&process)?;
@@ -183,7 +183,7 @@ impl Sessions {
         self.processes.values_mut().for_each(|process| _ = process.extents.remove(&extent));
     }
 
-    /// Reservations whose deadline is not after `now`, the oldest first: in what order they end decides what is evicted.
+    /// Reservations whose deadline has passed at `now`, the oldest first: their order decides which chunks are evicted.
     pub(crate) fn lapsed(&self, now: Millis) -> Vec<(SessionId, u64)> {
         let reservations = self.open.iter().flat_map(|(&id, session)| {
             session.reservations.iter().map(move |(&number, reservation)| (id, number, reservation.deadline))

@@ -1,10 +1,10 @@
-//! Shares: what all tenants draw from, and what is kept for those that have little of it.
+//! Shares: divides a resource among tenants, and keeps a part for tenants that have little of it.
 
 use std::collections::HashMap;
 
 use super::ids::TenantId;
 
-/// How much each tenant has of something that there is only so much of.
+/// Each tenant's share of a limited resource.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<TenantId, u64>);
 
@@ -21,8 +21,8 @@ impl Shares {
         *self.0.entry(tenant).or_default() -= less;
     }
 
-    /// Whether a tenant may have so much more, where `tenants` together may have `most`. Half of it is kept for all of them
-    /// in equal parts, so that none can leave the others with nothing; whoever comes first has the rest.
+    /// Whether a tenant may have `more`, where `tenants` tenants together may have `most`. Half is kept for all tenants in
+    /// equal parts, so that none can leave the others with nothing; the rest goes to the first that asks.
     pub(super) fn may_add(&self, tenant: TenantId, more: u64, most: u64, tenants: usize) -> bool {
         let kept_for_each = most / (2 * tenants.max(1) as u64);
         let others = (0..tenants as u16).map(TenantId).filter(|&other| other != tenant);

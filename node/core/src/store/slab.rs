@@ -1,11 +1,13 @@
-//! Slots: which piece of the arena holds which block.
+//! Slots: maps each piece of the arena to its block.
 //!
-//! The arena is a number of extents of one size. An extent serves one tenant and one slot size at a time; when its last
-//! slot is freed it serves whoever comes next. It changes tenant only with new memory (see [`Slab::take_renewals`]),
-//! and only when every process that held the old one is gone, which the caller says.
+//! The arena is a number of extents of one size. An extent serves one tenant and one slot size at a time; when its last slot
+//! is freed, it may serve any other. It changes tenant only with new memory (see [`Slab::take_renewals`]), and only when the
+//! caller says that every process that held the old memory is gone. So an idle engine keeps its tenant's extents for as long
+//! as it lives. Half of the arena is kept for all tenants in equal parts, so that no tenant can leave the others with
+//! nothing.
 //!
-//! **Invariant:** free + used + quarantined = total, in bytes, always. What is left over at the end of an extent whose
-//! size is no multiple of the slot's counts as free.
+//! **Invariant:** free + used + quarantined = total, in bytes, always. The rest at the end of an extent whose size is no
+//! multiple of the slot's counts as free.
 
 use std::collections::HashMap;
 
@@ -44,7 +46,7 @@ struct Class {
 #[derive(Debug, Default)]
 struct Extent {
     state: State,
-    /// Whose bytes its memory holds, or held last.
+    /// The tenant of the bytes that its memory holds, or held last.
     last_tenant: Option<TenantId>,
 }
 
@@ -54,7 +56,7 @@ enum State {
     Unassigned,
     /// Waits for new memory, for this class.
     Renewing(ClassId),
-    /// Holds nothing; whoever was given its bytes by an earlier slab may still touch them.
+    /// Holds nothing; processes that an earlier slab showed it to may still touch it.
     Secluded,
     Assigned(Assigned),
 }
@@ -84,7 +86,7 @@ struct TenantExtents {
 /// How the arena's bytes are spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bytes {
-    /// All of it.
+    /// All bytes.
     pub total: u64,
     /// In slots that may be used at once, or in no slot at all.
     pub free: u64,
@@ -95,7 +97,7 @@ pub struct Bytes {
 }
 
 impl Slab {
-    /// A slab of `extents` extents, of which the tenants may hold at most so many each.
+    /// A slab of `extents` extents. `most_extents` bounds the extents of each tenant.
     pub(crate) fn new(extents: u32, extent_bytes: u64, most_extents: &[u32]) -> Self {
         Self {
             extent_bytes,
@@ -110,7 +112,7 @@ impl Slab {
         }
     }
 
-    /// The class of a tenant's blocks of a size; `None` where such a block is larger than an extent.
+    /// The class of a tenant's blocks of a size; `None` if such a block is larger than an extent.
     pub(crate) fn class(&mut self, tenant: TenantId, block_bytes: u64) -> Option<ClassId> {
         let slot_bytes = block_bytes.max(1).next_multiple_of(SLOT_ALIGNMENT);
         let slots_per_extent = u32::try_from(self.extent_bytes / slot_bytes).unwrap_or(u32::MAX);
@@ -129,12 +131,12 @@ impl Slab {
         self.classes[class.0 as usize].slot_bytes
     }
 
-    /// Where in its extent a slot starts, in bytes.
+    /// The offset of a slot in its extent, in bytes.
     pub(crate) fn offset(&self, slot: Slot) -> u64 {
         self.slot_bytes(self.assigned(slot.extent).class) * u64::from(slot.number)
     }
 
-    /// Takes a free slot for `owner`; `None` where the class has none and may take no further extent.
+    /// Takes a free slot for `owner`; `None` if the class has none and may take no further extent.
     /// `left_by_all` says whether every process that was shown an extent is gone.
     pub(crate) fn take(
         &mut self,
@@ -171,7 +173,7 @@ impl Slab {
         self.unassign_if_empty(slot.extent);
     }
 
-    /// Marks a used slot as one that a vanished process may still touch. It may still hold a chunk that others read.
+    /// Quarantines a used slot: a vanished process may still touch it. The slot may still hold a chunk that others read.
     pub(crate) fn quarantine(&mut self, slot: Slot) {
         let bytes = self.slot_bytes_of(slot);
         self.used_bytes -= bytes;
@@ -199,7 +201,7 @@ impl Slab {
         }
     }
 
-    /// Takes every extent out of use, as one that an earlier slab gave out.
+    /// Takes every extent out of use, since an earlier slab gave it out.
     pub(crate) fn seclude_all(&mut self, before: &Self) {
         for (extent, before) in self.extents.iter_mut().zip(&before.extents) {
             *extent = Extent { state: State::Secluded, last_tenant: before.last_tenant };
@@ -297,8 +299,8 @@ impl Slab {
         })
     }
 
-    /// What is kept for a tenant, whether it uses it or not: half of the arena is kept for all tenants in equal parts. An extent
-    /// that a living engine has mapped stays its tenant's, however idle, so that one tenant could leave the others none.
+    /// The extents kept for a tenant, used or not: half of the arena is kept for all tenants in equal parts. An extent that a
+    /// living engine has mapped stays its tenant's, however idle, so one tenant could otherwise leave the others none.
     fn part(&self, tenant: TenantId) -> u32 {
         match self.tenants.len() {
             0 | 1 => 0,
@@ -309,7 +311,8 @@ impl Slab {
         }
     }
 
-    /// Extents that only this tenant can use now, by tenant: those that hold something, and those that living engines have mapped.
+    /// Extents that only one tenant can use now, by tenant: extents that hold something, and extents that living engines have
+    /// mapped.
     fn bound(&self, left_by_all: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut bound: Vec<u32> = self.tenants.iter().map(|tenant| tenant.held).collect();
         for (number, extent) in (0..).zip(&self.extents) {
@@ -412,7 +415,7 @@ impl Slab {
         }
     }
 
-    /// Counts every slot anew and compares with what is kept.
+    /// Counts every slot anew and compares with the kept counts.
     #[cfg(test)]
     pub(crate) fn assert_consistent(&self) {
         let (mut used, mut quarantined, mut free) = (0, 0, 0);

@@ -1,10 +1,10 @@
-//! What a store holds, in numbers.
+//! The contents of a store, in numbers.
 
 use super::disk::Disk;
 use super::object::Objects;
 use super::{Bytes, DiskUsage, Evictions, ObjectUsage, Store};
 
-/// What a device tier holds.
+/// The contents of a device tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TierUsage {
     /// Bytes that it may take of the GPU.
@@ -17,7 +17,7 @@ pub struct TierUsage {
     pub evicted: u64,
 }
 
-/// What a store holds at a moment.
+/// The contents of a store at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// How the arena's bytes are spent.
@@ -40,7 +40,7 @@ pub struct Usage {
     pub given_up: u64,
     /// Copies by the device that it has not let go of; the actor knows.
     pub device_copies: u64,
-    /// What the device tier holds; the actor knows.
+    /// The contents of the device tier; the actor fills this in.
     pub device_tier: TierUsage,
     /// Chunks that may be cached, where that is limited.
     pub capacity_chunks: Option<u64>,
@@ -68,14 +68,14 @@ pub struct Usage {
     pub misnamed: u64,
     /// Chunks that were verified, found to be wrong, and dropped, so far.
     pub damaged: u64,
-    /// What is on disk, where there is one.
+    /// The contents of the disk tier, if there is one.
     pub disk: Option<DiskUsage>,
-    /// What goes to the object store, where there is one.
+    /// The writes to the object store, if there is one.
     pub object: Option<ObjectUsage>,
 }
 
 impl Store {
-    /// What the store holds now.
+    /// The store's present contents.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let sessions = || self.sessions.iter();

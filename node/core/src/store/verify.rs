@@ -1,8 +1,7 @@
-//! Verifying chunks that somebody says are damaged: which blocks to sum, and what becomes of a chunk that is wrong.
+//! Verifies chunks that are reported as damaged: names the blocks to sum, and drops a chunk that is wrong.
 //!
-//! A chunk that is verified is claimed, so that it is neither evicted nor written to meanwhile. One that is wrong is there for
-//! nobody from then on: it leaves the policy, the disk and what others were told at once, and its slots when the last of those
-//! who read it has let go.
+//! A chunk that is being verified is claimed, so it is neither evicted nor overwritten meanwhile. A wrong chunk leaves the
+//! policy, the disk and the announcements at once, so nobody finds it. Its slots are freed when its last reader has let go.
 
 use std::collections::HashMap;
 
@@ -29,7 +28,7 @@ pub(super) struct Verifications {
 #[derive(Debug)]
 struct Verification {
     chunk: ChunkId,
-    /// What its blocks should have.
+    /// The checksums that its blocks should have.
     sums: Vec<u64>,
 }
 
@@ -38,7 +37,7 @@ struct Verification {
 pub struct VerifyOrder {
     /// Its number, for [`Store::finish_verify`], which must follow.
     pub verify: u64,
-    /// Where its blocks stand, and what they are called.
+    /// The places and names of its blocks.
     pub blocks: Vec<BlockMove>,
     /// Bytes of all of them.
     pub bytes: u64,
@@ -59,13 +58,13 @@ impl Store {
     /// The namespace of this number, which a session registered.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] where it did not.
+    /// [`Refused::Unknown`] if it did not.
     pub fn registered(&self, session: SessionId, namespace: u32) -> Result<Fingerprint, Refused> {
         let (number, _) = self.slices(session, namespace)?;
         Ok(self.namespaces.get(number).fingerprint)
     }
 
-    /// Starts to verify a chunk, which stays as it is meanwhile; `None` where it is not whole in memory, somebody writes to it,
+    /// Starts to verify a chunk, which stays as it is meanwhile; `None` if it is not whole in memory, somebody writes to it,
     /// or it is being verified already.
     pub fn begin_verify(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<VerifyOrder> {
         let id = self.named(fingerprint, hash)?;
@@ -86,8 +85,8 @@ impl Store {
         Some(VerifyOrder { verify, blocks, bytes })
     }
 
-    /// A chunk was summed: `sums` are in the order of the blocks, `None` where they are not known. Drops it where it is wrong,
-    /// and answers what was found.
+    /// A chunk was summed: `sums` are in the order of the blocks, `None` if they are not known. Drops a wrong chunk, and
+    /// returns the verdict.
     pub fn finish_verify(&mut self, verify: u64, sums: Option<&[u64]>) -> Checked {
         let Some(Verification { chunk, sums: right }) = self.verifications.open.remove(&verify) else {
             return Checked::Nothing;
@@ -125,7 +124,7 @@ impl Store {
         self.tell(id, was_held, ChangeKind::Lost);
     }
 
-    /// Takes a chunk out of what waits to be written.
+    /// Cancels the waiting writes of a chunk.
     fn stop_writes_of(&mut self, id: ChunkId) {
         let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
         let mut claims = 0;

@@ -1,6 +1,9 @@
-//! What is written from memory to the tiers below it: one line of chunks for each, with one set of rules.
+//! Writes from memory to the tiers below: one line of chunks for each tier, with one set of rules.
 //!
-//! A chunk that is to be written is claimed until it is; its bytes stay as they are meanwhile.
+//! A chunk that waits for its write is claimed, so its bytes stay as they are. The line is bounded: a chunk beyond the bound
+//! stays in memory alone, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can
+//! still be read. A record is written again when its chunk has gained a pool; the old record counts until the new one is
+//! durable. A chunk that only the disk has is not uploaded.
 
 use std::collections::VecDeque;
 
@@ -23,7 +26,7 @@ pub enum WritePolicy {
     /// When it is committed: it survives a restart from then on.
     #[default]
     WriteThrough,
-    /// When it was used often enough: what is used once does not wear the drive.
+    /// After enough uses: chunks that are used once do not wear the drive.
     WriteThroughSelective,
     /// When it is evicted from memory.
     WriteBack,
@@ -33,16 +36,16 @@ pub enum WritePolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteId {
     pub(super) chunk: ChunkId,
-    /// What of it is written.
+    /// The pools to write.
     pub(super) pools: PoolSet,
-    /// Where it goes.
+    /// The block's place.
     pub tier: Below,
 }
 
 /// A chunk to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkWrite {
-    /// For [`Store::written`] or [`Store::postpone_write`], one of which must follow.
+    /// The write's number; [`Store::written`] or [`Store::postpone_write`] must follow.
     pub write: WriteId,
     /// Its namespace's number.
     pub namespace: u32,
@@ -52,7 +55,7 @@ pub struct ChunkWrite {
     pub chunk: ChunkRef,
     /// Whether a record that is there already lacks some of these blocks, and is to be forgotten.
     pub replaces: bool,
-    /// Where the blocks of its pools stand, by slice, then pool, with their checksums.
+    /// The places of its pools' blocks, by slice, then pool, with their checksums.
     pub blocks: Vec<(BlockMove, Checksums)>,
 }
 
@@ -64,13 +67,13 @@ pub(super) struct WriteLine {
     admission: Admission,
     /// Claimed.
     waiting: VecDeque<Named>,
-    /// Of those that are being written, too.
+    /// Bytes of waiting chunks, including those that are being written.
     waiting_bytes: u64,
     max_waiting_bytes: u64,
     shed: u64,
 }
 
-/// What becomes of a chunk.
+/// The moment in a chunk's life at which a write is considered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
     /// It was committed, or moved here.
@@ -92,7 +95,7 @@ impl WriteLine {
         (self.waiting_bytes, self.shed)
     }
 
-    /// Takes a chunk of so many bytes out of what waits; whether it was there.
+    /// Takes a chunk of `bytes` bytes out of the line; returns whether it was there.
     pub(super) fn forget(&mut self, id: ChunkId, bytes: u64) -> bool {
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else { return false };
         self.waiting.remove(at);
@@ -164,7 +167,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// What is to be written of a chunk, as it is.
+    /// The write of a chunk in its present state.
     pub(super) fn chunk_write(&self, tier: Below, id: ChunkId) -> ChunkWrite {
         let number = self.index.get(id).namespace;
         let (namespace, chunk) = (self.namespaces.get(number), self.index.get(id));
@@ -194,17 +197,18 @@ impl Store {
         ChunkWrite { write, namespace: number.0.into(), fingerprint, chunk, replaces, blocks }
     }
 
-    /// A chunk was committed here, or moved here: then whoever committed it saw to the object store.
+    /// Queues the disk write of a chunk that was committed here or moved here. For a moved chunk, its first node saw to the
+    /// object store.
     pub(super) fn arrived(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Disk, id, Moment::Came);
     }
 
-    /// A chunk was committed here.
+    /// Queues the upload of a chunk that was committed here.
     pub(super) fn committed(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Object, id, Moment::Came);
     }
 
-    /// A chunk that can be read was used.
+    /// Queues the writes of a readable chunk that was used often enough.
     pub(super) fn used(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Object, id, Moment::Used);
         self.write_if_wanted(Below::Disk, id, Moment::Used);
@@ -261,7 +265,7 @@ impl Store {
         }
     }
 
-    /// Has a chunk written, if there is room among those that wait; whether it will be.
+    /// Queues the write of a chunk, if there is room in the line; returns whether it will be written.
     fn wait_for_write(&mut self, tier: Below, id: ChunkId) -> bool {
         let named = self.name_now(id);
         let bytes = self.whole_chunk_bytes(named.namespace);

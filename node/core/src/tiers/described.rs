@@ -1,4 +1,7 @@
-//! Namespaces and the disk: each is described there before the first of its chunks is written, and as long as one is there.
+//! Namespaces on disk: each is described there before the first of its chunks is written, and for as long as a chunk is
+//! there.
+//!
+//! So a restarted node can serve peers before any engine comes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -19,7 +22,7 @@ pub(crate) struct Described {
     known: HashMap<Fingerprint, Namespace>,
     /// Whether all that was on disk at the start is known.
     is_recovered: bool,
-    /// When it is looked for those that are of no use any more.
+    /// The time of the next search for unused descriptions.
     forget_at: Duration,
 }
 
@@ -41,7 +44,7 @@ enum State {
     Failed(Duration),
 }
 
-/// What becomes of a chunk that is to be written, as far as its namespace's description goes.
+/// Whether a chunk may be written, as far as its namespace's description goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MayWrite {
     Now,
@@ -83,7 +86,7 @@ impl Core {
     /// Makes a namespace known that is described on disk, before any session names it.
     ///
     /// # Errors
-    /// [`Refused`] where it does not fit this node.
+    /// [`Refused`] if it does not fit this node.
     pub fn know(
         &mut self,
         tenant: TenantId,

@@ -1,6 +1,7 @@
-//! What a node knows of the things in the store, which others write and delete too.
+//! A memory of which objects the store has. Other nodes write and delete objects too.
 //!
-//! Pure, and a hint: who trusts it too much asks the store for something that is not there, or writes what is.
+//! Pure, and a hint: a caller that trusts it too much asks the store for an absent object, or writes a present one. An
+//! absence is remembered for [`ABSENT_FOR`] only.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use std::hash::Hash;
 
 use hashbrown::HashMap;
 
-/// What is known of one thing.
+/// The known fact about one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fact {
     /// It was written, read or found.
@@ -19,8 +20,8 @@ pub enum Fact {
     Damaged,
 }
 
-/// What is known of the most recent things, in two generations of at most half of `most` each: when the younger is
-/// full, the older is forgotten. About 100 bytes a chunk.
+/// The facts of the most recent keys, in two generations of at most half of `most` each: when the younger is full, the older
+/// is forgotten. About 100 bytes a chunk.
 #[derive(Debug)]
 pub struct Known<K> {
     half: usize,
@@ -32,7 +33,7 @@ pub struct Known<K> {
 /// How long facts are believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// Presence: others may delete what is there.
+    /// How long a presence is trusted: others may delete objects.
     pub present: Duration,
     /// Absence: others may write it a moment later.
     pub absent: Duration,
@@ -52,7 +53,7 @@ impl<K: Eq + Hash> Known<K> {
         Self { half: (most / 2).max(1), lifetimes, younger: HashMap::new(), older: HashMap::new() }
     }
 
-    /// What is known at `now`.
+    /// The fact at `now`.
     #[must_use]
     pub fn get(&self, key: &K, now: Duration) -> Option<Fact> {
         match *self.younger.get(key).or_else(|| self.older.get(key))? {
@@ -88,10 +89,10 @@ impl<K: Eq + Hash> Known<K> {
     }
 }
 
-/// How long what was not there is taken to be absent still: another node may have written it a moment later.
+/// How long an absent object counts as absent: another node may write it a moment later.
 pub const ABSENT_FOR: Duration = Duration::from_secs(10);
 
-/// What the tier's thread believes: a read finds out what is there no more.
+/// How long the tier's thread trusts its facts: a read finds out when an object has gone.
 pub const LIFETIMES: Lifetimes = Lifetimes { present: Duration::MAX, absent: ABSENT_FOR };
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Reads that wait for a tier: by class, and so many bytes at a time.
+//! Reads that wait for a tier: ordered by class, bounded by bytes in flight.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::priority::Turns;
 use crate::store::FetchId;
 use larder_protocol::peer::Class;
 
-/// The line before one of them. What nobody waits for any more by the time that its turn comes is not read.
+/// The line before one tier. A chunk that nobody waits for when its turn comes is not read.
 #[derive(Debug)]
 pub(crate) struct ReadLine {
     turns: Turns<FetchId>,
@@ -15,7 +15,7 @@ pub(crate) struct ReadLine {
 }
 
 impl ReadLine {
-    /// One that has reads of `most_bytes` under way, and of what the last of them has more.
+    /// Allows `most_bytes` of reads in flight; the last read may exceed it.
     pub(crate) fn new(most_bytes: u64) -> Self {
         Self { turns: Turns::default(), most_bytes, bytes_under_way: 0 }
     }
@@ -47,7 +47,7 @@ impl ReadLine {
         self.turns.wait(id, Class::Decode, Duration::ZERO);
     }
 
-    /// A read of so many bytes was ordered.
+    /// A read of `bytes` bytes was ordered.
     pub(crate) fn began(&mut self, bytes: u64) {
         self.bytes_under_way += bytes;
     }

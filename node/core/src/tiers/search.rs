@@ -1,9 +1,9 @@
-//! Which objects of a chain are asked for, to learn how much of its beginning is there.
+//! Finds how much of a chain's beginning the store has, in few rounds of questions.
 //!
-//! Pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last; each later one divides what is left
-//! between the last that is there and the first that is not. It takes a chunk to be there where a later one is:
-//! whoever writes a chain writes it from its beginning. A hole costs whoever reads one answer `NotHeld`, nothing
-//! else.
+//! Pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last. Each later round divides the gap between the last
+//! present chunk and the first absent one. So the number of rounds grows with the chain's logarithm. A chunk counts as
+//! present if a later chunk is present, since a writer writes a chain from its beginning. A hole costs its reader one answer
+//! `NotHeld`, nothing else.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// Of a chain of so many chunks, nothing is known.
+    /// A search over a chain of `chunks` chunks, about which nothing is known.
     #[must_use]
     pub fn new(chunks: usize) -> Self {
         Self { present: 0, absent: chunks }
@@ -36,7 +36,7 @@ impl Search {
         }
     }
 
-    /// What is to be asked next, all at once; nothing where the answer is known.
+    /// The chunks to ask for in the next round, all at once; none if the answer is known.
     #[must_use]
     pub fn next(&self) -> Vec<usize> {
         let unknown = self.absent - self.present;
@@ -56,7 +56,7 @@ impl Search {
     }
 }
 
-/// Parts into which a later round divides what is left.
+/// Parts into which a later round divides the gap.
 const WAYS: usize = 8;
 
 #[cfg(test)]

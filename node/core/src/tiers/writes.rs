@@ -1,8 +1,11 @@
-//! The writing side of the tiers below: what the store wants there becomes effects, as many as a tier keeps up with.
+//! Writes to the tiers below: the store's wishes become effects, as many as a tier keeps up with.
 //!
-//! A write ends with [`Event::WriteEnded`](crate::Event::WriteEnded); a tier that has too much to do is asked again when one of its
-//! writes has ended, or at the next tick. A chunk goes to disk only once its namespace is described there (`described`), so that
-//! a restarted node can use it.
+//! A write ends with [`Event::WriteEnded`](crate::Event::WriteEnded). A busy tier is asked again when one of its writes has
+//! ended, or at the next tick. A chunk goes to disk only once its namespace is described there (`described`), so that a
+//! restarted node can use it.
+//!
+//! Chunks go to the object store from memory, never from the disk. A chunk that leaves memory goes to both, so that none is
+//! read again to be written.
 
 use std::collections::HashMap;
 
@@ -23,7 +26,7 @@ pub(crate) struct Writes {
     last_number: u64,
 }
 
-/// Those of one tier.
+/// The writes of one tier.
 #[derive(Debug, Default)]
 struct Side {
     under_way: usize,
@@ -59,8 +62,8 @@ impl Writes {
 }
 
 impl Core {
-    /// Wants done what the store has for the tiers below: for each the next write, if it keeps up. The one after that follows when
-    /// this one was ordered, so that what is put off is in line as before.
+    /// Orders the store's next write for each tier below, if the tier keeps up. The write after that follows when this one
+    /// was ordered, so that a postponed write keeps its place.
     pub(crate) fn write_below(&mut self) {
         let touched = self.store.take_touched();
         if !touched.is_empty() {

@@ -1,7 +1,8 @@
-//! Memory for transfers: aligned as O_DIRECT asks, on huge pages where the kernel has any.
+//! Memory for transfers: aligned for O_DIRECT, on huge pages if the kernel has any.
 //!
-//! Devices take a bounded number of pieces of memory a request. Where each piece is a page of 4 KiB, requests are small: on a
-//! virtual drive that allows 254 pieces, blocks of 4 MiB went at a third of the rate that they reach from huge pages.
+//! Drives take a bounded number of pieces of memory per request. With pages of 4 KiB, requests are small: on a virtual drive
+//! that allows 254 pieces, blocks of 4 MiB moved at a third of the rate of huge pages. io_uring registers the buffers at the
+//! start, where memory may be locked, so their pages are looked up once.
 
 use memmap2::{Advice, MmapMut};
 
@@ -20,7 +21,7 @@ impl Buffer {
     /// Memory from the system.
     ///
     /// # Panics
-    /// Where the system has none left.
+    /// Panics if the system has none left.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let mapping = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES);

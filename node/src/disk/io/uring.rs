@@ -14,8 +14,8 @@ use crate::disk::format::PAGE_BYTES;
 pub struct Ring {
     ring: IoUring,
     file: Arc<DiskFile>,
-    /// What is under way, by the number that the kernel was given. Its memory stays here, untouched, until the kernel
-    /// says that it is done with it.
+    /// Running transfers, by the number that the kernel was given. Their memory stays here, untouched, until the kernel says
+    /// that it is done.
     flying: Vec<Option<Transfer>>,
     /// Over before the kernel was asked.
     refused: Vec<Finished>,
@@ -27,7 +27,7 @@ impl Ring {
     /// A device over `file`, tried with one read.
     ///
     /// # Errors
-    /// Where the kernel or its keeper does not allow io_uring, or it lacks an operation.
+    /// Fails if the kernel or its keeper does not allow io_uring, or it lacks an operation.
     pub fn new(file: Arc<DiskFile>) -> io::Result<Self> {
         let flying = (0..ENTRIES).map(|_| None).collect();
         let (refused, registered) = (Vec::new(), Vec::new());
@@ -39,7 +39,7 @@ impl Ring {
     /// Whether the kernel and its keeper allow io_uring here, with all operations that are needed.
     ///
     /// # Errors
-    /// Where they do not.
+    /// Fails if they do not.
     pub fn probe() -> io::Result<()> {
         Self::set_up().map(drop)
     }
@@ -208,7 +208,7 @@ impl Drop for Ring {
     }
 }
 
-/// Transfers under way at most; more are carried out by whoever starts them.
+/// Limit of running transfers; the caller carries out further ones itself.
 const ENTRIES: u32 = 32;
 
 #[cfg(test)]
@@ -217,7 +217,7 @@ mod tests {
 
     const BYTES: usize = 1 << 16;
 
-    /// A ring over a file of its own; `None` where io_uring is not allowed.
+    /// A ring over a file of its own; `None` if io_uring is not allowed.
     fn ring() -> Option<(Ring, tempfile::TempDir)> {
         let folder = tempfile::tempdir().unwrap();
         let file = DiskFile::open(&folder.path().join("file")).unwrap();

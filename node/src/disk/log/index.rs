@@ -1,4 +1,4 @@
-//! Where each chunk's record stands: about 62 bytes a record.
+//! Finds the record of each chunk: about 62 bytes a record.
 
 use std::cmp::Reverse;
 use std::hash::BuildHasher;
@@ -28,7 +28,7 @@ struct Record {
     namespace: u32,
 }
 
-/// Fingerprints by number: a record has no room for one of its own.
+/// Fingerprints by number: an index entry has no room for a whole fingerprint.
 #[derive(Debug, Default)]
 struct Namespaces {
     numbers: HashMap<Fingerprint, u32>,
@@ -108,7 +108,7 @@ impl Index {
         }
     }
 
-    /// Where a record stands; `None` where the id is nobody's.
+    /// The place of a record; `None` for an unknown id.
     pub(super) fn place(&self, id: u32) -> Option<Place> {
         self.records.get(id as usize).map(|record| record.place).filter(|place| place.pages > 0)
     }

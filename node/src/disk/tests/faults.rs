@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::disk::io::{Device, Direction, Finished, Memory, Transfer};
 
-/// What is on the device. It outlives those who use it.
+/// The contents of the device. They outlive their users.
 #[derive(Clone)]
 pub(super) struct Platter(Arc<Mutex<State>>);
 

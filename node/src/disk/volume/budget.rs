@@ -1,6 +1,6 @@
-//! How many reads may fail before the drive counts as broken.
+//! Bounds how many reads may fail before the drive counts as broken.
 //!
-//! Pure. Every drive loses a sector now and then; a broken one fails again and again, and may take seconds for each.
+//! Pure. Every drive loses a sector now and then. A broken drive fails again and again, and may take seconds for each read.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl ReadBudget {
 /// nothing for 2 s each keeps the node's reads for two minutes at most.
 pub(super) const MOST_FAILED: u32 = 64;
 
-/// After so long one of them is forgotten: 144 a day are a drive that fails.
+/// The time after which one failure is forgotten: a drive with more than 144 a day is failing.
 const FORGIVEN_EVERY: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A record's bytes, verified as they come.
+//! Verifies a record's bytes as they come.
 
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::RangeChecksum;
@@ -12,7 +12,7 @@ use crate::arena::{ExtentMemory, OutOfBounds};
 pub(crate) struct Check {
     storage: StorageId,
     place: Place,
-    /// What the header must say; `None` where any record will do.
+    /// The expected key of the header; `None` if any record will do.
     key: Option<ChunkKey>,
     state: State,
 }
@@ -26,14 +26,14 @@ enum State {
 
 struct Payload {
     header: RecordHeader,
-    /// The block, and the byte of it that comes next.
+    /// The block, and its next byte.
     block: usize,
     at: u64,
     range: RangeChecksum,
     range_number: usize,
 }
 
-/// What is wrong with a record.
+/// The fault of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
     /// The header is none.
@@ -46,7 +46,7 @@ pub(crate) enum Damage {
     Unreadable,
 }
 
-/// Takes what was verified so far: header, block, byte of the block, bytes. They may still turn out wrong.
+/// Takes the bytes so far: header, block, byte of the block, bytes. They may still turn out wrong.
 pub(crate) type Sink<'a> = dyn FnMut(&RecordHeader, usize, u64, &[u8]) + 'a;
 
 /// Adds a stretch of the bytes that were fed (from, count) to the range's checksum.
@@ -102,7 +102,7 @@ impl Check {
         }
     }
 
-    /// Where the record stands.
+    /// The place of the record.
     pub(crate) fn place(&self) -> Place {
         self.place
     }

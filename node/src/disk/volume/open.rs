@@ -134,7 +134,7 @@ fn fit(
     Ok(storage)
 }
 
-/// Writes both copies, one after the other: one of them is whole at any time.
+/// Writes both copies, one after the other: one copy is whole at any time.
 fn write_superblock(transfers: &mut Transfers, superblock: &Superblock) -> io::Result<()> {
     for copy in 0..2 {
         transfers.append_bytes(copy * PAGE_BYTES, &superblock.encode())?;

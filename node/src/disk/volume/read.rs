@@ -1,4 +1,4 @@
-//! Reading records: for orders, for the scrubber, for who asks what is there.
+//! Reads records: for orders, for the scrubber, for snapshots of the contents.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,14 +17,14 @@ use super::check::{Check, Damage};
 use super::transfers::{ReadAhead, Region};
 use super::{Volume, page_bytes};
 
-/// An order, and who waits for it.
+/// An order, and the channel of its result.
 pub(crate) type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);
 
 /// A record on its way into its places.
 struct Arriving {
     reading: Reading,
     check: Check,
-    /// Bytes of it that are still to come.
+    /// Its remaining bytes.
     left: u64,
     way: Way,
 }
@@ -33,11 +33,11 @@ struct Arriving {
 enum Way {
     /// Straight, on the guess that it has just the blocks that are wanted, in that order.
     Direct,
-    /// Through buffers. With what each of its blocks is wanted for, once the header is there.
+    /// Through buffers. Once the header is there, with the target of each block.
     Copied(Option<Vec<Option<usize>>>),
 }
 
-/// Gives the regions of the next read, which it adds to those that arrive.
+/// Gives the regions of the next read.
 type NextRegions<'a> = dyn FnMut(&mut Volume, &mut VecDeque<Arriving>) -> Option<Vec<Region>> + 'a;
 
 impl Volume {
@@ -79,7 +79,7 @@ impl Volume {
         read
     }
 
-    /// The regions that a read needs, for a record that arrives next; `None` where it is answered already.
+    /// The regions that a read needs, for a record that arrives next; `None` if it is answered already.
     fn start_read(&mut self, reading: Reading, arriving: &mut VecDeque<Arriving>) -> Option<Vec<Region>> {
         if self.is_closed() {
             self.answer_read(reading, ReadAnswer::Closed);
@@ -100,7 +100,7 @@ impl Volume {
         Arriving { reading, check, left: page_bytes(place.pages), way }
     }
 
-    /// The regions of a record that has just these blocks, each read straight into its place; `None` where it has others, or
+    /// The regions of a record that has just these blocks, each read straight into its place; `None` if it has others, or
     /// they are not whole pages.
     fn direct_regions(&self, place: Place, destinations: &[BlockPlace]) -> Option<Vec<Region>> {
         let header = RecordHeader::pages_of(destinations.iter().map(|to| to.bytes.div_ceil(to.range_bytes)));
@@ -115,7 +115,7 @@ impl Volume {
         (left == 0).then_some(regions)
     }
 
-    /// Reads what `next` gives.
+    /// Reads the regions that `next` gives.
     fn read_arriving(
         &mut self,
         next: &mut NextRegions<'_>,
@@ -169,7 +169,7 @@ impl Volume {
         if answer == ReadAnswer::Disagrees {
             // Of no use here: who asks knows the chunk by another name, and may write it.
             let key = reading.0.key;
-            tracing::error!(chunk = %key.hash, "another place in its prompt on disk than in the store: the chunk is forgotten");
+            tracing::error!(chunk = %key.hash, "the disk has the chunk at another place in its prompt than the store: the chunk is forgotten");
             self.log.forget(&key);
             self.tell_gone(vec![key], Why::Damaged);
         }
@@ -183,7 +183,7 @@ impl Volume {
         drop(done.send(answer));
     }
 
-    /// Verifies the next record, beginning again after the last; its bytes, or `None` where there are no records.
+    /// Verifies the next record, beginning again after the last; its bytes, or `None` if there are no records.
     pub(crate) fn scrub_next(&mut self) -> io::Result<Option<u64>> {
         let next = self.log.scrub_after(self.scrub_at).or_else(|| self.log.scrub_after(0));
         let Some((key, place, after)) = next else { return Ok(None) };
@@ -203,7 +203,7 @@ impl Volume {
         Ok(Some(bytes))
     }
 
-    /// What is held in the segment that follows on the one with sequence `after`.
+    /// The chunks of the segment behind the one with sequence `after`.
     pub(crate) fn snapshot(&mut self, after: u64) -> io::Result<SnapshotPage> {
         // A footer may be on its way.
         self.transfers.settle()?;
@@ -226,7 +226,7 @@ impl Volume {
         Ok(SnapshotPage { held, next: Some(segment.sequence) })
     }
 
-    /// The footer of a segment; `None` where it has none that is right and can be read.
+    /// The footer of a segment; `None` if it has none that is right and can be read.
     pub(super) fn footer_of(&mut self, segment: SegmentHeader) -> io::Result<Option<Footer>> {
         let pages = self.geometry.segment_pages;
         let last = self.pages(segment.segment, pages - 1, 1);
@@ -273,7 +273,7 @@ impl Volume {
         Ok(())
     }
 
-    /// A record or page cannot be read: counts it, and has what is good in its segment moved away.
+    /// A record or page cannot be read: counts it, and moves the good records of its segment away.
     ///
     /// # Errors
     /// The drive fails too often.

@@ -1,9 +1,9 @@
-//! Finding out at start what is on disk.
+//! Finds out at the start which records are on disk.
 //!
-//! A sealed segment's footer says what it holds; nothing else of it is read. A segment without a right footer is searched
-//! page by page: it was open, or damaged. A record counts when its payload is right too, so that what a killed process left
-//! half written is never found later. Pages that the drive cannot read count as empty; what is good in their segment is moved
-//! away.
+//! A sealed segment's footer lists its records; nothing else of the segment is read. A segment without a right footer was
+//! open or is damaged, and is searched page by page. A record counts only when its payload is right too, so that a
+//! half-written record of a killed process is never found later. Unreadable pages count as empty; the good records of their
+//! segment are moved away.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::super::metrics::FoundBy;
 use super::check::Check;
 use super::{Volume, page_bytes};
 
-/// What a search through a segment found.
+/// The result of a search through a segment.
 pub(super) struct Scanned {
     sequence: u64,
     pub(super) entries: Vec<FooterEntry>,
@@ -31,7 +31,7 @@ struct Window {
 }
 
 impl Volume {
-    /// What is on disk. What was left open is closed, the newest segment excepted.
+    /// Finds the records on disk. Open segments are closed, except the newest.
     pub(super) fn recover(&mut self) -> io::Result<Log> {
         let mut sealed = Vec::new();
         let mut unsealed = Vec::new();
@@ -75,7 +75,8 @@ impl Volume {
         Ok(log)
     }
 
-    /// Writes what is missing of a segment that had to be searched, so that the next start need not. The `newest` stays open.
+    /// Writes the missing footer of a segment that had to be searched, so that the next start need not search it. The
+    /// `newest` stays open.
     fn close_scanned(
         &mut self,
         segment: u32,
@@ -97,7 +98,7 @@ impl Volume {
         Ok(recovered)
     }
 
-    /// Searches a segment for the records of its use `sequence`, or of the last one that left any.
+    /// Searches a segment for the records of its use `sequence`, or of the last use that left any.
     pub(super) fn scan(&mut self, segment: u32, sequence: Option<u64>) -> io::Result<Scanned> {
         let mut scanned = Scanned {
             sequence: sequence.unwrap_or(0),
@@ -185,7 +186,7 @@ impl Window {
         Ok(&self.bytes[page_bytes(page - self.first) as usize..])
     }
 
-    /// What can be read of some pages; zeros for the others.
+    /// The readable pages among these; zeros for the others.
     fn page_by_page(&mut self, volume: &mut Volume, page: u32, pages: u32) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(page_bytes(pages) as usize);
         for page in page..page + pages {
@@ -206,5 +207,5 @@ impl Window {
 /// Pages that are read at a time.
 const WINDOW_PAGES: u32 = 2_048;
 
-/// Pages of a segment that cannot be read before the rest of it is not tried.
+/// Unreadable pages of a segment after which the rest is not tried.
 const MOST_UNREADABLE: u32 = 8;

@@ -21,7 +21,7 @@ pub(super) struct Transfers {
     /// Reads that are finished before their turn.
     arrived: Vec<Finished>,
     last_tag: u64,
-    /// What is to be written next, not yet a whole piece.
+    /// The bytes to write next, not yet a whole piece.
     filling: Option<Filling>,
 }
 
@@ -33,7 +33,7 @@ struct Filling {
 
 /// Regions of the file that are read one after the other, the next pieces ahead of their turn.
 pub(super) struct ReadAhead {
-    /// Those of which something is still to be asked for.
+    /// Regions with bytes still to request.
     regions: VecDeque<Region>,
     /// The byte of the first that is asked for next.
     next: u64,
@@ -45,7 +45,7 @@ pub(super) struct ReadAhead {
 pub(super) struct Region {
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// Where it goes in the arena; `None` for buffers.
+    /// The target in the arena; `None` for buffers.
     pub(super) to: Option<(Arc<ExtentMemory>, u64)>,
 }
 
@@ -77,8 +77,8 @@ impl Transfers {
         }
     }
 
-    /// Writes `bytes` bytes at `offset`, after what was appended before if that ended there. `fill` is given each stretch of
-    /// memory to fill, and how many bytes precede it.
+    /// Writes `bytes` bytes at `offset`, joined to the last appended bytes if those ended there. `fill` is given each stretch
+    /// of memory to fill, and how many bytes precede it.
     pub(super) fn append(
         &mut self,
         offset: u64,
@@ -149,7 +149,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Whether what is written is still where the next start looks for it.
+    /// Whether the file is still where the next start looks for it.
     pub(super) fn look(&self) -> io::Result<()> {
         self.device.look()
     }
@@ -163,7 +163,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// The next piece of what is read ahead; `None` after the last.
+    /// The next piece of the reads ahead; `None` after the last.
     pub(super) fn next_piece(&mut self, ahead: &mut ReadAhead) -> io::Result<Option<Piece>> {
         while ahead.asked.len() < PIECES_AHEAD
             && let Some(piece) = ahead.ask()
@@ -195,7 +195,7 @@ impl Transfers {
         }
     }
 
-    /// Reads a region that fits into memory; `None` where the drive cannot read some of it.
+    /// Reads a region that fits into memory; `None` if the drive cannot read all of it.
     pub(super) fn read(&mut self, region: Region) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::with_capacity(region.bytes as usize);
         let mut ahead = ReadAhead::new(vec![region]);
@@ -217,7 +217,7 @@ impl Transfers {
         }
     }
 
-    /// Waits until nothing is under way, whatever became of it: no place in the arena is read or written any more.
+    /// Waits until no transfer runs, whatever their results: no place in the arena is read or written any more.
     pub(super) fn drain(&mut self) {
         while self.device.wait().is_some() {}
         self.arrived.clear();
@@ -225,7 +225,7 @@ impl Transfers {
         self.writes = 0;
     }
 
-    /// Starts to write what does not fill a piece yet.
+    /// Starts to write an incomplete piece.
     fn flush(&mut self) {
         if let Some(Filling { offset, filled: bytes, buffer }) = self.filling.take() {
             self.write(offset, Memory::Buffer(buffer), bytes);
@@ -265,7 +265,7 @@ impl Transfers {
 }
 
 impl Piece {
-    /// Its bytes; none where they are in the arena.
+    /// Its bytes; none if they are in the arena.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.memory {
             Memory::Buffer(buffer) => &buffer.bytes()[..self.bytes],

@@ -13,7 +13,7 @@ use super::check::Check;
 use super::transfers::ReadAhead;
 use super::{Volume, page_bytes};
 
-/// An order, and who waits for it.
+/// An order, and the channel of its result.
 pub(crate) type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);
 
 /// A record that is written and not yet synced.
@@ -80,7 +80,7 @@ impl Volume {
         self.transfers.append_zeros(offset)
     }
 
-    /// Syncs what was written, and says so to all who wait. One sync serves them all.
+    /// Syncs the written records, and answers all their writers. One sync serves them all.
     pub(super) fn commit(&mut self) -> io::Result<()> {
         if self.pending.is_empty() {
             return Ok(());
@@ -130,7 +130,7 @@ impl Volume {
         }
     }
 
-    /// Writes the footer of the open segment. It names only what is synced.
+    /// Writes the footer of the open segment. It names only synced records.
     fn seal(&mut self) -> io::Result<()> {
         self.commit()?;
         let footer = self.log.footer();
@@ -147,7 +147,7 @@ impl Volume {
         self.transfers.append_bytes(self.geometry.offset(footer.segment.segment, page), &encoded)
     }
 
-    /// One step of giving up a segment: moves one record, or ends it.
+    /// One step of freeing a segment: moves one record, or ends the segment.
     pub(crate) fn evict_step(&mut self) -> io::Result<()> {
         if self.log.must_seal() {
             self.seal()?;

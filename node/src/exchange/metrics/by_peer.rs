@@ -1,6 +1,6 @@
-//! What is counted for each other node.
+//! Counters for each other node.
 //!
-//! Labels are names of members; what they name goes when the member does.
+//! Labels are names of members. A label goes when its member does.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ struct Peer {
 #[derive(Debug)]
 struct Connection {
     quic: quinn::Connection,
-    /// What was counted already.
+    /// The part that was counted already.
     sent_packets: u64,
     lost_packets: u64,
 }
@@ -40,7 +40,7 @@ impl Watched {
         came_before + connections.iter().map(Connection::came).sum::<u64>()
     }
 
-    /// Counts what was sent and lost since the last time; `is_member` says whose packets are counted.
+    /// Counts the packets sent and lost since the last time; `is_member` chooses the peers to count.
     pub(in crate::exchange) fn show(&mut self, metrics: &ExchangeMetrics, is_member: impl Fn(&str) -> bool) {
         for (peer, Peer { connections, came_before }) in &mut self.0 {
             let mut slowest: Option<f64> = None;
@@ -74,5 +74,5 @@ impl Connection {
     }
 }
 
-/// Stands for those that are not members, or not yet.
+/// Stands for nodes that are not members, or not yet.
 pub(in crate::exchange) const OTHER: &str = "other";

@@ -125,11 +125,11 @@ fn what_cannot_be_is_refused_with_what_to_do() {
             "gpus = [{ pci = '0000:99:00.0' }]",
             "0000:99:00.0: no such device; this machine has 0000:17:00.0, ",
         ),
-        ("gpus = [{ pci = '0000:17:00.0' }, { pci = '0000:17:00.0' }]", "0000:17:00.0 stands there twice"),
+        ("gpus = [{ pci = '0000:17:00.0' }, { pci = '0000:17:00.0' }]", "names 0000:17:00.0 twice"),
         ("tenants = []", "no [[tenants]]: add one"),
         ("tenants = [{ name = 'a', socket = '' }]", "a socket's has 1 to 107"),
         (&long, "has 108 bytes; a socket's has 1 to 107"),
-        ("tenants = [{ name = 'a', socket = '/a' }, { name = 'a', socket = '/b' }]", "a stands there twice"),
+        ("tenants = [{ name = 'a', socket = '/a' }, { name = 'a', socket = '/b' }]", "has a twice"),
         (
             "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/a' }]",
             "b has the socket /a of",
@@ -137,7 +137,7 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         ("tenants = [{ name = 'a', socket = '/a', max_bytes = 0 }]", "`tenants.max_bytes` is 0"),
         (
             "trust_engines = true\ntenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b' }]",
-            "it takes one tenant, not 2",
+            "it needs a single tenant, not 2",
         ),
         ("session = { max_sessions = 0 }", "`session.max_sessions` is 0"),
         ("session = { max_window_bytes = 0 }", "`session.max_window_bytes` is 0"),
@@ -172,7 +172,7 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
         ),
         (
             "tenants = [{ name = 'a', socket = '/a', max_window_bytes = '64GiB' }]",
-            "max_window_bytes come to 64.0 GiB, beside the arena there are 63.0 GiB: lower them",
+            "max_window_bytes together are 64.0 GiB, but the arena leaves 63.0 GiB: lower them",
         ),
         (
             "name = 'a/b'",
@@ -203,7 +203,7 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
         (&cluster("coordinator = 'host:7601', advertise = '[::]:7'"), "[cluster] advertise is [::]:7: write"),
         (
             "tenants = [{ name = 't', socket = '/s', max_bytes = '1KiB' }]",
-            "[[tenants]] t: max_bytes is 1.0 KiB, less than the smallest part of the arena that a tenant can have: set it to",
+            "[[tenants]] t: max_bytes is 1.0 KiB, less than a tenant's smallest part of the arena: set it to",
         ),
         (&cluster("coordinator = 'host'"), "[cluster] coordinator is `host`: write HOST:PORT"),
         (&cluster("coordinator = 'host:0'"), "[cluster] coordinator is `host:0`: write HOST:PORT"),
@@ -243,5 +243,5 @@ fn a_machine_without_gpus_says_so() {
     let host = HostFacts::read(Tree::machine(64 << 20, "0").root()).unwrap();
     let config = Config::parse("gpus = [{ pci = '0000:17:00.0' }]").unwrap();
     let error = config.resolve(&host).unwrap_err().to_string();
-    assert!(error.ends_with("this machine has no display controller: leave [[gpus]] away"), "{error}");
+    assert!(error.ends_with("this machine has no display controller: leave [[gpus]] out"), "{error}");
 }

@@ -66,7 +66,8 @@ impl Engine {
         there
     }
 
-    /// Asks the store for some of the chunks, all at once; what came until the deadline. A failure counts as absent.
+    /// Asks the store for some of the chunks, all at once; returns the answers until the deadline. A failure counts as
+    /// absent.
     async fn look(
         &self,
         keys: &[ChunkKey],
@@ -96,7 +97,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// What is known of a chunk: absent where one of the blocks is, present where all are.
+    /// The known fact of a chunk: absent if one of its blocks is, present if all are.
     fn known_chunk(&self, &chunk: &ChunkKey, blocks: &[BlockId]) -> Option<Fact> {
         let mut all = Some(Fact::Present);
         for &block in blocks {
@@ -109,7 +110,7 @@ impl Engine {
         all
     }
 
-    /// Whether each of these blocks is there: an error where one is not, or is not known to be.
+    /// Whether each of these blocks is there: an error if one is not, or is not known to be.
     async fn head_all(&self, &chunk: &ChunkKey, blocks: &[BlockId], deadline: Instant) -> Result<(), Failed> {
         let unknown = blocks.iter().map(|&block| ObjectKey { chunk, block });
         let unknown = unknown.filter(|key| self.known(key) != Some(Fact::Present));

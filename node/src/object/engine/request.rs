@@ -1,4 +1,4 @@
-//! One request to the store, and what the store's answers say of the store.
+//! One request to the store, and what its answer says of the store's health.
 
 use futures_util::TryStreamExt as _;
 use larder_core::store::ids::ChunkKey;
@@ -14,7 +14,7 @@ use super::super::trouble::{Trouble, TroubleKind};
 use super::{Engine, Failed};
 
 impl Engine {
-    /// Writes, reads and deletes an object of a few bytes: what is refused now would be refused later.
+    /// Writes, reads and deletes a small object: a refusal now would be a refusal later.
     pub(in super::super) async fn probe(&self, deadline: Instant) -> Result<(), Trouble> {
         let at = probe_name(&self.prefix);
         if let Err(Failed::Trouble(trouble)) = self.put_probe(deadline).await {
@@ -54,7 +54,7 @@ impl Engine {
         found.map(|_| ())
     }
 
-    /// Sees whether a side that is left alone does again what it is asked.
+    /// Tries whether a side that is left alone works again.
     pub(in super::super) async fn try_again(&self, side: Side, deadline: Instant) {
         let tried = match side {
             Side::Reading => {
@@ -155,10 +155,10 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Of a store that says nothing at all.
+/// The message for a store that does not answer.
 const SILENT: &str = "it does not answer";
 
-/// What is written to see whether the store answers.
+/// The bytes of a probe.
 const PROBE: &[u8] = b"Larder was here";
 
 pub(super) const HEAD: &str = "look for an object";

@@ -1,4 +1,4 @@
-//! How reading and writing fare, apart from each other: what was heard of the store, and when it is left alone.
+//! The health of reading and of writing, apart from each other: the last news of the store, and when it is left alone.
 
 use std::cell::{Cell, RefCell};
 use std::sync::PoisonError;
@@ -13,14 +13,14 @@ use super::super::metrics::Side;
 use super::super::trouble::Trouble;
 use super::Engine;
 
-/// One side of the store.
+/// The state of one side of the store.
 pub(super) struct SideState {
     breaker: RefCell<Breaker>,
     /// When the store last said something.
     heard: Cell<Instant>,
     /// A trial may be due.
     opened: Notify,
-    /// What is under way will not be answered either.
+    /// Tells running requests that the store is silent.
     silent: Notify,
 }
 
@@ -92,10 +92,10 @@ impl Engine {
         }
     }
 
-    /// The store did what it was asked, or said properly why not.
+    /// The store did its work, or refused properly.
     pub(super) fn succeeded(&self, side: Side) {
         if self.side(side).breaker.borrow_mut().succeeded() {
-            tracing::info!(side = side.name(), "the object store does again what it is asked");
+            tracing::info!(side = side.name(), "the object store answers again");
             self.said.closed[side as usize].store(false, Ordering::Release);
             self.metrics.reopened(side);
         }
@@ -115,7 +115,7 @@ impl Engine {
         let opens = note(&mut self.side(side).breaker.borrow_mut(), self.now());
         if opens {
             let name = side.name();
-            tracing::error!(%trouble, side = name, "the object store fails: it is left alone, and tried again");
+            tracing::error!(%trouble, side = name, "the object store fails: the node leaves it alone, and tries again later");
             *self.said.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
             self.said.closed[side as usize].store(true, Ordering::Release);
             self.metrics.closed(side);

@@ -11,7 +11,7 @@ fn refused(options: &ObjectOptions) -> String {
     error.to_string()
 }
 
-/// An S3 store at an address where nobody listens.
+/// An S3 store at an address if nobody listens.
 fn nobody() -> ObjectOptions {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = format!("http://127.0.0.1:{port}");

@@ -13,7 +13,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it with an empty bucket `larder`; `None` where it is not installed. `checks` makes it refuse who has no
+    /// Starts it with an empty bucket `larder`; `None` if it is not installed. `checks` makes it refuse who has no
     /// account.
     fn start(checks: bool) -> Option<Self> {
         let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/venv/bin/moto_server");

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 /// What a node's environment needs for it; sectors are drawn from the first `bytes` of its file.
 ///
 /// # Errors
-/// Where there is no C compiler here, or it refuses.
+/// Fails if there is no C compiler here, or it refuses.
 pub(super) fn environment(
     folder: &Path,
     rng: &mut fastrand::Rng,

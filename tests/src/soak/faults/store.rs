@@ -23,10 +23,10 @@ pub(super) struct HangingStore {
 }
 
 impl HangingStore {
-    /// In front of a real store where one is installed: then it hangs every other `phase`. Else it always hangs.
+    /// In front of a real store if one is installed: then it hangs every other `phase`. Else it always hangs.
     ///
     /// # Errors
-    /// Where it does not come up.
+    /// Fails if it does not come up.
     pub(super) fn start(phase: Duration) -> anyhow::Result<Self> {
         let server = S3Server::start()?;
         let upstream = server.as_ref().map(|server| server.address().parse()).transpose()?;

@@ -148,7 +148,7 @@ impl Work {
     }
 }
 
-/// Keeps a connection, and lets the oldest go where there are too many.
+/// Keeps a connection, and lets the oldest go if there are too many.
 fn keep<T>(all: &mut VecDeque<T>, one: T, most: usize) {
     all.push_back(one);
     if all.len() > most {

@@ -27,31 +27,29 @@ use crate::output;
 
 /// Replace the authority while the cluster goes on, step by step
 ///
-/// Every step may be done again: what was done stays. Without a step it says where the change stands and what comes
-/// next. After each step the files go to the processes, which use them within half a minute for new connections,
-/// without a restart.
+/// Every step may be repeated. Without a step, the command shows the state and the next step. After each step, copy the files
+/// to the processes; they use them within half a minute for new connections, without a restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder ca rotate start --dir ca     1. A new authority; ca.pem trusts both. Copy ca.pem to every process, wait
   larder ca rotate reissue --dir ca   2. New certificates from it. Copy NAME.pem and NAME.key to their process, wait
   larder ca rotate finish --dir ca    3. ca.pem trusts the new one alone. Copy ca.pem to every process
-  larder ca rotate --dir ca           Where it stands
+  larder ca rotate --dir ca           Show the state
   larder ca rotate reissue --dir ca --certificates out --days 90")]
 pub(super) struct Rotate {
-    /// What to do
+    /// The step to take; without one, the command shows the state
     step: Option<Step>,
 
-    /// Where the authority's files are
+    /// Folder of the authority's files
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Where certificates of processes are, with their keys; may be given several times [default: beside the
-    /// authority's]
+    /// Folder of processes' certificates with their keys; may be given several times [default: the authority's folder]
     #[arg(long, value_name = "DIR")]
     certificates: Vec<PathBuf>,
 
-    /// Days until what is made expires [default: 3650 for the authority, 365 for certificates]
+    /// Days until new files expire [default: 3650 for the authority, 365 for certificates]
     #[arg(long, value_name = "N", value_parser = days())]
     days: Option<u32>,
 
@@ -62,11 +60,11 @@ pub(super) struct Rotate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Step {
-    /// Makes the new authority, and has ca.pem trust both
+    /// Makes the new authority; ca.pem then trusts both
     Start,
-    /// Issues every certificate anew, by the new authority
+    /// Issues every certificate again, by the new authority
     Reissue,
-    /// Has ca.pem trust the new authority alone
+    /// Makes ca.pem trust the new authority alone
     Finish,
 }
 
@@ -79,7 +77,7 @@ enum Stage {
     Reissued,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     stage: Stage,
@@ -90,7 +88,7 @@ struct Report {
 /// The authority's files.
 struct Files<'a> {
     dir: &'a Path,
-    /// What `ca.pem` trusts, first to last.
+    /// The authorities in `ca.pem`, first to last.
     trusted: Vec<String>,
 }
 
@@ -167,7 +165,9 @@ impl<'a> Files<'a> {
         let [next, next_key] = paths(self.dir, NEXT);
         match self.stage() {
             Stage::Reissued => {
-                return Err(Usage("a change is under way: finish it before another one starts".into()).into());
+                return Err(
+                    Usage("a change is in progress: finish it before you start another".into()).into()
+                );
             }
             Stage::Settled => {
                 let (_, made) = Authority::create(Validity::days(days))?;
@@ -189,7 +189,7 @@ impl<'a> Files<'a> {
         let [_, key] = paths(self.dir, AUTHORITY);
         let stage = self.stage();
         if stage == Stage::Settled {
-            return Err(Usage("no change is under way: `larder ca rotate start` begins one".into()).into());
+            return Err(Usage("no change is in progress: `larder ca rotate start` begins one".into()).into());
         }
         let new = self.new_authority()?;
         let signs = if stage == Stage::Started { &next_key } else { &key };
@@ -293,7 +293,7 @@ fn is_issued_by(files: &CredentialFiles, authority: &str) -> anyhow::Result<bool
     Ok(inspect(&CredentialFiles { ca: ca.path().to_owned(), ..files.clone() }, SystemTime::now()).is_ok())
 }
 
-/// A new certificate and key for whoever has the old ones.
+/// Issues a new certificate and key for the owner of the old ones.
 fn reissue(authority: &Authority, files: &CredentialFiles, days: u32) -> anyhow::Result<String> {
     let path = files.certificate.display();
     let wrong = || Usage(format!("cannot use {path}"));
@@ -309,7 +309,7 @@ fn reissue(authority: &Authority, files: &CredentialFiles, days: u32) -> anyhow:
     Ok(format!("{path} makes a process {identity}, issued by the new authority."))
 }
 
-/// Where the next version of a file is made.
+/// The path of a file's next version.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");

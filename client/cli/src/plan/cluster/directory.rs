@@ -7,9 +7,9 @@ use super::node::Node;
 /// Nodes that fit into one row.
 pub(super) const MAX_NODES: usize = 64;
 
-/// One row a block: the nodes that held it when it was last looked at, one bit each.
+/// One row per block: the nodes that held it at the last look, one bit each.
 ///
-/// A store does not say what it evicts; a row is held against the stores whenever it is read, and so is exact.
+/// A store does not report evictions; a row is compared with the stores whenever it is read, and so is exact.
 #[derive(Debug)]
 pub(super) struct Directory {
     rows: Vec<u64>,
@@ -35,7 +35,7 @@ impl Directory {
     }
 }
 
-/// A set of all of so many nodes.
+/// The set of all `nodes` nodes.
 pub(super) fn all(nodes: usize) -> u64 {
     u64::MAX >> (MAX_NODES - nodes)
 }
@@ -52,7 +52,7 @@ pub(super) fn members(mut set: u64) -> impl Iterator<Item = usize> {
 /// The first of these nodes that is in a set; else the set's first.
 ///
 /// # Panics
-/// Where the set is empty.
+/// Panics if the set is empty.
 pub(super) fn prefer(set: u64, wanted: [Option<usize>; 2]) -> usize {
     assert!(set != 0, "nobody is in the set");
     let wanted = wanted.into_iter().flatten().find(|node| set >> node & 1 == 1);

@@ -18,7 +18,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// An empty node that keeps so many chunks, beside those of one prompt of at most `longest` blocks.
+    /// An empty node that keeps `capacity_chunks` chunks, beside those of one prompt of at most `longest` blocks.
     pub(super) fn new(policy: PolicyName, capacity_chunks: u64, longest: u64) -> Self {
         let mut store = Store::new(limits(policy, capacity_chunks, longest));
         let session = store.open_session(TenantId(0), ProcessId(0), 0);
@@ -28,7 +28,7 @@ impl Node {
         Self { store, session, namespace: registered.namespace, root: registered.root }
     }
 
-    /// What every prompt starts from; the same for all nodes.
+    /// The parent of every first chunk; the same for all nodes.
     pub(super) fn root(&self) -> ChunkHash {
         self.root
     }
@@ -65,7 +65,7 @@ impl Node {
 /// The smallest slot: nothing is ever written to it.
 const SLOT_BYTES: u64 = 4_096;
 
-/// The capacity is what bounds the store; the session is trusted, so that nothing is copied.
+/// Limits of a store that only the capacity bounds; the session is trusted, so that nothing is copied.
 fn limits(policy: PolicyName, capacity_chunks: u64, longest: u64) -> StoreLimits {
     let extent_bytes = (capacity_chunks + 2 * longest) * SLOT_BYTES;
     StoreLimits { trust_engines: true, ..StoreLimits::of_chunks(1, extent_bytes, capacity_chunks, policy) }

@@ -5,20 +5,20 @@ use std::fmt::Write as _;
 /// A line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Series {
-    /// What stands at its end, unless it has no class.
+    /// The label at its end, unless it has no class.
     pub(super) name: String,
     /// `best`, `second`, `bound`, or empty.
     pub(super) class: &'static str,
-    /// Where it goes, by x; y in percent.
+    /// Its points, by x; y in percent.
     pub(super) points: Vec<(f64, f64)>,
 }
 
 /// Bars that stand together.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Group {
-    /// What stands below them.
+    /// The label below them.
     pub(super) name: String,
-    /// For each bar its class, its height and what stands above it.
+    /// For each bar its class, its height and the label above it.
     pub(super) bars: Vec<(&'static str, f64, String)>,
 }
 

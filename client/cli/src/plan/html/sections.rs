@@ -218,8 +218,8 @@ pub(super) fn all_runs(facts: &Facts<'_>) -> String {
     )
 }
 
-/// The capacity that tells node counts apart best: that of which the largest cluster holds about a quarter of all
-/// blocks. `None` where there was only one node.
+/// The capacity that tells node counts apart best: the largest cluster then holds about a quarter of all blocks. `None` if
+/// there was only one node.
 fn telling_capacity(facts: &Facts<'_>) -> Option<u64> {
     let several = || facts.of_best().filter(|outcome| outcome.scenario.nodes > 1);
     let most_nodes = several().map(|outcome| outcome.scenario.nodes).max()?;

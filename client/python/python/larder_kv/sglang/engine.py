@@ -1,4 +1,4 @@
-"""What SGLang says of itself, as far as it decides about keys."""
+"""SGLang's configuration, as far as it decides about keys."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,11 @@
-"""What decides whether two engines' pages are interchangeable, and the namespaces that it makes."""
+"""The facts that decide whether two engines' pages are interchangeable, and the namespaces made of them.
+
+A page's hash names its whole prefix, so a hit needs no order, and SGLang does not say reliably where in its prompt a page
+stands: the `prefix_keys` of a prefetch lack the pages of the node that it continues. So the namespaces are flat. Host
+pools besides the KV have namespaces of their own, since SGLang saves them at other times and of other pages. Each rank
+has namespaces of its own too, as ranks may be on several hosts; SGLang takes the shortest of their prefixes. Ranks with
+equal bytes (latent attention) share one, which the first rank fills.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Which prefixes can be restored, of what each pool has of a prompt's pages."""
+"""Finds the prefixes that can be restored from the pages that each pool has."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

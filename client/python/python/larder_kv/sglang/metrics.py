@@ -1,4 +1,4 @@
-"""What SGLang's metrics for all storages want to know: pages and bandwidth of transfers."""
+"""The figures that SGLang's metrics for all storages show: pages and bandwidth of transfers."""
 
 import threading
 import time

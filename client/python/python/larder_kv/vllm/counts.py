@@ -1,26 +1,26 @@
-"""What the connector counts, for vLLM's logs and Prometheus."""
+"""The connector's counters, for vLLM's logs and Prometheus."""
 
 import threading
 from collections.abc import Mapping
 
 COUNTERS = {
-    "lookups": "Prompts that were looked up.",
-    "lookups_without_node": "Prompts that were not looked up, as the node was not there.",
+    "lookups": "Prompts looked up.",
+    "lookups_without_node": "Prompts not looked up because the node was absent.",
     "lookups_failed": "Prompts whose lookup or prefetch failed.",
-    "found_tokens": "Tokens that could be used, of the prompts that were looked up.",
-    "followed_chunks": "Chunks that were followed while another engine computed them.",
-    "handed_over_chunks": "Chunks that were handed over layer by layer to whoever decodes; also counted as saved.",
+    "found_tokens": "Usable cached tokens of the prompts looked up.",
+    "followed_chunks": "Chunks followed while another engine computed them.",
+    "handed_over_chunks": "Chunks handed over layer by layer to a decode engine; also counted as saved.",
     "loads": "Requests that loaded blocks.",
-    "loaded_blocks": "Engine blocks that were loaded.",
-    "failed_blocks": "Engine blocks that were to be loaded and did not come; they are computed again.",
-    "damaged_chunks": "Chunks that were to be loaded and were wrong; their blocks count as failed.",
+    "loaded_blocks": "Engine blocks loaded.",
+    "failed_blocks": "Requested engine blocks that did not come; the engine computes them again.",
+    "damaged_chunks": "Requested chunks with wrong bytes; their blocks count as failed.",
     "loaded_bytes": "Bytes copied from the cache into the engine's blocks.",
-    "saved_chunks": "Chunks that were saved, those that the cache had already included.",
+    "saved_chunks": "Chunks saved, including chunks that the cache had already.",
     "saved_bytes": "Bytes copied from the engine's blocks into the cache.",
-    "shed_chunks_queue": "Chunks that were not saved, as too many waited already.",
-    "shed_chunks_room": "Chunks that were not saved, as the node had no room for them.",
-    "shed_chunks_node": "Chunks that were not saved, as the node was not there or failed.",
-    "shed_chunks_gone": "Chunks that were not saved, as their request was preempted or a chunk before them was not saved.",
+    "shed_chunks_queue": "Chunks not saved because too many waited already.",
+    "shed_chunks_room": "Chunks not saved because the node had no room.",
+    "shed_chunks_node": "Chunks not saved because the node was absent or failed.",
+    "shed_chunks_gone": "Chunks not saved because their request was preempted or an earlier chunk was not saved.",
 }
 """Each counter and its meaning."""
 

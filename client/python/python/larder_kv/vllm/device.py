@@ -1,4 +1,9 @@
-"""Where an engine's KV caches are: in host memory, or on a GPU, whose stream runs behind the engine's thread."""
+"""The place of an engine's KV caches: host memory, or a GPU, whose stream runs behind the engine's thread.
+
+On a GPU copies are orders to the device. So a step's loads and saves carry *marks*, events on the engine's stream, for
+which the connector's threads wait before they copy. Saves of a step are one order a chunk, not one a layer. Event handles
+do not leave the process.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol

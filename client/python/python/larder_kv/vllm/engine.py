@@ -1,4 +1,4 @@
-"""What the connector takes from vLLM's configuration; it refuses by name what it cannot serve."""
+"""vLLM's configuration as the connector needs it; it refuses by name what it cannot serve."""
 
 import math
 import os

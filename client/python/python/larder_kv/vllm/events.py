@@ -1,4 +1,4 @@
-"""What the node on this host gains and loses, for whoever routes requests by it."""
+"""The gained and lost chunks of the node on this host, for routers that follow them."""
 
 import http.client
 import json

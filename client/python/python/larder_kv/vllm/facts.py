@@ -1,4 +1,4 @@
-"""What decides whether two engines' KV is interchangeable, and the namespace that it makes."""
+"""The facts that decide whether two engines' KV is interchangeable, and the namespace made of them."""
 
 import hashlib
 import json

@@ -1,4 +1,8 @@
-"""Blocks of the engine that are kept from it while they are being saved: a window passes, or a state moves on, before that ends."""
+"""Blocks that the engine may not reuse while they are being saved.
+
+vLLM frees a block when its window has passed or its state moved on, which may be before the save has ended. The
+references are given back when every rank has ended the save.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

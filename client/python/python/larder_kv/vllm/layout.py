@@ -1,4 +1,4 @@
-"""Where the bytes of a KV cache stand: from a tensor's shape and strides to the contiguous runs of its pages."""
+"""The places of a KV cache's bytes: from a tensor's shape and strides to the contiguous runs of its pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

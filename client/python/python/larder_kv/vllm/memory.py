@@ -1,4 +1,4 @@
-"""One rank's blocks, pool by pool: what is copied between them and the blocks of chunks."""
+"""One rank's blocks, pool by pool: copies between them and the blocks of chunks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the scheduler half tells the worker half with each step, and what it hears."""
+"""Messages between the scheduler half and the worker half: with each step, and back."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,4 +1,9 @@
-"""What the scheduler half decides, without vLLM: which chunks of a request are loaded, and which are saved when."""
+"""The decisions of the scheduler half, without vLLM: which chunks of a request are loaded, and which are saved when.
+
+Nothing that was computed from missing blocks is saved (`Garbage`): a step that began with them goes on with garbage until
+the scheduler hears of it, and steps may be planned ahead. Where several ranks would have to hear of each other's failures
+in time, only asynchronous loads are offered, which no step depends on.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

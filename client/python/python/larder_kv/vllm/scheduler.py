@@ -1,4 +1,8 @@
-"""The connector's scheduler half: what is prefetched, loaded and saved. Nothing here waits."""
+"""The connector's scheduler half: prefetches, loads and saves. Nothing here waits.
+
+Threads hold a prefetch's lease until the workers have their own. A prompt that another engine computes is scheduled when
+layer 0 of its chunks is there; its load waits for each further layer.
+"""
 
 import atexit
 import logging

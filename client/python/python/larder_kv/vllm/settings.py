@@ -1,4 +1,4 @@
-"""What users choose: `kv_connector_extra_config`, parsed once."""
+"""The users' settings: `kv_connector_extra_config`, parsed once."""
 
 import re
 from collections.abc import Mapping

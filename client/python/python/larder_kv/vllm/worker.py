@@ -1,4 +1,8 @@
-"""The connector's worker half: copies between this rank's blocks and the node."""
+"""The connector's worker half: copies between this rank's blocks and the node.
+
+It tells vLLM which blocks did not come. Blocks of several groups cannot be reported so: there a failed load is reported
+by its request. Preemption ends a copy before its blocks are overwritten.
+"""
 
 import atexit
 import logging

@@ -1,4 +1,4 @@
-//! How follows end: the writing fails, nothing comes for too long, or the follower goes.
+//! Ends of follows: the writing fails, nothing comes for too long, or the follower goes.
 
 use larder_protocol::{ChunkHash, Fingerprint};
 
@@ -68,7 +68,7 @@ impl Store {
         }
     }
 
-    /// Gives up what has not come in time.
+    /// Ends follows whose chunks have not come in time.
     pub(in crate::store) fn expire_follows(&mut self, now: Millis) {
         let mut late = Vec::new();
         for (&follow, open) in &mut self.follows.open {

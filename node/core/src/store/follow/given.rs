@@ -13,11 +13,11 @@ use crate::store::lookup::Place;
 use crate::store::{Refused, Store};
 
 impl Store {
-    /// Takes over some layers of chunks that the session has reserved. The caller copies what the order says and then calls
-    /// [`Store::finish_layers`]; from then on who follows the chunks may read them.
+    /// Takes over some layers of chunks that the session has reserved. The caller copies the order's bytes and then calls
+    /// [`Store::finish_layers`]; from then on followers of the chunks may read the layers.
     ///
     /// # Errors
-    /// As [`Store::begin_commit`]; [`Refused::Layers`] for layers that there are not, or that are in place.
+    /// As [`Store::begin_commit`]; [`Refused::Layers`] for layers that do not exist or are in place already.
     pub fn begin_layers(&mut self, session: SessionId, ask: &HandOver) -> Result<CommitOrder, Refused> {
         self.take_layers(session, ask, false)
     }
@@ -68,7 +68,7 @@ impl Store {
     }
 
     /// The copies of layers are done: they are in place, unless the right to commit has ended meanwhile. `checksums` are in the
-    /// order of the moves; `None` where the copying failed. Answers whether they are.
+    /// order of the moves; `None` if the copying failed. Answers whether they are.
     pub fn finish_layers(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> bool {
         let Some(open) = self.orders.open.get(&order) else { return false };
         let (Some(reservation), Some(checksums), Some((pool, layers))) =
@@ -94,7 +94,7 @@ impl Store {
         true
     }
 
-    /// What to copy of some layers: of each chunk in each slice. Without sources a device does.
+    /// The moves for some layers, of each chunk in each slice. Without sources, a device copies.
     fn layer_moves(
         &self,
         number: NamespaceId,

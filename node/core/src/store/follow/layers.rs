@@ -1,4 +1,4 @@
-//! Which layers of a block are in place.
+//! The layers of a block that are in place.
 
 use std::ops::Range;
 
@@ -36,7 +36,7 @@ impl Layers {
         self.0.iter().try_fold(0, next).unwrap_or_else(|end| end)
     }
 
-    /// Where each piece begins in the block, its bytes, and their checksum.
+    /// Each piece: its offset in the block, its bytes, and their checksum.
     pub(in crate::store) fn pieces(&self, pool: &PoolSpec) -> Vec<(u64, u64, u64)> {
         let bytes = |layers: u32| u64::from(layers) * pool.layer_bytes;
         let piece = |Piece { layers, checksum }: &Piece| {

@@ -1,4 +1,4 @@
-//! What peers follow: they are told of each layer, the commit, or the loss of a chunk.
+//! Follows by peers: a peer is told of each layer, the commit, or the loss of a chunk.
 
 use larder_protocol::checksum::{layer_ranges, layers_checksum};
 use larder_protocol::{ChunkHash, Fingerprint};
@@ -18,11 +18,11 @@ pub struct Told {
     pub follow: u64,
     /// Position of the chunk in it.
     pub position: u32,
-    /// What there is to tell.
+    /// The news.
     pub what: News,
 }
 
-/// What a peer is told of a chunk.
+/// A peer's news of a followed chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// Layers of a block are in place.
@@ -38,9 +38,9 @@ pub enum News {
 pub struct LayersInPlace {
     /// The block, by slice, then pool.
     pub block: usize,
-    /// Where the block stands.
+    /// The block's place.
     pub place: Place,
-    /// Where in it the layers begin.
+    /// Offset of the layers in the block.
     pub offset: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -49,7 +49,7 @@ pub struct LayersInPlace {
 }
 
 impl Store {
-    /// Follows chunks for another node; `None` where peers follow too much already.
+    /// Follows chunks for another node; `None` if peers follow too much already.
     /// [`Store::end_grant`] ends it.
     pub fn follow_for_peer(
         &mut self,
@@ -113,7 +113,7 @@ impl Store {
         self.follows.told.extend(told);
     }
 
-    /// What is in place of a block.
+    /// The news of the layers in place of a block.
     pub(super) fn block_news(
         &self,
         chunk: &Chunk,

@@ -1,4 +1,4 @@
-//! What comes of chunks that are followed: layers, then the commit.
+//! Progress of followed chunks: layers, then the commit.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ impl Store {
     /// How far a follow is.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] for one that is not the session's.
+    /// [`Refused::Unknown`] for a follow that is not the session's.
     pub fn followed(&self, session: SessionId, follow: u64) -> Result<FollowProgress, Refused> {
         let unknown = Refused::Unknown { what: "follow", number: follow };
         let open = self.follows.open.get(&follow).filter(|open| open.session == Some(session));
@@ -27,7 +27,7 @@ impl Store {
         Ok(FollowProgress { chunks: living as u32, layers: layers.unwrap_or(0), is_whole })
     }
 
-    /// Where the chunks of a follow stand, once: when each of them has its place.
+    /// The places of a follow's chunks, given once: when each chunk has its place.
     ///
     /// # Errors
     /// As [`Store::followed`].
@@ -60,7 +60,7 @@ impl Store {
         Ok(Some(leased))
     }
 
-    /// Layers that are in place of a chunk, as one of its followers counts them.
+    /// The layers in place of a chunk, as one of its followers counts them.
     fn layers_of(&self, open: &Follow, chunk: Followed) -> u32 {
         let id = match chunk {
             Followed::Awaited(_) | Followed::Lost(_) => return 0,
@@ -118,8 +118,8 @@ impl Store {
         }
     }
 
-    /// Layers of a chunk that is being fetched came, and are right. Nothing happens where the fetch is another one than that
-    /// of this number: a chunk's place may be used again.
+    /// Layers of a fetched chunk came, and are right. Nothing happens if the fetch has another number: a chunk's place may be
+    /// used again.
     pub fn layers_came(
         &mut self,
         fetch: FetchId,

@@ -1,4 +1,4 @@
-//! What proves to a session that the layers which it follows are right.
+//! Checksums by which a session verifies the layers that it follows.
 
 use std::ops::Range;
 
@@ -11,19 +11,19 @@ use crate::store::ids::{ChunkId, SessionId};
 use crate::store::index::Block;
 use crate::store::{Refused, Store};
 
-/// How far a follow is, and what proves it.
+/// The progress of a follow, and its checksums.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowProofs {
-    /// How far, or less than that where the proofs of all layers would not fit into a message.
+    /// The progress, or less if the checksums of all layers do not fit into a message.
     pub progress: FollowProgress,
-    /// Of the layers that are news, where not all is whole.
+    /// Checksums of the new layers, if some chunk is incomplete.
     pub sums: Vec<LayersSum>,
-    /// Of all blocks, in the order of their places, where all is whole.
+    /// Checksums of all blocks, in the order of their places, if all chunks are whole.
     pub checksums: Vec<u64>,
 }
 
 impl Store {
-    /// What proves the layers of a follow to a session that knows of `known_layers`.
+    /// The checksums of a follow's layers, for a session that knows of `known_layers`.
     ///
     /// # Errors
     /// As [`Store::followed`].
@@ -65,7 +65,7 @@ impl Store {
         Ok(FollowProofs { progress, sums, checksums: Vec::new() })
     }
 
-    /// Adds what proves those layers of a chunk that are news.
+    /// Adds the checksums of a chunk's new layers.
     fn sums_of(
         &self,
         position: u32,

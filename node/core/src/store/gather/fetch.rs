@@ -1,4 +1,4 @@
-//! Chunks on their way from disk, other nodes or the object store: each once, whoever waits for it.
+//! Chunks on their way from disk, other nodes or the object store: each once, however many gathers wait for it.
 
 use larder_protocol::session::Tier;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
@@ -29,7 +29,7 @@ impl FetchId {
 pub struct Recall {
     /// Its fetch.
     pub fetch: FetchId,
-    /// What to read, where it is not being read already.
+    /// The read to start, unless the chunk is being read already.
     pub wanted: Option<Wanted>,
 }
 
@@ -38,13 +38,13 @@ pub struct Recall {
 pub struct Wanted {
     /// Its fetch.
     pub fetch: FetchId,
-    /// Its position in the chain; 0 where a peer asked for it.
+    /// Its position in the chain; 0 if a peer asked for it.
     pub position: u32,
-    /// Where it comes from.
+    /// The source of the chunk.
     pub from: Source,
     /// Its name.
     pub chunk: ChunkRef,
-    /// Where its blocks go, by slice, then pool.
+    /// The places of its blocks, by slice, then pool.
     pub blocks: Vec<BlockMove>,
     /// Number of this attempt at fetching it, for [`Store::layers_came`].
     pub number: u64,
@@ -53,9 +53,9 @@ pub struct Wanted {
 /// The blocks of a fetched chunk are in their slots, and right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Came {
-    /// Of those blocks that were wanted and came: by slice, then pool.
+    /// Checksums of the requested blocks that came, by slice, then pool.
     pub checksums: Vec<Checksums>,
-    /// The pools of which every slice came; the others are not there.
+    /// The pools that came with every slice; the others are absent.
     pub pools: PoolSet,
     /// How often the chunk was read, this time included.
     pub reads: u32,
@@ -65,7 +65,7 @@ pub struct Came {
     pub is_stored: bool,
 }
 
-/// Where a chunk that is not in memory comes from.
+/// The source of a chunk that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// This node's disk.
@@ -92,7 +92,7 @@ impl Source {
 }
 
 impl Store {
-    /// Makes a chunk that only passes, or is leaving, one that stays, if it is one.
+    /// Keeps a chunk that was only passing or leaving.
     pub(in crate::store) fn admit(&mut self, id: ChunkId, kind: ChangeKind) {
         let chunk = self.index.get(id);
         if chunk.standing == Standing::Kept || !chunk.is_complete() {
@@ -131,7 +131,7 @@ impl Store {
         }
     }
 
-    /// Starts to bring a chunk from disk for another node, which [`Store::grant`] has said is there; `None` where there is
+    /// Starts to bring a chunk from disk for another node, which [`Store::grant`] has said is there; `None` if there is
     /// no room. The chunk may be granted when it has come; [`Store::end_recall`] must follow.
     pub fn recall(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<Recall> {
         let id = self.named(fingerprint, hash)?;
@@ -151,7 +151,7 @@ impl Store {
         Some(Recall { fetch: FetchId(id), wanted })
     }
 
-    /// Ends a recall: whoever asked for it was answered.
+    /// Ends a recall: its peer was answered.
     pub fn end_recall(&mut self, FetchId(id): FetchId) {
         self.unclaim(&[id]);
         self.evict_above_watermark();
@@ -163,8 +163,8 @@ impl Store {
         self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
     }
 
-    /// Whether a chunk that is being fetched has slots for every pool, so that a peer may be asked for it: one that comes from
-    /// disk has them for what its record has.
+    /// Whether a fetched chunk has slots for every pool, so that a peer may be asked for it. A chunk from disk has slots only
+    /// for its record's pools.
     #[must_use]
     pub fn takes_all_pools(&self, FetchId(id): FetchId) -> bool {
         self.gathers.is_coming(id) && !self.index.get(id).blocks.iter().any(Block::is_absent)
@@ -177,7 +177,7 @@ impl Store {
         fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0)
     }
 
-    /// Enters a chunk and takes slots for all its blocks that may come; `None` where there is no room for what is not to stay.
+    /// Enters a chunk and takes slots for all blocks that may come; `None` if there is no room for a passing chunk.
     pub(in crate::store) fn start_fetch(
         &mut self,
         number: NamespaceId,
@@ -229,7 +229,7 @@ impl Store {
         Wanted { fetch: FetchId(id), position, from, chunk: self.index.name(id), blocks, number: attempt }
     }
 
-    /// What came of a fetched chunk can be read; the slots of what did not are free.
+    /// Makes the received blocks of a chunk readable, and frees the slots of the others.
     pub(super) fn make_readable(
         &mut self,
         id: ChunkId,

@@ -44,7 +44,7 @@ pub(super) struct Adaptive {
     past: Past,
     curves: Curves,
     duel: Duel,
-    /// What the oldest chunk of each cell is worth.
+    /// The worth of the oldest chunk of each cell.
     worth: Vec<f32>,
     /// Cells, the one whose oldest chunk is worth the least first.
     ranking: Vec<usize>,
@@ -54,8 +54,8 @@ pub(super) struct Adaptive {
 }
 
 impl Adaptive {
-    /// Nothing yet; recomputing a chunk costs twice as much as the first of a prompt where so many stand before it, or
-    /// always the same.
+    /// An empty policy. Recomputing a chunk costs twice as much as the first of a prompt behind this many chunks, or always
+    /// the same.
     pub(super) fn policy(recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         let costs = Costs::new(recompute_doubles_at);
         let cells = CELLS * costs.bands();

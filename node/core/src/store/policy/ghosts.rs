@@ -3,7 +3,7 @@
 use super::Facts;
 use crate::store::ids::ChunkNumber;
 
-/// Two sets of short hashes, each of the so many that were added to it last and not taken out.
+/// Two sets of short hashes. Each keeps the last hashes that were added and not taken out.
 ///
 /// One table for both, in buckets of eight; a full bucket loses its oldest entry. 32 bits of a hash are kept: at a
 /// million ghosts one look-up in a thousand finds a wrong one. 16 to 20 bytes a ghost.
@@ -24,19 +24,19 @@ struct Kind {
     added: u32,
     most: u32,
     len: f64,
-    /// The last so many that were added may still be here.
+    /// The last `span` additions may still be here.
     span: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Ghost {
     hash: u32,
-    /// Number of the addition, of 31 bits, and the kind in the highest; 0 where there is no ghost.
+    /// Number of the addition, of 31 bits, and the kind in the highest; 0 if there is no ghost.
     born: u32,
 }
 
 impl Ghosts {
-    /// Adds a ghost to a set of which the `most` last ones are kept.
+    /// Adds a ghost to a set that keeps its last `most` ghosts.
     pub(super) fn insert(&mut self, kind: usize, hash: u32, most: usize) {
         let most = bounded(most);
         let born = self.kinds[kind].add(most) | (kind as u32) << 31;
@@ -47,12 +47,12 @@ impl Ghosts {
         self.place(Ghost { hash, born });
     }
 
-    /// Keeps the `most` last ones of a set.
+    /// Keeps the last `most` ghosts of a set.
     pub(super) fn limit(&mut self, kind: usize, most: usize) {
         self.kinds[kind].limit(bounded(most));
     }
 
-    /// Takes a ghost out, if it is here, and says of which set.
+    /// Takes a ghost out, if it is here, and returns its set.
     pub(super) fn take(&mut self, hash: u32) -> Option<usize> {
         let bucket = self.bucket(hash)?;
         let kinds = &mut self.kinds;
@@ -92,7 +92,7 @@ impl Ghosts {
 }
 
 impl Ghost {
-    /// How many of its kind came later; `None` where it is no ghost, or too many did.
+    /// How many of its kind came later; `None` if it is no ghost, or too many did.
     fn age(self, kinds: &[Kind; 2]) -> Option<u32> {
         let Kind { added, span, .. } = kinds[(self.born >> 31) as usize];
         let age = added.wrapping_sub(self.born & BORN) & BORN;
@@ -101,7 +101,7 @@ impl Ghost {
 }
 
 impl Kind {
-    /// One more, of which the `most` last ones stay; its number.
+    /// Counts one more ghost, of which the last `most` stay; returns its number.
     fn add(&mut self, most: u32) -> u32 {
         self.added = if self.added == BORN { 1 } else { self.added + 1 };
         self.span += 1.0;

@@ -1,7 +1,7 @@
-//! Chunks by a key that each has, the smallest first: for orders in which a chunk may come in anywhere.
+//! Chunks by key, the smallest first: for orders in which a chunk may enter anywhere.
 //!
-//! A binary heap of the chunks that may go. An entry whose chunk left, changed its key or is blocked is dropped when it
-//! comes up, or when such entries outnumber the others; so every operation takes amortised O(log n).
+//! A binary heap of the chunks that may go. An entry is dropped when it comes up after its chunk left, changed its key or was
+//! blocked, or when such entries outnumber the others. So every operation takes amortised O(log n).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use super::{Judge, Verdict};
 use crate::store::ids::ChunkNumber;
 
-/// A set of chunks with keys, of which some are blocked.
+/// A set of chunks with keys; some are blocked.
 #[derive(Debug, Default)]
 pub(super) struct Heap {
     states: Vec<State>,
@@ -56,18 +56,18 @@ impl Heap {
         self.states[chunk.position()] = State::default();
     }
 
-    /// Marks a chunk as one that may not go.
+    /// Blocks a chunk: it may not go.
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = true;
     }
 
-    /// Marks a chunk as one that may go.
+    /// Unblocks a chunk: it may go.
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = false;
         self.enter(chunk);
     }
 
-    /// The chunk with the smallest key among those that may go and that `judge` takes.
+    /// The chunk with the smallest key that may go and that `judge` accepts.
     pub(super) fn first(&mut self, judge: Judge<'_>) -> Option<ChunkNumber> {
         let mut skipped = Vec::new();
         let mut first = None;

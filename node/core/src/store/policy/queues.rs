@@ -1,15 +1,15 @@
-//! Chunks in lists, each in the order in which they were put at its end: what most policies share.
+//! Ordered lists of chunks, which most policies share: a chunk enters at the end.
 //!
-//! Every operation takes constant time but one: a blocked chunk that the search for a victim meets is parked, and
-//! comes back into its old place through a sorted map when it may go again. A chunk is parked at most once between two
-//! moves, and the map holds only chunks older than the whole list, so it stays small.
+//! Every operation takes constant time but one: the search for a victim parks each blocked chunk that it meets, and the chunk
+//! comes back into its old place through a sorted map when it may go again. A chunk is parked at most once between two moves,
+//! and the map holds only chunks older than the whole list, so it stays small.
 
 use std::collections::BTreeMap;
 
 use super::{Judge, Verdict};
 use crate::store::ids::ChunkNumber;
 
-/// An ordered set of chunks of which some are blocked, in one list or several.
+/// An ordered set of chunks, in one list or several; some are blocked.
 #[derive(Debug)]
 pub(super) struct Queues {
     nodes: Vec<Node>,
@@ -100,7 +100,7 @@ impl Queues {
         self.nodes[chunk.position()] = Node::default();
     }
 
-    /// Marks a chunk as one that may not go.
+    /// Blocks a chunk: it may not go.
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
@@ -110,7 +110,7 @@ impl Queues {
         }
     }
 
-    /// Marks a chunk as one that may go.
+    /// Unblocks a chunk: it may go.
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
@@ -193,7 +193,7 @@ impl Queues {
         (self.nodes[chunk.position()].bits >> PLACE_BITS) as usize & ((1 << LIST_BITS) - 1)
     }
 
-    /// What the policy noted on a chunk.
+    /// The policy's mark on a chunk.
     pub(super) fn mark(&self, chunk: ChunkNumber) -> u8 {
         (self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS)) as u8 & MOST_MARK
     }
@@ -271,7 +271,7 @@ impl Queues {
     }
 }
 
-/// What [`Node::bits`] holds.
+/// The packed value of [`Node::bits`].
 fn bits(stamp: u64, mark: u8, list: usize, place: Place) -> u64 {
     let stamp_and_mark = stamp << MARK_BITS | u64::from(mark);
     (stamp_and_mark << LIST_BITS | list as u64) << PLACE_BITS | place as u64

@@ -68,7 +68,7 @@ fn victim_of_main(queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 
-/// The small queue is one of so many parts.
+/// The small queue is one part in `SMALL_PART`.
 const SMALL_PART: usize = 10;
 
 /// Hits that count.

@@ -1,4 +1,4 @@
-//! How often something was seen lately, about: a count-min sketch with 4-bit counters that are halved now and then.
+//! Estimates how often something was seen lately: a count-min sketch with 4-bit counters that are halved now and then.
 //!
 //! As in Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017) and Caffeine.
 
@@ -11,7 +11,7 @@ pub(super) struct Sketch {
 }
 
 impl Sketch {
-    /// Makes the sketch fit so many cached chunks. What was counted is lost when it grows.
+    /// Fits the sketch to `chunks` cached chunks. Its counts are lost when it grows.
     pub(super) fn fit(&mut self, chunks: usize) {
         if chunks > self.words.len() {
             self.words = vec![0; chunks.next_power_of_two().max(64)];
@@ -60,7 +60,7 @@ const ROWS: usize = 4;
 const SEEDS: [u64; ROWS] =
     [0xc3a5_c85c_97cb_3127, 0xb492_b66f_be98_f273, 0x9ae1_6a3b_2f90_404f, 0xcbf2_9ce4_8422_2325];
 
-/// Counters are halved after so many additions a word.
+/// Counters are halved after this many additions a word.
 const SAMPLE: usize = 10;
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl Rule for WTinyLfu {
 }
 
 impl WTinyLfu {
-    /// Whether a chunk that leaves the window was not used more often than the one that would have to go for it.
+    /// Whether a chunk that leaves the window was used no more often than the chunk that would go for it.
     fn loses(&self, queues: &mut Queues, candidate: ChunkNumber) -> bool {
         let take = &mut |_| Verdict::Take;
         let victim = queues.first(PROBATION, take).or_else(|| queues.first(PROTECTED, take));
@@ -73,5 +73,5 @@ const PROBATION: usize = 1;
 const PROTECTED: usize = 2;
 const WINDOW: usize = 3;
 
-/// The window is one of so many parts.
+/// The window is one part in `WINDOW_PART`.
 const WINDOW_PART: usize = 100;

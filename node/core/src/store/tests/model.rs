@@ -62,7 +62,7 @@ impl Model {
         self.evict_above_capacity();
     }
 
-    /// The words to write, or `None` where there is no room for all.
+    /// The words to write, or `None` if there is no room for all.
     pub(super) fn reserve(&mut self, word: &str) -> Option<Vec<String>> {
         let before = self.clone();
         let wanted: Vec<String> =

@@ -316,7 +316,7 @@ fn in_random_histories_damaged_chunks_leave_nothing_behind() {
 }
 
 impl Fixture {
-    /// Writes what is missing of a prompt, where there is room.
+    /// Writes what is missing of a prompt, if there is room.
     fn try_put(&mut self, word: &str) {
         let chain = self.chain(word);
         let Ok(reserved) = self.store.reserve(self.session, self.namespace, &chain, 0, NOW) else { return };

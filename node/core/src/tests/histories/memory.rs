@@ -11,7 +11,7 @@ use crate::store::{BlockMove, Place};
 /// Bytes in memory: extent, first byte, end.
 pub(super) type Range = (u32, u64, u64);
 
-/// What a block is called.
+/// The name of a block.
 pub(super) type Name = (Fingerprint, ChunkHash);
 
 /// Memory is looked at in pieces of this size: a layer of the smaller blocks.

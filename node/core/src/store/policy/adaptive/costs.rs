@@ -1,4 +1,4 @@
-//! What recomputing a chunk costs.
+//! The cost of recomputing a chunk.
 //!
 //! Every token costs the same in the layers' products with their weights, and in attention as much as stands before it: the
 //! cost of chunk `i` is that of the first one times `1 + i / d`, where at `d` chunks both parts are alike. It takes one of
@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU32;
 
-/// Costs by a chunk's index; all alike where nobody said where they double.
+/// Costs by a chunk's index; all alike if nobody said where they double.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Costs {
     doubles_at: Option<NonZeroU32>,
@@ -22,7 +22,7 @@ impl Costs {
         if self.doubles_at.is_some() { COST_BANDS } else { 1 }
     }
 
-    /// The band of a chunk before which so many stand.
+    /// The band of the chunk at this index.
     pub(super) fn band(self, index: u32) -> usize {
         self.doubles_at.map_or(0, |doubles_at| {
             let cost = 1.0 + f64::from(index) / f64::from(doubles_at.get());
@@ -30,7 +30,7 @@ impl Costs {
         })
     }
 
-    /// What a chunk of a band costs, against one of the first.
+    /// The cost of a chunk of a band, relative to the first band.
     pub(super) fn of_band(band: usize) -> f32 {
         (1_u32 << band) as f32
     }

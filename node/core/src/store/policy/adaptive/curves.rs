@@ -1,10 +1,10 @@
-//! How likely a chunk is used at what age, and what it is worth for that.
+//! Learns how likely a use is at each age, and what a chunk is worth for that.
 
 /// Classes by number of uses: 1, 2, 3 to 4, 5 to 8, more.
 pub(super) const CLASSES: usize = 5;
 
-/// What was learned of each class: uses seen at each age, and for how long chunks of that age were there to be used.
-/// Their quotient is the hazard: the chance of a use in a unit of time.
+/// The learned curves of each class: uses seen at each age, and how long chunks of that age were there. Their quotient is the
+/// hazard: the chance of a use in a unit of time.
 #[derive(Debug)]
 pub(super) struct Curves {
     uses: [[f64; BINS]; CLASSES],
@@ -50,7 +50,7 @@ impl Curves {
         self.uses[class(uses)][bin(age).0] += 1.0;
     }
 
-    /// Takes in the ages at the end of so much time.
+    /// Learns from the ages at the end of an interval.
     pub(super) fn learn(&mut self, ages: &Ages, since: u64) {
         for class in 0..CLASSES {
             for bin in 0..BINS {
@@ -96,12 +96,12 @@ impl Curves {
 }
 
 impl Ages {
-    /// One more chunk.
+    /// Adds a chunk.
     pub(super) fn add(&mut self, uses: u8, age: u64) {
         self.chunks[class(uses)][bin(age).0] += 1;
     }
 
-    /// The age below which so many chunks are.
+    /// The age below which `wanted` chunks are.
     pub(super) fn newest(&self, wanted: usize) -> u64 {
         let mut before = 0;
         for bin in 0..BINS {
@@ -143,7 +143,7 @@ fn bin(age: u64) -> (usize, f32) {
     ((position as usize).min(BINS - 1), position.fract())
 }
 
-/// Where a bin begins.
+/// The lower edge of a bin.
 fn edge(bin: usize) -> f64 {
     if bin == 0 { 0.0 } else { f64::from(FIRST_BIN) * (bin as f64 / 2.0 - 0.5).exp2() }
 }
@@ -151,7 +151,7 @@ fn edge(bin: usize) -> f64 {
 const BINS: usize = 54;
 const FIRST_BIN: f32 = 16.0;
 
-/// What is left of the evidence each time.
+/// The fraction of the evidence that stays each time.
 const DECAY: f64 = 0.98;
 
 /// How a hazard is expected to fall from bin to bin: as one over the age.

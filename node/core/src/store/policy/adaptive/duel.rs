@@ -1,6 +1,6 @@
-//! What `lru` would have hit, counted beside what was hit: the net under the learned order.
+//! Counts the hits that `lru` would have had, beside the real hits: the net under the learned order.
 
-/// Whom to follow.
+/// Chooses between the learned order and `lru`.
 #[derive(Debug)]
 pub(super) struct Duel {
     /// The age below which `lru` would have a chunk: as many chunks as are cached were used since.
@@ -26,12 +26,12 @@ impl Duel {
         self.lead += f64::from(i8::from(was_hit) - i8::from(lru_hits));
     }
 
-    /// Whether what was learned has done worse than `lru` lately.
+    /// Whether the learned order has done worse than `lru` lately.
     pub(super) fn follows_lru(&self, now: u64) -> bool {
         now < self.resumes_at
     }
 
-    /// Decides, after so much time, for the time to come.
+    /// Decides for the next interval.
     pub(super) fn learn(&mut self, now: u64, since: u64, lru_lifetime: u64, cached: usize) {
         self.lru_lifetime = lru_lifetime;
         let kept = (-(since as f64) / (MEMORY * cached.max(1)) as f64).exp();
@@ -50,7 +50,7 @@ impl Duel {
     }
 }
 
-/// What was seen has faded after so many times the uses that pass as chunks are cached.
+/// Evidence fades after this multiple of the uses that pass as chunks are cached.
 const MEMORY: usize = 16;
 
 /// The part of all uses that may be lost to `lru` before it is followed.

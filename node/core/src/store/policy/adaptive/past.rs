@@ -10,7 +10,7 @@ pub(super) struct Past {
     ghosts: HashMap<u32, Ghost>,
 }
 
-/// What is known of a chunk that comes back.
+/// The facts of a chunk that comes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seen {
     /// How often it was used; 15 stands for more, too.
@@ -34,13 +34,13 @@ impl Past {
         self.ghosts.insert(hash, Ghost((used_at >> 3 << 4) as u32 | u32::from(uses.min(15))));
     }
 
-    /// Takes out what is known of a chunk.
+    /// Takes out the facts of a chunk.
     pub(super) fn take(&mut self, hash: u32, now: u64) -> Option<Seen> {
         let ghost = self.ghosts.remove(&hash)?;
         Some(Seen { uses: ghost.uses(), age: ghost.age(now) })
     }
 
-    /// Adds the ages of all ghosts, and forgets the oldest where there are too many.
+    /// Adds the ages of all ghosts, and forgets the oldest if there are too many.
     pub(super) fn look(&mut self, now: u64, cached: usize, ages: &mut Ages) {
         let mut own = Ages::default();
         self.ghosts.values().for_each(|ghost| {
@@ -65,7 +65,7 @@ impl Ghost {
 /// Half a megabyte.
 const LEAST_GHOSTS: usize = 32_768;
 
-/// Half of what a ghost's time can tell apart.
+/// Half of the range of a ghost's time.
 const MOST_AGE: u64 = 1 << 30;
 
 #[cfg(test)]
