@@ -138,10 +138,10 @@ pub struct DiskConfig {
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
     /// Bytes that are verified a second while the drive has nothing else to do; 0 for none.
-    #[serde(default = "mib::<16>", serialize_with = "exact")]
+    #[serde(default = "mib::<SCRUB_MIB>", serialize_with = "exact")]
     pub scrub_bytes_per_second: ByteSize,
     /// How long a lease waits for chunks from disk.
-    #[serde(default = "number::<5_000, _>")]
+    #[serde(default = "number::<READ_DEADLINE_MS, _>")]
     pub read_deadline_ms: u64,
 }
 
@@ -240,16 +240,16 @@ pub struct ClusterConfig {
     #[serde(default = "yes")]
     pub share: bool,
     /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
-    #[serde(default = "mib::<256>", serialize_with = "exact")]
+    #[serde(default = "mib::<STAGING_MIB>", serialize_with = "exact")]
     pub staging_bytes: ByteSize,
     /// How long a lease waits for blocks from other nodes.
-    #[serde(default = "number::<2_000, _>")]
+    #[serde(default = "number::<FETCH_DEADLINE_MS, _>")]
     pub fetch_deadline_ms: u64,
     /// How long a lookup waits for the directory's answers.
-    #[serde(default = "number::<100, _>")]
+    #[serde(default = "number::<FIND_DEADLINE_MS, _>")]
     pub find_deadline_ms: u64,
     /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing if there are none.
-    #[serde(default = "number::<8_900, _>")]
+    #[serde(default = "number::<DATAGRAM_BYTES, _>")]
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where
     /// it is not given.
@@ -353,9 +353,9 @@ impl DiskConfig {
             capacity_bytes,
             segment_bytes: default_segment_bytes(),
             write: WritePolicy::default(),
-            write_after_uses: default_write_after_uses(),
-            scrub_bytes_per_second: default_scrub_bytes(),
-            read_deadline_ms: default_read_deadline_ms(),
+            write_after_uses: WRITE_AFTER_USES.into(),
+            scrub_bytes_per_second: mib::<SCRUB_MIB>(),
+            read_deadline_ms: READ_DEADLINE_MS.into(),
         }
     }
 }
@@ -372,11 +372,11 @@ impl ClusterConfig {
             ca,
             certificate,
             key,
-            share: default_share(),
-            staging_bytes: default_staging_bytes(),
-            fetch_deadline_ms: default_fetch_deadline_ms(),
-            find_deadline_ms: default_find_deadline_ms(),
-            max_datagram_bytes: default_datagram_bytes(),
+            share: true,
+            staging_bytes: mib::<STAGING_MIB>(),
+            fetch_deadline_ms: FETCH_DEADLINE_MS.into(),
+            find_deadline_ms: FIND_DEADLINE_MS.into(),
+            max_datagram_bytes: DATAGRAM_BYTES,
             send_bytes_per_second: None,
         }
     }
@@ -474,6 +474,16 @@ fn nearest_word(message: &str) -> Option<String> {
 
 /// From which use of a chunk on it is written, where that is asked.
 const WRITE_AFTER_USES: u16 = 2;
+
+/// How fast the disk tier verifies itself, and how long a lease waits for it.
+const SCRUB_MIB: u64 = 16;
+const READ_DEADLINE_MS: u16 = 5_000;
+
+/// What a node keeps for blocks of other nodes, how long it waits for these nodes, and its largest datagram.
+const STAGING_MIB: u64 = 256;
+const FETCH_DEADLINE_MS: u16 = 2_000;
+const FIND_DEADLINE_MS: u16 = 100;
+const DATAGRAM_BYTES: u16 = 8_900;
 
 /// Size and number of the files of recorded lookups.
 const RECORD_MIB: u64 = 64;

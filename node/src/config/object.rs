@@ -30,19 +30,19 @@ pub struct ObjectConfig {
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
     /// Requests at a time; writes take half of them at most.
-    #[serde(default = "number::<32, _>")]
+    #[serde(default = "number::<REQUESTS, _>")]
     pub max_requests: usize,
     /// Chunks that wait to be written, and as many that wait to be read; more are left out.
-    #[serde(default = "number::<1_024, _>")]
+    #[serde(default = "number::<QUEUE_ORDERS, _>")]
     pub queue_orders: usize,
     /// How long one request may take.
-    #[serde(default = "number::<5_000, _>")]
+    #[serde(default = "number::<REQUEST_TIMEOUT_MS, _>")]
     pub request_timeout_ms: u64,
     /// How long a lease waits for chunks from the store, and a write may take, repeated requests included.
-    #[serde(default = "number::<10_000, _>")]
+    #[serde(default = "number::<READ_DEADLINE_MS, _>")]
     pub read_deadline_ms: u64,
     /// How long a lookup waits for the store's answers.
-    #[serde(default = "number::<200, _>")]
+    #[serde(default = "number::<FIND_DEADLINE_MS, _>")]
     pub find_deadline_ms: u64,
 }
 
@@ -71,12 +71,12 @@ impl ObjectConfig {
             allow_http: false,
             settings: BTreeMap::new(),
             write: ObjectWrite::default(),
-            write_after_uses: default_write_after_uses(),
-            max_requests: default_object_requests(),
-            queue_orders: default_object_queue(),
-            request_timeout_ms: default_request_timeout_ms(),
-            read_deadline_ms: default_object_deadline_ms(),
-            find_deadline_ms: default_object_find_deadline_ms(),
+            write_after_uses: WRITE_AFTER_USES.into(),
+            max_requests: REQUESTS.into(),
+            queue_orders: QUEUE_ORDERS.into(),
+            request_timeout_ms: REQUEST_TIMEOUT_MS.into(),
+            read_deadline_ms: READ_DEADLINE_MS.into(),
+            find_deadline_ms: FIND_DEADLINE_MS.into(),
         }
     }
 }
@@ -105,3 +105,10 @@ impl From<ObjectWrite> for Option<WritePolicy> {
         }
     }
 }
+
+/// How many requests and orders there may be, and how long each kind of them may take.
+const REQUESTS: u16 = 32;
+const QUEUE_ORDERS: u16 = 1_024;
+const REQUEST_TIMEOUT_MS: u16 = 5_000;
+const READ_DEADLINE_MS: u16 = 10_000;
+const FIND_DEADLINE_MS: u16 = 200;

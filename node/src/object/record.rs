@@ -72,10 +72,7 @@ pub(super) struct Arriving {
 impl Arriving {
     /// A reader of an object of `bytes` bytes.
     pub(super) fn new(key: ChunkKey, to: &BlockPlace, bytes: u64) -> Self {
-        // An object that is no whole number of pages is found to be wrong by its header.
-        let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };
-        let place = Place { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
-        Self { to: to.clone(), check: Check::new(STORAGE, place, Some(key)), bytes: 0 }
+        Self { to: to.clone(), check: check_of(key, bytes), bytes: 0 }
     }
 
     /// Takes the bytes that follow.
@@ -116,9 +113,16 @@ pub fn read_object<'a>(
     bytes: u64,
     pieces: impl IntoIterator<Item = &'a [u8]>,
 ) -> Option<RecordHeader> {
-    let mut arriving = Arriving::new(key, &Arc::from([]), bytes);
-    pieces.into_iter().for_each(|piece| arriving.feed(piece));
-    arriving.finish().ok()
+    let mut check = check_of(key, bytes);
+    pieces.into_iter().for_each(|piece| check.feed(piece, &mut |_, _, _, _| {}));
+    check.finish().ok()
+}
+
+/// Checks an object of `bytes` bytes. An object that is no whole number of pages is found to be wrong by its header.
+fn check_of(key: ChunkKey, bytes: u64) -> Check {
+    let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };
+    let place = Place { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
+    Check::new(STORAGE, place, Some(key))
 }
 
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
