@@ -6,12 +6,19 @@ use std::alloc::System;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_fuzz::{TARGETS, Target};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Memory is counted for the whole process: tests of one process run one after the other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -44,6 +51,7 @@ fn neighbours(input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 
 #[test]
 fn examples_are_right_for_their_own_target() {
+    let _alone = alone();
     for target in TARGETS {
         let examples = (target.examples)();
         assert!(examples.len() >= 3, "{} has {} examples", target.name, examples.len());
@@ -55,6 +63,7 @@ fn examples_are_right_for_their_own_target() {
 
 #[test]
 fn damaged_examples_hold_the_properties_and_some_are_refused() {
+    let _alone = alone();
     for target in TARGETS {
         let (mut tried, mut right) = (0, 0);
         for neighbour in
@@ -70,6 +79,7 @@ fn damaged_examples_hold_the_properties_and_some_are_refused() {
 
 #[test]
 fn examples_of_other_targets_hold_the_properties() {
+    let _alone = alone();
     let all: Vec<_> = TARGETS.iter().flat_map(|target| (target.examples)()).collect();
     for target in TARGETS {
         for example in &all {
@@ -80,6 +90,7 @@ fn examples_of_other_targets_hold_the_properties() {
 
 #[test]
 fn every_input_of_the_corpus_holds_the_properties() {
+    let _alone = alone();
     for target in TARGETS {
         for (path, input) in corpus(target) {
             println!("{}", path.display());
@@ -90,6 +101,7 @@ fn every_input_of_the_corpus_holds_the_properties() {
 
 #[test]
 fn no_input_takes_more_memory_than_its_length_allows() {
+    let _alone = alone();
     for target in TARGETS {
         let examples = (target.examples)();
         let damaged = examples.iter().flat_map(|example| neighbours(example).step_by(7).collect::<Vec<_>>());
@@ -111,6 +123,7 @@ fn no_input_takes_more_memory_than_its_length_allows() {
 
 #[test]
 fn every_target_is_a_program_of_cargo_fuzz_and_every_folder_a_target() {
+    let _alone = alone();
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let names = |prefix: &str, suffix: &str| -> BTreeSet<String> {
         let lines = manifest.lines().filter_map(|line| line.strip_prefix(prefix)?.strip_suffix(suffix));
