@@ -95,6 +95,7 @@ const CORE_DEPENDENCIES: &[&str] = &[
     "serde",
     "sha2",
     "smallvec",
+    "strum",
     "thiserror",
     "xxhash-rust",
 ];
