@@ -456,7 +456,10 @@ mod tests {
                 }),
                 "1 to 8 pools, this has 9",
             ),
-            (refused(|s| s.pools[0].name = "mamba".into()), "the first pool must be `kv` with hit policy `all`"),
+            (
+                refused(|s| s.pools[0].name = "mamba".into()),
+                "the first pool must be `kv` with hit policy `all`",
+            ),
             (refused(|s| s.pools[0].hit = HitPolicy::Last), "this is `kv` with Last"),
             (refused(|s| s.pools.push(s.pools[0].clone())), "pool `kv` is there twice"),
             (refused(|s| s.pools.push(state(HitPolicy::Window(0)))), "a window has at least 1"),
