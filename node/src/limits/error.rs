@@ -41,7 +41,7 @@ pub enum ConfigError {
     #[error("{0} [[gpus]]: a node serves at most {MAX_ACTORS}; run a second node")]
     TooManyGpus(usize),
     /// A GPU is named twice.
-    #[error("[[gpus]] {0} stands there twice: remove one")]
+    #[error("[[gpus]] names {0} twice: remove one")]
     DuplicateGpu(PciAddress),
     /// A GPU that the machine does not have.
     #[error("[[gpus]] {pci}: no such device; {}", display_controllers(present))]
@@ -164,7 +164,7 @@ pub enum ConfigError {
         key: String,
     },
     /// Nobody can dial the address at which other nodes are to reach this node.
-    #[error("[cluster] advertise is {0}: write an address and a port at which other nodes reach this one")]
+    #[error("[cluster] advertise is {0}: write an address and a port at which other nodes reach this node")]
     Advertise(SocketAddr),
     /// The coordinator's address cannot be dialled.
     #[error("[cluster] coordinator is `{0}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601")]
@@ -198,7 +198,7 @@ pub enum ConfigError {
         least_bytes: u64,
     },
     /// Two tenants of one name.
-    #[error("[[tenants]] {0} stands there twice: names must differ")]
+    #[error("[[tenants]] has {0} twice: names must differ")]
     DuplicateTenant(String),
     /// Two tenants on one socket.
     #[error("[[tenants]] {name} has the socket {} of another tenant: give each tenant a socket of its own", socket.display())]
@@ -222,7 +222,7 @@ pub enum ConfigError {
         bytes: usize,
     },
     /// Trusted engines of several tenants: each could write over the others' blocks.
-    #[error("trust_engines lets engines write over any block: it takes one tenant, not {0}; set it to false")]
+    #[error("trust_engines lets engines write over any block: it needs a single tenant, not {0}; set it to false")]
     TrustWithSeveralTenants(usize),
 }
 
