@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 pub(crate) use self::bodies::Bodies;
-pub use self::prefix::{Held, NodeHeld, PrefixAnswer};
+pub use self::prefix::{NodeHeld, PrefixAnswer, PrefixHeld};
 use crate::membership::{MemberReport, Patience};
 use crate::metrics::Metrics;
 use crate::prefix::Question;

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use larder_coordinator::{Config, HttpConfig, MembershipConfig, PeerConfig, Ready, StateConfig, Status, run};
-use larder_net::follower::{FollowAs, Known, NodeFacts, follow};
+use larder_net::coordinator_client::{FollowAs, Known, NodeFacts, follow};
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
 use larder_net::trace::TracingConfig;

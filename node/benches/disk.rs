@@ -16,7 +16,7 @@ use larder_node::arena::Binding;
 use larder_node::arena::HugePages;
 use larder_node::arena::{ExtentMemory, ExtentSpec};
 use larder_node::clock::Clock;
-use larder_node::disk::io::{Buffer, DiskFile, Lane};
+use larder_node::disk::io::{Buffer, DiskFile, IoMethod};
 use larder_node::disk::{
     BlockPlace, DEFAULT_SEGMENT_BYTES, DiskMetrics, DiskOptions, DiskTier, ReadAnswer, ReadOrder, Refused,
     Source, WriteAnswer, WriteOrder,
@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     let folder = tempfile::tempdir_in(folder)?;
     let blocks = (mib << 20) / BLOCK_BYTES;
     let bench = Bench::new(folder.path(), blocks)?;
-    for lane in [None, Some(Lane::Plain)] {
+    for lane in [None, Some(IoMethod::Plain)] {
         let mut best = Best::default();
         for round in 0..ROUNDS {
             let plain = bench.plain_loop(round)?;
@@ -122,7 +122,7 @@ impl Bench {
         Ok(Rates { write, read })
     }
 
-    fn tier(&self, lane: Option<Lane>, round: u32) -> Result<Rates> {
+    fn tier(&self, lane: Option<IoMethod>, round: u32) -> Result<Rates> {
         let options = DiskOptions {
             folder: self.folder.join(format!("tier-{lane:?}")),
             // Room for little more than one round, so that the next ones give segments up as they go.
@@ -210,7 +210,7 @@ impl Best {
         }
     }
 
-    fn print(&self, lane: Option<Lane>) {
+    fn print(&self, lane: Option<IoMethod>) {
         let Self { plain, tier } = self;
         for (what, tier, plain) in [("write", tier.write, plain.write), ("read", tier.read, plain.read)] {
             println!(

@@ -40,19 +40,19 @@ use self::handoff::PeerFollowers;
 use self::lives::Lives;
 pub use self::messages::{Answer, Ask, AskNamespaces, AskReport, Close, Open, ProcessGone, ReplyTo, Report};
 use self::peers::EndedGrants;
-pub use self::peers::{Fetcher, Follower, Peers};
+pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
 use self::traces::cause_of;
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
-use crate::copy::CopyLane;
+use crate::copy::CopyPool;
 use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::events::Feed;
 use crate::exchange::SetPolicy;
+use crate::infinite_cache;
+use crate::lookup_log::Recorder;
 use crate::metrics::{ActorMetrics, Hit, Movement};
-use crate::record::Recorder;
-use crate::reuse;
 use crate::siblings::{SIBLING_DEADLINE, Siblings};
 use crate::window::Window;
 
@@ -60,7 +60,7 @@ use crate::window::Window;
 pub struct GpuActor {
     core: Core,
     arena: Arena,
-    lane: CopyLane,
+    lane: CopyPool,
     /// Its device, where engines let it copy.
     device_lane: DeviceLane,
     /// The device's reports; taken when the actor starts.
@@ -101,7 +101,7 @@ pub struct Parts {
     /// Its memory.
     pub arena: Arena,
     /// Its copy threads.
-    pub lane: CopyLane,
+    pub lane: CopyPool,
     /// Its device.
     pub device: (DevicePlace, DeviceLimits),
     /// Its counters.
@@ -192,7 +192,8 @@ impl GpuActor {
         if !skip_read {
             let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
             let tokens_hit = found.tokens;
-            let asked = reuse::Lookup { usable, chunk_tokens, tokens_asked: prompt_tokens, tokens_hit };
+            let asked =
+                infinite_cache::Lookup { usable, chunk_tokens, tokens_asked: prompt_tokens, tokens_hit };
             self.metrics.could_reuse(namespace, asked, now);
         }
         let is_whole = chain.hashes.is_empty() || chain.chunk(0).index == 0;

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix::prelude::*;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
-use larder_net::follower::{FollowAs, Known, NodeFacts, follow};
+use larder_net::coordinator_client::{FollowAs, Known, NodeFacts, follow};
 use larder_net::metrics::{CertificateMetrics, Part as _};
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,

@@ -20,7 +20,7 @@ use crate::threads::{self, Joined};
 use crate::window::Window;
 
 /// The threads, and the queue before them. Dropping it waits until every order is done.
-pub struct CopyLane {
+pub struct CopyPool {
     queue: SyncSender<Job>,
     threads: Vec<Joined>,
     panics: Arc<AtomicU64>,
@@ -72,7 +72,7 @@ enum Job {
     Renew(Renewal, oneshot::Sender<Result<Arc<ExtentMemory>, MemoryError>>),
 }
 
-impl CopyLane {
+impl CopyPool {
     /// Starts the threads.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use larder_device::{Device, DeviceError, DeviceThread, Order, Ticket};
 use tokio::sync::{mpsc, oneshot};
 
 pub use devices::Devices;
-pub(crate) use refused::LaneRefused;
+pub(crate) use refused::DeviceCopyRefused;
 pub(crate) use regions::Regions;
 pub(crate) use words::{WORD_BYTES, Words};
 
@@ -97,8 +97,8 @@ impl DeviceLane {
     /// Has the device do something, starting its thread where it does not run. The answer never comes if there is no device.
     pub(crate) fn call<T: Send + 'static>(
         &mut self,
-        what: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<T, LaneRefused> + Send + 'static,
-    ) -> Result<oneshot::Receiver<Result<T, LaneRefused>>, Busy> {
+        what: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<T, DeviceCopyRefused> + Send + 'static,
+    ) -> Result<oneshot::Receiver<Result<T, DeviceCopyRefused>>, Busy> {
         let (answer, answered) = oneshot::channel();
         let regions = Arc::clone(&self.regions);
         self.thread()?.call(move |device| {
@@ -164,11 +164,11 @@ impl DeviceLane {
     }
 
     /// The page of words of a session, made where it has none.
-    pub(crate) fn words(&mut self, session: SessionId) -> Result<Arc<Words>, LaneRefused> {
+    pub(crate) fn words(&mut self, session: SessionId) -> Result<Arc<Words>, DeviceCopyRefused> {
         if let Some(words) = self.words.get(&session) {
             return Ok(Arc::clone(words));
         }
-        let words = Arc::new(Words::create().map_err(LaneRefused::Words)?);
+        let words = Arc::new(Words::create().map_err(DeviceCopyRefused::Words)?);
         self.words.insert(session, Arc::clone(&words));
         Ok(words)
     }

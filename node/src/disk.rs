@@ -32,7 +32,7 @@ pub mod order;
 pub mod tier;
 pub(crate) mod volume;
 
-use io::Lane;
+use io::IoMethod;
 use log::{Geometry, MIN_SEGMENTS};
 
 pub use metrics::DiskMetrics;
@@ -57,7 +57,7 @@ pub struct DiskOptions {
     /// The CPUs of its thread.
     pub cpus: CpuSet,
     /// How bytes go; `None` for the best that the kernel allows.
-    pub lane: Option<Lane>,
+    pub lane: Option<IoMethod>,
 }
 
 /// Why a tier cannot be opened.

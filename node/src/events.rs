@@ -66,7 +66,7 @@ struct Data<'a> {
 }
 
 /// The state of a follower's stream.
-struct Follower {
+struct EventSubscriber {
     actors: VecDeque<(Feed, Recipient<AskPage>, usize)>,
     live: Vec<(Feed, Receiver<Arc<Batch>>)>,
     state: State,
@@ -113,14 +113,14 @@ impl Feed {
 pub fn follow(actors: Vec<(Feed, Recipient<AskPage>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
     let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
-    let follower = Follower { actors, live, state: State::Snapshot };
+    let follower = EventSubscriber { actors, live, state: State::Snapshot };
     stream::unfold(follower, |mut follower| async move {
         let text = follower.next().await?;
         Some((Ok(Bytes::from(text)), follower))
     })
 }
 
-impl Follower {
+impl EventSubscriber {
     /// The next piece of text; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         match self.state {

@@ -4,7 +4,7 @@
 //! touches its memory, and its pidfd reports the exit. A process without a pidfd opens no session: memory that it held could
 //! never be used again.
 
-mod peer;
+mod socket_process;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,8 +21,8 @@ use tokio::sync::watch;
 
 use crate::actor::{GpuActor, ProcessGone};
 
-use peer::Exit;
-pub use peer::{Peer, PeerError};
+use socket_process::Exit;
+pub use socket_process::{PeerError, SocketProcess};
 
 /// The processes that have, or had, a session and are not known to be gone. Lives on one thread.
 #[derive(Clone)]
@@ -83,7 +83,7 @@ impl Processes {
     ///
     /// # Errors
     /// [`EnterError`]: nothing is noted.
-    pub fn enter(&self, tenant: TenantId, peer: Peer) -> Result<Membership, EnterError> {
+    pub fn enter(&self, tenant: TenantId, peer: SocketProcess) -> Result<Membership, EnterError> {
         let mut known = self.known.borrow_mut();
         let same = peer.pid.and_then(|pid| known.by_pid.get(&(tenant, pid)).copied());
         let alive = |id: &ProcessId| known.processes.get(id).is_some_and(|process| !process.has_exited());

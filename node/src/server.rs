@@ -25,7 +25,7 @@ use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
 use crate::config::RecordConfig;
-use crate::copy::CopyLane;
+use crate::copy::CopyPool;
 use crate::device_lane::{DevicePlace, Devices};
 use crate::disk::DiskMetrics;
 use crate::events::Feed;
@@ -33,9 +33,9 @@ use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, routes};
 use crate::kv_events::KvEvents;
 use crate::limits::{ActorLimits, Limits, TenantLimits};
+use crate::lookup_log::Recorder;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
-use crate::record::Recorder;
 use crate::session::{BindError, Listener, Listening, SessionActor, SessionSettings};
 use crate::siblings::{Sibling, Siblings};
 use crate::threads;
@@ -82,7 +82,7 @@ pub enum ServeError {
     },
     /// A thread cannot be started.
     #[error("cannot start the copy threads of device {device}")]
-    CopyLane {
+    CopyPool {
         /// The actor's device.
         device: u16,
         /// Why.
@@ -386,8 +386,8 @@ async fn start_actor(
     let arena = threads::blocking(make).await.map_err(|source| ServeError::Arena { device, source })?;
     tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
     let got = DeviceHardware::of(device, limits, &arena, metrics);
-    let lane = CopyLane::start(&format!("larder-copy-{device}"), &limits.copy);
-    let lane = lane.map_err(|source| ServeError::CopyLane { device, source })?;
+    let lane = CopyPool::start(&format!("larder-copy-{device}"), &limits.copy);
+    let lane = lane.map_err(|source| ServeError::CopyPool { device, source })?;
     let disk_metrics =
         limits.disk.as_ref().map(|_| DiskMetrics::new(metrics.registry(), device)).transpose()?;
     let (disk, disk_trouble) = disk::start(device, limits.disk.as_ref().zip(disk_metrics.clone())).await;

@@ -15,7 +15,7 @@ use std::fmt;
 use crate::device::{CopyError, Device, DeviceError, EngineMemory, Event};
 use crate::layout::PagedLayout;
 use crate::memory::HostMemory;
-use crate::order::{Direction, Flag, Order, Place, RegionId, TensorsId, Ticket};
+use crate::order::{Direction, Flag, Order, RegionId, RegionOffset, TensorsId, Ticket};
 use crate::registry::{Region, Registry};
 
 pub use forms::Form;
@@ -23,7 +23,7 @@ pub use forms::Form;
 use driver::{Context, CudaError, DeviceMemory, Kernel, Module, NoCuda, PinnedMemory};
 use enqueue::Begun;
 use forms::{Forms, OrderShape};
-use lane::{Lane, Table};
+use lane::{Streams, Table};
 use tables::{ENTRY_BYTES, plane_bytes};
 
 /// A GPU. It stays on the thread that opened it.
@@ -36,8 +36,8 @@ pub struct CudaDevice {
     running: Vec<Running>,
     /// Resources of orders whose end could not even be marked: they stay until the device is closed.
     limbo: Vec<Begun>,
-    loads: Lane,
-    saves: Lane,
+    loads: Streams,
+    saves: Streams,
     tables: Vec<Table>,
     spare_events: Vec<driver::Event>,
     forms: Forms,
@@ -146,8 +146,8 @@ impl CudaDevice {
             cancelled: Vec::new(),
             running: Vec::new(),
             limbo: Vec::new(),
-            loads: Lane::new(&context, options.half_bytes)?,
-            saves: Lane::new(&context, options.half_bytes)?,
+            loads: Streams::new(&context, options.half_bytes)?,
+            saves: Streams::new(&context, options.half_bytes)?,
             tables: Vec::new(),
             spare_events: Vec::new(),
             forms: Forms::default(),
@@ -159,11 +159,11 @@ impl CudaDevice {
         })
     }
 
-    fn address(&self, place: Place) -> u64 {
+    fn address(&self, place: RegionOffset) -> u64 {
         self.registry.region_of(place.region).address() + place.offset
     }
 
-    fn lane(&self, direction: Direction) -> &Lane {
+    fn lane(&self, direction: Direction) -> &Streams {
         match direction {
             Direction::Load => &self.loads,
             Direction::Save => &self.saves,
@@ -379,7 +379,7 @@ impl Device for CudaDevice {
     }
 
     fn close(mut self: Box<Self>) -> Result<(), DeviceError> {
-        let ended = [&self.loads, &self.saves].into_iter().try_for_each(Lane::synchronize);
+        let ended = [&self.loads, &self.saves].into_iter().try_for_each(Streams::synchronize);
         if !self.is_lost
             && let Err(error) = ended
         {

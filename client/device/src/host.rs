@@ -77,7 +77,7 @@ struct Running {
     ticket: Ticket,
     order: Order,
     /// The remaining pieces, last first.
-    pieces: Vec<Piece>,
+    pieces: Vec<CopyStep>,
     copied: u32,
     told_layers: u32,
     fault: Option<Fault>,
@@ -87,7 +87,7 @@ struct Running {
 
 /// A page of one plane, or a block, and the layer it belongs to, counted from the order's first.
 #[derive(Clone, Copy)]
-struct Piece {
+struct CopyStep {
     layer: u32,
     what: Copied,
 }
@@ -118,7 +118,7 @@ impl HostDevice {
         if self.is_lost { Err(DeviceError::Lost(LOST.into())) } else { Ok(()) }
     }
 
-    fn pieces(&mut self, order: &Order) -> Vec<Piece> {
+    fn pieces(&mut self, order: &Order) -> Vec<CopyStep> {
         let mut pieces = Vec::new();
         match &order.work {
             Work::Pages { tensors, pages, layers, by_layer } => {
@@ -129,7 +129,7 @@ impl HostDevice {
                     let of_layer = pages.iter().flat_map(|page| planes.clone().map(|plane| (*page, plane)));
                     let start = pieces.len();
                     pieces.extend(
-                        of_layer.map(|(page, plane)| Piece { layer, what: Copied::Page(page, plane) }),
+                        of_layer.map(|(page, plane)| CopyStep { layer, what: Copied::Page(page, plane) }),
                     );
                     self.random.shuffle(&mut pieces[start..]);
                 }
@@ -140,7 +140,7 @@ impl HostDevice {
                 }
             }
             Work::Blocks(moves) => {
-                pieces.extend(moves.iter().map(|copy| Piece { layer: 0, what: Copied::Block(*copy) }));
+                pieces.extend(moves.iter().map(|copy| CopyStep { layer: 0, what: Copied::Block(*copy) }));
                 self.random.shuffle(&mut pieces);
             }
         }
@@ -390,7 +390,7 @@ impl Region for HostRegion {
     }
 }
 
-fn copy(registry: &Registry<HostRegion, ()>, order: &Order, piece: Piece) {
+fn copy(registry: &Registry<HostRegion, ()>, order: &Order, piece: CopyStep) {
     match (piece.what, &order.work) {
         (Copied::Page(page, plane), Work::Pages { tensors, .. }) => {
             let tensors = registry.tensors_of(*tensors);

@@ -28,6 +28,6 @@ pub use device::{CopyError, Device, DeviceError, EngineMemory, Event};
 pub use layout::{LayoutError, LayoutSpec, PagedLayout};
 pub use memory::HostMemory;
 pub use order::{
-    BlockMove, Direction, Flag, Order, OrderError, PageCopy, Place, RegionId, TensorsId, Ticket, Work,
+    BlockMove, Direction, Flag, Order, OrderError, PageCopy, RegionId, RegionOffset, TensorsId, Ticket, Work,
 };
 pub use thread::DeviceThread;

@@ -18,7 +18,7 @@ pub struct Ticket(pub u64);
 
 /// A place in a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct RegionOffset {
     /// The region.
     pub region: RegionId,
     /// Bytes from its start on.
@@ -40,7 +40,7 @@ pub enum Direction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flag {
     /// The place of the word: a multiple of 4 in host memory.
-    pub word: Place,
+    pub word: RegionOffset,
     /// The value that it must have reached.
     pub value: u32,
 }
@@ -81,7 +81,7 @@ pub enum Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCopy {
     /// The start of its chunk's block.
-    pub block: Place,
+    pub block: RegionOffset,
     /// Its number in the chunk.
     pub in_chunk: u32,
     /// Its number in the engine's memory.
@@ -92,9 +92,9 @@ pub struct PageCopy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockMove {
     /// The block's place.
-    pub from: Place,
+    pub from: RegionOffset,
     /// The target.
-    pub to: Place,
+    pub to: RegionOffset,
     /// Its bytes.
     pub bytes: u64,
 }
@@ -122,7 +122,7 @@ pub enum OrderError {
     #[error("a block of {bytes} bytes does not fit at {} of region {}", .place.offset, .place.region.0)]
     NoPlace {
         /// The place.
-        place: Place,
+        place: RegionOffset,
         /// The block's size.
         bytes: u64,
     },
@@ -244,7 +244,7 @@ fn check_page(
 
 fn check_place(
     places: &impl Places,
-    place: Place,
+    place: RegionOffset,
     bytes: u64,
     alignment: u64,
     is_written: bool,

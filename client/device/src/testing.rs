@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::layout::{PagedLayout, Shape, VllmOrder, sglang_latent, sglang_split, vllm};
 use crate::memory::HostMemory;
-use crate::order::{Direction, Order, PageCopy, Place, RegionId, TensorsId, Work};
+use crate::order::{Direction, Order, PageCopy, RegionId, RegionOffset, TensorsId, Work};
 
 /// Every layout of every engine, small.
 pub(crate) fn layouts() -> Vec<(String, PagedLayout, Vec<u64>)> {
@@ -52,13 +52,13 @@ impl Paged {
     }
 
     /// The place of a chunk's block.
-    pub(crate) fn block(&self, chunk: u64) -> Place {
-        Place { region: self.arena_region, offset: chunk * self.layout.block_bytes() }
+    pub(crate) fn block(&self, chunk: u64) -> RegionOffset {
+        RegionOffset { region: self.arena_region, offset: chunk * self.layout.block_bytes() }
     }
 
     /// The word of a flag, behind the blocks.
-    pub(crate) fn word(&self) -> Place {
-        Place { region: self.arena_region, offset: CHUNKS * self.layout.block_bytes() }
+    pub(crate) fn word(&self) -> RegionOffset {
+        RegionOffset { region: self.arena_region, offset: CHUNKS * self.layout.block_bytes() }
     }
 
     /// Copies of all chunks, to or from pages in a random order.

@@ -4,7 +4,7 @@
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
-pub mod follower;
+pub mod coordinator_client;
 pub mod http;
 pub mod metrics;
 pub mod quic;

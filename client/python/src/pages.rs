@@ -42,7 +42,7 @@ pub(crate) struct Layer {
 }
 
 /// One contiguous piece of a copy.
-struct Piece {
+struct PageRun {
     region: usize,
     range: Range<u64>,
     /// Where it stands in the block.
@@ -85,11 +85,11 @@ impl Layer {
 
 impl PagedMemory {
     /// The pieces of page `page`, which is number `in_chunk` of its chunk, in some layers.
-    fn pieces(&self, layers: Range<usize>, page: u64, in_chunk: u64) -> impl Iterator<Item = Piece> {
+    fn pieces(&self, layers: Range<usize>, page: u64, in_chunk: u64) -> impl Iterator<Item = PageRun> {
         layers.flat_map(move |number| {
             let layer = &self.layers[number];
             let page_start = (number as u64 * self.pages_per_chunk + in_chunk) * self.page_bytes;
-            layer.runs(page).enumerate().map(move |(run, range)| Piece {
+            layer.runs(page).enumerate().map(move |(run, range)| PageRun {
                 region: layer.region,
                 range,
                 offset: page_start + run as u64 * layer.run_bytes,
@@ -128,7 +128,7 @@ impl PagedMemory {
         for (number, &page) in (first_page..).zip(pages) {
             let (position, in_chunk) =
                 ((number / self.pages_per_chunk) as usize, number % self.pages_per_chunk);
-            for Piece { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
+            for PageRun { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
                 self.regions[region].copy_from(range, guard, position, block, offset)?;
             }
         }
@@ -247,7 +247,7 @@ impl PagedMemory {
         staged.check(block, 0, self.block_bytes())?;
         staged.fill(py, |chunk| {
             for (in_chunk, &page) in (0..).zip(&pages) {
-                for Piece { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
+                for PageRun { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
                     self.regions[region].copy_to(range, chunk, block, offset);
                 }
             }
@@ -273,7 +273,7 @@ impl PagedMemory {
             for (number, &page) in (0..).zip(&pages) {
                 let (chunk, in_chunk) =
                     ((number / self.pages_per_chunk) as usize, number % self.pages_per_chunk);
-                for Piece { region, range, offset } in self.pieces(first..end, page, in_chunk) {
+                for PageRun { region, range, offset } in self.pieces(first..end, page, in_chunk) {
                     self.regions[region].copy_to_layers(range, staged, (chunk, 0), offset - skipped);
                 }
             }

@@ -19,7 +19,7 @@ pub(crate) struct ScatteredMemory {
 }
 
 /// One piece of a copy, within a region and within a block.
-struct Piece {
+struct PageRun {
     region: usize,
     /// Where it starts in the region.
     start: u64,
@@ -41,7 +41,7 @@ impl ScatteredMemory {
         sizes: &[u64],
         blocks: usize,
         block_bytes: u64,
-    ) -> PyResult<Vec<Piece>> {
+    ) -> PyResult<Vec<PageRun>> {
         if addresses.len() != sizes.len() {
             let text = format!("there are {} addresses and {} sizes", addresses.len(), sizes.len());
             return Err(PyValueError::new_err(text));
@@ -54,7 +54,7 @@ impl ScatteredMemory {
                 return Err(PyValueError::new_err(text));
             }
             let (region, start) = self.find(address, bytes)?;
-            pieces.push(Piece { region, start, bytes, block, offset });
+            pieces.push(PageRun { region, start, bytes, block, offset });
             offset += bytes;
             if offset == block_bytes {
                 (block, offset) = (block + 1, 0);
@@ -104,7 +104,7 @@ impl ScatteredMemory {
         check_leased(&guard, chunks, block)?;
         let pieces = self.pieces(&addresses, &sizes, chunks, guard.namespace().block_bytes(block))?;
         let copied = py.detach(|| {
-            pieces.into_iter().try_for_each(|Piece { region, start, bytes, block: position, offset }| {
+            pieces.into_iter().try_for_each(|PageRun { region, start, bytes, block: position, offset }| {
                 self.regions[region].copy_from(start..start + bytes, &guard, position, block, offset)
             })
         });
@@ -135,7 +135,7 @@ impl ScatteredMemory {
                 of_chunk.push(piece);
             }
             chunk.fill(py, |staged| {
-                for Piece { region, start, bytes, offset, .. } in of_chunk {
+                for PageRun { region, start, bytes, offset, .. } in of_chunk {
                     self.regions[region].copy_to(start..start + bytes, staged, block, offset);
                 }
             })?;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::SessionError;
-use crate::exchange::Exchange;
 use crate::opening::Opening;
+use crate::round_trip::RoundTrip;
 use crate::session::Session;
 use crate::window::{Window, WindowRange};
 
@@ -50,7 +50,7 @@ enum Work<T> {
 /// What a call does next.
 pub(crate) enum Step<T> {
     Done(Result<T, SessionError>),
-    Ask(Exchange<T>),
+    Ask(RoundTrip<T>),
     TakeRoom(RoomFor<T>),
 }
 
@@ -140,7 +140,7 @@ impl<T: Send + 'static> Call<T> {
         session: &Session,
         patience: Duration,
         known: impl Fn() -> Option<T> + Send + 'static,
-        ask: impl Fn(Duration) -> Exchange<T> + Send + 'static,
+        ask: impl Fn(Duration) -> RoundTrip<T> + Send + 'static,
     ) -> Self {
         let (until, longest) = (Instant::now() + patience, session.link.timeout / 4);
         let mut is_last = false;

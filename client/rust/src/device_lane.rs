@@ -21,13 +21,13 @@ pub use messages::layout_message;
 use crate::call::{Call, Step};
 use crate::engine_lane::{CopyFlags, LoadPages};
 use crate::error::SessionError;
-use crate::exchange::Exchange;
 use crate::lease::LeaseGuard;
 use crate::link::Link;
 use crate::lock;
 use crate::namespace::Namespace;
 use crate::options::millis;
 use crate::reservation::Reservation;
+use crate::round_trip::RoundTrip;
 use crate::session::Session;
 use crate::verify::Damaged;
 use larder_ipc::Mapping;
@@ -185,7 +185,7 @@ impl Session {
             memory,
         });
         let (namespace, layout) = (namespace.clone(), layout.clone());
-        let mut exchange = Exchange::new(request, move |link, response, descriptors| {
+        let mut exchange = RoundTrip::new(request, move |link, response, descriptors| {
             let (Response::TensorsRegistered(known), [words]) = (response, descriptors.as_slice()) else {
                 return Err(SessionError::wrong_answer("tensors come to be known, with a page of words"));
             };
@@ -268,11 +268,11 @@ impl Session {
 }
 
 /// Asks how far a copy is, which hears it as it comes.
-fn news(copy: &Arc<Copying>, layers: u32, wait: Duration) -> Exchange<CopyProgress> {
+fn news(copy: &Arc<Copying>, layers: u32, wait: Duration) -> RoundTrip<CopyProgress> {
     let request = Request::AskCopy(AskCopy { copy: copy.number, layers, wait_ms: millis(wait) });
     // A request that nobody receives an answer to must not keep the session.
     let copy = Arc::downgrade(copy);
-    Exchange::new(request, move |_, response, _| {
+    RoundTrip::new(request, move |_, response, _| {
         let Response::CopyProgress(progress) = response else {
             return Err(SessionError::wrong_answer("a copy has progress"));
         };

@@ -17,7 +17,7 @@ use larder_device::order::MAX_COPIES;
 use larder_device::thread::Busy;
 use larder_device::{
     Device, DeviceError, DeviceThread, Direction, EngineMemory, HostMemory, Order, PageCopy, PagedLayout,
-    Place, RegionId, TensorsId, Ticket, Work,
+    RegionId, RegionOffset, TensorsId, Ticket, Work,
 };
 
 pub use copies::{Copied, CopyHandle};
@@ -26,7 +26,7 @@ use crate::lease::LeaseGuard;
 use crate::lock;
 use crate::reservation::{StagedChunk, StagedLayers};
 use crate::verify::Damaged;
-use copies::{Copies, Held};
+use copies::{Copies, CopyClaims};
 use larder_ipc::Mapping;
 use regions::Regions;
 
@@ -207,7 +207,7 @@ impl EngineLane {
             let (memory, offset) = lease.block_memory(position, load.block, page_bytes);
             copies.push((memory, offset, in_chunk, page));
         }
-        let held = Held::Lease(Arc::clone(lease));
+        let held = CopyClaims::Lease(Arc::clone(lease));
         self.begin(tensors, Direction::Load, copies, load.layers.clone(), load.by_layer, flags, held)
     }
 
@@ -233,7 +233,7 @@ impl EngineLane {
         let (memory, offset) = staged.block_memory(save.block, bytes);
         let copies = (0..).zip(&save.pages);
         let copies = copies.map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page)).collect();
-        let held = Held::Staged(staged);
+        let held = CopyClaims::Staged(staged);
         self.begin(tensors, Direction::Save, copies, save.layers.clone(), false, flags, held)
     }
 
@@ -260,7 +260,7 @@ impl EngineLane {
             );
         }
         let layers = 0..tensors.layout.layers();
-        self.begin(tensors, Direction::Save, copies, layers, false, flags, Held::Layers(staged))
+        self.begin(tensors, Direction::Save, copies, layers, false, flags, CopyClaims::Layers(staged))
     }
 
     /// What the device is called. Waits for the device.
@@ -300,7 +300,7 @@ impl EngineLane {
         layers: Range<u32>,
         by_layer: bool,
         flags: CopyFlags,
-        held: Held,
+        held: CopyClaims,
     ) -> Result<CopyHandle<T>, LaneError>
     where
         CopyHandle<T>: From<Arc<Copied>>,
@@ -317,7 +317,7 @@ impl EngineLane {
                 let mut regions = lock(&regions);
                 let mut pages = Vec::with_capacity(copies.len());
                 for (memory, offset, in_chunk, page) in &copies {
-                    let block = Place { region: regions.find(device, memory)?, offset: *offset };
+                    let block = RegionOffset { region: regions.find(device, memory)?, offset: *offset };
                     pages.push(PageCopy { block, in_chunk: *in_chunk, page: *page });
                 }
                 let (after, then) = (regions.flag(flags.after)?, regions.flag(flags.then)?);

@@ -10,12 +10,12 @@ use larder_protocol::session::{Request, Response};
 
 use crate::call::Call;
 use crate::error::SessionError;
-use crate::exchange::Exchange;
 use crate::follow::{Follow, FollowOptions, Followed, InPlace};
 use crate::lease::LeaseGuard;
 use crate::namespace::Namespace;
 use crate::options::millis;
 use crate::reservation::{LayersPart, Reservation, StagedLayers};
+use crate::round_trip::RoundTrip;
 use crate::session::Session;
 
 impl Session {
@@ -132,7 +132,7 @@ impl Session {
 }
 
 /// Asks for news of a follow, which hears them as they come; its lease comes along when there is one.
-fn news(follow: &Arc<Followed>, wait: Duration) -> Exchange<InPlace> {
+fn news(follow: &Arc<Followed>, wait: Duration) -> RoundTrip<InPlace> {
     let known = follow.in_place();
     let request = Request::AskInPlace(AskInPlace {
         follow: follow.number(),
@@ -142,7 +142,7 @@ fn news(follow: &Arc<Followed>, wait: Duration) -> Exchange<InPlace> {
     });
     // A request that nobody receives an answer to must not keep the session.
     let follow = Arc::downgrade(follow);
-    Exchange::new(request, move |link, response, descriptors| {
+    RoundTrip::new(request, move |link, response, descriptors| {
         let Response::InPlace(news) = response else {
             return Err(SessionError::wrong_answer("a follow has layers in place"));
         };

@@ -19,11 +19,11 @@ use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{ProtocolError, SessionError};
-use crate::exchange::{Answer, Deliver, Exchange};
 use crate::extents::Extents;
 use crate::lock;
 use crate::opening::HELLO_NUMBER;
 use crate::options::SessionOptions;
+use crate::round_trip::{Answer, Deliver, RoundTrip};
 use crate::traffic::Traffic;
 use crate::verify::Verifier;
 use crate::window::Window;
@@ -116,11 +116,11 @@ impl Link {
     /// Sends a request, which belongs to `trace`, as far as the socket takes it.
     fn send<T>(
         &self,
-        exchange: Exchange<T>,
+        exchange: RoundTrip<T>,
         trace: Option<TraceContext>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Answer<T>, SessionError> {
-        let Exchange { request, descriptors, deliver, answer } = exchange;
+        let RoundTrip { request, descriptors, deliver, answer } = exchange;
         let mut state = lock(&self.state);
         if !state.open {
             return Err(SessionError::Closed { reason: state.last_words.clone() });

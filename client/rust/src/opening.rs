@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use crate::call::within;
 use crate::error::{ProtocolError, SessionError};
-use crate::exchange::granted;
 use crate::link::Link;
 use crate::options::SessionOptions;
+use crate::round_trip::granted;
 use crate::session::Session;
 use crate::window::Window;
 use larder_ipc::Mapping;

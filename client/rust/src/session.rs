@@ -13,10 +13,10 @@ use larder_protocol::session::{Request, Response};
 
 use crate::call::{Call, Step};
 use crate::error::SessionError;
-use crate::exchange::Exchange;
 use crate::link::Link;
 use crate::opening::{Node, Opening};
 use crate::options::SessionOptions;
+use crate::round_trip::RoundTrip;
 use crate::traffic::Counters;
 
 /// A session with the node on this host. Clones share it.
@@ -97,6 +97,6 @@ impl Session {
         request: Request,
         accept: impl FnOnce(&Arc<Link>, Response, Vec<OwnedFd>) -> Result<T, SessionError> + Send + 'static,
     ) -> Call<T> {
-        Call::new(self, Step::Ask(Exchange::new(request, accept)))
+        Call::new(self, Step::Ask(RoundTrip::new(request, accept)))
     }
 }

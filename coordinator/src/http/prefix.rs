@@ -62,7 +62,7 @@ struct Lora {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PrefixAnswer {
     /// The prefix that all nodes together hold.
-    pub cluster: Held,
+    pub cluster: PrefixHeld,
     /// The prefix that each node holds.
     pub nodes: Vec<NodeHeld>,
     /// Homes that did not answer: their rows are missing.
@@ -76,12 +76,12 @@ pub struct NodeHeld {
     pub name: String,
     /// What it has.
     #[serde(flatten)]
-    pub held: Held,
+    pub held: PrefixHeld,
 }
 
 /// How much of a prompt's prefix is held.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Held {
+pub struct PrefixHeld {
     /// Chunks from the prompt's first on.
     pub chunks: usize,
     /// Their tokens.
@@ -119,7 +119,7 @@ pub(super) async fn answer(
     }
     let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;
     let Holdings { cluster_chunks, chunks, silent_homes } = answered;
-    let held = |chunks: usize| Held { chunks, tokens: chunks as u64 * u64::from(chunk_tokens) };
+    let held = |chunks: usize| PrefixHeld { chunks, tokens: chunks as u64 * u64::from(chunk_tokens) };
     Ok(Json(PrefixAnswer {
         cluster: held(cluster_chunks),
         nodes: chunks.into_iter().map(|(name, chunks)| NodeHeld { name, held: held(chunks) }).collect(),

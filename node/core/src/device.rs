@@ -65,7 +65,7 @@ pub struct Tensors {
 /// Requests to a device and their copies.
 #[derive(Debug)]
 pub(crate) struct Device {
-    account: Account<Held>,
+    account: Account<CopyClaims>,
     tier: DeviceTier,
     tensors: HashMap<(SessionId, u32), Tensors>,
     last_tensors: u32,
@@ -77,7 +77,7 @@ pub(crate) struct Device {
 
 /// The resources that a copy keeps from reuse.
 #[derive(Debug)]
-struct Held {
+struct CopyClaims {
     what: HeldBy,
     bytes: u64,
 }

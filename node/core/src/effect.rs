@@ -20,7 +20,7 @@ use crate::event::{
 use crate::placement::Placement;
 use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, SessionId};
-use crate::store::{BlockMove, Change, ChunkWrite, FetchId, Granted, Leased, Refused, Told};
+use crate::store::{BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Refused};
 
 pub use device::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
 
@@ -95,7 +95,7 @@ pub enum Effect {
     /// the last answer.
     Follow(FollowOrder),
     /// Tells a peer the progress of its follow.
-    TellFollower(Told),
+    TellFollower(FollowNews),
     /// Asks which other actors of this node hold chunks: [`Event::SiblingsFound`](crate::Event::SiblingsFound) answers.
     FindSiblings {
         /// Its number.
@@ -265,7 +265,7 @@ pub enum Counted {
     /// Layers came from another node: the number of pieces, and the bytes of whole chunks.
     Came(u64, u64),
     /// A copy by a device ended in this way, and brought this many bytes.
-    ByDevice(LaneCopy, u64),
+    ByDevice(DeviceCopyEnd, u64),
     /// A load reads this many bytes from the device tier.
     ReadFromTier(u64),
     /// A chunk was said to be damaged; `None`: it was not verified, since too much is.
@@ -274,7 +274,7 @@ pub enum Counted {
 
 /// How a copy by a device ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LaneCopy {
+pub enum DeviceCopyEnd {
     /// Pages were loaded.
     Loaded,
     /// Pages were saved.

@@ -57,7 +57,7 @@ pub use pace::Pace;
 pub use sending::Sending;
 
 use fetch::Request;
-use silence::Peer;
+use silence::PeerHealth;
 
 /// The limits of the exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct Exchange {
     limits: ExchangeLimits,
     table: Arc<Table>,
     own: NodeNumber,
-    peers: BTreeMap<PeerId, Peer>,
+    peers: BTreeMap<PeerId, PeerHealth>,
     requests: BTreeMap<RequestId, Request>,
     alarms: BTreeSet<(Duration, Alarm)>,
     /// How much this node sends to whom.
@@ -192,7 +192,7 @@ impl Exchange {
     pub fn peer(&mut self, node: NodeNumber) -> Result<PeerId, NoPeer> {
         let member = self.table.member(node).filter(|_| node != self.own).ok_or(NoPeer::NotAMember)?;
         let peer = PeerId { node, incarnation: member.incarnation };
-        let state = self.peers.entry(peer).or_insert_with(|| Peer::new(&self.limits));
+        let state = self.peers.entry(peer).or_insert_with(|| PeerHealth::new(&self.limits));
         if state.is_silent() { Err(NoPeer::Silent) } else { Ok(peer) }
     }
 

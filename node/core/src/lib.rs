@@ -31,8 +31,8 @@ pub mod directory;
 mod effect;
 mod event;
 pub mod exchange;
+mod give_up;
 pub mod loading;
-mod moved;
 pub mod placement;
 pub mod priority;
 pub mod reports;
@@ -50,7 +50,7 @@ use std::time::Duration;
 pub use bring::{Offer, Sources};
 pub use device::{DeviceLimits, SESSION_WORDS, Tensors};
 pub use effect::{
-    BlockAt, Counted, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder, LaneCopy, PagesCopy,
+    BlockAt, Counted, DeviceCopyEnd, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder, PagesCopy,
     Promoted, Started, Way,
 };
 pub use event::{
@@ -64,7 +64,7 @@ use announce::Untold;
 use bring::Bring;
 use copies::Copies;
 use device::Device;
-use moved::Moved;
+use give_up::Moved;
 use store::ids::{ProcessId, SessionId, TenantId};
 use store::{Refused, Store, StoreLimits};
 use tiers::described::Described;
@@ -144,7 +144,7 @@ impl Core {
             Event::Recovered { held, is_all } => self.recovered(held, is_all),
             Event::LeftDisk(keys) => self.store.left_disk(&keys),
             Event::DiskClosed => self.store.disk_closed(),
-            Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, moved::TRIES),
+            Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, give_up::TRIES),
             Event::Announced(announced) => self.announced(announced),
             Event::PageAnnounced { next } => self.page_announced(next),
             Event::Tick => {

@@ -19,7 +19,7 @@ pub struct Meter {
 
 /// One chunk of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct ChunkSource {
     /// Position of its source among the meters; `None` if it is in place.
     pub source: Option<usize>,
     /// Its size.
@@ -85,14 +85,14 @@ impl Meter {
 
 /// How many of the pieces are worth loading: at least those in place at the front.
 #[must_use]
-pub fn worth_loading(pieces: &[Piece], meters: &[&Meter], prefill: Prefill) -> usize {
+pub fn worth_loading(pieces: &[ChunkSource], meters: &[&Meter], prefill: Prefill) -> usize {
     let Prefill { tokens_per_second, chunk_tokens } = prefill;
     let chunk_seconds = f64::from(chunk_tokens) / tokens_per_second.max(f64::MIN_POSITIVE);
     let mut bytes = vec![0; meters.len()];
     let mut slowest: f64 = 0.0;
     let (mut best, mut least) = (0, f64::INFINITY);
     for loaded in 0..=pieces.len() {
-        if let Some(Piece { source: Some(source), bytes: more }) =
+        if let Some(ChunkSource { source: Some(source), bytes: more }) =
             loaded.checked_sub(1).map(|last| pieces[last])
         {
             bytes[source] += more;
@@ -131,8 +131,8 @@ mod tests {
         meter
     }
 
-    fn from(source: usize, chunks: usize) -> Vec<Piece> {
-        vec![Piece { source: Some(source), bytes: 4 * MIB }; chunks]
+    fn from(source: usize, chunks: usize) -> Vec<ChunkSource> {
+        vec![ChunkSource { source: Some(source), bytes: 4 * MIB }; chunks]
     }
 
     fn prefill(tokens_per_second: f64) -> Prefill {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_is_in_place_costs_nothing_and_what_was_never_measured_is_tried() {
-        let in_place = vec![Piece { source: None, bytes: 4 * MIB }; 7];
+        let in_place = vec![ChunkSource { source: None, bytes: 4 * MIB }; 7];
         assert_eq!(worth_loading(&in_place, &[], prefill(1e9)), 7);
         assert_eq!(worth_loading(&from(0, 5), &[&Meter::default()], prefill(1e9)), 5);
         assert_eq!(worth_loading(&[], &[], prefill(1.0)), 0);

@@ -73,7 +73,9 @@ use slab::Slab;
 pub use checksums::{Checksums, Ranges};
 pub use commit::{BlockMove, CommitOrder};
 pub use disk::{DiskStoreLimits, DiskUsage};
-pub use follow::{FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News, Told};
+pub use follow::{
+    FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,
+};
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use journal::{Change, ChangeKind};

@@ -16,8 +16,8 @@ use larder_core::{
 use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::thread::{Busy, Report};
 use larder_device::{
-    BlockMove, CopyError, Device, DeviceError, Direction, EngineMemory, Order, PageCopy, PagedLayout, Place,
-    TensorsId, Ticket, Work,
+    BlockMove, CopyError, Device, DeviceError, Direction, EngineMemory, Order, PageCopy, PagedLayout,
+    RegionOffset, TensorsId, Ticket, Work,
 };
 use larder_protocol::lane::{
     IpcMemory, RegisterTensors, TensorDim, TensorLayout, TensorMemory, TensorPlane, TensorsRegistered,
@@ -28,7 +28,7 @@ use larder_protocol::session::{Response, Scarce};
 use super::answer::Asked;
 use super::{Answer, GpuActor};
 use crate::arena::ExtentMemory;
-use crate::device_lane::{LaneRefused, Regions, WORD_BYTES, Words};
+use crate::device_lane::{DeviceCopyRefused, Regions, WORD_BYTES, Words};
 
 /// The memory in which the places of an order are.
 struct Memory {
@@ -63,7 +63,7 @@ impl GpuActor {
                     return Ok(layout);
                 }
                 let (block_bytes, block_layers) = (facts.bytes, facts.layers);
-                Err(LaneRefused::Block { pages_bytes, layers, block_bytes, block_layers })
+                Err(DeviceCopyRefused::Block { pages_bytes, layers, block_bytes, block_layers })
             };
             let (TensorsId(id), layout) = regions.register(device, session, shared, check, memory)?;
             let LayoutSpec { pages, pages_per_chunk, .. } = *layout.spec();
@@ -71,7 +71,7 @@ impl GpuActor {
         });
         let Ok(answered) = answered else { return Err(Answer::from(TOO_MUCH_WAITS)) };
         let finish = answered.into_actor(self).map(move |known, actor: &mut Self, _| {
-            let lost = |_| Err(LaneRefused::from(actor.device_lane.why_lost()));
+            let lost = |_| Err(DeviceCopyRefused::from(actor.device_lane.why_lost()));
             let answer = match known.unwrap_or_else(lost) {
                 Ok(tensors) => actor.know_tensors(session, tensors, &words).unwrap_or_else(Answer::from),
                 Err(refused) => Answer::from(Response::from(refused)),
@@ -203,13 +203,15 @@ impl Memory {
         device: &mut dyn Device,
         regions: &mut Regions,
         block: BlockAt,
-    ) -> Result<Place, DeviceError> {
+    ) -> Result<RegionOffset, DeviceError> {
         match block {
             BlockAt::Host(HostPlace { extent, offset }) => {
                 let memory = self.extents.get(&extent).ok_or(DeviceError::Unknown)?;
-                Ok(Place { region: regions.find(device, memory)?, offset })
+                Ok(RegionOffset { region: regions.find(device, memory)?, offset })
             }
-            BlockAt::Pool(offset) => Ok(Place { region: regions.pool(device, self.pool_bytes)?, offset }),
+            BlockAt::Pool(offset) => {
+                Ok(RegionOffset { region: regions.pool(device, self.pool_bytes)?, offset })
+            }
         }
     }
 }
@@ -218,13 +220,13 @@ impl Memory {
 fn engine_memory(
     memory: &[TensorMemory],
     descriptors: Vec<OwnedFd>,
-) -> Result<Vec<(EngineMemory, u64)>, LaneRefused> {
+) -> Result<Vec<(EngineMemory, u64)>, DeviceCopyRefused> {
     if memory.len() > MAX_TENSOR_REGIONS {
-        return Err(LaneRefused::TooManyRegions { most: MAX_TENSOR_REGIONS });
+        return Err(DeviceCopyRefused::TooManyRegions { most: MAX_TENSOR_REGIONS });
     }
     let regions = memory.iter().filter(|memory| matches!(memory, TensorMemory::Descriptor(_))).count();
     if descriptors.len() != regions {
-        return Err(LaneRefused::Descriptors { found: descriptors.len(), regions });
+        return Err(DeviceCopyRefused::Descriptors { found: descriptors.len(), regions });
     }
     let mut descriptors = descriptors.into_iter();
     let one = |memory: &TensorMemory| match *memory {

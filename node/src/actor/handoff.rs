@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use actix::prelude::*;
 use futures_util::{StreamExt, stream};
 use larder_core::Event;
-use larder_core::store::{FetchId, News, Told};
+use larder_core::store::{FetchId, FollowNews, News};
 use larder_protocol::handoff::Writer;
 use larder_protocol::peer::Class;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -63,7 +63,7 @@ impl GpuActor {
     }
 
     /// Tells a peer the progress of its follow.
-    pub(super) fn tell_follower(&self, Told { follow, position, what }: Told) {
+    pub(super) fn tell_follower(&self, FollowNews { follow, position, what }: FollowNews) {
         let Some(PeerFollower { news, lease }) = self.followers.get(&follow) else { return };
         let Some(lease) = lease.upgrade() else { return };
         let step = match what {

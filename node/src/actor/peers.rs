@@ -35,7 +35,7 @@ pub struct Peers {
     /// Fetches.
     pub fetch: Fetcher,
     /// Follows chunks at their writers' nodes.
-    pub follow: Follower,
+    pub follow: FollowStarter,
     /// The node's name.
     pub node: String,
     /// How long a lease waits for other nodes.
@@ -46,7 +46,7 @@ pub struct Peers {
 pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> + Send>;
 
 /// Hands a follow to the exchange; whether it was taken, which it is not where the exchange has too many.
-pub type Follower = Box<dyn Fn(FollowOrder) -> bool + Send>;
+pub type FollowStarter = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
 /// Leases of peers that have ended.
 pub(super) struct EndedGrants {

@@ -12,9 +12,9 @@ use crate::threads::pinned_to;
 const KEY: BlockKey =
     BlockKey { fingerprint: Fingerprint([1; 32]), hash: ChunkHash([2; 32]), slice: 0, pool: 0 };
 
-fn lane(queue_orders: usize) -> CopyLane {
+fn lane(queue_orders: usize) -> CopyPool {
     let limits = CopyLimits { threads: 2, cpus: pinned_to().unwrap(), queue_orders };
-    CopyLane::start("larder-copy", &limits).unwrap()
+    CopyPool::start("larder-copy", &limits).unwrap()
 }
 
 /// A window filled with bytes that differ everywhere, and these bytes.
@@ -107,7 +107,7 @@ fn places_outside_of_their_memory_are_refused_before_anything_is_done() {
 #[test]
 fn a_full_queue_refuses_the_order_instead_of_blocking() {
     let (queue, jobs) = sync_channel(1);
-    let lane = CopyLane { queue, threads: Vec::new(), panics: Arc::default() };
+    let lane = CopyPool { queue, threads: Vec::new(), panics: Arc::default() };
     let arena = &mut arena(2);
     let window = Arc::new(Window::create(4096, None, None).unwrap());
     let order =

@@ -7,7 +7,7 @@ use crate::arena::MemoryError;
 
 /// Nothing was done.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LaneRefused {
+pub(crate) enum DeviceCopyRefused {
     /// There is no device, or it does not do that.
     #[error("{0}; the engine can copy by itself, through the node's host memory")]
     Device(#[from] DeviceError),
@@ -44,14 +44,14 @@ pub(crate) enum LaneRefused {
     },
 }
 
-impl From<LaneRefused> for Response {
-    fn from(refused: LaneRefused) -> Self {
+impl From<DeviceCopyRefused> for Response {
+    fn from(refused: DeviceCopyRefused) -> Self {
         let code = match &refused {
-            LaneRefused::Device(_) => RefusalCode::Device,
-            LaneRefused::Words(_) => RefusalCode::Internal,
-            LaneRefused::Block { .. } => RefusalCode::Namespace,
-            LaneRefused::TooManyRegions { .. } => RefusalCode::TooLarge,
-            LaneRefused::Descriptors { .. } => RefusalCode::Place,
+            DeviceCopyRefused::Device(_) => RefusalCode::Device,
+            DeviceCopyRefused::Words(_) => RefusalCode::Internal,
+            DeviceCopyRefused::Block { .. } => RefusalCode::Namespace,
+            DeviceCopyRefused::TooManyRegions { .. } => RefusalCode::TooLarge,
+            DeviceCopyRefused::Descriptors { .. } => RefusalCode::Place,
         };
         Self::Refused(Refusal { code, message: refused.to_string() })
     }

@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 
 use larder_core::store::ids::SessionId;
 use larder_device::{
-    Device, DeviceError, EngineMemory, Flag, HostMemory, OrderError, PagedLayout, Place, RegionId, TensorsId,
+    Device, DeviceError, EngineMemory, Flag, HostMemory, OrderError, PagedLayout, RegionId, RegionOffset,
+    TensorsId,
 };
 use larder_protocol::lane::Word;
 
@@ -69,9 +70,9 @@ impl Regions {
         device: &mut dyn Device,
         session: SessionId,
         words: HostMemory,
-        layout: impl FnOnce(&[u64]) -> Result<PagedLayout, super::LaneRefused>,
+        layout: impl FnOnce(&[u64]) -> Result<PagedLayout, super::DeviceCopyRefused>,
         memory: Vec<(EngineMemory, u64)>,
-    ) -> Result<(TensorsId, PagedLayout), super::LaneRefused> {
+    ) -> Result<(TensorsId, PagedLayout), super::DeviceCopyRefused> {
         self.sweep(device);
         let bytes: Vec<u64> = memory.iter().map(|&(_, bytes)| bytes).collect();
         let layout = layout(&bytes)?;
@@ -98,7 +99,8 @@ impl Regions {
     pub(crate) fn flag(&self, session: SessionId, word: Option<Word>) -> Result<Option<Flag>, DeviceError> {
         let flag = |Word { word, value }| {
             let words = self.sessions.get(&session).and_then(|of| of.words);
-            let place = Place { region: words.ok_or(DeviceError::Unknown)?, offset: u64::from(word) * 4 };
+            let place =
+                RegionOffset { region: words.ok_or(DeviceError::Unknown)?, offset: u64::from(word) * 4 };
             if place.offset >= WORD_BYTES {
                 return Err(DeviceError::Order(OrderError::NoPlace { place, bytes: 4 }));
             }

@@ -94,7 +94,7 @@ pub struct Finished {
 
 /// How the bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lane {
+pub enum IoMethod {
     /// io_uring.
     Ring,
     /// Positional reads and writes.
@@ -212,16 +212,16 @@ impl DiskFile {
 
     /// The best device there is for the file, or the plain one where that is `asked` for.
     #[must_use]
-    pub fn device(self: &Arc<Self>, asked: Option<Lane>) -> (Box<dyn Device>, Lane) {
+    pub fn device(self: &Arc<Self>, asked: Option<IoMethod>) -> (Box<dyn Device>, IoMethod) {
         let file = Arc::clone(self);
-        if asked == Some(Lane::Plain) {
-            return (Box::new(Plain::new(file)), Lane::Plain);
+        if asked == Some(IoMethod::Plain) {
+            return (Box::new(Plain::new(file)), IoMethod::Plain);
         }
         match Ring::new(Arc::clone(self)) {
-            Ok(ring) => (Box::new(ring), Lane::Ring),
+            Ok(ring) => (Box::new(ring), IoMethod::Ring),
             Err(error) => {
                 tracing::info!(%error, "no io_uring here: the disk tier reads and writes one piece at a time");
-                (Box::new(Plain::new(file)), Lane::Plain)
+                (Box::new(Plain::new(file)), IoMethod::Plain)
             }
         }
     }

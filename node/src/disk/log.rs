@@ -18,7 +18,7 @@ use index::Index;
 
 /// The place of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct RecordPlace {
     /// The segment.
     pub segment: u32,
     /// Its first page there.
@@ -75,7 +75,7 @@ pub enum Room {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evict {
     /// Move this record: it was read since it was written, or its segment fails.
-    Move(ChunkKey, Place),
+    Move(ChunkKey, RecordPlace),
     /// Sync the moved records, then call [`Log::evicted`].
     Finish,
     /// No segment can be given up.
@@ -218,7 +218,7 @@ impl Log {
 
     /// The place of a chunk's record.
     #[must_use]
-    pub fn find(&self, key: &ChunkKey) -> Option<Place> {
+    pub fn find(&self, key: &ChunkKey) -> Option<RecordPlace> {
         self.index.find(key).and_then(|id| self.index.place(id))
     }
 
@@ -404,7 +404,7 @@ impl Log {
 
     /// The record that the scrubber looks at after position `from`, and the position after it.
     #[must_use]
-    pub fn scrub_after(&self, from: u32) -> Option<(ChunkKey, Place, u32)> {
+    pub fn scrub_after(&self, from: u32) -> Option<(ChunkKey, RecordPlace, u32)> {
         let id = self.index.next(from)?;
         Some((self.index.key(id), self.index.place(id)?, id + 1))
     }
@@ -451,7 +451,7 @@ impl Log {
 
     fn note(&mut self, segment: u32, entry: &FooterEntry) {
         let key = ChunkKey { fingerprint: entry.fingerprint, hash: entry.chunk.hash };
-        let id = self.index.insert(&key, Place { segment, page: entry.page, pages: entry.pages });
+        let id = self.index.insert(&key, RecordPlace { segment, page: entry.page, pages: entry.pages });
         self.segments[segment as usize].records.push(id);
     }
 }

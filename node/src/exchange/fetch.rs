@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use super::metrics::Counted;
 use super::peers::{Link, Peers, write_trace};
-use super::place::Place;
+use super::place::InLine;
 use super::{FetchChunk, FetchOrder};
 use crate::arena::Destination;
 use crate::watched::here;
@@ -113,7 +113,7 @@ async fn fetch_batch(
 ) {
     let &FetchOrder { deadline, has_others, ref class, .. } = order;
     let wanted = Wanted { bytes: batch.bytes, class: *class.borrow(), deadline, has_others };
-    let place = Place::of_fetch(peers, link, wanted);
+    let place = InLine::of_fetch(peers, link, wanted);
     let mut changes = class.clone();
     loop {
         let Turn { class, waited, until } = place.turn(&mut changes).await;

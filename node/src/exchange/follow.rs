@@ -29,7 +29,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{sleep, timeout};
 
 use super::peers::{Link, Peers};
-use super::place::Place;
+use super::place::InLine;
 use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
 use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
 use crate::arena::Destination;
@@ -98,7 +98,7 @@ fn tell(order: &FollowOrder, chunk: usize, came: Arrival) {
 /// Asks and receives until every chunk has ended; says why the others did not come.
 async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>>) -> FetchFailure {
     let Some(link) = link_to(peers, order).await else { return FetchFailure::Unreachable };
-    let Some(place) = Place::of_follow(peers, &link) else { return FetchFailure::Full };
+    let Some(place) = InLine::of_follow(peers, &link) else { return FetchFailure::Full };
     tokio::select! {
         received = receive_all(peers, order, &link, coming) => received.err().unwrap_or(FetchFailure::Broken),
         () = until_silent(peers, &link, &place) => FetchFailure::Unreachable,
@@ -125,7 +125,7 @@ async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
 }
 
 /// Asks the node whether it is there, again and again, as long as the follow goes on.
-async fn until_silent(peers: &Peers, link: &Link, place: &Place) {
+async fn until_silent(peers: &Peers, link: &Link, place: &InLine) {
     let mut answers = true;
     while place.follows_on(answers) {
         sleep(FOLLOW_PROBE).await;

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::metrics::{OTHER, Watched};
-use super::place::Told;
+use super::place::TurnSignal;
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::clock::Clock;
 use crate::watched::Watch;
@@ -33,7 +33,7 @@ struct Shared {
     /// Its next deadline is another one.
     deadline: Notify,
     /// Fetches, which hear here that it is their turn.
-    turns: RefCell<HashMap<RequestId, Rc<Told>>>,
+    turns: RefCell<HashMap<RequestId, Rc<TurnSignal>>>,
     metrics: ExchangeMetrics,
     clock: Clock,
     links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
@@ -166,7 +166,7 @@ impl Peers {
         }
     }
 
-    pub(super) fn turns(&self) -> RefMut<'_, HashMap<RequestId, Rc<Told>>> {
+    pub(super) fn turns(&self) -> RefMut<'_, HashMap<RequestId, Rc<TurnSignal>>> {
         self.0.turns.borrow_mut()
     }
 

@@ -9,22 +9,22 @@ use tokio::sync::{Notify, watch};
 
 use super::peers::{Link, Peers};
 
-pub(super) struct Place {
+pub(super) struct InLine {
     peers: Peers,
     request: RequestId,
-    told: Rc<Told>,
+    told: Rc<TurnSignal>,
 }
 
 /// The channel by which a fetch hears of its turn.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct TurnSignal {
     turn: Cell<Option<Turn>>,
     news: Notify,
 }
 
-impl Place {
+impl InLine {
     pub(super) fn of_fetch(peers: &Peers, link: &Link, wanted: Wanted) -> Self {
-        let (peers, told) = (peers.clone(), Rc::new(Told::default()));
+        let (peers, told) = (peers.clone(), Rc::new(TurnSignal::default()));
         let request = peers.decide(|exchange, now| {
             let request = exchange.fetch(now, link.peer, wanted);
             peers.turns().insert(request, Rc::clone(&told));
@@ -67,14 +67,14 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for InLine {
     fn drop(&mut self) {
         self.peers.turns().remove(&self.request);
         self.peers.decide(|exchange, now| exchange.leave(now, self.request));
     }
 }
 
-impl Told {
+impl TurnSignal {
     pub(super) fn tell(&self, turn: Turn) {
         self.turn.set(Some(turn));
         self.news.notify_one();

@@ -222,7 +222,9 @@ pub enum ConfigError {
         bytes: usize,
     },
     /// Trusted engines of several tenants: each could write over the others' blocks.
-    #[error("trust_engines lets engines write over any block: it needs a single tenant, not {0}; set it to false")]
+    #[error(
+        "trust_engines lets engines write over any block: it needs a single tenant, not {0}; set it to false"
+    )]
     TrustWithSeveralTenants(usize),
 }
 

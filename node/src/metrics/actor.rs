@@ -5,14 +5,14 @@ use std::mem;
 
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
-use larder_core::{LaneCopy, Millis};
+use larder_core::{DeviceCopyEnd, Millis};
 use larder_protocol::session::{Checked, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
 use super::{Metrics, NamespaceMetrics, table, tier_name};
 use crate::disk::DiskMetrics;
-use crate::reuse::Lookup;
+use crate::infinite_cache::Lookup;
 
 /// The gauges and counters of one actor.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct ActorMetrics {
     /// By [`HandedOver`].
     handed_over_layers: [IntCounter; 3],
     handed_over_bytes: [IntCounter; 3],
-    /// By [`LaneCopy`].
+    /// By [`DeviceCopyEnd`].
     device_copies: [IntCounter; 5],
     /// Bytes loaded, saved, promoted, and loaded from the tier.
     device_bytes: [IntCounter; 4],
@@ -225,13 +225,13 @@ impl ActorMetrics {
     }
 
     /// Counts a copy by a device, and the bytes that it brought where it went well.
-    pub fn lane_copied(&self, how: LaneCopy, bytes: u64) {
+    pub fn lane_copied(&self, how: DeviceCopyEnd, bytes: u64) {
         self.device_copies[how as usize].inc();
         match how {
-            LaneCopy::Loaded | LaneCopy::Saved | LaneCopy::Promoted => {
+            DeviceCopyEnd::Loaded | DeviceCopyEnd::Saved | DeviceCopyEnd::Promoted => {
                 self.device_bytes[how as usize].inc_by(bytes);
             }
-            LaneCopy::Failed | LaneCopy::Stalled => {}
+            DeviceCopyEnd::Failed | DeviceCopyEnd::Stalled => {}
         }
     }
 

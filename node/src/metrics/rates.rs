@@ -11,7 +11,7 @@ use prometheus::{Gauge, GaugeVec};
 use serde::{Deserialize, Serialize};
 
 use super::table::{Tenants, Value};
-use crate::reuse::{Lookup, ReuseWindows, Tokens, Window};
+use crate::infinite_cache::{Lookup, ReuseWindows, Tokens, Window};
 
 /// A tenant's hit rates in a window, real and for an infinite cache, as fractions of tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

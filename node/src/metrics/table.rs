@@ -211,7 +211,7 @@ pub(super) const PLACEMENTS: [&str; 4] = ["migrated", "replicated", "passed", "m
 /// Where layers are handed over: see [`super::HandedOver`].
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
 
-/// How copies by a device end: see [`larder_core::LaneCopy`].
+/// How copies by a device end: see [`larder_core::DeviceCopyEnd`].
 pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "failed", "stalled"];
 
 /// Which way they go.

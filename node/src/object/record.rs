@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{BlockId, STORAGE};
 use crate::disk::format::{PAGE_BYTES, RecordHeader, SegmentHeader};
-use crate::disk::log::Place;
+use crate::disk::log::RecordPlace;
 use crate::disk::volume::{Check, Damage, fits};
 use crate::disk::{BlockPlace, Source, WriteOrder};
 
@@ -121,7 +121,7 @@ pub fn read_object<'a>(
 /// Checks an object of `bytes` bytes. An object that is no whole number of pages is found to be wrong by its header.
 fn check_of(key: ChunkKey, bytes: u64) -> Check {
     let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };
-    let place = Place { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
+    let place = RecordPlace { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
     Check::new(STORAGE, place, Some(key))
 }
 

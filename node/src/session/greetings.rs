@@ -21,7 +21,7 @@ pub(super) struct Source {
 }
 
 /// The place of one connection, as long as it lives.
-pub(super) struct Place {
+pub(super) struct Seat {
     greetings: Greetings,
     number: u64,
     /// Ready when the connection has to make way.
@@ -48,17 +48,17 @@ impl Source {
 
 impl Greetings {
     /// A place for a connection that was just accepted.
-    pub(super) fn enter(&self, source: Source) -> Place {
+    pub(super) fn enter(&self, source: Source) -> Seat {
         let mut waiting = self.0.borrow_mut();
         waiting.make_room(source);
         waiting.last += 1;
         let (number, (sender, makes_way)) = (waiting.last, oneshot::channel());
         waiting.places.insert(number, (source, sender));
-        Place { greetings: self.clone(), number, makes_way }
+        Seat { greetings: self.clone(), number, makes_way }
     }
 }
 
-impl Place {
+impl Seat {
     /// Ready when the connection has to make way for another one.
     ///
     /// Cancel safe.
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         self.greetings.0.borrow_mut().places.remove(&self.number);
     }
@@ -113,7 +113,7 @@ mod tests {
         Source { uid: 1_000, pid: Some(pid) }
     }
 
-    fn was_told(place: &mut Place) -> bool {
+    fn was_told(place: &mut Seat) -> bool {
         place.makes_way.try_recv().is_ok()
     }
 
@@ -121,7 +121,7 @@ mod tests {
     fn a_process_with_many_silent_connections_loses_its_oldest_and_nobody_elses() {
         let greetings = Greetings::default();
         let mut other = greetings.enter(source(1));
-        let mut silent: Vec<Place> = (0..MOST_OF_A_SOURCE + 3).map(|_| greetings.enter(source(2))).collect();
+        let mut silent: Vec<Seat> = (0..MOST_OF_A_SOURCE + 3).map(|_| greetings.enter(source(2))).collect();
         let told: Vec<bool> = silent.iter_mut().map(was_told).collect();
         assert!(told[..3].iter().all(|&told| told) && !told[3..].iter().any(|&told| told), "{told:?}");
         assert!(!was_told(&mut other));
@@ -130,10 +130,9 @@ mod tests {
     #[test]
     fn where_all_places_are_taken_the_process_with_the_most_makes_way() {
         let greetings = Greetings::default();
-        let mut of_few: Vec<Place> = (0..2).map(|_| greetings.enter(source(1))).collect();
-        let mut of_many: Vec<Place> = (0..10).map(|_| greetings.enter(source(2))).collect();
-        let mut singles: Vec<Place> =
-            (0..MOST - 12).map(|i| greetings.enter(source(10 + i as i32))).collect();
+        let mut of_few: Vec<Seat> = (0..2).map(|_| greetings.enter(source(1))).collect();
+        let mut of_many: Vec<Seat> = (0..10).map(|_| greetings.enter(source(2))).collect();
+        let mut singles: Vec<Seat> = (0..MOST - 12).map(|i| greetings.enter(source(10 + i as i32))).collect();
         let mut newcomer = greetings.enter(source(9_999));
         assert!(was_told(&mut of_many[0]) && !of_many[1..].iter_mut().any(was_told));
         assert!(!of_few.iter_mut().chain(&mut singles).any(was_told) && !was_told(&mut newcomer));

@@ -15,19 +15,19 @@ use larder_protocol::session::{
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::greetings::Place;
+use super::greetings::Seat;
 use super::listen::{SessionActor, SessionSettings};
 use super::serve::{self, Opened};
 use crate::actor::{Close, Open};
 use crate::arena::PAGE_BYTES;
-use crate::processes::{EnterError, Peer, PeerError};
+use crate::processes::{EnterError, PeerError, SocketProcess};
 use crate::threads;
 use crate::window::Window;
 
 /// A connection that was just accepted.
 pub(super) struct Newcomer {
     pub(super) socket: UnixStream,
-    pub(super) place: Place,
+    pub(super) place: Seat,
     pub(super) tenant: TenantId,
     pub(super) name: Arc<str>,
 }
@@ -148,7 +148,7 @@ async fn welcome(
     let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
         refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
     })?;
-    let peer = Peer::of(socket).map_err(|error| refused(code_of(&error), &error))?;
+    let peer = SocketProcess::of(socket).map_err(|error| refused(code_of(&error), &error))?;
     let pid = peer.pid;
     let member =
         settings.processes.enter(tenant, peer).map_err(|error| refused(code_of_entry(&error), &error))?;

@@ -8,7 +8,7 @@ use larder_node::disk::format::{
     BlockEntry, Footer, FooterEntry, FooterTail, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader, SegmentHeader,
     StorageId, Superblock,
 };
-use larder_node::disk::log::{Geometry, Log, Place, Recovered};
+use larder_node::disk::log::{Geometry, Log, RecordPlace, Recovered};
 use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_INDEX};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
@@ -109,7 +109,7 @@ fn hold_log(footer: &Footer) {
     let log = Log::restore(geometry, vec![Recovered { segment, entries: entries.clone(), open_at: None }]);
     assert!(log.records() <= entries.len());
     for entry in &entries {
-        let Place { page, pages, .. } = log.find(&entry.key()).expect("it is there under its name");
+        let RecordPlace { page, pages, .. } = log.find(&entry.key()).expect("it is there under its name");
         assert!(u64::from(page) + u64::from(pages) <= u64::from(SEGMENT_PAGES), "it ends in its segment");
     }
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use larder_device::cuda::{CudaDevice, CudaOptions, Form};
 use larder_device::{
-    BlockMove, Device, Direction, Event, HostMemory, LayoutSpec, Order, PageCopy, PagedLayout, Place,
-    RegionId, TensorsId, Ticket, Work,
+    BlockMove, Device, Direction, Event, HostMemory, LayoutSpec, Order, PageCopy, PagedLayout, RegionId,
+    RegionOffset, TensorsId, Ticket, Work,
 };
 
 /// The GPU and its memory. Orders are carried out one after the other, or some together.
@@ -65,7 +65,10 @@ impl Rig {
     ) -> Order {
         let per_chunk = self.layout.spec().pages_per_chunk;
         let copy = |(number, &page): (usize, &u32)| PageCopy {
-            block: Place { region, offset: number as u64 / u64::from(per_chunk) * self.layout.block_bytes() },
+            block: RegionOffset {
+                region,
+                offset: number as u64 / u64::from(per_chunk) * self.layout.block_bytes(),
+            },
             in_chunk: number as u32 % per_chunk,
             page,
         };
@@ -89,7 +92,7 @@ impl Rig {
 
     /// One copy between the starts of two regions.
     pub(crate) fn block(from: RegionId, to: RegionId, bytes: u64, direction: Direction) -> Order {
-        let place = |region| Place { region, offset: 0 };
+        let place = |region| RegionOffset { region, offset: 0 };
         let work = Work::Blocks(vec![BlockMove { from: place(from), to: place(to), bytes }]);
         Order { direction, work, after: None, then: None }
     }

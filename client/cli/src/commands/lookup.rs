@@ -48,7 +48,7 @@ pub(crate) struct Args {
 
 /// The part of the prompt that one device of a node holds.
 #[derive(Serialize)]
-struct Held {
+struct PrefixHeld {
     node: String,
     device: u16,
     prompt_tokens: u64,
@@ -87,7 +87,7 @@ fn ask(
     spec: &NamespaceSpec,
     prompt: &Prompt,
     prompt_tokens: Option<u64>,
-) -> anyhow::Result<Held> {
+) -> anyhow::Result<PrefixHeld> {
     let namespace = visit::register(session, spec)?;
     let chunk_tokens = u64::from(spec.chunk_tokens);
     let chain = prompt.chain(&namespace);
@@ -103,7 +103,7 @@ fn ask(
         to_chunk: to,
         tokens: u64::from(to - from) * chunk_tokens,
     };
-    Ok(Held {
+    Ok(PrefixHeld {
         node: session.node().to_owned(),
         device: session.device(),
         prompt_tokens,
@@ -112,9 +112,9 @@ fn ask(
     })
 }
 
-fn table(held: &[Held]) -> String {
+fn table(held: &[PrefixHeld]) -> String {
     let mut table = output::table(&["node", "device", "tier", "chunks", "tokens found", "of prompt"]);
-    for Held { node, device, prompt_tokens, tokens_found, spans } in held {
+    for PrefixHeld { node, device, prompt_tokens, tokens_found, spans } in held {
         let share = 100.0 * *tokens_found as f64 / (*prompt_tokens).max(1) as f64;
         let total = [String::new(), "all".into(), tokens_found.to_string(), format!("{share:.1} %")];
         let rows = spans.iter().map(|span| {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use larder_coordinator::{Held, NodeHeld, PrefixAnswer};
+use larder_coordinator::{NodeHeld, PrefixAnswer, PrefixHeld};
 use larder_protocol::ChunkHash;
 use larder_protocol::identity::Identity;
 use serde::Serialize;
@@ -94,7 +94,7 @@ impl Answer {
     fn text(&self) -> String {
         let mut table = output::table(&["holder", "chunks", "of", "tokens"]);
         let PrefixAnswer { cluster, nodes, silent_homes } = &self.holdings;
-        let row = |name: &str, held: &Held| {
+        let row = |name: &str, held: &PrefixHeld| {
             let numbers = [held.chunks, self.prompt_chunks].map(|chunks| output::count(chunks as u64));
             [name.to_owned()].into_iter().chain(numbers).chain([output::count(held.tokens)])
         };

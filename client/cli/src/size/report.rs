@@ -63,9 +63,9 @@ pub struct Sizes {
     /// Tokens whose chunks fit into a GiB.
     pub tokens_per_gib: u64,
     /// The memory's capacity.
-    pub memory: Held,
+    pub memory: Capacity,
     /// The disk's capacity.
-    pub disk: Held,
+    pub disk: Capacity,
     /// Speed of the link.
     pub link_gbit_per_s: f64,
     /// How long a chunk takes on it.
@@ -80,7 +80,7 @@ pub struct Sizes {
 
 /// The capacity of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub struct Capacity {
     /// Bytes of the place.
     pub bytes: u64,
     /// Whole chunks.
@@ -98,7 +98,7 @@ impl Sizes {
         let chunk_bytes = footprint.chunk_bytes();
         let held = |bytes: u64| {
             let chunks = bytes / chunk_bytes.max(1);
-            Held { bytes, chunks, tokens: chunks.saturating_mul(chunk_tokens.into()) }
+            Capacity { bytes, chunks, tokens: chunks.saturating_mul(chunk_tokens.into()) }
         };
         let tokens_of =
             |bytes: u64| u128::from(bytes) * u128::from(chunk_tokens) / u128::from(chunk_bytes.max(1));
@@ -146,7 +146,8 @@ impl Sizes {
             table.add_row([name, &value]);
         };
         let of_bytes = |bytes: u64| format!("{} B  ({})", grouped(bytes), output::bytes(bytes));
-        let held = |held: Held| format!("{} chunks, {} tokens", grouped(held.chunks), grouped(held.tokens));
+        let held =
+            |held: Capacity| format!("{} chunks, {} tokens", grouped(held.chunks), grouped(held.tokens));
         row(
             "ranks (TP x PP), slices of a chunk",
             format!("{} x {}, {}", self.tensor_parallel, self.pipeline_parallel, self.slices),

@@ -10,11 +10,11 @@ use super::TraceError;
 /// The first place of every id.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    places: HashMap<u64, Place>,
+    places: HashMap<u64, FirstSeen>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct FirstSeen {
     line: u64,
     index: usize,
     parent: Option<u64>,
@@ -28,13 +28,13 @@ impl Places {
         }
         let mut parent = None;
         for (index, &id) in ids.iter().enumerate() {
-            self.check_one(id, Place { line, index, parent })?;
+            self.check_one(id, FirstSeen { line, index, parent })?;
             parent = Some(id);
         }
         Ok(())
     }
 
-    fn check_one(&mut self, id: u64, place: Place) -> Result<(), TraceError> {
+    fn check_one(&mut self, id: u64, place: FirstSeen) -> Result<(), TraceError> {
         match self.places.entry(id) {
             Entry::Vacant(entry) => {
                 entry.insert(place);
@@ -54,7 +54,7 @@ impl Places {
     }
 }
 
-impl Place {
+impl FirstSeen {
     fn agrees(&self, other: &Self) -> bool {
         (self.index, self.parent) == (other.index, other.parent)
     }

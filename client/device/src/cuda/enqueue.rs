@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::driver::{self, CudaError};
 use super::forms::{Form, OrderShape};
 use super::lane::Table;
-use super::pieces::{self, At, Division, Piece};
+use super::pieces::{self, At, Division, Launch};
 use super::tables::{Copy, ENTRY_BYTES, Entry, THREADS, entry_bytes};
 use super::{CudaDevice, Measured, Running};
 use crate::device::DeviceError;
@@ -87,7 +87,7 @@ impl CudaDevice {
         &mut self,
         direction: Direction,
         half: usize,
-        piece: &Piece,
+        piece: &Launch,
         copy: &Copy,
         crosses_bus: bool,
     ) -> Result<Option<driver::Event>, CudaError> {

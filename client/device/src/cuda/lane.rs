@@ -7,7 +7,7 @@ use crate::memory::HostMemory;
 
 /// Kernels on one stream, large copies on another; between them a staging buffer of two halves, so that one is filled while
 /// the other is emptied.
-pub(super) struct Lane {
+pub(super) struct Streams {
     pub(super) kernels: Stream,
     copies: Stream,
     /// Marks the work of `copies`.
@@ -30,7 +30,7 @@ pub(super) struct Table {
     device: DeviceMemory,
 }
 
-impl Lane {
+impl Streams {
     pub(super) fn new(context: &Context, half_bytes: u64) -> Result<Self, CudaError> {
         let half = || Ok(Half { ready: Event::new(context)?, drained: Event::new(context)? });
         Ok(Self {
@@ -129,7 +129,7 @@ impl Table {
     ///
     /// # Panics
     /// Panics if the table is too small.
-    pub(super) unsafe fn fill(&self, lane: &Lane, bytes: &[u8]) -> Result<(), CudaError> {
+    pub(super) unsafe fn fill(&self, lane: &Streams, bytes: &[u8]) -> Result<(), CudaError> {
         self.pinned.memory().write(0, bytes);
         // SAFETY: the caller's promise; both are at least as long as what was just written.
         unsafe { lane.kernels.copy(self.pinned.address(), self.device.address(), bytes.len() as u64) }

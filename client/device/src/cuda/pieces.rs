@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::forms::Form;
 use crate::layout::PagedLayout;
-use crate::order::{PageCopy, Place};
+use crate::order::{PageCopy, RegionOffset};
 
 /// One launch of a kernel, with its copies if it is staged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct Launch {
     /// Its pages, among those of the [`Division`].
     pub(super) pages: Range<usize>,
     /// Its planes.
@@ -22,7 +22,7 @@ pub(super) struct Piece {
 /// A contiguous copy between a staging buffer and one or more adjacent blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
-    pub(super) place: Place,
+    pub(super) place: RegionOffset,
     pub(super) staged: u64,
     pub(super) bytes: u64,
 }
@@ -37,7 +37,7 @@ pub(super) struct PlacedPage {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
-    Block(Place),
+    Block(RegionOffset),
     Staged(u64),
 }
 
@@ -45,7 +45,7 @@ pub(super) enum At {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Division {
     pub(super) pages: Vec<PlacedPage>,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<Launch>,
 }
 
 /// Whether all pages of every chunk are there: only then are blocks whole in a staging buffer.
@@ -93,7 +93,7 @@ impl Division {
         if self.pages.is_empty() {
             self.pages = pages.iter().map(|copy| place_in_block(layout, copy)).collect();
         }
-        let piece = Piece { pages: 0..pages.len(), planes, spans: Vec::new(), layers_done: None };
+        let piece = Launch { pages: 0..pages.len(), planes, spans: Vec::new(), layers_done: None };
         self.pieces.push(piece);
     }
 
@@ -114,7 +114,7 @@ impl Division {
     }
 
     /// Places whole chunks one behind the other in a half of the staging buffer, `bytes` of each.
-    fn stage(&mut self, layout: &PagedLayout, group: &[PageCopy], planes: Range<u32>, bytes: u64) -> Piece {
+    fn stage(&mut self, layout: &PagedLayout, group: &[PageCopy], planes: Range<u32>, bytes: u64) -> Launch {
         let start = self.pages.len();
         let mut spans: Vec<Span> = Vec::new();
         let in_block = layout.in_block(planes.start, 0);
@@ -125,7 +125,7 @@ impl Division {
                 self.pages.push(PlacedPage { page: copy.page, at: At::Staged(at) });
             }
             let block = chunk[0].block;
-            let place = Place { offset: block.offset + in_block, ..block };
+            let place = RegionOffset { offset: block.offset + in_block, ..block };
             match spans.last_mut() {
                 Some(last)
                     if last.place.region == place.region
@@ -136,13 +136,13 @@ impl Division {
                 _ => spans.push(Span { place, staged, bytes }),
             }
         }
-        Piece { pages: start..self.pages.len(), planes, spans, layers_done: None }
+        Launch { pages: start..self.pages.len(), planes, spans, layers_done: None }
     }
 }
 
 fn place_in_block(layout: &PagedLayout, copy: &PageCopy) -> PlacedPage {
     let offset = copy.block.offset + layout.in_block(0, copy.in_chunk);
-    PlacedPage { page: copy.page, at: At::Block(Place { offset, ..copy.block }) }
+    PlacedPage { page: copy.page, at: At::Block(RegionOffset { offset, ..copy.block }) }
 }
 
 #[cfg(test)]

@@ -166,7 +166,8 @@ fn blocks_of_the_devices_pool_are_loaded_from_there() {
     let paged = paged(&mut device, 2, &mut random);
     let bytes = paged.layout.block_bytes();
     let pool = device.allocate(CHUNKS * bytes).unwrap();
-    let up = |n| BlockMove { from: paged.block(n), to: Place { region: pool, offset: n * bytes }, bytes };
+    let up =
+        |n| BlockMove { from: paged.block(n), to: RegionOffset { region: pool, offset: n * bytes }, bytes };
     let work = Work::Blocks((0..CHUNKS).map(up).collect());
     device.start(Ticket(1), Order { direction: Direction::Load, work, after: None, then: None }).unwrap();
     assert_eq!(until_done(&mut device, Ticket(1)).unwrap().1, Ok(()));
@@ -271,7 +272,7 @@ fn a_copy_that_is_given_up_while_it_waits_moves_nothing_and_raises_its_flag() {
     let paged = paged(&mut device, 4, &mut random);
     let mut waiting = paged.order(Direction::Load, true, &paged.pages(&mut random));
     waiting.after = Some(Flag { word: paged.word(), value: 3 });
-    let word = Place { offset: paged.word().offset + 4, ..paged.word() };
+    let word = RegionOffset { offset: paged.word().offset + 4, ..paged.word() };
     waiting.then = Some(Flag { word, value: 7 });
     paged.arena.set_word(paged.word().offset, 2);
     let before = paged.image().engine;

@@ -1,7 +1,7 @@
 //! The device of host memory: it copies as the reference does, and goes wrong as it is told to.
 
 use super::*;
-use crate::order::{Flag, Place};
+use crate::order::{Flag, RegionOffset};
 use crate::testing::{Paged, layouts};
 
 fn import(control: &HostControl) -> impl Fn(&mut dyn Device, HostMemory) -> RegionId {
@@ -110,7 +110,7 @@ fn a_copy_that_is_given_up_while_it_waits_moves_nothing_and_raises_its_flag() {
     let pages = paged.pages(&mut random);
     let mut waiting = paged.order(Direction::Load, true, &pages);
     waiting.after = Some(Flag { word: paged.word(), value: 3 });
-    let word = Place { offset: paged.word().offset + 4, ..paged.word() };
+    let word = RegionOffset { offset: paged.word().offset + 4, ..paged.word() };
     waiting.then = Some(Flag { word, value: 7 });
     paged.arena.set_word(paged.word().offset, 2);
     device.start(Ticket(1), waiting).unwrap();
@@ -201,7 +201,7 @@ fn blocks_move_between_the_devices_pool_and_the_host() {
     let bytes = paged.layout.block_bytes();
     let start = paged.image();
     let places: Vec<_> =
-        (0..3).map(|n| (paged.block(n), Place { region: pool, offset: n * bytes })).collect();
+        (0..3).map(|n| (paged.block(n), RegionOffset { region: pool, offset: n * bytes })).collect();
     let order = |direction, moves| Order { direction, work: Work::Blocks(moves), after: None, then: None };
     let up = places.iter().map(|&(from, to)| BlockMove { from, to, bytes }).collect();
     device.start(Ticket(1), order(Direction::Load, up)).unwrap();
@@ -249,10 +249,10 @@ fn orders_that_would_touch_what_they_may_not_are_refused() {
             *tensors = TensorsId(99);
         }),
         Box::new(move |order| {
-            order.after = Some(Flag { word: Place { offset: word.offset + 2, ..word }, value: 0 });
+            order.after = Some(Flag { word: RegionOffset { offset: word.offset + 2, ..word }, value: 0 });
         }),
         Box::new(move |order| {
-            order.then = Some(Flag { word: Place { region: read_only, ..word }, value: 0 })
+            order.then = Some(Flag { word: RegionOffset { region: read_only, ..word }, value: 0 })
         }),
     ];
     for (number, spoil) in cases.iter().enumerate() {

@@ -18,14 +18,14 @@ pub(super) struct Copies(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    running: HashMap<Ticket, (Held, Arc<Copied>)>,
+    running: HashMap<Ticket, (CopyClaims, Arc<Copied>)>,
     /// What copies of a lost device may touch, until it is gone.
-    limbo: Vec<Held>,
+    limbo: Vec<CopyClaims>,
     lost: Option<DeviceError>,
 }
 
 /// What a copy keeps from others: the chunks that it reads, or the room that it writes to.
-pub(super) enum Held {
+pub(super) enum CopyClaims {
     Lease(#[expect(dead_code, reason = "kept until the device let go of it")] Arc<LeaseGuard>),
     Staged(StagedChunk),
     Layers(StagedLayers),
@@ -43,7 +43,7 @@ struct State {
     layers: u32,
     result: Option<Result<(), CopyError>>,
     /// The room that was written, until its owner takes it back.
-    written: Option<Held>,
+    written: Option<CopyClaims>,
     /// Why it was refused.
     reason: Option<DeviceError>,
 }
@@ -56,7 +56,7 @@ pub struct CopyHandle<T> {
 
 impl Copies {
     /// `None` where the device is lost.
-    pub(super) fn begin(&self, ticket: Ticket, held: Held) -> Option<Arc<Copied>> {
+    pub(super) fn begin(&self, ticket: Ticket, held: CopyClaims) -> Option<Arc<Copied>> {
         let mut table = lock(&self.0);
         if table.lost.is_some() {
             return None;
@@ -106,11 +106,11 @@ impl Copies {
         }
     }
 
-    fn end(&self, held: Held, copied: &Copied, result: Result<(), CopyError>) {
+    fn end(&self, held: CopyClaims, copied: &Copied, result: Result<(), CopyError>) {
         let mut written = None;
         match (held, result) {
             (held, Err(CopyError::Lost)) => lock(&self.0).limbo.push(held),
-            (held @ (Held::Staged(_) | Held::Layers(_)), Ok(())) => written = Some(held),
+            (held @ (CopyClaims::Staged(_) | CopyClaims::Layers(_)), Ok(())) => written = Some(held),
             // A lease, or room in which nobody knows what is: given up.
             _ => {}
         }
@@ -175,7 +175,7 @@ impl CopyHandle<StagedChunk> {
     pub fn wait(&self, patience: Duration) -> Option<Result<StagedChunk, CopyError>> {
         let result = self.wait_for_end(patience)?;
         Some(result.and_then(|()| match self.take_written() {
-            Some(Held::Staged(chunk)) => Ok(chunk),
+            Some(CopyClaims::Staged(chunk)) => Ok(chunk),
             _ => Err(CopyError::Failed),
         }))
     }
@@ -190,7 +190,7 @@ impl CopyHandle<StagedLayers> {
     pub fn wait(&self, patience: Duration) -> Option<Result<StagedLayers, CopyError>> {
         let result = self.wait_for_end(patience)?;
         Some(result.and_then(|()| match self.take_written() {
-            Some(Held::Layers(layers)) => Ok(layers),
+            Some(CopyClaims::Layers(layers)) => Ok(layers),
             _ => Err(CopyError::Failed),
         }))
     }
@@ -198,7 +198,7 @@ impl CopyHandle<StagedLayers> {
 
 impl<T> CopyHandle<T> {
     /// What its first taker gets.
-    fn take_written(&self) -> Option<Held> {
+    fn take_written(&self) -> Option<CopyClaims> {
         lock(&self.copied.state).written.take()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use larder_device::{Device, DeviceError, Flag, HostMemory, OrderError, Place, RegionId};
+use larder_device::{Device, DeviceError, Flag, HostMemory, OrderError, RegionId, RegionOffset};
 
 use larder_ipc::Mapping;
 
@@ -51,10 +51,10 @@ impl Regions {
             let region = self.flags.ok_or(DeviceError::Unknown)?;
             let offset = u64::from(word) * 4;
             if offset >= super::FLAG_BYTES {
-                let place = Place { region, offset };
+                let place = RegionOffset { region, offset };
                 return Err(DeviceError::Order(OrderError::NoPlace { place, bytes: 4 }));
             }
-            Ok(Flag { word: Place { region, offset }, value })
+            Ok(Flag { word: RegionOffset { region, offset }, value })
         };
         flag.map(place).transpose()
     }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::Link;
 use crate::call::within;
 use crate::error::SessionError;
-use crate::exchange::Exchange;
+use crate::round_trip::RoundTrip;
 
 /// Closes the session when its task ends, in whatever way.
 struct CloseAtEnd(Weak<Link>);
@@ -24,7 +24,7 @@ impl Link {
     /// Cancel safe: what a late answer grants is given back.
     pub(crate) async fn ask<T>(
         self: &Arc<Self>,
-        exchange: Exchange<T>,
+        exchange: RoundTrip<T>,
         trace: Option<TraceContext>,
     ) -> Result<T, SessionError> {
         self.start_task()?;

@@ -15,14 +15,14 @@ use tokio::sync::oneshot::error::TryRecvError;
 
 use super::Link;
 use crate::error::SessionError;
-use crate::exchange::Exchange;
 use crate::lock;
+use crate::round_trip::RoundTrip;
 
 impl Link {
     /// Sends a request and receives until its answer is here. Other threads wait until then.
     pub(crate) fn ask_on_this_thread<T>(
         self: &Arc<Self>,
-        exchange: Exchange<T>,
+        exchange: RoundTrip<T>,
         trace: Option<TraceContext>,
     ) -> Result<T, SessionError> {
         self.receiving(|reader| {

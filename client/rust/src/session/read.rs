@@ -12,10 +12,10 @@ use larder_protocol::{Chain, ChunkHash, NamespaceSpec};
 use super::Session;
 use crate::call::{Call, Step};
 use crate::error::SessionError;
-use crate::exchange::Exchange;
 use crate::lease::LeaseGuard;
 use crate::namespace::Namespace;
 use crate::options::{LookupOptions, millis};
+use crate::round_trip::RoundTrip;
 use crate::ticket::{NOTHING_TO_BRING, Ticket};
 
 impl Session {
@@ -55,7 +55,7 @@ impl Session {
         let asked = chain.len() as u64;
         let most_tokens = asked * u64::from(namespace.chunk_tokens());
         let pin = |found: &Found| found.pin.unwrap_or(0);
-        let exchange = Exchange::pinning(request, pin, move |_, response, _| match response {
+        let exchange = RoundTrip::pinning(request, pin, move |_, response, _| match response {
             Response::Found(Found { tokens, spans, .. })
                 if tokens > most_tokens || spans.iter().any(|span| u64::from(span.to) > asked) =>
             {
@@ -94,7 +94,7 @@ impl Session {
         let request = Request::Prefetch(lookup_message(namespace, chain, options));
         let (known, asked) = (namespace.clone(), chain.hashes.as_slice().into());
         let pin = |ticket: &Ticket| ticket.found().pin.unwrap_or(0);
-        let exchange = Exchange::pinning(request, pin, |link, response, _| match response {
+        let exchange = RoundTrip::pinning(request, pin, |link, response, _| match response {
             Response::Prefetching(prefetching) => Ticket::accept(link, known, asked, prefetching),
             _ => Err(SessionError::wrong_answer("a prefetch begins")),
         });
@@ -154,7 +154,7 @@ impl Session {
         let (number, asked) = (namespace.number(), chain.len());
         let request =
             Request::Pin(Pin { namespace: number, chain: chain.clone(), duration_ms: millis(duration) });
-        let exchange = Exchange::pinning(
+        let exchange = RoundTrip::pinning(
             request,
             |pinned: &Pinned| pinned.pin,
             move |_, response, _| match response {

@@ -8,9 +8,9 @@ use larder_protocol::{Chain, PoolSet};
 use super::Session;
 use crate::call::{Call, RoomFor, Step};
 use crate::error::SessionError;
-use crate::exchange::Exchange;
 use crate::namespace::Namespace;
 use crate::reservation::{CommitPart, Reservation, StagedChunk};
+use crate::round_trip::RoundTrip;
 use crate::window::{Window, WindowRange};
 
 impl Session {
@@ -126,11 +126,11 @@ impl Session {
     }
 }
 
-fn commit(part: CommitPart) -> Exchange<u32> {
+fn commit(part: CommitPart) -> RoundTrip<u32> {
     let CommitPart { reservation, chunks, ranges, sources, remaining } = part;
     let committed = chunks.len();
     let request = Request::Commit(Commit { reservation, chunks, sources });
-    Exchange::new(request, move |_, response, _| {
+    RoundTrip::new(request, move |_, response, _| {
         // The node copies from the window until it answers.
         drop(ranges);
         match response {

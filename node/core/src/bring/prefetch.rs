@@ -18,7 +18,7 @@ use crate::Core;
 use crate::cause::Cause;
 use crate::effect::{Effect, Started};
 use crate::event::RequestId;
-use crate::loading::{Meter, Piece, Prefill, worth_loading};
+use crate::loading::{ChunkSource, Meter, Prefill, worth_loading};
 use crate::store::ids::SessionId;
 use crate::store::{Gathered, Refused, Source};
 
@@ -153,7 +153,7 @@ impl Core {
         let bytes = self.store.chunk_bytes_of(namespace);
         // The disk is the first source, the object store the second; other actors follow.
         let mut sources: Vec<Holder> = Vec::new();
-        let pieces: Vec<Piece> = (0..run as u32)
+        let pieces: Vec<ChunkSource> = (0..run as u32)
             .map(|position| {
                 let span = found.spans.iter().find(|span| (span.from..span.to).contains(&position));
                 let source = match span.map(|span| span.tier) {
@@ -169,7 +169,7 @@ impl Core {
                         })
                     }),
                 };
-                Piece { source, bytes }
+                ChunkSource { source, bytes }
             })
             .collect();
         let unmeasured = Meter::default();

@@ -7,7 +7,7 @@ use larder_protocol::lane::{AskCopy, CopyWords, LoadPages, SavePages};
 use larder_protocol::limits::MAX_COPY_PAGES;
 use larder_protocol::session::Response;
 
-use super::{Held, HeldBy, SESSION_WORDS, SlotId, TOO_MANY_COPIES, Tensors};
+use super::{CopyClaims, HeldBy, SESSION_WORDS, SlotId, TOO_MANY_COPIES, Tensors};
 use crate::Core;
 use crate::effect::{BlockAt, Counted, DeviceOrder, DeviceWork, Effect, PagesCopy, Way};
 use crate::event::{RequestId, Ticket};
@@ -105,7 +105,8 @@ impl Core {
     ) -> Result<(), Refused> {
         let (session, layers) = (copy.session, copy.layers.len() as u32);
         let of_chunk = u64::from(layers) * layer_bytes;
-        let held = Held { what, bytes: copy.pages.len() as u64 * of_chunk / u64::from(copy.pages_per_chunk) };
+        let held =
+            CopyClaims { what, bytes: copy.pages.len() as u64 * of_chunk / u64::from(copy.pages_per_chunk) };
         let begun = self.device.account.begin(self.millis().0, session, layers, reads, held);
         match begun {
             Ok(ticket) => {

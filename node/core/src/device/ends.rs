@@ -4,10 +4,10 @@ use larder_protocol::lane::CopyEnd;
 use larder_protocol::session::Response;
 
 use super::account::Ended;
-use super::{Held, HeldBy, TOO_MANY_COPIES};
+use super::{CopyClaims, HeldBy, TOO_MANY_COPIES};
 use crate::Core;
 use crate::copies::Save;
-use crate::effect::{Counted, Effect, LaneCopy};
+use crate::effect::{Counted, DeviceCopyEnd, Effect};
 use crate::event::{CopyAnswer, DeviceEvent, DeviceFailure, Ticket};
 
 impl Core {
@@ -50,13 +50,13 @@ impl Core {
             if result == Err(DeviceFailure::Refused) && matches!(held.what, HeldBy::Promotion(..)) {
                 self.device.tier.refused();
             }
-            self.count(Counted::ByDevice(LaneCopy::Failed, 0));
+            self.count(Counted::ByDevice(DeviceCopyEnd::Failed, 0));
             return self.failed(held);
         }
-        let Held { what, bytes } = held;
+        let CopyClaims { what, bytes } = held;
         match what {
             HeldBy::Load(load, wanted) => {
-                self.count(Counted::ByDevice(LaneCopy::Loaded, bytes));
+                self.count(Counted::ByDevice(DeviceCopyEnd::Loaded, bytes));
                 self.device.account.finish(ticket, CopyEnd::Done);
                 // The load keeps what the tier wants in place until it is there.
                 match wanted.is_empty() {
@@ -67,7 +67,7 @@ impl Core {
             HeldBy::Promotion(load, slots) => {
                 slots.into_iter().for_each(|(slot, facts)| self.device.tier.filled(slot, facts));
                 self.store.end_load(load);
-                self.count(Counted::ByDevice(LaneCopy::Promoted, bytes));
+                self.count(Counted::ByDevice(DeviceCopyEnd::Promoted, bytes));
             }
             HeldBy::Save(order, moves) => self.sum(Save { ticket, order, bytes, moves }),
             HeldBy::Forgotten => {}
@@ -75,7 +75,7 @@ impl Core {
     }
 
     /// The device let go of a copy's memory, and the copy failed.
-    fn failed(&mut self, held: Held) {
+    fn failed(&mut self, held: CopyClaims) {
         match held.what {
             HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
             HeldBy::Load(..) | HeldBy::Promotion(..) | HeldBy::Forgotten => self.not_begun(held),
@@ -83,7 +83,7 @@ impl Core {
     }
 
     /// A copy was not begun: its caller may ask again.
-    pub(super) fn not_begun(&mut self, held: Held) {
+    pub(super) fn not_begun(&mut self, held: CopyClaims) {
         match held.what {
             HeldBy::Load(load, _) => self.store.end_load(load),
             HeldBy::Promotion(load, slots) => {
@@ -111,11 +111,11 @@ impl Core {
         let sums = answer.sums();
         let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
         let end = if self.store.finish_layers(order, sums) {
-            self.count(Counted::ByDevice(LaneCopy::Saved, bytes));
+            self.count(Counted::ByDevice(DeviceCopyEnd::Saved, bytes));
             self.count(Counted::Given(pieces, bytes));
             CopyEnd::Done
         } else {
-            self.count(Counted::ByDevice(LaneCopy::Failed, 0));
+            self.count(Counted::ByDevice(DeviceCopyEnd::Failed, 0));
             CopyEnd::Failed
         };
         self.device.account.finish(ticket, end);
@@ -145,7 +145,7 @@ impl Core {
             Some(&HeldBy::Save(order, _)) => self.store.quarantine_save(order),
             Some(HeldBy::Forgotten) | None => {}
         }
-        self.count(Counted::ByDevice(LaneCopy::Stalled, 0));
+        self.count(Counted::ByDevice(DeviceCopyEnd::Stalled, 0));
         self.effects.push_back(Effect::CancelDeviceCopy(ticket));
     }
 }

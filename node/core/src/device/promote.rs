@@ -3,7 +3,7 @@
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Found, Lookup, Span, Tier};
 
-use super::{Device, Held, HeldBy, SlotId};
+use super::{CopyClaims, Device, HeldBy, SlotId};
 use crate::Core;
 use crate::effect::{DeviceWork, Promoted};
 use crate::event::CopyAnswer;
@@ -88,7 +88,7 @@ impl Core {
             return self.store.end_load(load);
         }
         let fills: Vec<SlotId> = slots.iter().map(|&(slot, _)| slot).collect();
-        let held = Held { what: HeldBy::Promotion(load, slots), bytes };
+        let held = CopyClaims { what: HeldBy::Promotion(load, slots), bytes };
         match self.device.account.begin_own(self.millis().0, fills.clone(), held) {
             Ok(ticket) => self.order_device_copy(ticket, DeviceWork::Promote(moves)),
             Err(held) => {

@@ -7,7 +7,7 @@ use larder_protocol::table::{PARTITIONS, RowKey, RunKey};
 
 /// The keys of all that one actor holds.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldChunks {
     partitions: Vec<Vec<PackedKey>>,
     /// The sum of the digests of each partition's keys.
     digests: Vec<u64>,
@@ -17,7 +17,7 @@ pub(super) struct Held {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct PackedKey([u64; 3]);
 
-impl Held {
+impl HeldChunks {
     /// Nothing.
     pub(super) fn new() -> Self {
         let partitions = usize::from(PARTITIONS);

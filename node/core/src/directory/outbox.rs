@@ -18,7 +18,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::agenda::Agenda;
-use super::held::{Held, PackedKey};
+use super::held::{HeldChunks, PackedKey};
 use super::stream::{Due, Stream};
 use super::{Changes, Page};
 use crate::Millis;
@@ -27,14 +27,14 @@ use crate::store::{Change, ChangeKind};
 /// The chunks that this node's actors hold and announce.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    place: Place,
+    place: ClusterView,
     devices: BTreeMap<u16, Device>,
     agenda: Agenda,
 }
 
 /// This node's place in the cluster.
 #[derive(Debug, Default)]
-struct Place {
+struct ClusterView {
     table: Arc<Table>,
     own: NodeNumber,
     incarnation: u64,
@@ -57,9 +57,9 @@ struct Home {
 #[derive(Debug)]
 struct Device {
     number: u16,
-    held: Held,
+    held: HeldChunks,
     /// The chunks of the pages so far, with the changes in between.
-    paged: Option<Held>,
+    paged: Option<HeldChunks>,
     /// By partition: whether its stream announces single changes. Otherwise the whole partition has still to be announced.
     is_announced: Vec<bool>,
     /// By partition: the home that this is said of.
@@ -133,7 +133,7 @@ impl Outbox {
     /// An empty outbox for a node that has begun streams already: its streams are newer.
     #[must_use]
     pub fn begin_again(&self) -> Self {
-        let place = Place { streams_begun: self.place.streams_begun + 1, ..Place::default() };
+        let place = ClusterView { streams_begun: self.place.streams_begun + 1, ..ClusterView::default() };
         Self { place, ..Self::default() }
     }
 
@@ -268,7 +268,7 @@ impl BatchId {
     }
 }
 
-impl Place {
+impl ClusterView {
     /// Takes a new table; returns whether this node's number or incarnation changed with it.
     fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) -> bool {
         let incarnation = table.member(own).map_or(0, |member| member.incarnation);
@@ -317,17 +317,17 @@ impl Place {
 }
 
 impl Device {
-    fn new(number: u16, place: &mut Place, now: Millis) -> Self {
+    fn new(number: u16, place: &mut ClusterView, now: Millis) -> Self {
         let is_announced = vec![false; usize::from(PARTITIONS)];
         let told_to = vec![None; usize::from(PARTITIONS)];
         let (streams, moves) = (BTreeMap::new(), BTreeMap::new());
-        let (held, paged) = (Held::new(), None);
+        let (held, paged) = (HeldChunks::new(), None);
         let mut device = Self { number, held, paged, is_announced, told_to, streams, moves };
         device.new_table(place, now);
         device
     }
 
-    fn change(&mut self, place: &Place, agenda: &mut Agenda, change: &Change, now: Millis) {
+    fn change(&mut self, place: &ClusterView, agenda: &mut Agenda, change: &Change, now: Millis) {
         let &Change { fingerprint, chunk, kind } = change;
         let key = PackedKey::from(RowKey::new(&fingerprint, &chunk));
         if let Some(paged) = &mut self.paged {
@@ -354,9 +354,9 @@ impl Device {
     }
 
     /// Takes some of all that the actor holds; with the last page it holds nothing else.
-    fn take_page(&mut self, place: &Place, agenda: &mut Agenda, page: &Page, now: Millis) {
+    fn take_page(&mut self, place: &ClusterView, agenda: &mut Agenda, page: &Page, now: Millis) {
         if page.is_first {
-            self.paged = Some(Held::new());
+            self.paged = Some(HeldChunks::new());
         }
         // One in the middle whose first was not seen: the actor begins again.
         let Some(paged) = &mut self.paged else { return };
@@ -364,13 +364,13 @@ impl Device {
             paged.insert(RowKey::new(space, chunk).into());
         }
         if page.is_last {
-            let paged = self.paged.take().unwrap_or_else(Held::new);
+            let paged = self.paged.take().unwrap_or_else(HeldChunks::new);
             self.replace(place, agenda, &paged, now);
         }
     }
 
     /// Holds exactly these keys from now on.
-    fn replace(&mut self, place: &Place, agenda: &mut Agenda, keys: &Held, now: Millis) {
+    fn replace(&mut self, place: &ClusterView, agenda: &mut Agenda, keys: &HeldChunks, now: Millis) {
         for partition in 0..PARTITIONS {
             let of_it = keys.partition(partition);
             let is_lost = |key: &&PackedKey| of_it.binary_search(key).is_err();
@@ -389,7 +389,7 @@ impl Device {
     }
 
     /// A key was just gained or lost.
-    fn toggle(&mut self, place: &Place, agenda: &mut Agenda, key: PackedKey, now: Millis) {
+    fn toggle(&mut self, place: &ClusterView, agenda: &mut Agenda, key: PackedKey, now: Millis) {
         let partition = key.partition();
         let Some(home) = place.table.home(partition) else { return };
         let Some(stream) = self.streams.get_mut(&home) else { return };
@@ -405,7 +405,7 @@ impl Device {
     }
 
     /// Takes the homes of a new table. A stream goes on where its home has the partitions that it had.
-    fn new_table(&mut self, place: &mut Place, now: Millis) {
+    fn new_table(&mut self, place: &mut ClusterView, now: Millis) {
         self.streams.retain(|&home, stream| {
             place.home_incarnation(home) == Some(stream.home_incarnation) && place.homes.contains_key(&home)
         });
@@ -447,7 +447,7 @@ impl Device {
     /// The next batch for a home, with at most `room` changes.
     fn announce(
         &mut self,
-        place: &Place,
+        place: &ClusterView,
         home: NodeNumber,
         room: usize,
         probes: bool,
@@ -475,7 +475,7 @@ impl Device {
         }
     }
 
-    fn restart(&mut self, home: NodeNumber, place: &mut Place, now: Millis) {
+    fn restart(&mut self, home: NodeNumber, place: &mut ClusterView, now: Millis) {
         let Some(stream) = self.streams.get_mut(&home) else { return };
         let unannounced = place.homes.get(&home).map_or_else(Vec::new, |home| home.partitions.clone());
         unannounced.iter().for_each(|&partition| self.is_announced[usize::from(partition)] = false);
@@ -520,7 +520,12 @@ fn homes(table: &Table) -> BTreeMap<NodeNumber, Vec<u16>> {
 }
 
 /// Takes the next batch's changes from a stream.
-fn next_changes(held: &Held, is_announced: &mut [bool], stream: &mut Stream, room: usize) -> Vec<RowChange> {
+fn next_changes(
+    held: &HeldChunks,
+    is_announced: &mut [bool],
+    stream: &mut Stream,
+    room: usize,
+) -> Vec<RowChange> {
     while stream.pending.len() < room {
         let Some(partition) = stream.unannounced.pop() else { break };
         is_announced[usize::from(partition)] = true;

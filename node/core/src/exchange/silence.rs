@@ -11,7 +11,7 @@ use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
 
 /// The state of a peer in one of its incarnations.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerHealth {
     standing: Standing,
     /// Fetches, one after the other, that it did not answer in time, though it was heard.
     pub(super) late_fetches: u32,
@@ -29,7 +29,7 @@ enum Standing {
     Silent { probe: u64, pause: Duration },
 }
 
-impl Peer {
+impl PeerHealth {
     pub(super) fn new(limits: &ExchangeLimits) -> Self {
         let (late_fetches, late_at) = (0, Duration::ZERO);
         Self { standing: Standing::Well, late_fetches, late_at, gate: Gate::new(limits), follows: 0 }
@@ -106,7 +106,7 @@ impl Exchange {
     /// Asks a silent peer for a sign of life.
     pub(super) fn probe(&mut self, peer: PeerId) {
         let number = self.next_number();
-        if let Some(Peer { standing: Standing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
+        if let Some(PeerHealth { standing: Standing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
             *probe = number;
             self.effects.push_back(Effect::Probe { peer, probe: number, deadline: PROBE_DEADLINE });
         }

@@ -257,10 +257,10 @@ impl Store {
             } else if chunk.may_go() {
                 self.policy.unblock(id.number());
             }
-            self.arrived(id);
+            self.queue_disk_write(id);
         }
         // From the first on: of a prompt that is not written whole, the beginning is of use.
-        chunks.iter().for_each(|&id| self.committed(id));
+        chunks.iter().for_each(|&id| self.queue_upload(id));
     }
 
     /// Marks the chunks of a finished order, and forgets a reservation that has nothing left to commit.

@@ -118,7 +118,7 @@ impl Store {
             self.index.get_mut(id).disk_pools = pools;
             self.now_on_disk(id);
             // It may have got another pool meanwhile.
-            self.arrived(id);
+            self.queue_disk_write(id);
         }
     }
 

@@ -32,7 +32,7 @@ mod progress;
 mod proofs;
 
 pub(super) use layers::Layers;
-pub use peer::{LayersInPlace, News, Told};
+pub use peer::{FollowNews, LayersInPlace, News};
 pub use proofs::FollowProofs;
 
 /// The follows of a store and their progress.
@@ -52,7 +52,7 @@ pub(super) struct Follows {
     /// Follows of sessions that have news.
     progressed: BTreeSet<u64>,
     /// News for peers. They are taken after every change.
-    told: Vec<Told>,
+    told: Vec<FollowNews>,
     /// Chunks that peers follow.
     peer_chunks: u64,
     /// Chunks that were followed and did not come.
@@ -370,7 +370,7 @@ impl Store {
     }
 
     /// News for peers, since the last call.
-    pub fn take_told(&mut self) -> Vec<Told> {
+    pub fn take_told(&mut self) -> Vec<FollowNews> {
         std::mem::take(&mut self.follows.told)
     }
 

@@ -266,7 +266,7 @@ impl Store {
                 self.came_stored(id, is_stored);
                 if let Some(kind) = kept {
                     self.admit(id, kind);
-                    self.arrived(id);
+                    self.queue_disk_write(id);
                 }
             }
             _ => {

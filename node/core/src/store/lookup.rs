@@ -340,7 +340,7 @@ impl Store {
             self.policy.touch(id.number());
         }
         self.index.get_mut(id).count_read();
-        self.used(id);
+        self.queue_writes_after_use(id);
     }
 
     /// Ends one claim on each chunk, from last to first.

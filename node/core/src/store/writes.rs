@@ -199,17 +199,17 @@ impl Store {
 
     /// Queues the disk write of a chunk that was committed here or moved here. For a moved chunk, its first node saw to the
     /// object store.
-    pub(super) fn arrived(&mut self, id: ChunkId) {
+    pub(super) fn queue_disk_write(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Disk, id, Moment::Came);
     }
 
     /// Queues the upload of a chunk that was committed here.
-    pub(super) fn committed(&mut self, id: ChunkId) {
+    pub(super) fn queue_upload(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Object, id, Moment::Came);
     }
 
     /// Queues the writes of a readable chunk that was used often enough.
-    pub(super) fn used(&mut self, id: ChunkId) {
+    pub(super) fn queue_writes_after_use(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Object, id, Moment::Used);
         self.write_if_wanted(Below::Disk, id, Moment::Used);
     }

@@ -4,7 +4,7 @@ use larder_protocol::handoff::{AskInPlace, Follow, HandOver, InPlace, Writer};
 use larder_protocol::session::{Commit, Reserve};
 
 use super::*;
-use crate::store::{News, Told};
+use crate::store::{FollowNews, News};
 use crate::{CopyAnswer, FollowOrder, LayersArrived};
 
 /// For how long who follows in these tests waits for a writer that is silent.
@@ -113,7 +113,7 @@ impl World {
         self.tell(Event::Copied { copy, answer: CopyAnswer::Done(sums) });
     }
 
-    fn told(&mut self) -> Told {
+    fn told(&mut self) -> FollowNews {
         match self.next() {
             Effect::TellFollower(told) => told,
             other => panic!("{other:?}"),
@@ -223,9 +223,9 @@ fn what_an_engine_of_this_node_hands_over_is_followed_here_and_by_peers() {
     let waits = w.ask_in_place(follow, (1, 0), 500);
     w.hands_over_to(writer, reservation, waits, peer);
     w.hands_over(writer, reservation, 1);
-    assert!(matches!(w.told(), Told { follow, what: News::Layers(_), .. } if follow == peer));
+    assert!(matches!(w.told(), FollowNews { follow, what: News::Layers(_), .. } if follow == peer));
     w.commits(writer, reservation);
-    assert!(matches!(w.told(), Told { follow, position: 0, what: News::Whole(_) } if follow == peer));
+    assert!(matches!(w.told(), FollowNews { follow, position: 0, what: News::Whole(_) } if follow == peer));
     w.tell(Event::GrantEnded(peer));
     let request = w.ask_in_place(follow, (1, 2), 500);
     assert!(w.in_place(request).is_whole);
@@ -258,7 +258,7 @@ fn a_writer_of_this_node_that_goes_is_news_to_all_that_follow() {
     let waits = w.ask_in_place(follow, (1, 1), 500);
     w.tell(Event::Closed(writer));
     assert_eq!(w.in_place(waits).chunks, 0);
-    assert!(matches!(w.told(), Told { what: News::Lost, .. }));
+    assert!(matches!(w.told(), FollowNews { what: News::Lost, .. }));
     w.tell(Event::GrantEnded(peer));
     w.tell(Event::Closed(w.session));
     assert!(w.is_at_rest());

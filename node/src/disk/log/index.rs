@@ -8,7 +8,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use super::Place;
+use super::RecordPlace;
 
 /// The records of a tier, by key. An id is a record's as long as it is there, then another's.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct Index {
 #[derive(Debug, Clone, Copy)]
 struct Record {
     hash: ChunkHash,
-    place: Place,
+    place: RecordPlace,
     /// The namespace's number; the highest bit says that the record was read since it was written.
     namespace: u32,
 }
@@ -64,7 +64,7 @@ impl Index {
     }
 
     /// Notes that a chunk's record stands at `place` now, unread.
-    pub(super) fn insert(&mut self, key: &ChunkKey, place: Place) -> u32 {
+    pub(super) fn insert(&mut self, key: &ChunkKey, place: RecordPlace) -> u32 {
         if let Some(id) = self.find(key) {
             let record = &mut self.records[id as usize];
             record.place = place;
@@ -109,7 +109,7 @@ impl Index {
     }
 
     /// The place of a record; `None` for an unknown id.
-    pub(super) fn place(&self, id: u32) -> Option<Place> {
+    pub(super) fn place(&self, id: u32) -> Option<RecordPlace> {
         self.records.get(id as usize).map(|record| record.place).filter(|place| place.pages > 0)
     }
 

@@ -26,7 +26,7 @@ struct Modelled {
     log: Log,
     /// By segment: its sequence, its footer where it is sealed, all records that were synced there.
     disk: BTreeMap<u32, (SegmentHeader, Option<Footer>, Vec<FooterEntry>)>,
-    held: BTreeMap<ChunkKey, Place>,
+    held: BTreeMap<ChunkKey, RecordPlace>,
     hot: BTreeSet<ChunkKey>,
 }
 
@@ -83,8 +83,8 @@ impl Modelled {
 
     fn put(&mut self, key: &ChunkKey, pages: u32) {
         let Placed { segment, page, sequence } = self.log.place(pages.into());
-        let place = Place { segment: segment.segment, page, pages };
-        let overlaps = |other: &&Place| {
+        let place = RecordPlace { segment: segment.segment, page, pages };
+        let overlaps = |other: &&RecordPlace| {
             other.segment == place.segment && other.page < page + pages && page < other.page + other.pages
         };
         assert_eq!(self.held.values().find(overlaps), None);
@@ -111,7 +111,7 @@ impl Modelled {
         self.hot.clear();
         for Recovered { segment, entries, .. } in found {
             for entry in entries {
-                let place = Place { segment: segment.segment, page: entry.page, pages: entry.pages };
+                let place = RecordPlace { segment: segment.segment, page: entry.page, pages: entry.pages };
                 self.held.insert(entry.key(), place);
             }
         }

@@ -57,7 +57,7 @@ impl Rig {
 #[test]
 fn a_chunk_comes_back_as_it_was_written() {
     let folder = tempfile::tempdir().unwrap();
-    for lane in [None, Some(Lane::Plain)] {
+    for lane in [None, Some(IoMethod::Plain)] {
         let options = DiskOptions { lane, ..options(&folder.path().join(format!("{lane:?}"))) };
         let tier = DiskTier::open(&options, metrics(), gone().0).unwrap();
         let mut slots = Slots::new();

@@ -8,7 +8,7 @@ use larder_core::store::ids::ChunkKey;
 use super::faults::Platter;
 use super::*;
 use crate::disk::format::StorageId;
-use crate::disk::log::{Geometry, Place};
+use crate::disk::log::{Geometry, RecordPlace};
 use crate::disk::metrics::FoundBy;
 use crate::disk::volume::{Job, Volume};
 
@@ -187,7 +187,7 @@ impl History {
     fn flip_a_bit(&mut self) {
         let chunk = self.some_chunk();
         let bit = self.random.u8(..8);
-        if let Some(Place { segment, page, pages }) = self.volume().find(&chunk.key()) {
+        if let Some(RecordPlace { segment, page, pages }) = self.volume().find(&chunk.key()) {
             let offset = GEOMETRY.offset(segment, page);
             let at = self.random.u64(..u64::from(pages) * PAGE_BYTES);
             self.platter.flip(offset + at, bit);

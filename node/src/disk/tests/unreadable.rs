@@ -2,18 +2,18 @@
 
 use super::behaviour::{GEOMETRY, Rig, STORAGE};
 use super::*;
-use crate::disk::log::Place;
+use crate::disk::log::RecordPlace;
 use crate::disk::metrics::FoundBy;
 use crate::disk::volume::{Job, Volume};
 
 impl Rig {
-    fn place(&self, number: u64) -> Place {
+    fn place(&self, number: u64) -> RecordPlace {
         self.volume.find(&TestChunk(number).key()).unwrap()
     }
 
     /// The first page of a chunk's payload cannot be read any more.
     fn lose(&self, number: u64) {
-        let Place { segment, page, .. } = self.place(number);
+        let RecordPlace { segment, page, .. } = self.place(number);
         self.platter.lose_page(GEOMETRY.offset(segment, page + 1));
     }
 

@@ -4,14 +4,14 @@ use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::RangeChecksum;
 
 use super::super::format::{FormatError, PAGE_BYTES, RecordHeader, StorageId};
-use super::super::log::Place;
-use super::transfers::Piece;
+use super::super::log::RecordPlace;
+use super::transfers::ReadPart;
 use crate::arena::{ExtentMemory, OutOfBounds};
 
 /// Takes a record's bytes in order, and says in the end whether they are right.
 pub(crate) struct Check {
     storage: StorageId,
-    place: Place,
+    place: RecordPlace,
     /// The expected key of the header; `None` if any record will do.
     key: Option<ChunkKey>,
     state: State,
@@ -53,7 +53,7 @@ pub(crate) type Sink<'a> = dyn FnMut(&RecordHeader, usize, u64, &[u8]) + 'a;
 type Add<'a> = dyn FnMut(&mut Payload, u64, u64) -> Result<(), OutOfBounds> + 'a;
 
 impl Check {
-    pub(crate) fn new(storage: StorageId, place: Place, key: Option<ChunkKey>) -> Self {
+    pub(crate) fn new(storage: StorageId, place: RecordPlace, key: Option<ChunkKey>) -> Self {
         Self { storage, place, key, state: State::Header(Vec::new()) }
     }
 
@@ -75,7 +75,7 @@ impl Check {
     }
 
     /// Takes the piece that follows.
-    pub(super) fn feed_piece(&mut self, piece: &Piece, sink: &mut Sink<'_>) {
+    pub(super) fn feed_piece(&mut self, piece: &ReadPart, sink: &mut Sink<'_>) {
         if piece.is_read { self.feed(piece.bytes(), sink) } else { self.unreadable() }
     }
 
@@ -103,7 +103,7 @@ impl Check {
     }
 
     /// The place of the record.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> RecordPlace {
         self.place
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::super::format::{BlockEntry, Footer, FooterEntry, FooterTail, RecordHeader, SegmentHeader};
 use super::super::io::Memory;
-use super::super::log::Place;
+use super::super::log::RecordPlace;
 use super::super::metrics::FoundBy;
 use super::super::order::{BlockPlace, ReadAnswer, ReadOrder, SnapshotPage, Why};
 use super::check::{Check, Damage};
@@ -95,14 +95,14 @@ impl Volume {
         Some(direct.unwrap_or_else(|| vec![self.region(place)]))
     }
 
-    fn arriving(&self, reading: Reading, place: Place, way: Way) -> Arriving {
+    fn arriving(&self, reading: Reading, place: RecordPlace, way: Way) -> Arriving {
         let check = Check::new(self.storage, place, Some(reading.0.key));
         Arriving { reading, check, left: page_bytes(place.pages), way }
     }
 
     /// The regions of a record that has just these blocks, each read straight into its place; `None` if it has others, or
     /// they are not whole pages.
-    fn direct_regions(&self, place: Place, destinations: &[BlockPlace]) -> Option<Vec<Region>> {
+    fn direct_regions(&self, place: RecordPlace, destinations: &[BlockPlace]) -> Option<Vec<Region>> {
         let header = RecordHeader::pages_of(destinations.iter().map(|to| to.bytes.div_ceil(to.range_bytes)));
         let mut regions = vec![self.pages(place.segment, place.page, header.min(place.pages))];
         let mut left = page_bytes(place.pages.checked_sub(header)?);
@@ -120,7 +120,7 @@ impl Volume {
         &mut self,
         next: &mut NextRegions<'_>,
         arriving: &mut VecDeque<Arriving>,
-        again: &mut Vec<(Reading, Place)>,
+        again: &mut Vec<(Reading, RecordPlace)>,
     ) -> io::Result<()> {
         let mut ahead = ReadAhead::new(Vec::new());
         loop {
@@ -150,7 +150,7 @@ impl Volume {
     ///
     /// # Errors
     /// The drive fails too often.
-    fn finish_read(&mut self, record: Arriving) -> io::Result<Option<(Reading, Place)>> {
+    fn finish_read(&mut self, record: Arriving) -> io::Result<Option<(Reading, RecordPlace)>> {
         let Arriving { reading, check, way, .. } = record;
         let (place, checked) = (check.place(), check.finish());
         let answer = match checked {
@@ -220,7 +220,7 @@ impl Volume {
         };
         let is_held = |entry: &&FooterEntry| {
             let FooterEntry { page, pages, .. } = **entry;
-            self.log.find(&entry.key()) == Some(Place { segment: segment.segment, page, pages })
+            self.log.find(&entry.key()) == Some(RecordPlace { segment: segment.segment, page, pages })
         };
         let held = entries.iter().filter(is_held).map(FooterEntry::held).collect();
         Ok(SnapshotPage { held, next: Some(segment.sequence) })
@@ -240,7 +240,7 @@ impl Volume {
         Ok(all.and_then(|all| Footer::decode(&all, &tail).ok()))
     }
 
-    pub(super) fn region(&self, place: Place) -> Region {
+    pub(super) fn region(&self, place: RecordPlace) -> Region {
         self.pages(place.segment, place.page, place.pages)
     }
 
@@ -255,7 +255,7 @@ impl Volume {
     pub(super) fn found_damage(
         &mut self,
         key: &ChunkKey,
-        place: Place,
+        place: RecordPlace,
         damage: Damage,
         by: FoundBy,
     ) -> io::Result<()> {

@@ -8,7 +8,7 @@
 use std::io;
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, SegmentHeader};
-use super::super::log::{FIRST_PAGE, Log, Place, Recovered};
+use super::super::log::{FIRST_PAGE, Log, RecordPlace, Recovered};
 use super::super::metrics::FoundBy;
 use super::check::Check;
 use super::{Volume, page_bytes};
@@ -157,7 +157,7 @@ impl Volume {
 
     /// Whether a record's payload is right.
     fn is_right(&mut self, window: &mut Window, segment: u32, entry: &FooterEntry) -> io::Result<bool> {
-        let place = Place { segment, page: entry.page, pages: entry.pages };
+        let place = RecordPlace { segment, page: entry.page, pages: entry.pages };
         let mut check = Check::new(self.storage, place, Some(entry.key()));
         let (mut page, end) = (entry.page, entry.page + entry.pages);
         while page < end {

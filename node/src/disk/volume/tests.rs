@@ -1,10 +1,10 @@
 //! What tests look at in a volume.
 
-use super::super::log::Place;
+use super::super::log::RecordPlace;
 use super::*;
 
 impl Volume {
-    pub(in super::super) fn find(&self, key: &ChunkKey) -> Option<Place> {
+    pub(in super::super) fn find(&self, key: &ChunkKey) -> Option<RecordPlace> {
         self.log.find(key)
     }
 

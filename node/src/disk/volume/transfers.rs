@@ -55,7 +55,7 @@ struct Asked {
 }
 
 /// A piece of a region. Give its memory back with [`Transfers::recycle`].
-pub(super) struct Piece {
+pub(super) struct ReadPart {
     pub(super) memory: Memory,
     pub(super) bytes: usize,
     /// Whether the drive could read it; else the memory has anything.
@@ -164,7 +164,7 @@ impl Transfers {
     }
 
     /// The next piece of the reads ahead; `None` after the last.
-    pub(super) fn next_piece(&mut self, ahead: &mut ReadAhead) -> io::Result<Option<Piece>> {
+    pub(super) fn next_piece(&mut self, ahead: &mut ReadAhead) -> io::Result<Option<ReadPart>> {
         while ahead.asked.len() < PIECES_AHEAD
             && let Some(piece) = ahead.ask()
         {
@@ -189,7 +189,7 @@ impl Transfers {
                         tracing::warn!(%error, bytes, "the drive cannot read a piece of the disk tier")
                     }
                 }
-                return Ok(Some(Piece { memory, bytes, is_read: result.is_ok() }));
+                return Ok(Some(ReadPart { memory, bytes, is_read: result.is_ok() }));
             }
             self.reap()?;
         }
@@ -264,7 +264,7 @@ impl Transfers {
     }
 }
 
-impl Piece {
+impl ReadPart {
     /// Its bytes; none if they are in the arena.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.memory {

@@ -6,7 +6,7 @@ use larder_core::store::ids::ChunkKey;
 use tokio::sync::oneshot;
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader};
-use super::super::log::{Evict, FIRST_PAGE, Place, Purpose, Room};
+use super::super::log::{Evict, FIRST_PAGE, Purpose, RecordPlace, Room};
 use super::super::metrics::FoundBy;
 use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
@@ -22,7 +22,7 @@ pub(super) struct Pending {
     /// Nobody waits for a record that was moved.
     done: Option<oneshot::Sender<WriteAnswer>>,
     /// The record that it takes the place of: it must still be there.
-    moved_from: Option<Place>,
+    moved_from: Option<RecordPlace>,
 }
 
 impl Volume {
@@ -166,7 +166,7 @@ impl Volume {
     }
 
     /// Writes a record again at the young end. Where there is no room it goes with its segment.
-    fn move_record(&mut self, key: ChunkKey, from: Place) -> io::Result<()> {
+    fn move_record(&mut self, key: ChunkKey, from: RecordPlace) -> io::Result<()> {
         if !self.make_room(u64::from(from.pages), Purpose::Move)? || self.log.find(&key) != Some(from) {
             return Ok(());
         }
@@ -199,7 +199,7 @@ impl Volume {
     fn finish_move(
         &mut self,
         key: ChunkKey,
-        from: Place,
+        from: RecordPlace,
         check: Check,
         moved: Option<(FooterEntry, u64)>,
     ) -> io::Result<()> {

@@ -10,10 +10,10 @@ use super::ExchangeMetrics;
 
 /// Connections with other nodes, whichever side made them, whose packets are counted.
 #[derive(Debug, Default)]
-pub(in crate::exchange) struct Watched(BTreeMap<String, Peer>);
+pub(in crate::exchange) struct Watched(BTreeMap<String, PeerConnections>);
 
 #[derive(Debug, Default)]
-struct Peer {
+struct PeerConnections {
     connections: Vec<Connection>,
     /// Packets that came on connections that are closed.
     came_before: u64,
@@ -36,13 +36,13 @@ impl Watched {
 
     /// Packets that came from a peer so far: while they become more, its process is there.
     pub(in crate::exchange) fn came(&self, peer: &str) -> u64 {
-        let Some(Peer { connections, came_before }) = self.0.get(peer) else { return 0 };
+        let Some(PeerConnections { connections, came_before }) = self.0.get(peer) else { return 0 };
         came_before + connections.iter().map(Connection::came).sum::<u64>()
     }
 
     /// Counts the packets sent and lost since the last time; `is_member` chooses the peers to count.
     pub(in crate::exchange) fn show(&mut self, metrics: &ExchangeMetrics, is_member: impl Fn(&str) -> bool) {
-        for (peer, Peer { connections, came_before }) in &mut self.0 {
+        for (peer, PeerConnections { connections, came_before }) in &mut self.0 {
             let mut slowest: Option<f64> = None;
             for Connection { quic, sent_packets, lost_packets } in connections.iter_mut() {
                 let path = quic.stats().path;

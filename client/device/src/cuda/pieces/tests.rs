@@ -11,7 +11,7 @@ fn pages(layout: &PagedLayout, chunks: u64) -> Vec<PageCopy> {
     let per_chunk = layout.spec().pages_per_chunk;
     let of_chunk = |chunk: u64| {
         let offset = (chunk + chunk / 2) * layout.block_bytes();
-        let block = Place { region: RegionId(7), offset };
+        let block = RegionOffset { region: RegionId(7), offset };
         (0..per_chunk).map(move |in_chunk| PageCopy {
             block,
             in_chunk,

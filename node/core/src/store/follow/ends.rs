@@ -2,7 +2,7 @@
 
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use super::{Follow, Followed, Holder, Limbo, News, Told};
+use super::{Follow, FollowNews, Followed, Holder, Limbo, News};
 use crate::Millis;
 use crate::store::Store;
 use crate::store::ids::{ChunkId, ProcessId, SessionId, Slot};
@@ -50,7 +50,7 @@ impl Store {
         self.follows.lost += 1;
         self.moved(follow);
         if is_peer {
-            self.follows.told.push(Told { follow, position: position as u32, what: News::Lost });
+            self.follows.told.push(FollowNews { follow, position: position as u32, what: News::Lost });
         }
     }
 

@@ -6,10 +6,10 @@ use larder_protocol::PoolSpec;
 
 /// Layers of a block that were handed over, as they came.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::store) struct Layers(Vec<Piece>);
+pub(in crate::store) struct Layers(Vec<LayerPiece>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Piece {
+struct LayerPiece {
     layers: Range<u32>,
     checksum: u64,
 }
@@ -27,19 +27,20 @@ impl Layers {
     /// Adds layers of which none is in place.
     pub(in crate::store) fn add(&mut self, layers: Range<u32>, checksum: u64) {
         let at = self.0.partition_point(|piece| piece.layers.start < layers.start);
-        self.0.insert(at, Piece { layers, checksum });
+        self.0.insert(at, LayerPiece { layers, checksum });
     }
 
     /// How many layers are in place from the first on.
     pub(in crate::store) fn contiguous(&self) -> u32 {
-        let next = |end, piece: &Piece| (piece.layers.start == end).then_some(piece.layers.end).ok_or(end);
+        let next =
+            |end, piece: &LayerPiece| (piece.layers.start == end).then_some(piece.layers.end).ok_or(end);
         self.0.iter().try_fold(0, next).unwrap_or_else(|end| end)
     }
 
     /// Each piece: its offset in the block, its bytes, and their checksum.
     pub(in crate::store) fn pieces(&self, pool: &PoolSpec) -> Vec<(u64, u64, u64)> {
         let bytes = |layers: u32| u64::from(layers) * pool.layer_bytes;
-        let piece = |Piece { layers, checksum }: &Piece| {
+        let piece = |LayerPiece { layers, checksum }: &LayerPiece| {
             (bytes(layers.start), bytes(layers.end - layers.start), *checksum)
         };
         self.0.iter().map(piece).collect()

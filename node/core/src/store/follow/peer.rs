@@ -13,7 +13,7 @@ use crate::store::lookup::Place;
 
 /// News of a chunk for a peer that follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct FollowNews {
     /// The follow.
     pub follow: u64,
     /// Position of the chunk in it.
@@ -108,8 +108,9 @@ impl Store {
         }
         let chunk = self.index.get(id);
         let news = (0..chunk.blocks.len()).flat_map(|block| self.block_news(chunk, id, block));
-        let told = news.map(|layers| Told { follow, position: position as u32, what: News::Layers(layers) });
-        let told: Vec<Told> = told.collect();
+        let told =
+            news.map(|layers| FollowNews { follow, position: position as u32, what: News::Layers(layers) });
+        let told: Vec<FollowNews> = told.collect();
         self.follows.told.extend(told);
     }
 
@@ -158,6 +159,10 @@ impl Store {
             return;
         }
         let checksums = self.index.get(id).blocks.iter().map(Block::checksum).collect();
-        self.follows.told.push(Told { follow, position: position as u32, what: News::Whole(checksums) });
+        self.follows.told.push(FollowNews {
+            follow,
+            position: position as u32,
+            what: News::Whole(checksums),
+        });
     }
 }

@@ -6,7 +6,7 @@ use larder_protocol::PoolSpec;
 use larder_protocol::checksum::layers_checksum;
 
 use super::layers::Layers;
-use super::{Follow, FollowProgress, Followed, LayersInPlace, News, Told};
+use super::{Follow, FollowNews, FollowProgress, Followed, LayersInPlace, News};
 use crate::store::ids::{ChunkId, SessionId};
 use crate::store::index::{Block, Chunk};
 use crate::store::lookup::{Leased, Place};
@@ -114,7 +114,7 @@ impl Store {
                 continue;
             }
             let what = News::Layers(LayersInPlace { block, place, offset, bytes, checksum: named });
-            self.follows.told.push(Told { follow, position: position as u32, what });
+            self.follows.told.push(FollowNews { follow, position: position as u32, what });
         }
     }
 
@@ -191,7 +191,7 @@ impl Store {
             return;
         }
         let news: Vec<LayersInPlace> = self.block_news(self.index.get(id), id, block).collect();
-        let told = news.into_iter().map(|layers| Told {
+        let told = news.into_iter().map(|layers| FollowNews {
             follow,
             position: position as u32,
             what: News::Layers(layers),

@@ -39,7 +39,7 @@ struct Node {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     Absent = 0,
     Listed = 1,
     ListedBlocked = 2,
@@ -60,10 +60,10 @@ impl Queues {
         if self.nodes.len() <= chunk.position() {
             self.nodes.resize(chunk.position() + 1, Node::default());
         }
-        debug_assert_eq!(self.place(chunk), Place::Absent, "a chunk is inserted once");
+        debug_assert_eq!(self.place(chunk), Position::Absent, "a chunk is inserted once");
         self.len += 1;
         self.next_stamp += 1;
-        self.append(chunk, list, bits(self.next_stamp, 0, list, Place::Listed));
+        self.append(chunk, list, bits(self.next_stamp, 0, list, Position::Listed));
     }
 
     /// Moves a chunk to the end of a list.
@@ -104,8 +104,8 @@ impl Queues {
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
-            Place::Listed => self.set_place(chunk, Place::ListedBlocked),
-            Place::Parked => _ = self.lists[list].returned.remove(&stamp),
+            Position::Listed => self.set_place(chunk, Position::ListedBlocked),
+            Position::Parked => _ = self.lists[list].returned.remove(&stamp),
             place => debug_assert!(false, "a chunk is blocked once, this is {place:?}"),
         }
     }
@@ -114,8 +114,8 @@ impl Queues {
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
-            Place::ListedBlocked => self.set_place(chunk, Place::Listed),
-            Place::Parked => _ = self.lists[list].returned.insert(stamp, chunk),
+            Position::ListedBlocked => self.set_place(chunk, Position::Listed),
+            Position::Parked => _ = self.lists[list].returned.insert(stamp, chunk),
             place => debug_assert!(false, "a chunk is unblocked after it was blocked, this is {place:?}"),
         }
     }
@@ -134,11 +134,11 @@ impl Queues {
         let mut cursor = self.lists[list].head;
         while let Some(chunk) = cursor {
             cursor = self.nodes[chunk.position()].next;
-            if self.place(chunk) == Place::ListedBlocked {
+            if self.place(chunk) == Position::ListedBlocked {
                 // Only from the head, so that what is parked is always older than what is listed.
                 if at_head {
                     self.unlink(chunk);
-                    self.set_place(chunk, Place::Parked);
+                    self.set_place(chunk, Position::Parked);
                 }
                 continue;
             }
@@ -160,7 +160,7 @@ impl Queues {
     /// Every chunk, list by list, first to last.
     pub(super) fn order(&self) -> Vec<ChunkNumber> {
         let present =
-            (0..self.nodes.len()).map(ChunkNumber::at).filter(|&chunk| self.place(chunk) != Place::Absent);
+            (0..self.nodes.len()).map(ChunkNumber::at).filter(|&chunk| self.place(chunk) != Position::Absent);
         let mut order: Vec<ChunkNumber> = present.collect();
         order.sort_unstable_by_key(|&chunk| (self.list(chunk), self.stamp(chunk)));
         order
@@ -169,7 +169,7 @@ impl Queues {
     /// Calls `see` with the stamp and mark of every chunk.
     pub(super) fn for_each(&self, mut see: impl FnMut(u64, u8)) {
         let present =
-            (0..self.nodes.len()).map(ChunkNumber::at).filter(|&chunk| self.place(chunk) != Place::Absent);
+            (0..self.nodes.len()).map(ChunkNumber::at).filter(|&chunk| self.place(chunk) != Position::Absent);
         present.for_each(|chunk| see(self.stamp(chunk), self.mark(chunk)));
     }
 
@@ -206,14 +206,14 @@ impl Queues {
     }
 
     /// Takes a chunk out of where it is, and says where it goes when it comes to the end of a list.
-    fn take_out(&mut self, chunk: ChunkNumber) -> Place {
+    fn take_out(&mut self, chunk: ChunkNumber) -> Position {
         let list = self.list(chunk);
         self.lists[list].len -= 1;
         match self.place(chunk) {
-            Place::Parked => {
+            Position::Parked => {
                 let stamp = self.stamp(chunk);
                 let was_free = self.lists[list].returned.remove(&stamp).is_some();
-                if was_free { Place::Listed } else { Place::ListedBlocked }
+                if was_free { Position::Listed } else { Position::ListedBlocked }
             }
             place => {
                 self.unlink(chunk);
@@ -246,16 +246,16 @@ impl Queues {
         }
     }
 
-    fn place(&self, chunk: ChunkNumber) -> Place {
+    fn place(&self, chunk: ChunkNumber) -> Position {
         match self.nodes[chunk.position()].bits & 3 {
-            0 => Place::Absent,
-            1 => Place::Listed,
-            2 => Place::ListedBlocked,
-            _ => Place::Parked,
+            0 => Position::Absent,
+            1 => Position::Listed,
+            2 => Position::ListedBlocked,
+            _ => Position::Parked,
         }
     }
 
-    fn set_place(&mut self, chunk: ChunkNumber, place: Place) {
+    fn set_place(&mut self, chunk: ChunkNumber, place: Position) {
         let bits = &mut self.nodes[chunk.position()].bits;
         *bits = *bits & !3 | place as u64;
     }
@@ -272,7 +272,7 @@ impl Queues {
 }
 
 /// The packed value of [`Node::bits`].
-fn bits(stamp: u64, mark: u8, list: usize, place: Place) -> u64 {
+fn bits(stamp: u64, mark: u8, list: usize, place: Position) -> u64 {
     let stamp_and_mark = stamp << MARK_BITS | u64::from(mark);
     (stamp_and_mark << LIST_BITS | list as u64) << PLACE_BITS | place as u64
 }

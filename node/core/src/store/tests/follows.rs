@@ -5,8 +5,8 @@ use larder_protocol::handoff::HandOver;
 use super::*;
 use crate::store::ChangeKind;
 use crate::store::{
-    Came, FollowProgress, FollowRequest, FollowStarted, News, PeerStoreLimits, Ranges, Refused, Reserved,
-    Told,
+    Came, FollowNews, FollowProgress, FollowRequest, FollowStarted, News, PeerStoreLimits, Ranges, Refused,
+    Reserved,
 };
 
 /// Layers of a block of [`BLOCK`] bytes.
@@ -546,7 +546,7 @@ pub(super) fn came() -> Came {
 
 /// What a peer is told: position, what, and where layers begin.
 fn tell(store: &mut Store, follow: u64) -> Vec<(u32, &'static str, u64)> {
-    let what = |told: Told| {
+    let what = |told: FollowNews| {
         assert_eq!(told.follow, follow);
         match told.what {
             News::Layers(layers) => (told.position, "layers", layers.offset),

@@ -13,7 +13,7 @@ use crate::link::Link;
 /// A request, and the way in which its answer becomes a result.
 ///
 /// A result gives back what it grants when it is dropped. An answer that nobody waits for leaks nothing.
-pub(crate) struct Exchange<T> {
+pub(crate) struct RoundTrip<T> {
     pub(crate) request: Request,
     /// Descriptors that go along with the request.
     pub(crate) descriptors: Vec<OwnedFd>,
@@ -39,7 +39,7 @@ struct PinOnTheWay {
     pin: u64,
 }
 
-impl<T: Send + 'static> Exchange<T> {
+impl<T: Send + 'static> RoundTrip<T> {
     /// `accept` gets answers other than `Busy` and `Refused`.
     pub(crate) fn new(
         request: Request,

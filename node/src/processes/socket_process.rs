@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 
 /// The process that connected.
 #[derive(Debug)]
-pub struct Peer {
+pub struct SocketProcess {
     /// Its number in the node's PID namespace; `None` if it has none there.
     pub pid: Option<u32>,
     /// Its pidfd, which becomes readable when it exits.
@@ -43,7 +43,7 @@ pub enum PeerError {
 #[derive(Debug)]
 pub(super) struct Exit(AsyncFd<Arc<OwnedFd>>);
 
-impl Peer {
+impl SocketProcess {
     /// The process that connected this socket.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ mod tests {
     #[tokio::test]
     async fn the_peer_of_a_socket_pair_is_this_process() {
         let (a, _b) = UnixStream::pair().unwrap();
-        let peer = Peer::of(&a).unwrap();
+        let peer = SocketProcess::of(&a).unwrap();
         assert_eq!(peer.pid, Some(std::process::id()));
     }
 

@@ -65,7 +65,8 @@ pub async fn follow(
 ) {
     let incarnation = if let FollowAs::Node(facts) = &follow_as { facts.incarnation } else { 0 };
     let (retry_after, warned) = (None, None);
-    let mut follower = Follower { endpoint, coordinator, follow_as, known, incarnation, retry_after, warned };
+    let mut follower =
+        CoordinatorClient { endpoint, coordinator, follow_as, known, incarnation, retry_after, warned };
     tokio::pin!(stop);
     let mut pause = FIRST_PAUSE;
     loop {
@@ -97,7 +98,7 @@ pub async fn follow(
     }
 }
 
-struct Follower {
+struct CoordinatorClient {
     endpoint: Endpoint,
     coordinator: String,
     follow_as: FollowAs,
@@ -111,7 +112,7 @@ struct Follower {
 
 type Ended = Box<dyn std::error::Error>;
 
-impl Follower {
+impl CoordinatorClient {
     /// Follows over one stream, from its start to its end.
     async fn follow_once(&mut self, mut leaving: watch::Receiver<bool>) -> Result<(), Ended> {
         let address =
