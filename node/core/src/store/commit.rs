@@ -2,7 +2,7 @@
 //!
 //! The caller copies and sums the bytes of an order. Then the blocks can be read, unless the right to commit has ended.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder_protocol::checksum::BlockKey;
@@ -46,7 +46,7 @@ pub struct BlockMove {
 /// Commits whose bytes are being copied.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    pub(super) open: HashMap<OrderId, Order>,
+    pub(super) open: BTreeMap<OrderId, Order>,
 }
 
 #[derive(Debug)]

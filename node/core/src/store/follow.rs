@@ -12,7 +12,7 @@
 //! **Attempts.** A reservation may carry an attempt's number. A later attempt ends those before it for the same chunks, so a
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::Scarce;
@@ -38,15 +38,15 @@ pub use proofs::FollowProofs;
 /// The follows of a store and their progress.
 #[derive(Debug, Default)]
 pub(super) struct Follows {
-    open: HashMap<u64, Follow>,
+    open: BTreeMap<u64, Follow>,
     /// Layers in place of chunks that are being written, by block.
-    layers: HashMap<ChunkId, Vec<Layers>>,
+    layers: BTreeMap<ChunkId, Vec<Layers>>,
     /// Chunks that are written in a numbered attempt.
-    attempts: HashMap<ChunkId, u64>,
+    attempts: BTreeMap<ChunkId, u64>,
     /// The readers of slots of chunks that are being written.
-    holders: HashMap<ChunkId, Vec<Holder>>,
+    holders: BTreeMap<ChunkId, Vec<Holder>>,
     /// The follows that wait for chunks that nobody writes yet.
-    awaited: HashMap<(Fingerprint, ChunkHash), Vec<u64>>,
+    awaited: BTreeMap<(Fingerprint, ChunkHash), Vec<u64>>,
     /// Slots whose writing ended without a commit.
     limbo: Vec<Limbo>,
     /// Follows of sessions that have news.

@@ -5,7 +5,7 @@
 
 mod fetch;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Progress, Scarce};
@@ -24,8 +24,8 @@ pub use fetch::{Came, FetchId, Recall, Source, Wanted};
 /// Gathers and fetches under way.
 #[derive(Debug, Default)]
 pub(super) struct Gathers {
-    open: HashMap<u64, Gather>,
-    fetches: HashMap<ChunkId, Coming>,
+    open: BTreeMap<u64, Gather>,
+    fetches: BTreeMap<ChunkId, Coming>,
     /// Bytes of chunks that do not stay, by tenant.
     passing_bytes: Shares,
     /// Fetches that nobody waits for any more.

@@ -1,6 +1,6 @@
 //! Grants: chunks that another node reads here, and chunks that moved to it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
@@ -14,7 +14,7 @@ use super::policy::Removal;
 /// Chunks that other nodes are being sent.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
-    open: HashMap<u64, ChunkId>,
+    open: BTreeMap<u64, ChunkId>,
     /// Chunks that moved to other nodes so far.
     pub(super) given_up: u64,
 }

@@ -1,7 +1,7 @@
 //! Loads and saves by devices: their memory stays as it is until the device let go, whatever becomes of lease, session and
 //! process.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder_protocol::ChunkHash;
@@ -19,7 +19,7 @@ use super::{Refused, Store};
 /// Chunks that devices read.
 #[derive(Debug, Default)]
 pub(super) struct Loads {
-    open: HashMap<u64, Load>,
+    open: BTreeMap<u64, Load>,
 }
 
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Pins: chunks that stay on request, until a deadline.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_protocol::Chain;
 use larder_protocol::session::{Pinned, Scarce};
@@ -15,7 +15,7 @@ use crate::store::ChangeKind;
 /// Every pin. A pin outlives its session: it belongs to the tenant.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    pins: HashMap<u64, Pin>,
+    pins: BTreeMap<u64, Pin>,
     deadlines: BTreeSet<(Millis, u64)>,
     /// Bytes of pinned chunks by tenant; a chunk that is pinned twice counts twice.
     bytes: Shares,

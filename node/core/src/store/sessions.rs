@@ -1,6 +1,6 @@
 //! Sessions, the processes behind them, and the memory that vanished processes may still touch.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use larder_protocol::ChunkHash;
 
@@ -10,8 +10,8 @@ use crate::Millis;
 /// Every open session and every process that is not known to be gone.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
-    open: HashMap<SessionId, Session>,
-    processes: HashMap<ProcessId, Process>,
+    open: BTreeMap<SessionId, Session>,
+    processes: BTreeMap<ProcessId, Process>,
     next: u32,
 }
 
@@ -21,8 +21,8 @@ pub(crate) struct Session {
     pub(crate) tenant: TenantId,
     pub(crate) process: ProcessId,
     pub(crate) window_bytes: u64,
-    pub(crate) namespaces: HashMap<NamespaceId, Box<[u16]>>,
-    pub(crate) leases: HashMap<u64, Lease>,
+    pub(crate) namespaces: BTreeMap<NamespaceId, Box<[u16]>>,
+    pub(crate) leases: BTreeMap<u64, Lease>,
     pub(crate) leased_blocks: u64,
     pub(crate) reservations: BTreeMap<u64, Reservation>,
     pub(crate) reserved_bytes: u64,
@@ -110,8 +110,8 @@ impl Sessions {
             tenant,
             process,
             window_bytes,
-            namespaces: HashMap::new(),
-            leases: HashMap::new(),
+            namespaces: BTreeMap::new(),
+            leases: BTreeMap::new(),
             leased_blocks: 0,
             reservations: BTreeMap::new(),
             reserved_bytes: 0,

@@ -3,7 +3,7 @@
 //! A chunk that is being verified is claimed, so it is neither evicted nor overwritten meanwhile. A wrong chunk leaves the
 //! policy, the disk and the announcements at once, so nobody finds it. Its slots are freed when its last reader has let go.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use larder_protocol::session::Checked;
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
@@ -20,7 +20,7 @@ use crate::store::ChangeKind;
 /// Chunks that are being verified.
 #[derive(Debug, Default)]
 pub(super) struct Verifications {
-    open: HashMap<u64, Verification>,
+    open: BTreeMap<u64, Verification>,
     /// Chunks that were wrong, so far.
     damaged: u64,
 }
