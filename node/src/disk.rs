@@ -30,7 +30,7 @@ pub mod metrics;
 pub mod namespaces;
 pub mod order;
 pub mod tier;
-pub(crate) mod volume;
+pub mod volume;
 
 use io::IoMethod;
 use log::{Geometry, MIN_SEGMENTS};

@@ -245,6 +245,12 @@ impl Exchange {
         self.effects.pop_front()
     }
 
+    /// Fetches and follows that have not left.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.requests.len()
+    }
+
     fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number

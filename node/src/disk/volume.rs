@@ -23,14 +23,16 @@ mod write;
 
 use budget::ReadBudget;
 pub(crate) use check::{Check, Damage};
-pub(crate) use read::{Reading, answer, fits};
+pub use read::Reading;
+pub(crate) use read::{answer, fits};
 use transfers::Transfers;
-use write::{Pending, Writing};
+use write::Pending;
+pub use write::Writing;
 
 /// The records, and all that is needed to get at them.
 ///
 /// After the first write or sync that fails, and after too many reads that do, nothing is written or read any more.
-pub(crate) struct Volume {
+pub struct Volume {
     transfers: Transfers,
     storage: StorageId,
     geometry: Geometry,
@@ -49,18 +51,25 @@ pub(crate) struct Volume {
 pub type OnGone = Box<dyn FnMut(Gone) + Send>;
 
 /// A job, and the channel of its result.
-pub(crate) enum Job {
+pub enum Job {
+    /// Writes a chunk.
     Write(Writing),
+    /// Reads a chunk.
     Read(Reading),
+    /// Forgets a chunk; the answer says whether it was there.
     Forget(ChunkKey, oneshot::Sender<bool>),
+    /// Chunks were used elsewhere.
     Touch(Vec<ChunkKey>),
+    /// Tells what is held behind a position; `None` where the tier is closed.
     Snapshot(u64, oneshot::Sender<Option<SnapshotPage>>),
 }
 
 impl Volume {
     /// Opens the volume on a device; a new device is all zeros.
-    #[cfg(test)]
-    pub(crate) fn over(
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn over(
         device: Box<dyn super::io::Device>,
         geometry: Geometry,
         storage: StorageId,
@@ -99,7 +108,7 @@ impl Volume {
     /// Carries jobs out: reads first, since somebody waits for them; then the others in their order. One sync serves all
     /// writes. Each job is answered, whatever happens. `more` gives reads that came since: they join while the drive still
     /// works on the others, so that it is not idle between batches.
-    pub(crate) fn perform(&mut self, jobs: Vec<Job>, more: &mut dyn FnMut() -> Option<Reading>) {
+    pub fn perform(&mut self, jobs: Vec<Job>, more: &mut dyn FnMut() -> Option<Reading>) {
         let (reads, others): (Vec<Job>, Vec<Job>) =
             jobs.into_iter().partition(|job| matches!(job, Job::Read(_)));
         let mut others = VecDeque::from(others);
@@ -114,23 +123,23 @@ impl Volume {
     }
 
     /// The namespaces that have records, those with the most first.
-    pub(crate) fn namespaces(&self) -> Vec<Fingerprint> {
+    pub fn namespaces(&self) -> Vec<Fingerprint> {
         self.log.namespaces()
     }
 
     /// Whether there is work that nobody ordered, but for the scrubber's.
-    pub(crate) fn wants_eviction(&self) -> bool {
+    pub fn wants_eviction(&self) -> bool {
         !self.is_closed() && self.log.wants_eviction()
     }
 
     /// Some of that work.
-    pub(crate) fn evict_ahead(&mut self) {
+    pub fn evict_ahead(&mut self) {
         self.guard(Self::evict_step);
         self.metrics.bring_up_to_date(&self.log);
     }
 
     /// Verifies the next record; its bytes, or `None` if there is none.
-    pub(crate) fn scrub(&mut self) -> Option<u64> {
+    pub fn scrub(&mut self) -> Option<u64> {
         let mut scrubbed = None;
         self.guard(|volume| {
             scrubbed = volume.scrub_next()?;
@@ -141,7 +150,7 @@ impl Volume {
     }
 
     /// Finishes the begun work before the end.
-    pub(crate) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         if !self.is_closed() {
             self.guard(|volume| {
                 volume.commit()?;
@@ -158,7 +167,7 @@ impl Volume {
     }
 
     /// Whether the device failed.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.trouble.is_some()
     }
 

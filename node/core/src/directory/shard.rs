@@ -220,8 +220,8 @@ impl Shard {
     }
 
     /// Every row that is shown.
-    #[cfg(test)]
-    pub(super) fn rows(&self, now: Millis) -> Vec<(u16, u64, Holder)> {
+    #[must_use]
+    pub fn rows(&self, now: Millis) -> Vec<(u16, u64, Holder)> {
         let tables = (0_u16..).zip(&self.partitions);
         let rows = tables.flat_map(|(partition, rows)| rows.iter().map(move |&row| Doubt { partition, row }));
         let shown = rows.filter(|&doubt| !self.is_doubted(doubt, now));

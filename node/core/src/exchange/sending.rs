@@ -41,6 +41,12 @@ impl Sending {
         Some(bytes)
     }
 
+    /// Bytes that are being sent.
+    #[must_use]
+    pub fn under_way_bytes(&self) -> u64 {
+        self.all_bytes - self.free_bytes
+    }
+
     /// So many bytes to a peer were sent, or will not be.
     pub fn give_back(&mut self, peer: &str, bytes: u64) {
         self.free_bytes += bytes;

@@ -109,6 +109,12 @@ impl Store {
         }
     }
 
+    /// Chunks that somebody reads, writes, pins or sends: none when nothing is under way.
+    #[must_use]
+    pub fn claimed_chunks(&self) -> usize {
+        self.index.iter_from(0).filter(|(_, _, chunk)| chunk.claims > 0 || chunk.pins > 0).count()
+    }
+
     /// Bytes of extents that each tenant holds and may hold, by its place in the configuration.
     #[must_use]
     pub fn tenant_bytes(&self) -> Vec<(u64, u64)> {

@@ -18,7 +18,7 @@ use super::transfers::{ReadAhead, Region};
 use super::{Volume, page_bytes};
 
 /// An order, and the channel of its result.
-pub(crate) type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);
+pub type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);
 
 /// A record on its way into its places.
 struct Arriving {

@@ -14,7 +14,7 @@ use super::transfers::ReadAhead;
 use super::{Volume, page_bytes};
 
 /// An order, and the channel of its result.
-pub(crate) type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);
+pub type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);
 
 /// A record that is written and not yet synced.
 pub(super) struct Pending {
