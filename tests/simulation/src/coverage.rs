@@ -1,0 +1,89 @@
+//! What occurred over a run: every variant of what cores are told, want and refuse.
+
+use std::collections::BTreeMap;
+
+use larder_core::exchange::Effect as Exchanged;
+use larder_core::store::Refused;
+use larder_core::{Arrival, CopyAnswer, DeviceEvent, Effect, Event, ReadAnswer, Written};
+use larder_protocol::session::Request;
+
+/// How often each variant occurred.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Coverage(BTreeMap<&'static str, u64>);
+
+impl Coverage {
+    /// Notes that something occurred.
+    pub(crate) fn note(&mut self, name: &'static str) {
+        *self.0.entry(name).or_default() += 1;
+    }
+
+    /// Adds what another run went through.
+    pub fn add(&mut self, other: &Self) {
+        other.0.iter().for_each(|(name, count)| *self.0.entry(name).or_default() += count);
+    }
+
+    /// Every variant that there is, and how often it occurred.
+    pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let all = TABLES.iter().flat_map(|names| names.iter());
+        all.map(|&name| (name, self.0.get(name).copied().unwrap_or(0)))
+    }
+
+    /// Variants that never occurred and should have.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        let is_excused = |name: &str| EXCUSED.iter().any(|(excused, _)| *excused == name);
+        self.counts().filter(|&(name, count)| count == 0 && !is_excused(name)).map(|(name, _)| name).collect()
+    }
+}
+
+macro_rules! names {
+    ($all:ident, $name:ident of $type:ident as $label:literal: $($variant:ident),+ $(,)?) => {
+        pub(crate) fn $name(of: &$type) -> &'static str {
+            match of { $($type::$variant { .. } => concat!($label, "::", stringify!($variant)),)+ }
+        }
+
+        const $all: &[&str] = &[$(concat!($label, "::", stringify!($variant))),+];
+    };
+}
+
+names!(EVENTS, event of Event as "Event":
+    Asked, Closed, ProcessGone, PolicyIs, Copied, Device, ExtentRenewed, ExtentLeft, Damaged, GrantEnded, SiblingsFound,
+    HoldersFound, StoredFound, OrderEnded, OrderRefused, LayersCame, FollowedCame, FollowEnded, ReadEnded, WriteEnded,
+    Described, Recovered, LeftDisk, DiskClosed, Moved, Announced, PageAnnounced, Tick, Alarm);
+
+names!(EFFECTS, effect of Effect as "Effect":
+    Answer, Done, Found, Prefetching, Leased, Refused, Copy, DeviceCopy, CancelDeviceCopy, Renew, Follow, TellFollower,
+    FindSiblings, FindHolders, FindStored, Fetch, Hurry, CancelOrder, Read, Write, Touch, Remove, Disagrees, Describe,
+    ForgetDescriptions, Knows, TellSiblings, Changed, AnnouncePage, Stale, TellDamaged, TellMoved, Granted, Condemned, Count);
+
+names!(REFUSALS, refused of Refused as "Refused":
+    Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManyNamespaces, BlockTooLarge, WindowTooSmall, TooLarge,
+    Unknown, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, NotFollowed, OutsideWindow, TooManyTensors, NoTensors,
+    NoCopy, Beyond, Internal, OutOfOrder, Pools, Sources);
+
+names!(ARRIVALS, arrival of Arrival as "Arrival": Here, NotHeld, Busy, Damaged, Failed);
+
+names!(READS, read of ReadAnswer as "ReadAnswer": Here, Missing, Busy, Closed, Impossible, Lost);
+
+names!(WRITES, written of Written as "Written": There, Failed, Busy, Closed);
+
+names!(COPIES, copied of CopyAnswer as "CopyAnswer": Done, Busy, Impossible, Failed);
+
+names!(DEVICE, device of DeviceEvent as "DeviceEvent": Took, Layers, Ended, Lost, Gone);
+
+names!(EXCHANGE, exchanged of Exchanged as "exchange::Effect": Turn, Probe, Silent, Answers, Gone);
+
+names!(REQUESTS, request of Request as "Request":
+    Hello, Register, Lookup, Reserve, Commit, Abort, Lease, Release, Pin, Unpin, Prefetch, Progress, Collect, Cancel, HandOver,
+    Follow, AskInPlace, Trace, RegisterTensors, LoadPages, SavePages, AskCopy, ForgetCopy, ReportDamage);
+
+const TABLES: [&[&str]; 10] =
+    [EVENTS, EFFECTS, REFUSALS, ARRIVALS, READS, WRITES, COPIES, DEVICE, EXCHANGE, REQUESTS];
+
+/// Variants that cannot occur here, and why.
+const EXCUSED: [(&str, &str); 4] = [
+    ("ReadAnswer::Lost", "a tier's thread would have to panic, and its slots would stay unused for ever"),
+    ("Refused::Internal", "only a fault of the product brings it about"),
+    ("ReadAnswer::Impossible", "the store would have to order a read outside its memory"),
+    ("CopyAnswer::Impossible", "the store would have to order a copy outside its memory"),
+];

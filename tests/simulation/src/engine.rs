@@ -1,0 +1,415 @@
+//! Engines, as their connector behaves: they look prompts up, read what is there, compute and write the rest, follow each other,
+//! pin, give up, and die. Some lie (`lies`); the others check every byte that they are shown (`answers`).
+
+mod answers;
+mod deeds;
+mod lies;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use larder_core::store::ids::{ProcessId, SessionId};
+use larder_core::store::{self, Refused};
+use larder_core::{RequestId, Started};
+use larder_protocol::checksum::BlockKey;
+use larder_protocol::session::{Found, Request, Response};
+use larder_protocol::{Chain, PoolSet};
+
+use crate::bytes::{Reader, Reading};
+use crate::world::{ActorHappening, At, Happening, World};
+
+/// An engine process, and what it has open.
+pub(crate) struct Engine {
+    pub(crate) host: usize,
+    actor: u16,
+    pub(crate) lies: bool,
+    /// Which life of it this is.
+    life: u64,
+    process: ProcessId,
+    tenant: u16,
+    session: Option<Session>,
+    last_tag: u64,
+    asked: BTreeMap<u64, Asked>,
+    attempts: u64,
+    /// A reservation that a liar has open, and what for.
+    last_lie: u64,
+    last_lease: u64,
+    bait: Option<(usize, Chain)>,
+    /// When what it said last comes: what one engine says comes in its order.
+    said: Duration,
+}
+
+/// An open session.
+struct Session {
+    at: At,
+    store: u64,
+    id: SessionId,
+    /// The number of each namespace that is registered.
+    spaces: BTreeMap<usize, u32>,
+    window_next: u64,
+    /// The device's number and the session's of tensors, by namespace.
+    tensors: BTreeMap<usize, (u32, u32)>,
+    /// What is being loaded into the first half of the pages of a namespace.
+    loading: Option<Loading>,
+    /// Whether the other half is being saved.
+    is_saving: bool,
+}
+
+/// Chunks that are being loaded.
+struct Loading {
+    device: u32,
+    space: usize,
+    chain: Chain,
+    pages: Vec<u32>,
+}
+
+/// A request under way.
+#[derive(Debug, Clone)]
+struct Asked {
+    at: Duration,
+    space: usize,
+    chain: Chain,
+    what: What,
+}
+
+/// What a request is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Register,
+    Lookup,
+    Prefetch,
+    Lease,
+    Reserve {
+        attempt: u64,
+    },
+    Written,
+    Layers(Writing),
+    Follow,
+    InPlace(u64),
+    Pin,
+    Load {
+        lease: u64,
+    },
+    Save(Writing),
+    Copy {
+        lease: Option<u64>,
+        writing: Option<Writing>,
+        copy: u64,
+    },
+    /// A chunk that is known by another name must be refused.
+    Misnamed,
+    /// A reservation for lies.
+    Bait,
+    /// Nothing that the engine remembers.
+    Other,
+}
+
+/// A reservation that is being written layer by layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Writing {
+    reservation: u64,
+    /// Chunks, by position in the chain, as bits.
+    chunks: u64,
+    layer: u32,
+}
+
+/// Something that an engine does later.
+#[derive(Debug, Clone)]
+pub(crate) enum Deed {
+    /// It starts, and opens a session.
+    Start,
+    /// It turns to another prompt.
+    Wake,
+    /// It has read what it leased.
+    Release(u64),
+    /// It waits for a prefetch.
+    Collect { space: usize, chain: Chain, ticket: u64 },
+    /// It reads what was found.
+    Read { space: usize, chain: Chain },
+    /// It writes what it reserved.
+    Write { space: usize, chain: Chain, reservation: u64, chunks: Vec<u32>, pools: Vec<PoolSet> },
+    /// It hands over the next layer, or commits.
+    NextLayer { space: usize, chain: Chain, writing: Writing },
+    /// It asks how much of what it follows is in place.
+    AskInPlace { space: usize, chain: Chain, follow: u64, layers: u32 },
+    /// It asks how far a copy is.
+    AskCopy { space: usize, chain: Chain, copy: u64, lease: Option<u64>, writing: Option<Writing> },
+    /// It lets go of a pin.
+    Unpin(u64),
+}
+
+/// What an engine hears.
+pub(crate) enum Answer {
+    Response(Response),
+    Done,
+    Found(Found),
+    Prefetching(Result<Started, Refused>),
+    Leased(store::Leased),
+    Refused(Refused),
+}
+
+/// An answer, and what it answers.
+pub(crate) struct Reply {
+    tag: u64,
+    answer: Answer,
+}
+
+/// A request on its way to an actor.
+pub(crate) struct Asking {
+    pub(crate) pending: Pending,
+    pub(crate) session: SessionId,
+    pub(crate) ask: Request,
+}
+
+/// Who waits for an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Pending {
+    engine: usize,
+    engine_life: u64,
+    tag: u64,
+    pub(crate) session: SessionId,
+    /// The life of the store.
+    pub(crate) life: u64,
+}
+
+impl Engine {
+    pub(crate) fn new(host: usize) -> Self {
+        Self {
+            host,
+            actor: 0,
+            lies: false,
+            life: 0,
+            process: ProcessId(0),
+            tenant: 0,
+            session: None,
+            last_tag: 0,
+            asked: BTreeMap::new(),
+            attempts: 0,
+            last_lie: 0,
+            last_lease: 0,
+            bait: None,
+            said: Duration::ZERO,
+        }
+    }
+
+    /// Whether it has a session with this actor.
+    pub(crate) fn is_at(&self, at: At) -> bool {
+        self.session.as_ref().is_some_and(|session| session.at == at)
+    }
+
+    /// Requests that were not answered.
+    pub(crate) fn waiting(&self) -> usize {
+        self.asked.len()
+    }
+}
+
+impl World {
+    /// An engine does something later.
+    fn will(&mut self, engine: usize, after: Duration, deed: Deed) {
+        let life = self.engines[engine].life;
+        self.plan(after, Happening::Engine(engine, life, deed));
+    }
+
+    /// An engine asks its node.
+    fn ask(&mut self, engine: usize, asked: (usize, &Chain, What), ask: Request) {
+        let after = self.some_us(5, 60);
+        let now = self.now;
+        let found = &mut self.engines[engine];
+        let Some(session) = &found.session else { return };
+        found.last_tag += 1;
+        let (space, chain, what) = asked;
+        let asked = Asked { at: now, space, chain: chain.clone(), what };
+        // What has no answer is told to be done, and nobody waits for that.
+        found.asked.insert(found.last_tag, asked);
+        let pending = Pending {
+            engine,
+            engine_life: found.life,
+            tag: found.last_tag,
+            session: session.id,
+            life: session.store,
+        };
+        let (at, asking) = (session.at, Asking { pending, session: session.id, ask });
+        let comes = (now + after).max(found.said);
+        found.said = comes;
+        self.plan(comes - now, Happening::Actor(at, ActorHappening::Asked(asking)));
+    }
+
+    /// An engine's request comes at once, before anything else happens.
+    fn ask_at_once(&mut self, engine: usize, asked: (usize, &Chain, What), ask: Request) {
+        let now = self.now;
+        let found = &mut self.engines[engine];
+        let Some(session) = &found.session else { return };
+        found.last_tag += 1;
+        let (space, chain, what) = asked;
+        found.asked.insert(found.last_tag, Asked { at: now, space, chain: chain.clone(), what });
+        let pending = Pending {
+            engine,
+            engine_life: found.life,
+            tag: found.last_tag,
+            session: session.id,
+            life: session.store,
+        };
+        let (at, session) = (session.at, session.id);
+        self.actor_happens(at, ActorHappening::Asked(Asking { pending, session, ask }));
+    }
+
+    fn space_number(&self, engine: usize, space: usize) -> Option<u32> {
+        self.engines[engine].session.as_ref()?.spaces.get(&space).copied()
+    }
+
+    /// Writes something into the engine's window: where it stands.
+    fn write_window(&mut self, engine: usize, key: BlockKey, from: u64, bytes: u64) -> u64 {
+        let Some(session) = &mut self.engines[engine].session else { return 0 };
+        if session.window_next + bytes > WINDOW_BYTES {
+            session.window_next = 0;
+        }
+        let offset = session.window_next;
+        session.window_next += bytes.next_multiple_of(64);
+        let (at, id) = (session.at, session.id);
+        if let Some(actor) = self.actor(at)
+            && let Some(window) = actor.windows.get_mut(&id)
+        {
+            window.insert(offset, (key, from));
+        }
+        offset
+    }
+
+    /// An actor answers. What an engine is shown from now on, nobody writes to.
+    pub(crate) fn reply(&mut self, at: At, request: RequestId, answer: Answer) {
+        let Some(actor) = self.actor(at) else { return };
+        let Some(pending) = actor.requests.remove(&request) else {
+            if actor.over.remove(&request) {
+                return;
+            }
+            return self.violate(|| format!("{at:?}: {request:?} is answered twice, or was never asked"));
+        };
+        let refused = match &answer {
+            Answer::Refused(refused) | Answer::Prefetching(Err(refused)) => Some(refused),
+            _ => None,
+        };
+        if let Some(refused) = refused {
+            self.coverage.note(crate::coverage::refused(refused));
+        }
+        let Pending { engine, engine_life, tag, session, .. } = pending;
+        if self.engines[engine].life == engine_life {
+            self.show(at, engine, session, tag, &answer);
+        }
+        let after = self.some_us(5, 40);
+        self.plan(after, Happening::Reply(engine, engine_life, Reply { tag, answer }));
+    }
+
+    /// Notes what an engine may read from now on.
+    fn show(&mut self, at: At, engine: usize, session: SessionId, tag: u64, answer: &Answer) {
+        let Some(asked) = self.engines[engine].asked.get(&tag).cloned() else { return };
+        let space = self.spaces[asked.space].clone();
+        let tenant = space.tenant;
+        let (number, readings) = match answer {
+            Answer::Leased(leased) if leased.lease != 0 => {
+                let keys = answers::keys(&space, &asked.chain, leased.chunks as usize);
+                if keys.len() != leased.places.len() || leased.checksums.len() != leased.places.len() {
+                    return self.violate(|| {
+                        format!(
+                            "{at:?}: a lease of {} blocks names {} places",
+                            keys.len(),
+                            leased.places.len()
+                        )
+                    });
+                }
+                let reading = |(key, place): (BlockKey, &store::Place)| {
+                    let to = space.block_bytes(key.pool.into());
+                    Reading { extent: place.extent, offset: place.offset, key, from: 0, to }
+                };
+                (leased.lease, keys.into_iter().zip(&leased.places).map(reading).collect())
+            }
+            Answer::Response(Response::InPlace(in_place)) => {
+                let What::InPlace(follow) = asked.what else { return };
+                (follow, self.followed(at, (engine, session), &asked, follow, in_place))
+            }
+            _ => return,
+        };
+        let readings: Vec<Reading> = readings;
+        for reading in &readings {
+            self.must_hold(at, reading);
+            let Some(actor) = self.actor(at) else { return };
+            let of = *actor.uses.tenants.entry(reading.extent).or_insert(tenant);
+            if of != tenant {
+                self.violate(|| {
+                    format!("{at:?}: tenant {tenant} is shown extent {} of tenant {of}", reading.extent)
+                });
+            }
+        }
+        if let Some(actor) = self.actor(at) {
+            let known = actor.uses.readings.entry(Reader::Lease(session, number)).or_default();
+            for reading in readings {
+                if !known.contains(&reading) {
+                    known.push(reading);
+                }
+            }
+        }
+    }
+
+    /// The process of an engine's node is gone, and with it its session.
+    pub(crate) fn node_is_gone(&mut self, engine: usize) {
+        let found = &mut self.engines[engine];
+        found.life += 1;
+        found.session = None;
+        found.asked.clear();
+        let after = self.some_us(50_000, 900_000);
+        self.will(engine, after, Deed::Start);
+    }
+
+    /// The sessions of an actor ended by a fault of the node: its engines' processes go on.
+    pub(crate) fn session_is_gone(&mut self, engine: usize) {
+        let found = &mut self.engines[engine];
+        let (at, process, id) = match &found.session {
+            Some(session) => (session.at, found.process, session.id),
+            None => return,
+        };
+        self.leave_ghosts(at, process, id);
+        self.node_is_gone(engine);
+        // It unmaps what it was shown, sooner or later, when it ends.
+        let after = self.some_us(100_000, 3_000_000);
+        self.plan(after, Happening::EngineGone(at, process));
+    }
+
+    /// What a session may read, its process may still read when the session has ended.
+    fn leave_ghosts(&mut self, at: At, process: ProcessId, session: SessionId) {
+        let Some(actor) = self.actor(at) else { return };
+        let readings = std::mem::take(&mut actor.uses.readings);
+        for (reader, held) in readings {
+            let reader = match reader {
+                Reader::Lease(of, lease) if of == session => {
+                    Reader::Process(process, u64::from(session.0) << 32 | lease)
+                }
+                other => other,
+            };
+            actor.uses.readings.insert(reader, held);
+        }
+    }
+
+    /// An engine dies. Its node hears of the socket first, and of the process later.
+    pub(crate) fn engine_dies(&mut self, engine: usize) {
+        let found = &mut self.engines[engine];
+        found.life += 1;
+        found.asked.clear();
+        let process = found.process;
+        if let Some(session) = found.session.take() {
+            self.leave_ghosts(session.at, process, session.id);
+            self.plan_actor(session.at, Duration::from_micros(100), ActorHappening::Closed(session.id));
+            let after = self.some_us(200, 800_000);
+            self.plan(after, Happening::EngineGone(session.at, process));
+        }
+        let after = self.some_us(1_000, 900_000);
+        self.will(engine, after, Deed::Start);
+    }
+}
+
+/// Bytes of an engine's window.
+const WINDOW_BYTES: u64 = 1 << 20;
+
+impl Engine {
+    /// It does nothing any more.
+    pub(crate) fn end(&mut self) {
+        self.life += 1;
+    }
+}

@@ -1,0 +1,327 @@
+//! Faults: what goes wrong, when, and where. A seed plans them; each can be left out.
+
+use std::time::Duration;
+
+use crate::network::Party;
+use crate::world::{At, CoordinatorHappening, Happening, World};
+
+/// Something that goes wrong for a while.
+#[derive(Debug, Clone)]
+pub(crate) struct Fault {
+    pub(crate) from: Duration,
+    pub(crate) until: Duration,
+    pub(crate) kind: Kind,
+}
+
+/// What goes wrong. Hosts are numbered from 0 on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Kind {
+    /// Everything takes so many microseconds longer.
+    Delay(u64),
+    /// So many of a thousand packets are lost.
+    Loss(u32),
+    /// So many of a thousand packets come twice.
+    Double(u32),
+    /// Packets pass each other.
+    Reorder(u64),
+    /// So many bytes a second pass from one host to another.
+    Throttle(u64),
+    /// Nothing comes from one host to the other.
+    CutOneWay(usize, usize),
+    /// Nothing comes between two hosts.
+    Cut(usize, usize),
+    /// Nothing comes between a host and all others, the coordinator included.
+    Isolate(usize),
+    /// Nothing comes between a host and the coordinator.
+    CutCoordinator(usize),
+    /// A host is slow to reach.
+    Slow(usize, u64),
+    /// A process crashes, and comes back at the end.
+    Crash(usize),
+    /// The same, and power is lost.
+    PowerLoss(usize),
+    /// The same, and it comes back with an empty disk.
+    LostDisk(usize),
+    /// A process stands still.
+    Stop(usize),
+    /// A second process of a name is started.
+    Twice(usize),
+    /// A clock goes so many millionths too fast or too slow.
+    Drift(usize, i32),
+    /// Copies in memory take seconds.
+    SlowCopies(usize),
+    /// So many of a thousand copies fail.
+    FailingCopies(usize, u32),
+    /// The GPU ends no copy, and is lost in the end.
+    StuckGpu(usize),
+    /// Disks have too much to do for so many of a thousand orders, and so have other threads.
+    Busy(usize, u32),
+    /// Disks take seconds.
+    SlowDisk(usize),
+    /// So many of a thousand reads of the disks fail.
+    FailingReads(usize, u32),
+    /// Syncs of a disk fail.
+    FailingSyncs(usize),
+    /// A disk is full.
+    FullDisk(usize),
+    /// Bits of disks flip.
+    FlipDisk(usize),
+    /// Bits in memory flip.
+    FlipMemory(usize),
+    /// So many of a thousand orders of the object store fail.
+    FailingObjects(u32),
+    /// The object store is slow.
+    SlowObjects,
+    /// It cannot be reached.
+    NoObjects,
+    /// Bits of objects flip.
+    FlipObjects,
+    /// The coordinator crashes, and comes back at the end.
+    CoordinatorCrash,
+    /// The same, without its file.
+    CoordinatorForgets,
+    /// The coordinator stands still.
+    CoordinatorStops,
+    /// An actor's life ends by a panic.
+    ActorPanic(usize),
+    /// The directory begins again after a panic.
+    DirectoryPanic(usize),
+    /// The exchange begins again after a panic.
+    ExchangePanic(usize),
+    /// Engines of a host die.
+    EnginesDie(usize),
+    /// Engines of a host lie.
+    Liars(usize),
+}
+
+/// The faults of a seed: at least three, of different kinds.
+pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
+    let count = random.usize(4..12);
+    let mut faults = Vec::<Fault>::new();
+    while faults.len() < count {
+        let kind = some_kind(random, nodes);
+        let is_known = |fault: &Fault| std::mem::discriminant(&fault.kind) == std::mem::discriminant(&kind);
+        if faults.iter().filter(|fault| is_known(fault)).count() > faults.len() / 3 {
+            continue;
+        }
+        let from = Duration::from_millis(random.u64(2_000..42_000));
+        let lasts = Duration::from_millis(random.u64(200..8_000));
+        faults.push(Fault { from, until: from + lasts, kind });
+    }
+    faults
+}
+
+fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
+    let host = random.usize(..nodes);
+    let other = (host + random.usize(1..nodes)) % nodes;
+    match random.u8(..40) {
+        0 => Kind::Delay(random.u64(500..40_000)),
+        1 => Kind::Loss(random.u32(10..300)),
+        2 => Kind::Double(random.u32(50..500)),
+        3 => Kind::Reorder(random.u64(1_000..30_000)),
+        4 => Kind::Throttle(random.u64(20_000..2_000_000)),
+        5 => Kind::CutOneWay(host, other),
+        6 => Kind::Cut(host, other),
+        7 => Kind::Isolate(host),
+        8 => Kind::CutCoordinator(host),
+        9 => Kind::Slow(host, random.u64(5_000..600_000)),
+        10 => Kind::Crash(host),
+        11 => Kind::PowerLoss(host),
+        12 => Kind::LostDisk(host),
+        13 => Kind::Stop(host),
+        14 => Kind::Twice(host),
+        15 => Kind::Drift(host, random.i32(-20_000..20_000)),
+        16 => Kind::SlowCopies(host),
+        17 => Kind::FailingCopies(host, random.u32(20..300)),
+        18 => Kind::StuckGpu(host),
+        19 => Kind::Busy(host, random.u32(50..500)),
+        20 => Kind::SlowDisk(host),
+        21 => Kind::FailingReads(host, random.u32(20..400)),
+        22 => Kind::FailingSyncs(host),
+        23 => Kind::FullDisk(host),
+        24 => Kind::FlipDisk(host),
+        25 => Kind::FlipMemory(host),
+        26 => Kind::FailingObjects(random.u32(50..600)),
+        27 => Kind::SlowObjects,
+        28 => Kind::NoObjects,
+        29 => Kind::FlipObjects,
+        30 => Kind::CoordinatorCrash,
+        31 => Kind::CoordinatorForgets,
+        32 => Kind::CoordinatorStops,
+        33 => Kind::ActorPanic(host),
+        34 => Kind::DirectoryPanic(host),
+        35 => Kind::ExchangePanic(host),
+        36 => Kind::EnginesDie(host),
+        _ => Kind::Liars(host),
+    }
+}
+
+impl World {
+    /// A fault begins or ends.
+    pub(crate) fn fault(&mut self, number: usize, begins: bool) {
+        let fault = self.faults[number].clone();
+        self.note("fault", &[number as u64, begins.into()]);
+        match fault.kind {
+            Kind::Crash(host) | Kind::PowerLoss(host) | Kind::LostDisk(host) => {
+                self.crash_fault(fault.kind, host, begins);
+            }
+            Kind::Stop(host) if begins => self.hosts[host].paused_until = fault.until,
+            Kind::CoordinatorStops if begins => self.coordinator.paused_until = fault.until,
+            Kind::Twice(host) => self.twice(host, begins),
+            Kind::Drift(host, millionths) => {
+                // What is planned keeps its time; a clock does not jump.
+                if begins && self.hosts[host].process.is_none() {
+                    self.hosts[host].rate = 1.0 + f64::from(millionths) / 1e6;
+                }
+            }
+            Kind::CoordinatorCrash | Kind::CoordinatorForgets if begins => self.coordinator.crash(),
+            Kind::CoordinatorCrash => self.coordinator_happens(CoordinatorHappening::Start(false)),
+            Kind::CoordinatorForgets => self.coordinator_happens(CoordinatorHappening::Start(true)),
+            Kind::ActorPanic(host) if begins => {
+                let actor = self.random.u16(..self.settings.actors);
+                if let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) {
+                    self.actor_panics(At { life, actor });
+                }
+            }
+            Kind::DirectoryPanic(host) if begins => self.directory_panics(host),
+            Kind::ExchangePanic(host) if begins => self.exchange_panics(host),
+            Kind::EnginesDie(host) if begins => {
+                (0..self.engines.len())
+                    .filter(|&engine| self.engines[engine].host == host)
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .for_each(|engine| self.engine_dies(engine));
+            }
+            Kind::Liars(host) => {
+                let engines = self.engines.iter_mut().filter(|engine| engine.host == host);
+                engines.for_each(|engine| engine.lies = begins);
+            }
+            kind => self.place_fault(kind, begins),
+        }
+    }
+
+    fn place_fault(&mut self, kind: Kind, begins: bool) {
+        let network = &mut self.network;
+        let on = |number: u32| if begins { number } else { 0 };
+        match kind {
+            Kind::Delay(us) => network.delay_us = if begins { us } else { 0 },
+            Kind::Loss(per_mille) => network.lost_per_mille = on(per_mille),
+            Kind::Double(per_mille) => network.doubled_per_mille = on(per_mille),
+            Kind::Reorder(us) => network.reorder_us = if begins { us } else { 0 },
+            Kind::Throttle(rate) => network.bytes_per_second = begins.then_some(rate),
+            Kind::Slow(host, us) => network.slow = begins.then_some((host, us)),
+            Kind::CutOneWay(..) | Kind::Cut(..) | Kind::Isolate(_) | Kind::CutCoordinator(_) => {
+                self.cut(kind, begins)
+            }
+            Kind::SlowCopies(host) => self.hosts[host].slow_copies = begins,
+            Kind::FailingCopies(host, per_mille) => self.hosts[host].failing_copies = on(per_mille),
+            Kind::StuckGpu(host) => self.stick_gpu(host, begins),
+            Kind::Busy(host, per_mille) => self.hosts[host].busy_disk = on(per_mille),
+            Kind::SlowDisk(host) => self.hosts[host].slow_disk = begins,
+            Kind::FailingReads(host, per_mille) => {
+                self.hosts[host].platters.iter().for_each(|disk| disk.state().failing_reads = on(per_mille));
+            }
+            Kind::FailingSyncs(host) => {
+                self.hosts[host].platters.iter().for_each(|disk| disk.state().fails_syncs = begins);
+            }
+            Kind::FullDisk(host) => {
+                self.hosts[host].platters.iter().for_each(|disk| disk.state().is_full = begins);
+            }
+            Kind::FlipDisk(host) => self.hosts[host].platters.iter().for_each(|disk| disk.flip()),
+            Kind::FlipMemory(host) => self.flip_memory(host),
+            Kind::FailingObjects(per_mille) => self.objects.failing = on(per_mille),
+            Kind::SlowObjects => self.objects.is_slow = begins,
+            Kind::NoObjects => self.objects.is_closed = begins,
+            Kind::FlipObjects => self.objects.flip(&mut self.random),
+            _ => {}
+        }
+    }
+
+    fn cut(&mut self, kind: Kind, begins: bool) {
+        let all: Vec<Party> = (0..self.hosts.len()).map(Party::Host).chain([Party::Coordinator]).collect();
+        let mut ways = Vec::new();
+        let mut both = |one, other| ways.extend([(one, other), (other, one)]);
+        match kind {
+            Kind::CutOneWay(from, to) => ways.push((Party::Host(from), Party::Host(to))),
+            Kind::Cut(one, other) => both(Party::Host(one), Party::Host(other)),
+            Kind::Isolate(host) => {
+                let others = all.iter().filter(|&&party| party != Party::Host(host));
+                others.for_each(|&other| both(Party::Host(host), other));
+            }
+            Kind::CutCoordinator(host) => both(Party::Host(host), Party::Coordinator),
+            _ => {}
+        }
+        for (from, to) in ways {
+            let way = self.network.way(from, to);
+            self.network.cuts[way] = begins;
+        }
+    }
+
+    fn crash_fault(&mut self, kind: Kind, host: usize, begins: bool) {
+        if begins {
+            self.crash(host, matches!(kind, Kind::PowerLoss(_)));
+            if matches!(kind, Kind::LostDisk(_)) {
+                self.hosts[host].platters.iter().for_each(crate::platter::Platter::replace);
+                self.hosts[host].described.iter_mut().for_each(std::collections::BTreeMap::clear);
+            }
+        } else {
+            self.plan(Duration::ZERO, Happening::Start(host));
+        }
+    }
+
+    /// A second process of a host's name starts on the spare host, and is stopped again.
+    fn twice(&mut self, host: usize, begins: bool) {
+        let spare = self.hosts.len() - 1;
+        if begins {
+            if self.hosts[spare].process.is_none() {
+                self.hosts[spare].name = self.host_name(host);
+                self.start_process(spare);
+            }
+        } else {
+            self.crash(spare, false);
+        }
+    }
+
+    fn stick_gpu(&mut self, host: usize, begins: bool) {
+        self.hosts[host].stuck_gpu = begins;
+        if !begins && let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) {
+            (0..self.settings.actors).for_each(|actor| self.device_is_lost(At { life, actor }));
+        }
+    }
+
+    /// Flips bits of committed blocks in memory.
+    fn flip_memory(&mut self, host: usize) {
+        let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { return };
+        for actor in 0..self.settings.actors {
+            for _ in 0..24 {
+                let (extent, offset) =
+                    (self.random.u32(..crate::actor::EXTENTS), self.random.u64(..crate::actor::EXTENT_BYTES));
+                let bit = self.random.u32(..8);
+                let Some(actor) = self.actor(At { life, actor }) else { return };
+                let Some(memory) = &actor.memory[extent as usize] else { continue };
+                let mut byte = [0];
+                if memory.copy_out(offset, &mut byte).is_ok() {
+                    byte[0] ^= 1 << bit;
+                    let copied = memory.copy_in(offset, &byte);
+                    debug_assert!(copied.is_ok(), "it lies within its extent");
+                    actor.uses.flip(extent, offset);
+                }
+            }
+        }
+    }
+
+    /// Whether the coordinator lost its file in this run.
+    pub(crate) fn faults_forget(&self) -> bool {
+        self.faults.iter().any(|fault| fault.kind == Kind::CoordinatorForgets)
+    }
+
+    /// Everything that goes wrong ends.
+    pub(crate) fn end_faults(&mut self) {
+        for number in 0..self.faults.len() {
+            if self.faults[number].until > self.now {
+                self.faults[number].until = self.now;
+                self.fault(number, false);
+            }
+        }
+    }
+}

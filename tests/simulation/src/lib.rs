@@ -1,0 +1,37 @@
+//! A whole cluster in one deterministic simulation.
+//!
+//! Nodes, each of a few actors with real cores, the real directory and exchange decisions, the real disk tier over a simulated disk;
+//! the coordinator's real membership and ring; engines that behave as a connector does, and some that lie. Time is virtual, there is
+//! one source of chance and one queue of events, and no thread. A seed decides everything: the same seed has the same history.
+//!
+//! [`run`](run()) lives through one seed: a minute with faults, then some time without, in which everything must come to rest.
+//! `world` is what there is; `process`, `actor`, `tiers`, `gpu`, `exchange`, `serve`, `follow`, `directory` and `coordinator` perform
+//! what the real decisions want; `network`, `platter`, `objects` are what fails; `engine` asks; `oracles` says what must hold.
+
+mod actor;
+mod bytes;
+mod content;
+mod coordinator;
+pub mod coverage;
+mod directory;
+mod engine;
+mod exchange;
+mod faults;
+mod follow;
+mod gpu;
+mod network;
+mod objects;
+mod oracles;
+pub mod planted;
+mod platter;
+mod process;
+mod queue;
+mod run;
+mod serve;
+mod space;
+#[cfg(test)]
+mod tests;
+mod tiers;
+mod world;
+
+pub use run::{Outcome, run, shrink};

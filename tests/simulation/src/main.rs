@@ -1,0 +1,148 @@
+//! The command line of the simulation.
+
+mod plant;
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand};
+use larder_simulation::coverage::Coverage;
+use larder_simulation::{Outcome, run, shrink};
+
+use report::{Failure, Report};
+
+/// Lives through whole clusters in virtual time, with every fault that they must endure.
+///
+/// A seed decides everything: five nodes of two actors each, what engines ask, and at least four faults of a minute. Whatever a
+/// cluster must always do is looked at after every step; once the faults have stopped, nothing may be left over. A seed that fails
+/// is printed as one command that does the same again, with the fewest faults that still fail.
+///
+/// Exit status: 0 where all is well, 1 where something failed, 2 for a command that cannot be understood.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// How many seeds to live through.
+    #[arg(long, default_value_t = 20, value_name = "COUNT")]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 1, value_name = "SEED")]
+    first: u64,
+    /// Lives through this seed alone.
+    #[arg(long, conflicts_with_all = ["seeds", "first"])]
+    seed: Option<u64>,
+    /// With these of its faults alone, by number; none of them where the list is empty.
+    #[arg(long, value_delimiter = ',', requires = "seed", value_name = "NUMBERS", num_args = 0..)]
+    only_faults: Option<Vec<usize>>,
+    /// Prints everything that happens.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Ends after the seed during which so many seconds have passed.
+    #[arg(long, value_name = "SECONDS")]
+    within: Option<u64>,
+    /// Seeds at a time.
+    #[arg(long, default_value_t = 2, value_name = "COUNT")]
+    jobs: usize,
+    /// Does not look for the fewest faults with which a seed fails.
+    #[arg(long)]
+    no_shrinking: bool,
+    /// Prints the report as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Plants one fault after the other into a copy of the sources, and looks whether the simulation finds it.
+    Planted {
+        /// Seeds for each of them, until it is found.
+        #[arg(long, default_value_t = 40, value_name = "COUNT")]
+        seeds: u64,
+        /// Plants those alone whose name has this in it.
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+        /// Ends after the fault during which so many seconds have passed.
+        #[arg(long, value_name = "SECONDS")]
+        within: Option<u64>,
+        /// The sources.
+        #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))]
+        sources: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match &arguments.command {
+        Some(Command::Planted { seeds, only, within, sources }) => {
+            match plant::run_all(sources, *seeds, only.as_deref(), within.map(Duration::from_secs)) {
+                Ok(all) => report::print_planted(&all, arguments.json),
+                Err(error) => {
+                    eprintln!("{error:#}");
+                    ExitCode::from(1)
+                }
+            }
+        }
+        None => live(&arguments),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long seeds take is told, and decides nothing within them")]
+fn live(arguments: &Arguments) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let started = Instant::now();
+    let (first, count) = arguments.seed.map_or((arguments.first, arguments.seeds), |seed| (seed, 1));
+    let within = arguments.within.map_or(Duration::MAX, Duration::from_secs);
+    let (next, outcomes) = (AtomicU64::new(first), Mutex::new(Vec::<Outcome>::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.jobs.max(1) {
+            scope.spawn(|| {
+                while started.elapsed() < within {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count {
+                        return;
+                    }
+                    let outcome = run(seed, arguments.only_faults.as_deref(), arguments.trace);
+                    if let Ok(mut outcomes) = outcomes.lock() {
+                        outcomes.push(outcome);
+                    }
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes.into_inner().unwrap_or_default();
+    outcomes.sort_by_key(|outcome| outcome.seed);
+    let mut coverage = Coverage::default();
+    outcomes.iter().for_each(|outcome| coverage.add(&outcome.coverage));
+    let seconds = started.elapsed().as_secs_f64();
+    let failing = outcomes.iter().filter_map(|outcome| Some((outcome, outcome.violation.clone()?)));
+    let failures = failing.map(|(outcome, violation)| {
+        let kept = match &arguments.only_faults {
+            Some(only) => only.clone(),
+            None if arguments.no_shrinking => outcome.faults.iter().map(|(number, _)| *number).collect(),
+            None => shrink(outcome.seed, &outcome.faults),
+        };
+        let faults = outcome.faults.iter().filter(|(number, _)| kept.contains(number));
+        let faults = faults.map(|(_, fault)| fault.clone()).collect();
+        Failure { seed: outcome.seed, violation, only_faults: kept, faults }
+    });
+    let report = Report {
+        seeds: outcomes.len() as u64,
+        first,
+        seconds,
+        events: outcomes.iter().map(|outcome| outcome.events).sum(),
+        hashes: outcomes.iter().map(|outcome| (outcome.seed, format!("{:016x}", outcome.hash))).collect(),
+        failures: failures.collect(),
+        // One seed alone need not go through everything.
+        missing: if outcomes.len() >= SEEDS_FOR_ALL { coverage.missing() } else { Vec::new() },
+        coverage: coverage.counts().collect(),
+    };
+    report.print(arguments.json, arguments.seed.is_some())
+}
+
+/// So many seeds go through every variant that there is.
+const SEEDS_FOR_ALL: usize = 30;

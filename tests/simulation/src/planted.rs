@@ -1,0 +1,57 @@
+//! Planted faults: which there are, and how each changes the sources.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// A change of the sources that must not go unnoticed.
+#[derive(Debug, Clone)]
+pub struct Planted {
+    /// Its name.
+    pub name: String,
+    /// What goes wrong with it.
+    pub what: String,
+    /// The file that it changes.
+    pub file: PathBuf,
+    old: String,
+    new: String,
+}
+
+/// All planted faults, by name.
+///
+/// # Errors
+/// Where one cannot be read.
+pub fn all(sources: &Path) -> Result<Vec<Planted>> {
+    let folder = sources.join("tests/simulation/planted");
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        let text = std::fs::read_to_string(&path)?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        all.push(parse(name, &text).with_context(|| format!("{} is no planted fault", path.display()))?);
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(all)
+}
+
+/// Reads a planted fault: what it does, its file, the old text and the new one.
+fn parse(name: String, text: &str) -> Option<Planted> {
+    let (what, rest) = text.split_once("\nfile: ")?;
+    let (file, rest) = rest.split_once("\n<<<<\n")?;
+    let (old, rest) = rest.split_once("\n====\n")?;
+    let new = rest.strip_suffix(">>>>\n")?;
+    let (what, file) = (what.to_owned(), file.into());
+    Some(Planted { name, what, file, old: old.to_owned(), new: new.trim_end_matches('\n').to_owned() })
+}
+
+impl Planted {
+    /// The text of its file with the fault in it.
+    ///
+    /// # Errors
+    /// Where the old text is not there just once.
+    pub fn apply(&self, right: &str) -> Result<String> {
+        let count = right.matches(&self.old).count();
+        ensure!(count == 1, "{}: its text is {count} times in {}", self.name, self.file.display());
+        Ok(right.replace(&self.old, &self.new))
+    }
+}

@@ -1,0 +1,133 @@
+//! One seed: a cluster lives for a minute, faults stop, and nothing may be left.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use larder_core::store::WritePolicy;
+use larder_core::store::policy::PolicyName;
+
+use crate::coverage::Coverage;
+use crate::faults::{self, Fault};
+use crate::world::{Settings, World};
+
+/// What became of a seed.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// What was that should never be.
+    pub violation: Option<String>,
+    /// How much happened.
+    pub events: u64,
+    /// A hash of all that happened.
+    pub hash: u64,
+    /// What occurred.
+    pub coverage: Coverage,
+    /// The faults, by number.
+    pub faults: Vec<(usize, String)>,
+}
+
+/// Runs a seed with all its faults, or with those of these numbers alone.
+#[must_use]
+pub fn run(seed: u64, only: Option<&[usize]>, is_traced: bool) -> Outcome {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let settings = settings(&mut random);
+    let planned = faults::plan(&mut random, settings.nodes);
+    let chosen: Vec<(usize, Fault)> = planned
+        .into_iter()
+        .enumerate()
+        .filter(|(number, _)| only.is_none_or(|only| only.contains(number)))
+        .collect();
+    let faults = chosen.iter().map(|(number, fault)| {
+        (*number, format!("{:?} from {:?} to {:?}", fault.kind, fault.from, fault.until))
+    });
+    let faults = faults.collect();
+    let chosen = chosen.into_iter().map(|(_, fault)| fault).collect();
+    let mut world = None;
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        let world = world.insert(World::new(random.u64(..), settings, chosen, is_traced));
+        live(world);
+    }));
+    let panicked = lived.err().map(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing");
+        format!("a panic: {text}")
+    });
+    let (violation, events, hash, coverage) = match &mut world {
+        Some(world) => {
+            (world.violation.take(), world.events(), world.hash(), std::mem::take(&mut world.coverage))
+        }
+        None => (None, 0, 0, Coverage::default()),
+    };
+    Outcome { seed, violation: panicked.or(violation), events, hash, coverage, faults }
+}
+
+/// The faults of a seed that still fails with the fewest of them.
+#[must_use]
+pub fn shrink(seed: u64, faults: &[(usize, String)]) -> Vec<usize> {
+    let mut kept: Vec<usize> = faults.iter().map(|(number, _)| *number).collect();
+    for (number, _) in faults {
+        let without: Vec<usize> = kept.iter().copied().filter(|kept| kept != number).collect();
+        if run(seed, Some(&without), false).violation.is_some() {
+            kept = without;
+        }
+    }
+    kept
+}
+
+fn settings(random: &mut fastrand::Rng) -> Settings {
+    let policies = PolicyName::ALL;
+    let writes = [WritePolicy::WriteThrough, WritePolicy::WriteThroughSelective, WritePolicy::WriteBack];
+    Settings {
+        nodes: 5,
+        actors: 2,
+        policy: policies[random.usize(..policies.len())],
+        write: writes[random.usize(..writes.len())],
+        capacity_chunks: random.bool().then(|| random.u64(8..24)),
+        has_disk: random.u8(..5) > 0,
+        has_objects: random.bool(),
+    }
+}
+
+fn live(world: &mut World) {
+    for second in 1..=FAULTS_STOP.as_secs() {
+        world.run_until(Duration::from_secs(second));
+        world.check_deadlines();
+    }
+    world.end_faults();
+    for host in 0..world.settings.nodes {
+        world.start_process(host);
+    }
+    world.run_until(FAULTS_STOP + Duration::from_secs(4));
+    world.is_busy = false;
+    world.run_until(BUSY);
+    world.check_deadlines();
+    for engine in 0..world.engines.len() {
+        if world.engines[engine].waiting() > 0 && world.violation.is_none() {
+            world.check_waiting(engine, Duration::from_secs(12));
+        }
+        world.engine_dies(engine);
+    }
+    world.engines.iter_mut().for_each(crate::engine::Engine::end);
+    let bound = BUSY + BOUND;
+    let mut until = BUSY;
+    while world.violation.is_none() && until < bound {
+        until += Duration::from_secs(1);
+        world.run_until(until);
+        if until > BUSY + Duration::from_secs(12) && world.rows_that_differ().is_none() {
+            break;
+        }
+    }
+    if let Some(differs) = world.rows_that_differ() {
+        world.violate(|| format!("the directory is not what is held: {differs}"));
+    }
+    world.check_rest();
+}
+
+const FAULTS_STOP: Duration = Duration::from_secs(50);
+
+/// Until then engines ask for something new, and what they have asked is answered.
+const BUSY: Duration = Duration::from_secs(66);
+
+/// Within this time after the last fault the directory is right.
+const BOUND: Duration = Duration::from_secs(40);

@@ -1,0 +1,562 @@
+//! The serving half of a node's exchange: what peers and siblings ask for.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_core::reports::Reporter;
+use larder_core::store::{FollowNews, Granted, GrantedBlock, News};
+use larder_core::{Arrival, Event, FetchFailure, Offer, OrderNumber, RecallId};
+use larder_node::arena::ExtentMemory;
+use larder_protocol::peer::{
+    BlockLayers, Chunks, Class, Fetch, FetchedChunk, FollowChunks, FollowStep, Followed, HeldBlock,
+    HeldChunk, PeerRequest, PeerResponse, RetryAfter,
+};
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use crate::bytes::{Reader, Reading, sums_of_bytes};
+use crate::exchange::{Body, Destination};
+use crate::network::{Packed, Packet, Party};
+use crate::process::Own;
+use crate::world::{ActorHappening, At, Life, World};
+
+/// What a process is sending.
+#[derive(Default)]
+pub(crate) struct Serving {
+    sendings: BTreeMap<u64, Sending>,
+    follows: BTreeMap<u64, Followee>,
+}
+
+/// Blocks that are being sent to a peer.
+struct Sending {
+    to: Life,
+    call: u64,
+    actor: At,
+    peer: String,
+    bytes: u64,
+    chunks: VecDeque<(usize, Vec<Held>)>,
+    grants: Vec<u64>,
+    /// The piece behind the last one that is to be read.
+    end: u64,
+    read: u64,
+}
+
+/// A granted block, with its memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    block: GrantedBlock,
+    memory: Arc<ExtentMemory>,
+}
+
+/// A peer that follows chunks here.
+struct Followee {
+    to: Life,
+    call: u64,
+    order: u64,
+    actor: At,
+    follow: Option<u64>,
+    message: u64,
+    open: usize,
+    is_given_up: bool,
+}
+
+/// Somebody wants blocks of an actor.
+#[derive(Debug)]
+pub(crate) struct AskBlocks {
+    pub(crate) asker: Asker,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) hashes: Vec<ChunkHash>,
+    pub(crate) block_bytes: Vec<u64>,
+    pub(crate) class: Class,
+    pub(crate) grants: Vec<Option<Given>>,
+}
+
+/// What of a chunk is granted.
+#[derive(Debug)]
+pub(crate) enum Given {
+    Held { grant: u64, chunk: HeldChunk, blocks: Vec<Held> },
+    NotHeld,
+    Busy,
+}
+
+/// Who wants blocks.
+#[derive(Debug)]
+pub(crate) enum Asker {
+    /// A peer, with its call, and the actor that is asked.
+    Peer(Life, u64, At),
+    /// Another actor of the node, and the life of its store.
+    Sibling(At, u64, OrderNumber),
+}
+
+/// What a sibling granted, to be copied.
+pub(crate) struct Import {
+    pub(crate) life: u64,
+    pub(crate) order: OrderNumber,
+    holder: At,
+    given: Vec<Given>,
+    chunks: Vec<Destination>,
+}
+
+impl Serving {
+    pub(crate) fn under_way(&self) -> usize {
+        self.sendings.len() + self.follows.len()
+    }
+}
+
+impl World {
+    /// A packet comes to a host.
+    pub(crate) fn packet_comes(&mut self, Packet { from, to, body }: Packet) {
+        let Some(host) = to.host() else { return };
+        let Some(process) = &mut self.hosts[host].process else { return };
+        let life = process.life;
+        if let Party::Host(from) = from {
+            process.asking.hears(from);
+        }
+        match body {
+            Packed::Acknowledged => {}
+            Packed::FollowNews(meant, told) => {
+                if meant == life {
+                    self.follower_hears(life, told);
+                }
+            }
+            Packed::Peer { from, to, body } => {
+                if to.is_none_or(|meant| meant == life) {
+                    self.peer_says(life, from, body);
+                }
+            }
+        }
+    }
+
+    fn peer_says(&mut self, life: Life, from: Life, body: Body) {
+        match body {
+            Body::Ask { call, request } => {
+                self.acknowledge(life.host, from.host);
+                self.serve(life, from, call, request);
+            }
+            Body::Answer { call, response } => self.answered(life, call, response),
+            Body::Blocks { call, at, blocks } => self.blocks_came(life, from.host, call, at, &blocks),
+            Body::Step { call, followed, bytes } => self.step_came(life, from.host, call, followed, &bytes),
+            Body::Read { call, pieces } => self.was_read(life, from, call, pieces),
+            Body::Stop { call } => self.stops(life, from, call),
+        }
+    }
+
+    fn serve(&mut self, life: Life, from: Life, call: u64, request: PeerRequest) {
+        let name = self.host_name(from.host);
+        let actors = self.settings.actors;
+        let response = match request {
+            PeerRequest::Ping => PeerResponse::Done,
+            PeerRequest::Find(find) => match self.find(life, &find) {
+                Some(rows) => PeerResponse::Rows(rows),
+                None => return,
+            },
+            PeerRequest::Announce(announces) => {
+                let Some(process) = self.process(life) else { return };
+                PeerResponse::Announced(process.directory.announces(&announces))
+            }
+            PeerRequest::Repair(repair) => {
+                self.repair(life, repair.holder, &repair.rows);
+                PeerResponse::Done
+            }
+            PeerRequest::Moved(Chunks { device, fingerprint, hashes }) if device < actors => {
+                self.tell_soon_in_any_life(At { life, actor: device }, Event::Moved { fingerprint, hashes });
+                PeerResponse::Done
+            }
+            PeerRequest::Damaged(Chunks { device, fingerprint, hashes }) if device < actors => {
+                let by = Reporter::Peer(name);
+                let event = Event::Damaged { by, fingerprint, hashes };
+                self.tell_soon_in_any_life(At { life, actor: device }, event);
+                PeerResponse::Done
+            }
+            PeerRequest::Fetch(Fetch { chunks, block_bytes, class }) if chunks.device < actors => {
+                let Chunks { device, fingerprint, hashes } = chunks;
+                let at = At { life, actor: device };
+                let (asker, grants) = (Asker::Peer(from, call, at), Vec::new());
+                let ask = AskBlocks { asker, fingerprint, hashes, block_bytes, class, grants };
+                return self.plan_actor(at, MAILBOX, ActorHappening::Grant(ask));
+            }
+            PeerRequest::Follow(ask) if ask.chunks.device < actors => {
+                return self.serve_follow(life, from, call, ask);
+            }
+            PeerRequest::SetPolicy(name) => {
+                if let Ok(policy) = name.parse() {
+                    for actor in 0..actors {
+                        self.tell_soon_in_any_life(At { life, actor }, Event::PolicyIs(policy));
+                    }
+                }
+                PeerResponse::Done
+            }
+            _ => PeerResponse::Refused("not here".to_owned()),
+        };
+        self.send(life, from.host, Some(from), &Body::Answer { call, response });
+    }
+
+    /// Keeps chunks for whoever asks, those on disk included.
+    pub(crate) fn grant_all(&mut self, at: At, ask: AskBlocks) {
+        let now = self.local(at.life.host);
+        let sizes: Arc<[u64]> = ask.block_bytes.as_slice().into();
+        let number = self.next_number();
+        let (fingerprint, hashes, class) = (ask.fingerprint, ask.hashes.clone(), ask.class);
+        let mut grants = Vec::new();
+        for (position, hash) in hashes.into_iter().enumerate() {
+            let Some(actor) = self.actor(at) else { return };
+            let cause = larder_core::cause::Cause::default();
+            match actor.core.offer(now, (fingerprint, hash), &sizes, class, &cause) {
+                Offer::Now(granted) => {
+                    let given = self.given(at, fingerprint, hash, granted);
+                    grants.push(Some(given));
+                }
+                Offer::Later(recall) => {
+                    actor.recalls.insert(recall, (number, position));
+                    grants.push(None);
+                }
+            }
+        }
+        let Some(actor) = self.actor(at) else { return };
+        actor.asks.insert(number, AskBlocks { grants, ..ask });
+        self.tell(at, Event::Alarm);
+        self.finish_ask(at, number);
+    }
+
+    /// A chunk came from disk for whoever waits for it.
+    pub(crate) fn recalled(&mut self, at: At, recall: RecallId, granted: Granted) {
+        let Some(actor) = self.actor(at) else { return };
+        let Some((ask, position)) = actor.recalls.remove(&recall) else { return };
+        let Some(found) = actor.asks.get(&ask) else { return };
+        let (fingerprint, hash) = (found.fingerprint, found.hashes[position]);
+        let given = self.given(at, fingerprint, hash, granted);
+        let Some(actor) = self.actor(at) else { return };
+        if let Some(found) = actor.asks.get_mut(&ask) {
+            found.grants[position] = Some(given);
+        }
+        self.finish_ask(at, ask);
+    }
+
+    fn given(&mut self, at: At, fingerprint: Fingerprint, hash: ChunkHash, granted: Granted) -> Given {
+        let Granted::Held { grant, reads, is_on_disk, pools, blocks } = granted else {
+            return match granted {
+                Granted::Busy => Given::Busy,
+                _ => Given::NotHeld,
+            };
+        };
+        let space = self.spaces.iter().find(|space| space.fingerprint == fingerprint).cloned();
+        let Some(actor) = self.actor(at) else { return Given::NotHeld };
+        let memory = |block: &GrantedBlock| actor.memory[block.place.extent as usize].clone();
+        let held = blocks.iter().map(|&block| Some(Held { block, memory: memory(&block)? }));
+        let Some(held) = held.collect::<Option<Vec<Held>>>() else {
+            self.violate(|| format!("{at:?}: a grant of an extent without memory"));
+            return Given::NotHeld;
+        };
+        let life = actor.life;
+        if let Some(space) = space {
+            let readings = space.blocks_of(hash, pools).zip(&blocks).map(|(key, block)| Reading {
+                extent: block.place.extent,
+                offset: block.place.offset,
+                key,
+                from: 0,
+                to: block.bytes,
+            });
+            let readings: Vec<Reading> = readings.collect();
+            readings.iter().for_each(|reading| self.must_hold(at, reading));
+            if let Some(actor) = self.actor(at) {
+                actor.uses.readings.insert(Reader::Grant(life, grant), readings);
+            }
+        }
+        let said = held
+            .iter()
+            .map(|held| HeldBlock { bytes: held.block.bytes, checksum: held.block.checksum })
+            .collect();
+        Given::Held { grant, chunk: HeldChunk { reads, is_on_disk, pools, blocks: said }, blocks: held }
+    }
+
+    fn finish_ask(&mut self, at: At, number: u64) {
+        let Some(actor) = self.actor(at) else { return };
+        if actor.asks.get(&number).is_none_or(|ask| ask.grants.iter().any(Option::is_none)) {
+            return;
+        }
+        let Some(ask) = actor.asks.remove(&number) else { return };
+        match ask.asker {
+            Asker::Peer(..) => self.plan_local(at.life, MAILBOX, Own::Granted(ask)),
+            Asker::Sibling(asker, life, order) => {
+                let given = ask.grants.into_iter().flatten().collect();
+                self.sibling_granted(asker, life, order, at, given);
+            }
+        }
+    }
+
+    /// An actor answered a peer: blocks are sent as far as there is room.
+    pub(crate) fn granted_to_peer(&mut self, life: Life, ask: AskBlocks) {
+        let Asker::Peer(to, call, actor) = ask.asker else { return };
+        let peer = self.host_name(to.host);
+        let number = self.next_number();
+        let Some(process) = self.process(life) else { return };
+        let (mut said, mut chunks, mut grants) = (Vec::new(), VecDeque::new(), Vec::new());
+        let (mut bytes, mut over) = (0, Vec::new());
+        let retry = RetryAfter { retry_after_ms: BUSY_RETRY_MS };
+        for (at, given) in ask.grants.into_iter().flatten().enumerate() {
+            said.push(match given {
+                Given::NotHeld => FetchedChunk::NotHeld,
+                Given::Busy => FetchedChunk::Busy(retry),
+                Given::Held { grant, chunk, blocks } => {
+                    let size = blocks.iter().map(|held| held.block.bytes).sum();
+                    match process.exchange.sending.take(&peer, size, ask.class) {
+                        Some(taken) => {
+                            bytes += taken;
+                            grants.push(grant);
+                            chunks.push_back((at, blocks));
+                            FetchedChunk::Held(chunk)
+                        }
+                        None => {
+                            over.push(grant);
+                            FetchedChunk::Busy(retry)
+                        }
+                    }
+                }
+            });
+        }
+        let end = chunks.back().map_or(0, |&(at, _)| at as u64 + 1);
+        let sending = Sending { to, call, actor, peer, bytes, chunks, grants, end, read: 0 };
+        process.serving.sendings.insert(number, sending);
+        for grant in over {
+            self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(grant));
+        }
+        self.send(life, to.host, Some(to), &Body::Answer { call, response: PeerResponse::Fetched(said) });
+        self.plan_local(life, STALL_DEADLINE, Own::SendStalls(number, 0));
+        self.plan_local(life, Duration::from_micros(20), Own::SendNext(number));
+    }
+
+    /// Sends the next chunk of a fetch from where it stands.
+    pub(crate) fn send_next(&mut self, life: Life, number: u64) {
+        let pause = self.some_us(20, 400);
+        let Some(process) = self.process(life) else { return };
+        let Some(sending) = process.serving.sendings.get_mut(&number) else { return };
+        let Some((at, held)) = sending.chunks.pop_front() else {
+            if sending.read >= sending.end {
+                self.end_sending(life, number);
+            }
+            return;
+        };
+        let read = |held: &Held| {
+            let mut bytes = vec![0; held.block.bytes as usize];
+            let copied = held.memory.copy_out(held.block.place.offset, &mut bytes);
+            debug_assert!(copied.is_ok(), "a grant lies within its extent");
+            bytes
+        };
+        let blocks = held.iter().map(read).collect();
+        let (to, call) = (sending.to, sending.call);
+        self.send(life, to.host, Some(to), &Body::Blocks { call, at, blocks });
+        self.plan_local(life, pause, Own::SendNext(number));
+    }
+
+    fn was_read(&mut self, life: Life, from: Life, call: u64, pieces: u64) {
+        let Some(process) = self.process(life) else { return };
+        let sendings = &mut process.serving.sendings;
+        let found = sendings.iter_mut().find(|(_, sending)| sending.to == from && sending.call == call);
+        if let Some((&number, sending)) = found {
+            sending.read = sending.read.max(pieces);
+            if sending.read >= sending.end && sending.chunks.is_empty() {
+                self.end_sending(life, number);
+            }
+        }
+    }
+
+    pub(crate) fn sending_stalls(&mut self, life: Life, number: u64, read: u64) {
+        let Some(process) = self.process(life) else { return };
+        let Some(sending) = process.serving.sendings.get(&number) else { return };
+        let now = sending.read;
+        if now == read {
+            return self.end_sending(life, number);
+        }
+        self.plan_local(life, STALL_DEADLINE, Own::SendStalls(number, now));
+    }
+
+    /// What is on its way is dropped, and with it the leases.
+    fn end_sending(&mut self, life: Life, number: u64) {
+        let Some(process) = self.process(life) else { return };
+        let Some(Sending { peer, bytes, actor, grants, .. }) = process.serving.sendings.remove(&number)
+        else {
+            return;
+        };
+        process.exchange.sending.give_back(&peer, bytes);
+        for grant in grants {
+            self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(grant));
+        }
+    }
+
+    fn stops(&mut self, life: Life, from: Life, call: u64) {
+        let Some(process) = self.process(life) else { return };
+        let Serving { sendings, follows } = &mut process.serving;
+        let is_it = |to: Life, of: u64| to == from && of == call;
+        let sending = sendings.iter().find(|(_, sending)| is_it(sending.to, sending.call));
+        let follow = follows.iter().find(|(_, follow)| is_it(follow.to, follow.call));
+        match (sending.map(|(&number, _)| number), follow.map(|(&number, _)| number)) {
+            (Some(number), _) => self.end_sending(life, number),
+            (None, Some(number)) => self.end_followee(life, number),
+            (None, None) => {}
+        }
+    }
+
+    /// A peer wants to follow what is being written here.
+    fn serve_follow(&mut self, life: Life, from: Life, call: u64, ask: FollowChunks) {
+        let number = self.next_number();
+        let FollowChunks { chunks: Chunks { device, fingerprint, hashes }, order, attempt, patience_ms } =
+            ask;
+        let actor = At { life, actor: device };
+        let Some(process) = self.process(life) else { return };
+        if process.serving.follows.values().any(|other| other.to == from && other.call == call) {
+            return;
+        }
+        let open = hashes.len();
+        let (follow, message, is_given_up) = (None, 0, false);
+        let followee = Followee { to: from, call, order, actor, follow, message, open, is_given_up };
+        process.serving.follows.insert(number, followee);
+        let ask = ActorHappening::PeerFollows { number, fingerprint, hashes, attempt, patience_ms };
+        self.plan_actor(actor, MAILBOX, ask);
+    }
+
+    /// An actor lets a peer follow, or not.
+    pub(crate) fn peer_follows(&mut self, life: Life, number: u64, follow: Option<u64>) {
+        let Some(process) = self.process(life) else { return };
+        let Some(followee) = process.serving.follows.get_mut(&number) else {
+            return;
+        };
+        let (to, call, actor) = (followee.to, followee.call, followee.actor);
+        followee.follow = follow;
+        let is_given_up = followee.is_given_up;
+        if follow.is_none() || is_given_up {
+            process.serving.follows.remove(&number);
+        }
+        match follow {
+            None => {
+                let response = PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
+                self.send(life, to.host, Some(to), &Body::Answer { call, response });
+            }
+            Some(follow) if is_given_up => {
+                self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(follow));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// An actor has news for a peer that follows.
+    pub(crate) fn follow_news(&mut self, life: Life, actor: u16, told: FollowNews) {
+        let Some(process) = self.process(life) else { return };
+        let is_it =
+            |followee: &Followee| followee.follow == Some(told.follow) && followee.actor.actor == actor;
+        let found = process.serving.follows.iter_mut().find(|(_, followee)| is_it(followee));
+        let Some((&number, followee)) = found else { return };
+        followee.message += 1;
+        followee.open -= usize::from(!matches!(told.what, News::Layers(_)));
+        let (to, call, order, message) = (followee.to, followee.call, followee.order, followee.message);
+        let is_over = followee.open == 0;
+        let (step, bytes) = match told.what {
+            News::Layers(layers) => {
+                let mut bytes = vec![0; layers.bytes as usize];
+                let memory = process.actors[usize::from(actor)].memory[layers.place.extent as usize].as_ref();
+                let copied =
+                    memory.map(|memory| memory.copy_out(layers.place.offset + layers.offset, &mut bytes));
+                if !matches!(copied, Some(Ok(()))) {
+                    return self
+                        .violate(|| format!("{life:?}: a follower is told of {layers:?}, which is nowhere"));
+                }
+                let step = BlockLayers {
+                    block: layers.block as u32,
+                    offset: layers.offset,
+                    bytes: layers.bytes,
+                    checksum: layers.checksum,
+                };
+                (FollowStep::Layers(step), bytes)
+            }
+            News::Whole(checksums) => (FollowStep::Whole(checksums), Vec::new()),
+            News::Lost => (FollowStep::Lost, Vec::new()),
+        };
+        let followed = Followed { order, message, chunk: told.position, step };
+        self.send(life, to.host, Some(to), &Body::Step { call, followed, bytes });
+        if is_over {
+            self.end_followee(life, number);
+        }
+    }
+
+    fn end_followee(&mut self, life: Life, number: u64) {
+        let Some(process) = self.process(life) else { return };
+        let Some(followee) = process.serving.follows.get_mut(&number) else { return };
+        let Some(follow) = followee.follow else {
+            followee.is_given_up = true;
+            return;
+        };
+        let actor = followee.actor;
+        process.serving.follows.remove(&number);
+        self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(follow));
+    }
+
+    /// An actor was granted blocks by another of its node: they are copied.
+    fn sibling_granted(&mut self, asker: At, life: u64, order: OrderNumber, holder: At, given: Vec<Given>) {
+        let after = self.some_us(20, 300);
+        let Some(actor) = self.actor(asker) else { return };
+        let chunks = actor.from_siblings.remove(&(life, order));
+        let Some(chunks) = chunks else {
+            return self.end_given(holder, given);
+        };
+        let import = Import { life, order, holder, given, chunks };
+        self.plan_actor(asker, after, ActorHappening::Imported(import));
+    }
+
+    fn end_given(&mut self, holder: At, given: Vec<Given>) {
+        for given in given {
+            if let Given::Held { grant, .. } = given {
+                self.plan_actor(holder, MAILBOX, ActorHappening::GrantEnded(grant));
+            }
+        }
+    }
+
+    /// Blocks of a sibling are copied: what comes is checked as if a peer had sent it.
+    pub(crate) fn imported(&mut self, at: At, import: Import) {
+        let Import { life, order, holder, given, chunks } = import;
+        let mut came = Vec::new();
+        let mut is_damaged = false;
+        for (given, to) in given.iter().zip(&chunks) {
+            came.push(match given {
+                Given::NotHeld => Arrival::NotHeld,
+                Given::Busy => Arrival::Busy { retry_after_ms: BUSY_RETRY_MS },
+                Given::Held { chunk, blocks, .. } => {
+                    let arrival = import_chunk(chunk, blocks, to);
+                    is_damaged |= arrival == Arrival::Damaged;
+                    arrival
+                }
+            });
+        }
+        drop(chunks);
+        if is_damaged {
+            self.saw_damage(at.life, at.life.host);
+        }
+        self.end_given(holder, given);
+        came.iter().for_each(|came| self.coverage.note(crate::coverage::arrival(came)));
+        self.tell_in_life(at, life, Event::OrderEnded { order, came });
+    }
+}
+
+fn import_chunk(said: &HeldChunk, blocks: &[Held], to: &Destination) -> Arrival {
+    let coming =
+        || to.wanted.blocks.iter().zip(&to.memory).filter(|(to, _)| said.pools.has(to.key.pool.into()));
+    if blocks.iter().map(|held| held.block.bytes).ne(coming().map(|(to, _)| to.bytes)) {
+        return Arrival::Failed(FetchFailure::Broken);
+    }
+    let (mut checksums, mut is_right) = (Vec::new(), true);
+    for (held, (to, memory)) in blocks.iter().zip(coming()) {
+        let mut bytes = vec![0; to.bytes as usize];
+        let copied = held.memory.copy_out(held.block.place.offset, &mut bytes);
+        if copied.and_then(|()| memory.copy_in(to.place.offset, &bytes)).is_err() {
+            return Arrival::Failed(FetchFailure::Broken);
+        }
+        let sums = sums_of_bytes(&to.key, &bytes, to.range_bytes);
+        is_right &= sums.whole == held.block.checksum;
+        checksums.push(sums);
+    }
+    let HeldChunk { reads, is_on_disk, pools, .. } = *said;
+    if is_right { Arrival::Here { checksums, pools, reads, is_on_disk } } else { Arrival::Damaged }
+}
+
+/// How long a message between threads of a process takes.
+pub(crate) const MAILBOX: Duration = Duration::from_micros(15);
+const BUSY_RETRY_MS: u64 = 5;
+const STALL_DEADLINE: Duration = Duration::from_secs(2);

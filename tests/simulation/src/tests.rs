@@ -1,0 +1,149 @@
+//! Seeds are what they were, every oracle can fail, and every planted fault fits the sources.
+
+use std::path::Path;
+use std::time::Duration;
+
+use larder_core::store::WritePolicy;
+use larder_core::store::policy::PolicyName;
+
+use crate::bytes::Doing;
+use crate::world::{At, Life, Settings, World};
+
+/// A cluster without faults that has lived for some seconds.
+fn cluster(seed: u64) -> World {
+    let settings = Settings {
+        nodes: 3,
+        actors: 2,
+        policy: PolicyName::Lru,
+        write: WritePolicy::WriteThrough,
+        capacity_chunks: None,
+        has_disk: true,
+        has_objects: false,
+    };
+    let mut world = World::new(seed, settings, Vec::new(), false);
+    world.run_until(Duration::from_secs(4));
+    assert_eq!(world.violation, None);
+    world
+}
+
+/// The violation that breaking something brings about.
+fn violation(mut world: World, breaks: impl FnOnce(&mut World)) -> String {
+    breaks(&mut world);
+    world.violation.expect("an oracle sees it")
+}
+
+/// An actor of which an engine has leased something.
+fn reader(world: &World) -> (At, crate::bytes::Reading) {
+    let mut found = None;
+    for host in &world.hosts {
+        let Some(process) = &host.process else { continue };
+        for (number, actor) in (0..).zip(&process.actors) {
+            let at = At { life: process.life, actor: number };
+            let readings = actor.uses.readings.values().flatten();
+            found = found.or(readings.filter(|reading| reading.to > 0).map(|reading| (at, *reading)).next());
+        }
+    }
+    found.expect("an engine reads something")
+}
+
+fn first_life(world: &World) -> Life {
+    world.hosts[0].process.as_ref().map(|process| process.life).expect("the first node lives")
+}
+
+#[test]
+fn a_seed_has_the_same_history_twice() {
+    let [one, other] = [(); 2].map(|()| {
+        let world = cluster(7);
+        (world.hash(), world.events())
+    });
+    assert_eq!(one, other);
+    assert!(one.1 > 2_000, "too little happens: {} events", one.1);
+}
+
+#[test]
+fn wrong_bytes_under_a_lease_are_seen() {
+    let said = violation(cluster(1), |world| {
+        let (at, reading) = reader(world);
+        if let Some(memory) = world.actor(at).and_then(|actor| actor.memory[reading.extent as usize].clone())
+        {
+            memory.copy_in(reading.offset, &[1; 8]).expect("it lies within its extent");
+        }
+        world.must_hold(at, &reading);
+    });
+    assert!(said.contains("wrong bytes"), "{said}");
+}
+
+#[test]
+fn writing_where_somebody_reads_is_seen() {
+    let said = violation(cluster(1), |world| {
+        let (at, reading) = reader(world);
+        let span = (reading.extent, reading.offset, reading.offset + 8);
+        world.begin_spans(at, Doing::Device(1), &[span], true);
+    });
+    assert!(said.contains("uses memory that"), "{said}");
+}
+
+#[test]
+fn an_older_epoch_is_seen() {
+    let said = violation(cluster(1), |world| {
+        let life = first_life(world);
+        let table = world.coordinator.table().expect("there is a table");
+        let own = world.process(life).map(|process| process.follower.own).unwrap_or_default();
+        let mut older = (*table).clone();
+        older.epoch.number -= 1;
+        world.take_table(life, older.into(), own);
+    });
+    assert!(said.contains("back to"), "{said}");
+}
+
+#[test]
+fn rows_of_nobody_are_seen() {
+    let mut world = cluster(1);
+    world.is_busy = false;
+    world.run_until(Duration::from_secs(30));
+    assert_eq!(world.rows_that_differ(), None);
+    let life = first_life(&world);
+    world.directory_panics(life.host);
+    let differs = world.rows_that_differ().expect("the directory of a node is empty");
+    assert!(differs.contains("is missing"), "{differs}");
+}
+
+#[test]
+fn what_is_left_at_rest_is_seen() {
+    let said = violation(cluster(1), World::check_rest);
+    assert!(said.contains("are left at rest"), "{said}");
+}
+
+#[test]
+fn a_request_without_an_answer_is_seen() {
+    let said = violation(cluster(1), |world| {
+        let engine = world.engines.iter().position(|engine| engine.waiting() > 0);
+        let engine = engine.expect("an engine waits for something");
+        world.run_until(Duration::from_millis(4_001));
+        world.check_waiting(engine, Duration::ZERO);
+        // It was answered meanwhile: any other one.
+        (0..world.engines.len()).for_each(|engine| world.check_waiting(engine, Duration::ZERO));
+    });
+    assert!(said.contains("has no answer"), "{said}");
+}
+
+#[test]
+fn damage_that_nobody_did_is_seen() {
+    let said = violation(cluster(1), |world| {
+        let life = first_life(world);
+        world.saw_damage(life, 1);
+    });
+    assert!(said.contains("nothing was flipped"), "{said}");
+}
+
+#[test]
+fn every_planted_fault_fits_the_sources_once() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let all = crate::planted::all(&sources).expect("planted faults can be read");
+    assert!(all.len() >= 25, "only {} planted faults", all.len());
+    for planted in all {
+        let right = std::fs::read_to_string(sources.join(&planted.file)).expect("its file is there");
+        let wrong = planted.apply(&right).expect("it fits");
+        assert_ne!(wrong, right, "{} changes nothing", planted.name);
+    }
+}
