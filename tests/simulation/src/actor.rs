@@ -150,15 +150,7 @@ impl World {
                 self.tell(at, Event::Alarm);
             }
             ActorHappening::Imported(import) => self.imported(at, import),
-            ActorHappening::GrantEnded(grant) => {
-                let Some(actor) = self.actor(at) else { return };
-                // Grants of earlier stores have numbers of their own.
-                actor
-                    .uses
-                    .readings
-                    .retain(|reader, _| !matches!(reader, Reader::Grant(_, of) if *of == grant));
-                self.tell(at, Event::GrantEnded(grant));
-            }
+            ActorHappening::GrantEnded(grant) => self.tell(at, Event::GrantEnded(grant)),
             ActorHappening::SiblingLate(life, order) => {
                 let Some(actor) = self.actor(at) else { return };
                 if actor.from_siblings.remove(&(life, order)).is_some() {
@@ -178,7 +170,13 @@ impl World {
         let request = RequestId { session, number: actor.last_request };
         actor.requests.insert(request, pending);
         if let larder_protocol::session::Request::Release(lease) = ask {
-            actor.uses.readings.remove(&Reader::Lease(session, lease));
+            // Who died after it sent this had read before.
+            let ghost = crate::bytes::ghost(session, lease);
+            actor.uses.readings.retain(|reader, _| match *reader {
+                Reader::Lease(of, number) => (of, number) != (session, lease),
+                Reader::Process(_, number) => number != ghost,
+                Reader::Grant(..) => true,
+            });
         }
         self.coverage.note(crate::coverage::request(&ask));
         let cause = larder_core::cause::Cause::default();
@@ -467,6 +465,7 @@ impl World {
     pub(crate) fn actor_panics(&mut self, at: At) {
         let now = self.local(at.life.host);
         let Some(actor) = self.actor(at) else { return };
+        let before = actor.life;
         actor.life += 1;
         actor.life_began = now;
         actor.windows.clear();
@@ -476,6 +475,15 @@ impl World {
         actor.siblings.forget_all();
         let waiting = std::mem::take(&mut actor.asks);
         for (_, ask) in waiting {
+            if matches!(ask.asker, Asker::Sibling(..)) {
+                // Its answer is dropped, and with it what it was granted.
+                for given in ask.grants.iter().flatten() {
+                    if let (crate::serve::Given::Held { grant, .. }, Some(actor)) = (given, self.actor(at)) {
+                        actor.uses.readings.remove(&Reader::Grant(before, *grant));
+                    }
+                }
+                continue;
+            }
             let grants =
                 ask.grants.into_iter().map(|given| Some(given.unwrap_or(crate::serve::Given::NotHeld)));
             let ask = AskBlocks { grants: grants.collect(), ..ask };

@@ -35,6 +35,11 @@ pub(crate) enum Reader {
     Grant(u64, u64),
 }
 
+/// What names a lease that outlives its session.
+pub(crate) fn ghost(session: SessionId, lease: u64) -> u64 {
+    u64::from(session.0) << 32 | lease
+}
+
 /// An effect that reads or writes memory, in a life of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Doing {

@@ -379,7 +379,7 @@ impl World {
         for (reader, held) in readings {
             let reader = match reader {
                 Reader::Lease(of, lease) if of == session => {
-                    Reader::Process(process, u64::from(session.0) << 32 | lease)
+                    Reader::Process(process, crate::bytes::ghost(session, lease))
                 }
                 other => other,
             };

@@ -145,4 +145,4 @@ fn live(arguments: &Arguments) -> ExitCode {
 }
 
 /// So many seeds go through every variant that there is.
-const SEEDS_FOR_ALL: usize = 30;
+const SEEDS_FOR_ALL: usize = 1_000;

@@ -318,7 +318,7 @@ impl World {
         let sending = Sending { to, call, actor, peer, bytes, chunks, grants, end, read: 0 };
         process.serving.sendings.insert(number, sending);
         for grant in over {
-            self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(grant));
+            self.end_grant(actor, grant);
         }
         self.send(life, to.host, Some(to), &Body::Answer { call, response: PeerResponse::Fetched(said) });
         self.plan_local(life, STALL_DEADLINE, Own::SendStalls(number, 0));
@@ -379,7 +379,7 @@ impl World {
         };
         process.exchange.sending.give_back(&peer, bytes);
         for grant in grants {
-            self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(grant));
+            self.end_grant(actor, grant);
         }
     }
 
@@ -432,7 +432,7 @@ impl World {
                 self.send(life, to.host, Some(to), &Body::Answer { call, response });
             }
             Some(follow) if is_given_up => {
-                self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(follow));
+                self.end_grant(actor, follow);
             }
             Some(_) => {}
         }
@@ -486,7 +486,7 @@ impl World {
         };
         let actor = followee.actor;
         process.serving.follows.remove(&number);
-        self.plan_actor(actor, MAILBOX, ActorHappening::GrantEnded(follow));
+        self.end_grant(actor, follow);
     }
 
     /// An actor was granted blocks by another of its node: they are copied.
@@ -501,10 +501,20 @@ impl World {
         self.plan_actor(asker, after, ActorHappening::Imported(import));
     }
 
+    /// Nobody reads what was granted any more: the actor hears of it soon.
+    fn end_grant(&mut self, holder: At, grant: u64) {
+        if let Some(actor) = self.actor(holder) {
+            // Grants of earlier stores have numbers of their own.
+            let is_other = |reader: &Reader| !matches!(reader, Reader::Grant(_, of) if *of == grant);
+            actor.uses.readings.retain(|reader, _| is_other(reader));
+        }
+        self.plan_actor(holder, MAILBOX, ActorHappening::GrantEnded(grant));
+    }
+
     fn end_given(&mut self, holder: At, given: Vec<Given>) {
         for given in given {
             if let Given::Held { grant, .. } = given {
-                self.plan_actor(holder, MAILBOX, ActorHappening::GrantEnded(grant));
+                self.end_grant(holder, grant);
             }
         }
     }
