@@ -128,7 +128,7 @@ impl World {
                 }
                 self.tell(at, Event::Alarm);
             }
-            ActorHappening::FollowNews(life, event) => self.tell_in_life(at, life, event),
+            ActorHappening::InLife(life, event) => self.tell_in_life(at, life, event),
             ActorHappening::Copied(life, copying) => self.copied(at, life, copying),
             ActorHappening::Asked(asking) => self.asked(at, asking),
             ActorHappening::Closed(session) => self.session_closed(at, session),
@@ -205,7 +205,7 @@ impl World {
 
     /// Tells a core what happened a moment later, as long as its store lives.
     pub(crate) fn tell_soon(&mut self, at: At, life: u64, event: Event) {
-        self.plan_actor(at, MAILBOX, ActorHappening::FollowNews(life, event));
+        self.plan_actor(at, MAILBOX, ActorHappening::InLife(life, event));
     }
 
     /// The same, whatever store it has by then.

@@ -9,7 +9,7 @@ use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat
 use larder_protocol::table::{Epoch, NodeNumber, Table};
 
 use crate::process::Own;
-use crate::world::{CoordinatorHappening, FollowNews, Happening, Life, World};
+use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
 
 /// The coordinator.
 pub(crate) struct Coordinator {
@@ -138,7 +138,7 @@ impl World {
         }
         for (life, stream) in streams {
             let message = CoordinatorMessage::Table((*table).clone());
-            self.tell_follower(life, FollowNews { stream, message });
+            self.tell_follower(life, CoordinatorSays { stream, message });
         }
     }
 
@@ -156,7 +156,7 @@ impl World {
                         self.coordinator.streams.insert(key, (joined.number, join.incarnation));
                         self.tell_follower(
                             life,
-                            FollowNews { stream, message: CoordinatorMessage::Joined(joined) },
+                            CoordinatorSays { stream, message: CoordinatorMessage::Joined(joined) },
                         );
                         if table.epoch.number == 0 {
                             return;
@@ -187,7 +187,7 @@ impl World {
             }
             FollowerMessage::Watch => return,
         };
-        self.tell_follower(life, FollowNews { stream, message: answer });
+        self.tell_follower(life, CoordinatorSays { stream, message: answer });
     }
 
     /// A node dials the coordinator.
@@ -239,7 +239,11 @@ impl World {
     }
 
     /// The coordinator said something.
-    pub(crate) fn follower_hears(&mut self, life: Life, FollowNews { stream, message }: FollowNews) {
+    pub(crate) fn follower_hears(
+        &mut self,
+        life: Life,
+        CoordinatorSays { stream, message }: CoordinatorSays,
+    ) {
         let local = self.local(life.host);
         let Some(process) = self.process(life) else { return };
         let follower = &mut process.follower;

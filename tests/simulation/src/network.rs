@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::exchange::Body;
-use crate::world::{CoordinatorHappening, FollowNews, Happening, Life, World};
+use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
 
 /// Who sends and hears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) enum Packed {
     /// A packet came: nothing else.
     Acknowledged,
     /// From the coordinator to one life.
-    FollowNews(Life, FollowNews),
+    CoordinatorSays(Life, CoordinatorSays),
 }
 
 /// How the network does.
@@ -123,6 +123,11 @@ impl World {
         }
     }
 
+    /// When something arrives that is said on a stream: what is lost is sent again, as long as there is a way.
+    fn arrival_on_stream(&mut self, from: Party, to: Party, bytes: u64) -> Option<Duration> {
+        (0..MOST_SENDINGS).find_map(|again| Some(RESEND * again + *self.arrivals(from, to, bytes).first()?))
+    }
+
     /// Says something to the coordinator. What is said on one stream is in order.
     pub(crate) fn say(
         &mut self,
@@ -130,16 +135,23 @@ impl World {
         stream: u64,
         message: larder_protocol::membership::FollowerMessage,
     ) {
-        if let Some(&after) = self.arrivals(Party::Host(life.host), Party::Coordinator, 100).first() {
+        if let Some(after) = self.arrival_on_stream(Party::Host(life.host), Party::Coordinator, 100) {
             self.plan(after, Happening::Coordinator(CoordinatorHappening::Said { life, stream, message }));
         }
     }
 
     /// The coordinator says something.
-    pub(crate) fn tell_follower(&mut self, life: Life, told: FollowNews) {
+    pub(crate) fn tell_follower(&mut self, life: Life, told: CoordinatorSays) {
         let (from, to) = (Party::Coordinator, Party::Host(life.host));
-        if let Some(&after) = self.arrivals(from, to, 10_000).first() {
-            self.plan(after, Happening::Packet(Packet { from, to, body: Packed::FollowNews(life, told) }));
+        if let Some(after) = self.arrival_on_stream(from, to, 10_000) {
+            self.plan(
+                after,
+                Happening::Packet(Packet { from, to, body: Packed::CoordinatorSays(life, told) }),
+            );
         }
     }
 }
+
+/// How often a stream sends something that is lost, and after which time again.
+const MOST_SENDINGS: u32 = 10;
+const RESEND: Duration = Duration::from_millis(60);

@@ -68,6 +68,12 @@ impl World {
         }
     }
 
+    /// Whether a node waits for another one's answer just now.
+    pub(crate) fn asks_peers(&self) -> bool {
+        let processes = self.hosts.iter().filter_map(|host| host.process.as_ref());
+        processes.into_iter().any(|process| process.asking.under_way() > 0)
+    }
+
     fn check_actor_at_rest(&mut self, at: At) {
         let Some(actor) = self.actor(at) else { return };
         let (store, core) = (actor.core.store().usage(), actor.core.usage());

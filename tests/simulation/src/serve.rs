@@ -35,6 +35,8 @@ struct Sending {
     peer: String,
     bytes: u64,
     chunks: VecDeque<(usize, Vec<Held>)>,
+    /// What was sent keeps its memory until the asker has it all.
+    sent: Vec<Vec<Held>>,
     grants: Vec<u64>,
     /// The piece behind the last one that is to be read.
     end: u64,
@@ -114,7 +116,7 @@ impl World {
         }
         match body {
             Packed::Acknowledged => {}
-            Packed::FollowNews(meant, told) => {
+            Packed::CoordinatorSays(meant, told) => {
                 if meant == life {
                     self.follower_hears(life, told);
                 }
@@ -315,7 +317,8 @@ impl World {
             });
         }
         let end = chunks.back().map_or(0, |&(at, _)| at as u64 + 1);
-        let sending = Sending { to, call, actor, peer, bytes, chunks, grants, end, read: 0 };
+        let sending =
+            Sending { to, call, actor, peer, bytes, chunks, sent: Vec::new(), grants, end, read: 0 };
         process.serving.sendings.insert(number, sending);
         for grant in over {
             self.end_grant(actor, grant);
@@ -343,6 +346,7 @@ impl World {
             bytes
         };
         let blocks = held.iter().map(read).collect();
+        sending.sent.push(held);
         let (to, call) = (sending.to, sending.call);
         self.send(life, to.host, Some(to), &Body::Blocks { call, at, blocks });
         self.plan_local(life, pause, Own::SendNext(number));

@@ -285,7 +285,7 @@ impl World {
         let description = if fails { Description::Failed } else { Description::There };
         let life = self.actor(at).map_or(0, |actor| actor.life);
         let event = Event::Described { fingerprint, description };
-        self.plan_actor(at, after, ActorHappening::FollowNews(life, event));
+        self.plan_actor(at, after, ActorHappening::InLife(life, event));
     }
 
     pub(crate) fn forget_descriptions(&mut self, at: At, unused: Vec<Fingerprint>) {

@@ -98,7 +98,7 @@ pub(crate) enum ActorHappening {
     Tick,
     Alarm,
     /// An answer to an effect that was carried out elsewhere, in a life of the store.
-    FollowNews(u64, Event),
+    InLife(u64, Event),
     /// A copy has ended.
     Copied(u64, crate::bytes::Copying),
     /// A request of an engine comes.
@@ -142,7 +142,7 @@ pub(crate) enum CoordinatorHappening {
 }
 
 /// What the coordinator says on a stream.
-pub(crate) struct FollowNews {
+pub(crate) struct CoordinatorSays {
     pub(crate) stream: u64,
     pub(crate) message: CoordinatorMessage,
 }
