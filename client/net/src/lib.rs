@@ -1,6 +1,6 @@
 //! Networking, metrics and traces, shared by the processes of a cluster.
 //!
-//! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`follower`] follows a coordinator over it.
+//! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`coordinator_client`] speaks with a coordinator over it.
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 

@@ -15,7 +15,7 @@ use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use crate::message;
 
-/// Holds the messages of all four kinds to the properties of [`message::hold`], and a table that says that it is consistent to
+/// Holds the messages of all four kinds to the properties of `message::hold`, and a table that says that it is consistent to
 /// having a home for each partition.
 ///
 /// Returns whether the bytes are a message of any kind.

@@ -28,7 +28,7 @@ type Frames = (Vec<(FrameHeader, Vec<u8>)>, bool);
 ///
 /// - Through a socket, in pieces, come the frames that stand in the bytes, and no others, for a guest and for a stranger.
 /// - No frame is longer than its limit.
-/// - Messages hold the properties of [`message::hold`].
+/// - Messages hold the properties of `message::hold`.
 /// - A namespace that passes its check has rules that agree with each other; a chain that passes its own has chunks.
 ///
 /// Returns whether the bytes are whole frames, each with a request or a response.

@@ -206,7 +206,7 @@ fn unsafe_code_stays_in_the_files_that_may_have_it() {
         "node/src/arena/mapping.rs",
         "node/src/arena/numa.rs",
         "node/src/disk/io/uring.rs",
-        "node/src/processes/peer.rs",
+        "node/src/processes/socket_process.rs",
     ];
     let marker = ["expect", "(unsafe_code"].concat();
     let has_it: Vec<String> =
