@@ -138,6 +138,11 @@ impl Asking {
         self.calls.len() + self.orders.len() + self.batches.len() + self.follows.len()
     }
 
+    /// Calls, orders, batches and follows that are under way.
+    pub(crate) fn left(&self) -> [u64; 4] {
+        [self.calls.len(), self.orders.len(), self.batches.len(), self.follows.len()].map(|len| len as u64)
+    }
+
     pub(crate) fn came(&self, host: usize) -> u64 {
         self.came.get(&host).copied().unwrap_or(0)
     }

@@ -54,7 +54,10 @@ impl World {
             let Some(process) = &self.hosts[host].process else { continue };
             let life = process.life;
             let left = [
-                ("requests to peers", process.asking.under_way() as u64),
+                ("calls of peers", process.asking.left()[0]),
+                ("orders of peers", process.asking.left()[1]),
+                ("batches of peers", process.asking.left()[2]),
+                ("follows at peers", process.asking.left()[3]),
                 ("requests of peers", process.serving.under_way() as u64),
                 ("turns of the exchange", process.exchange.under_way() as u64),
                 ("bytes that are being sent", process.exchange.sending.under_way_bytes()),
