@@ -70,7 +70,7 @@ pub struct GpuActor {
     tenants: Arc<[String]>,
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
-    /// Extents that wait for new memory and for the copy lane.
+    /// Extents that wait for new memory and for the copy pool.
     renewals: Vec<Renewal>,
     /// The lookup log.
     recorder: Option<Recorder>,

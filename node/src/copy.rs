@@ -1,4 +1,4 @@
-//! The copy lane: threads that move blocks into the arena, with their checksums, from write windows and from siblings.
+//! The copy pool: threads that move blocks into the arena, with their checksums, from write windows and from siblings.
 //!
 //! The same threads give extents new memory. Nothing here decides: an order says which bytes go where, and its completion
 //! comes back on a channel of its own, so a completion can never be refused.
@@ -26,7 +26,7 @@ pub struct CopyPool {
     panics: Arc<AtomicU64>,
 }
 
-/// The numbers of one copy lane.
+/// The numbers of one copy pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyLimits {
     /// Threads.
@@ -229,7 +229,7 @@ fn sum(
     Checksums::of(&to.key, ranges)
 }
 
-/// The work of a copy thread, until the lane is dropped.
+/// The work of a copy thread, until the pool is dropped.
 fn work(jobs: &Mutex<Receiver<Job>>, panics: &AtomicU64) {
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();

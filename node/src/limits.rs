@@ -93,7 +93,7 @@ pub struct ActorLimits {
     pub interface: Option<String>,
     /// Its memory.
     pub arena: ArenaLimits,
-    /// Its copy lane.
+    /// Its copy pool.
     pub copy: CopyLimits,
     /// Its device lane.
     pub device: DeviceLimits,
@@ -167,7 +167,7 @@ pub const MAX_DATAGRAM_BYTES: u16 = 65_507;
 /// Actors of one node.
 pub const MAX_ACTORS: usize = 64;
 
-/// Threads of one copy lane at most: two copies fill the memory channels that one GPU's traffic may have.
+/// Threads of one copy pool at most: two copies fill the memory channels that one GPU's traffic may have.
 pub const MAX_COPY_THREADS: usize = 2;
 
 /// Threads that fault in one arena at most.
@@ -177,7 +177,7 @@ pub const MAX_FAULT_THREADS: usize = 4;
 /// leaves the others room.
 pub const RESERVED_SHARE: u64 = 4;
 
-/// Orders that may wait for one copy lane: at 4 MiB an order and 8 GB/s, 32 ms of work.
+/// Orders that may wait for one copy pool: at 4 MiB an order and 8 GB/s, 32 ms of work.
 pub const COPY_QUEUE_ORDERS: usize = 64;
 
 /// Copies that one device has under way at a time: four sessions' worth.

@@ -77,7 +77,7 @@ impl<T: Send + 'static> Call<T> {
         loop {
             let value = match step {
                 Step::Done(result) => return result,
-                Step::Ask(exchange) => session.link.ask_on_this_thread(exchange, session.trace)?,
+                Step::Ask(round_trip) => session.link.ask_on_this_thread(round_trip, session.trace)?,
                 Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
                     session.link.deliver_late_answers();
                     let range = window.take_within(bytes, session.link.timeout);
@@ -100,7 +100,7 @@ impl<T: Send + 'static> Call<T> {
         loop {
             let value = match step {
                 Step::Done(result) => return result,
-                Step::Ask(exchange) => session.link.ask(exchange, session.trace).await?,
+                Step::Ask(round_trip) => session.link.ask(round_trip, session.trace).await?,
                 Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
                     let range = async { Ok(window.take(bytes).await) };
                     give(&mut value, within(session.link.timeout, range).await?);

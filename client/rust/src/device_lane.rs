@@ -185,7 +185,7 @@ impl Session {
             memory,
         });
         let (namespace, layout) = (namespace.clone(), layout.clone());
-        let mut exchange = RoundTrip::new(request, move |link, response, descriptors| {
+        let mut round_trip = RoundTrip::new(request, move |link, response, descriptors| {
             let (Response::TensorsRegistered(known), [words]) = (response, descriptors.as_slice()) else {
                 return Err(SessionError::wrong_answer("tensors come to be known, with a page of words"));
             };
@@ -197,8 +197,8 @@ impl Session {
             let words = words.host_memory();
             Ok(NodeTensors(Arc::new(Known { number: known.tensors, namespace, block, layout, words })))
         });
-        exchange.descriptors = descriptors;
-        Call::new(self, Step::Ask(exchange))
+        round_trip.descriptors = descriptors;
+        Call::new(self, Step::Ask(round_trip))
     }
 
     /// Has the node begin to copy what is leased into pages. The lease may be given back when the copy has begun. Blocks that the

@@ -116,11 +116,11 @@ impl Link {
     /// Sends a request, which belongs to `trace`, as far as the socket takes it.
     fn send<T>(
         &self,
-        exchange: RoundTrip<T>,
+        round_trip: RoundTrip<T>,
         trace: Option<TraceContext>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Answer<T>, SessionError> {
-        let RoundTrip { request, descriptors, deliver, answer } = exchange;
+        let RoundTrip { request, descriptors, deliver, answer } = round_trip;
         let mut state = lock(&self.state);
         if !state.open {
             return Err(SessionError::Closed { reason: state.last_words.clone() });

@@ -1,4 +1,4 @@
-//! Copies and sums by the copy lane, and extents that get new memory there.
+//! Copies and sums by the copy pool, and extents that get new memory there.
 //!
 //! The actor copies small blocks itself ([`INLINE_COPY_BYTES`](crate::copy::INLINE_COPY_BYTES)): handing a copy over costs
 //! more.
@@ -37,7 +37,7 @@ impl GpuActor {
                     let finish = copied.into_actor(self).map(move |copied, actor: &mut Self, ctx| {
                         let answer = copied.map_or_else(
                             |_| {
-                                tracing::error!("the copy lane failed: the blocks are dropped");
+                                tracing::error!("the copy pool failed: the blocks are dropped");
                                 CopyAnswer::Failed
                             },
                             CopyAnswer::Done,
@@ -56,7 +56,7 @@ impl GpuActor {
         self.tell(Event::Copied { copy, answer });
     }
 
-    /// Orders new memory for extents. What the copy lane has no room for waits for the next time.
+    /// Orders new memory for extents. What the copy pool has no room for waits for the next time.
     pub(super) fn renew_extents(&mut self, ctx: &mut Context<Self>) {
         for renewal in std::mem::take(&mut self.renewals) {
             let extent = renewal.extent;
@@ -83,7 +83,7 @@ impl GpuActor {
                 tracing::error!(extent, %error, "an extent got no new memory: the node tries again");
                 self.renewals.push(self.arena.vacate(extent));
             }
-            Err(_) => tracing::error!(extent, "the copy lane failed: the extent stays unused"),
+            Err(_) => tracing::error!(extent, "the copy pool failed: the extent stays unused"),
         }
     }
 

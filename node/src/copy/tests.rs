@@ -1,4 +1,4 @@
-//! Tests of the copy lane.
+//! Tests of the copy pool.
 
 use larder_protocol::checksum::{BlockKey, range_checksum};
 use larder_protocol::{ChunkHash, Fingerprint};

@@ -24,13 +24,13 @@ impl Link {
     /// Cancel safe: what a late answer grants is given back.
     pub(crate) async fn ask<T>(
         self: &Arc<Self>,
-        exchange: RoundTrip<T>,
+        round_trip: RoundTrip<T>,
         trace: Option<TraceContext>,
     ) -> Result<T, SessionError> {
         self.start_task()?;
         let answer = async {
             let permit = Arc::clone(&self.callers).acquire_owned().await.map_err(|_| self.closed())?;
-            let answer = self.send(exchange, trace, permit)?;
+            let answer = self.send(round_trip, trace, permit)?;
             answer.await.map_err(|_| self.closed())?
         };
         within(self.timeout, answer).await.map(|result| result.keep())

@@ -22,7 +22,7 @@ impl Link {
     /// Sends a request and receives until its answer is here. Other threads wait until then.
     pub(crate) fn ask_on_this_thread<T>(
         self: &Arc<Self>,
-        exchange: RoundTrip<T>,
+        round_trip: RoundTrip<T>,
         trace: Option<TraceContext>,
     ) -> Result<T, SessionError> {
         self.receiving(|reader| {
@@ -32,7 +32,7 @@ impl Link {
                 TryAcquireError::Closed => self.closed(),
                 TryAcquireError::NoPermits => SessionError::Timeout,
             })?;
-            let mut answer = self.send(exchange, trace, permit)?;
+            let mut answer = self.send(round_trip, trace, permit)?;
             loop {
                 match answer.try_recv() {
                     Ok(result) => return result.map(|result| result.keep()),

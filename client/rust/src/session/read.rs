@@ -55,7 +55,7 @@ impl Session {
         let asked = chain.len() as u64;
         let most_tokens = asked * u64::from(namespace.chunk_tokens());
         let pin = |found: &Found| found.pin.unwrap_or(0);
-        let exchange = RoundTrip::pinning(request, pin, move |_, response, _| match response {
+        let round_trip = RoundTrip::pinning(request, pin, move |_, response, _| match response {
             Response::Found(Found { tokens, spans, .. })
                 if tokens > most_tokens || spans.iter().any(|span| u64::from(span.to) > asked) =>
             {
@@ -64,7 +64,7 @@ impl Session {
             Response::Found(found) => Ok(found),
             _ => Err(SessionError::wrong_answer("a lookup finds")),
         });
-        Call::new(self, Step::Ask(exchange)).checked(namespace.check(chain))
+        Call::new(self, Step::Ask(round_trip)).checked(namespace.check(chain))
     }
 
     /// Asks to read the longest prefix of `chain` that is here. A miss is a lease of 0 chunks.
@@ -94,11 +94,11 @@ impl Session {
         let request = Request::Prefetch(lookup_message(namespace, chain, options));
         let (known, asked) = (namespace.clone(), chain.hashes.as_slice().into());
         let pin = |ticket: &Ticket| ticket.found().pin.unwrap_or(0);
-        let exchange = RoundTrip::pinning(request, pin, |link, response, _| match response {
+        let round_trip = RoundTrip::pinning(request, pin, |link, response, _| match response {
             Response::Prefetching(prefetching) => Ticket::accept(link, known, asked, prefetching),
             _ => Err(SessionError::wrong_answer("a prefetch begins")),
         });
-        Call::new(self, Step::Ask(exchange)).checked(namespace.check(chain))
+        Call::new(self, Step::Ask(round_trip)).checked(namespace.check(chain))
     }
 
     /// Asks how far a prefetch is.
@@ -154,7 +154,7 @@ impl Session {
         let (number, asked) = (namespace.number(), chain.len());
         let request =
             Request::Pin(Pin { namespace: number, chain: chain.clone(), duration_ms: millis(duration) });
-        let exchange = RoundTrip::pinning(
+        let round_trip = RoundTrip::pinning(
             request,
             |pinned: &Pinned| pinned.pin,
             move |_, response, _| match response {
@@ -162,7 +162,7 @@ impl Session {
                 _ => Err(SessionError::wrong_answer("a pin pins chunks that were asked for")),
             },
         );
-        Call::new(self, Step::Ask(exchange)).checked(namespace.check(chain))
+        Call::new(self, Step::Ask(round_trip)).checked(namespace.check(chain))
     }
 
     /// Ends a pin before its deadline.

@@ -176,7 +176,7 @@ fn a_report_of_what_is_not_here_is_answered_at_once_and_one_too_many_is_put_off(
     assert!(matches!(w.refused(refused), Refused::Busy { what: Scarce::Claims, .. }));
     for (request, copy) in under_way {
         w.tell(Event::Copied { copy, answer: CopyAnswer::Busy });
-        assert!(matches!(w.refused(request), Refused::Busy { .. }), "the copy lane is full");
+        assert!(matches!(w.refused(request), Refused::Busy { .. }), "the copy pool is full");
     }
     let request = w.report("abcde");
     let copy = w.copy(1);
