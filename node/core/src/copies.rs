@@ -93,17 +93,15 @@ impl Copies {
 impl Core {
     /// Takes over chunks that a session wrote.
     pub(crate) fn commit(&mut self, request: RequestId, ask: &Commit) -> Result<(), Refused> {
-        let CommitOrder { order, moves } =
+        let CommitOrder { order, moves, bytes } =
             self.store.begin_commit(request.session, ask.reservation, &ask.chunks, &ask.sources)?;
-        let bytes = bytes_of(&moves);
         self.copy(Purpose::Commit { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
 
     /// Takes over some layers of chunks that are not committed yet, the same way.
     pub(crate) fn hand_over(&mut self, request: RequestId, ask: &HandOver) -> Result<(), Refused> {
-        let CommitOrder { order, moves } = self.store.begin_layers(request.session, ask)?;
-        let bytes = bytes_of(&moves);
+        let CommitOrder { order, moves, bytes } = self.store.begin_layers(request.session, ask)?;
         self.copy(Purpose::Layers { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
@@ -219,10 +217,8 @@ impl Core {
                 self.refuse(request, Err(refused));
             }
             (Purpose::Commit { request, order, bytes }, answer) => {
-                let sums = answer.sums();
-                let is_copied = sums.is_some();
-                let kept = self.store.finish_commit(order, sums);
-                if is_copied {
+                let kept = self.store.finish_commit(order, answer.sums());
+                if kept > 0 {
                     self.count(Counted::Committed(bytes));
                 }
                 self.answer(request, Response::Committed(kept));
@@ -269,10 +265,6 @@ impl Core {
     pub(crate) fn count(&mut self, counted: Counted) {
         self.effects.push_back(Effect::Count(counted));
     }
-}
-
-fn bytes_of(moves: &[BlockMove]) -> u64 {
-    moves.iter().map(|block| block.bytes).sum()
 }
 
 /// Asking again helps when some verifications have ended.

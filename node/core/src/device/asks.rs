@@ -69,7 +69,7 @@ impl Core {
         }
         let pool = facts.pool;
         let saved = HandOver { reservation, chunks, pool, from_layer, to_layer, sources: Vec::new() };
-        let CommitOrder { order, moves } = self.store.begin_save(request.session, &saved)?;
+        let CommitOrder { order, moves, .. } = self.store.begin_save(request.session, &saved)?;
         let fingerprint = self.store.fingerprint(namespace);
         if moves.iter().any(|block| Some(block.key.fingerprint) != fingerprint) {
             self.store.postpone_commit(order);

@@ -22,8 +22,10 @@ use crate::store::ChangeKind;
 pub struct CommitOrder {
     /// Its number, for [`Store::finish_commit`].
     pub order: OrderId,
-    /// The moves, one per block.
+    /// The moves, one per block. A block that was handed over in pieces has one more for each, whose sum must be as it was then.
     pub moves: Vec<BlockMove>,
+    /// Bytes of the blocks.
+    pub bytes: u64,
 }
 
 /// One block to copy and sum.
@@ -60,10 +62,20 @@ pub(super) struct Order {
     pub(super) chunks: Vec<ChunkId>,
     /// The pool and its layers, where no more than they are handed over.
     pub(super) layers: Option<(usize, Range<u32>)>,
+    /// By move, what was handed over.
+    pub(super) given: BTreeMap<usize, Given>,
     /// Whether a device copies them.
     pub(super) is_by_device: bool,
     /// Slots that a device may still write to though nobody waits for it.
     pub(super) quarantined: Vec<Slot>,
+}
+
+/// What was handed over before, and is summed once more: bits may have changed since.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Given {
+    checksum: u64,
+    /// Whether it is a whole block, whose checksums are wanted too.
+    is_block: bool,
 }
 
 impl Orders {
@@ -108,10 +120,18 @@ impl Store {
             None => return Err(unknown),
         };
         let chunks = self.start_copying(session, reservation, positions, order)?;
-        let mut moves = Vec::with_capacity(sources.len());
-        let mut next_source = sources.iter().copied();
+        let (mut moves, mut given) = (Vec::with_capacity(sources.len()), BTreeMap::new());
+        let (mut next_source, mut bytes) = (sources.iter().copied(), 0);
         for &chunk in &chunks {
-            self.block_moves(number, chunk, &slices, || next_source.next(), &mut moves);
+            let mut blocks = Vec::new();
+            self.block_moves(number, chunk, &slices, || next_source.next(), &mut blocks);
+            for block in blocks {
+                moves.push(block);
+                bytes += block.bytes;
+                if block.is_in_place {
+                    self.sum_given(number, chunk, &block, &mut moves, &mut given);
+                }
+            }
         }
         let (found, blocks) = (sources.len(), moves.iter().filter(|block| !block.is_in_place).count());
         let lacks_layers =
@@ -138,11 +158,35 @@ impl Store {
                 slices,
                 chunks,
                 layers,
+                given,
                 is_by_device: false,
                 quarantined: Vec::new(),
             },
         );
-        Ok(CommitOrder { order, moves })
+        Ok(CommitOrder { order, moves, bytes })
+    }
+
+    /// Has the pieces summed of a block that was handed over, and is the last of the moves so far.
+    fn sum_given(
+        &self,
+        number: NamespaceId,
+        chunk: ChunkId,
+        block: &BlockMove,
+        moves: &mut Vec<BlockMove>,
+        given: &mut BTreeMap<usize, Given>,
+    ) {
+        let (namespace, pool) = (self.namespaces.get(number), usize::from(block.key.pool));
+        let layers = self.follows.layers(chunk, namespace.block(block.key.slice, pool));
+        let pieces = layers.map(|layers| layers.pieces(&namespace.pools[pool].spec)).unwrap_or_default();
+        for (offset, bytes, checksum) in pieces {
+            if bytes == block.bytes && bytes <= block.range_bytes {
+                given.insert(moves.len() - 1, Given { checksum, is_block: true });
+                return;
+            }
+            given.insert(moves.len(), Given { checksum, is_block: false });
+            let place = Place { offset: block.place.offset + offset, ..block.place };
+            moves.push(BlockMove { place, bytes, range_bytes: bytes, ..*block });
+        }
     }
 
     /// The copies of an order cannot be made now: its chunks can be committed again.
@@ -167,11 +211,18 @@ impl Store {
     }
 
     /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
-    /// `checksums` are in the order of the moves; `None` if the copying failed. Returns how many chunks were kept.
+    /// `checksums` are in the order of the moves; `None` if the copying failed. Returns how many chunks were kept: none if layers
+    /// that were handed over are not what they were then.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
-        let Order { session, process, reservation, namespace, slices, chunks, quarantined, .. } = order_open;
+        let Order { session, process, reservation, namespace, slices, chunks, given, quarantined, .. } =
+            order_open;
         quarantined.into_iter().for_each(|slot| self.slab.restore(slot));
+        let was_copied = checksums.is_some();
+        let checksums = checksums.and_then(|checksums| of_blocks(checksums, &given));
+        if was_copied && checksums.is_none() {
+            self.verifications.found_damage();
+        }
         let kept = match (reservation, checksums) {
             (Some(_), Some(checksums)) => {
                 self.make_room_for(namespace, &slices, &chunks);
@@ -316,4 +367,20 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// The checksums of the blocks among those of an order's moves; `None` if something given before has another one now.
+fn of_blocks(checksums: Vec<Checksums>, given: &BTreeMap<usize, Given>) -> Option<Vec<Checksums>> {
+    let mut blocks = Vec::with_capacity(checksums.len());
+    for (at, sums) in checksums.into_iter().enumerate() {
+        let before = given.get(&at);
+        let now = sums.ranges.first().copied().unwrap_or_default();
+        if before.is_some_and(|before| now != before.checksum) {
+            return None;
+        }
+        if before.is_none_or(|before| before.is_block) {
+            blocks.push(sums);
+        }
+    }
+    Some(blocks)
 }

@@ -49,6 +49,11 @@ impl Verifications {
         self.open.values().any(|open| open.chunk == id)
     }
 
+    /// Bytes are not what they were.
+    pub(super) fn found_damage(&mut self) {
+        self.damaged += 1;
+    }
+
     pub(super) fn damaged(&self) -> u64 {
         self.damaged
     }
@@ -106,7 +111,7 @@ impl Store {
 
     /// A chunk in memory is wrong, which the caller has claimed: nobody finds it any more.
     fn condemn(&mut self, id: ChunkId) {
-        self.verifications.damaged += 1;
+        self.verifications.found_damage();
         self.give_up_on_disk(id);
         self.stop_writes_of(id);
         self.end_pins_of(id);

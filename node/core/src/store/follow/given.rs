@@ -1,5 +1,6 @@
 //! Layers that sessions hand over ahead of a commit.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder_protocol::checksum::BlockKey;
@@ -60,11 +61,13 @@ impl Store {
             slices,
             chunks: ids,
             layers,
+            given: BTreeMap::new(),
             is_by_device,
             quarantined: Vec::new(),
         };
         self.orders.open.insert(order, opened);
-        Ok(CommitOrder { order, moves })
+        let bytes = moves.iter().map(|block| block.bytes).sum();
+        Ok(CommitOrder { order, moves, bytes })
     }
 
     /// The copies of layers are done: they are in place, unless the right to commit has ended meanwhile. `checksums` are in the

@@ -71,7 +71,10 @@ impl World {
     fn commit(&mut self, of: &Reserved) {
         let order = self.f.store.begin_commit(self.f.session, of.reservation, &of.chunks, &[]).unwrap();
         assert!(order.moves.iter().all(|block| block.is_in_place));
-        assert_eq!(self.f.store.finish_commit(order.order, Some(sums(&order))) as usize, of.chunks.len());
+        assert_eq!(
+            self.f.store.finish_commit(order.order, Some(layer_sums(&order))) as usize,
+            of.chunks.len()
+        );
     }
 
     fn follow(&mut self, word: &str) -> u64 {
@@ -165,6 +168,25 @@ fn a_reader_sees_each_layer_when_it_is_handed_over_and_others_only_the_commit() 
     assert_eq!(w.progress(follow), (2, LAYERS, true));
     assert_eq!(w.f.found("ab"), 2);
     w.assert_nothing_is_held();
+}
+
+#[test]
+fn layers_that_changed_after_they_were_handed_over_are_not_committed() {
+    for pieces in [vec![0..1, 1..LAYERS], vec![0..LAYERS]] {
+        let mut w = World::new();
+        let reserved = w.reserve("ab");
+        let follow = w.follow("ab");
+        pieces.iter().for_each(|layers| w.hand_over(&reserved, layers.start, layers.end));
+        let order = w.f.store.begin_commit(w.f.session, reserved.reservation, &reserved.chunks, &[]).unwrap();
+        let mut sums = layer_sums(&order);
+        sums.last_mut().unwrap().ranges = Ranges::One(0);
+        assert_eq!(w.f.store.finish_commit(order.order, Some(sums)), 0);
+        assert_eq!(w.f.store.usage().damaged, 1);
+        assert_eq!(w.f.found("ab"), 0, "nobody finds it");
+        assert_eq!(w.progress(follow).0, 0, "its follower does not take it for whole");
+        w.reserve("ab");
+        w.assert_nothing_is_held();
+    }
 }
 
 #[test]
