@@ -216,8 +216,13 @@ impl World {
         moves: Vec<BlockMove>,
     ) {
         self.begin(at, Doing::Copy(copy), &moves, true);
-        for block in moves.iter().filter(|block| block.is_in_place) {
-            self.must_hold_whole(at, block);
+        let is_whole = |block: &&BlockMove| {
+            let space = self.spaces.iter().find(|space| space.fingerprint == block.key.fingerprint);
+            space.is_some_and(|space| space.block_bytes(block.key.pool.into()) == block.bytes)
+        };
+        let in_place = moves.iter().filter(|block| block.is_in_place).filter(is_whole).copied();
+        for block in in_place.collect::<Vec<_>>() {
+            self.must_hold_whole(at, &block);
         }
         let Some(memory) = self.memory_of(at, &moves) else {
             return self.violate(|| format!("{at:?}: {copy:?} goes to an extent without memory"));

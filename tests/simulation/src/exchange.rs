@@ -122,6 +122,18 @@ struct Batch {
 }
 
 impl Body {
+    /// The call that it belongs to.
+    pub(crate) fn call(&self) -> u64 {
+        match *self {
+            Self::Ask { call, .. }
+            | Self::Answer { call, .. }
+            | Self::Blocks { call, .. }
+            | Self::Step { call, .. }
+            | Self::Read { call, .. }
+            | Self::Stop { call } => call,
+        }
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Ask { .. } | Self::Answer { .. } => 300,
@@ -192,16 +204,24 @@ impl World {
         self.exchange_wants(life);
     }
 
-    /// Everything that is under way with a peer ends.
+    /// Everything that is asked of a peer ends.
     fn connection_is_gone(&mut self, life: Life, peer: PeerId) {
+        self.stop_asking(life, |of, _| of == peer);
+    }
+
+    /// Everything ends that is asked of some peers at some hosts.
+    pub(crate) fn stop_asking(&mut self, life: Life, of: impl Fn(PeerId, usize) -> bool) {
         let Some(process) = self.process(life) else { return };
-        let asking = &mut process.asking;
+        let Asking { calls, batches, follows, .. } = &process.asking;
         let calls: Vec<u64> =
-            asking.calls.iter().filter(|(_, call)| call.peer == peer).map(|(&call, _)| call).collect();
+            calls.iter().filter(|(_, call)| of(call.peer, call.host)).map(|(&call, _)| call).collect();
         let batches: Vec<u64> =
-            asking.batches.iter().filter(|(_, batch)| batch.peer == peer).map(|(&batch, _)| batch).collect();
-        let follows: Vec<u64> =
-            asking.follows.iter().filter(|(_, follow)| follow.is_with(peer)).map(|(&id, _)| id).collect();
+            batches.iter().filter(|(_, batch)| of(batch.peer, batch.host)).map(|(&batch, _)| batch).collect();
+        let follows: Vec<u64> = follows
+            .iter()
+            .filter(|(_, follow)| follow.peer().is_some_and(|(peer, host)| of(peer, host)))
+            .map(|(&id, _)| id)
+            .collect();
         calls.into_iter().for_each(|call| self.finish_call(life, call, None));
         batches.into_iter().for_each(|batch| self.batch_fails(life, batch));
         follows.into_iter().for_each(|follow| self.end_follow(life, follow));

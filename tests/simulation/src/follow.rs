@@ -52,8 +52,9 @@ struct Coming {
 }
 
 impl Following {
-    pub(crate) fn is_with(&self, peer: PeerId) -> bool {
-        self.link.as_ref().is_some_and(|link| link.peer == peer)
+    /// The peer that is asked, and its host.
+    pub(crate) fn peer(&self) -> Option<(PeerId, usize)> {
+        self.link.as_ref().map(|link| (link.peer, link.host))
     }
 
     pub(crate) fn is_order(&self, actor: u16, order: OrderNumber) -> bool {
@@ -166,14 +167,10 @@ impl World {
             return self.send(life, from, None, &Body::Stop { call });
         };
         let Following { ordered, coming, link: Some(link), .. } = following else { return };
-        if message <= link.last_message {
-            // It came twice.
-            return;
-        }
         let at = chunk as usize;
         let is_next = order == ordered.order.order.0 && message == link.last_message + 1;
         if !is_next || at >= coming.len() {
-            // Something before it was lost.
+            // A stream keeps its order: the peer is wrong.
             return self.end_follow(life, number);
         }
         link.last_message = message;

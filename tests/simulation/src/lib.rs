@@ -6,7 +6,7 @@
 //!
 //! [`run`](run()) lives through one seed: a minute with faults, then some time without, in which everything must come to rest.
 //! `world` is what there is; `process`, `actor`, `tiers`, `gpu`, `exchange`, `serve`, `follow`, `directory` and `coordinator` perform
-//! what the real decisions want; `network`, `platter`, `objects` are what fails; `engine` asks; `oracles` says what must hold.
+//! what the real decisions want; `network`, `streams`, `platter`, `objects` are what fails; `engine` asks; `oracles` says what must hold.
 
 mod actor;
 mod bytes;
@@ -29,6 +29,7 @@ mod queue;
 mod run;
 mod serve;
 mod space;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod tiers;

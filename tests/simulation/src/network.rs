@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::exchange::Body;
+use crate::streams::Message;
 use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
 
 /// Who sends and hears.
@@ -21,8 +21,8 @@ pub(crate) struct Packet {
 
 /// What a packet carries.
 pub(crate) enum Packed {
-    /// Between nodes. It comes from this life, and to that one where one is meant.
-    Peer { from: Life, to: Option<Life>, body: Body },
+    /// Between nodes, on a stream.
+    Peer(Message),
     /// A packet came: nothing else.
     Acknowledged,
     /// From the coordinator to one life.
@@ -81,7 +81,7 @@ impl Network {
 
 impl World {
     /// When something arrives that is sent now: never, once, or twice.
-    fn arrivals(&mut self, from: Party, to: Party, bytes: u64) -> Vec<Duration> {
+    pub(crate) fn arrivals(&mut self, from: Party, to: Party, bytes: u64) -> Vec<Duration> {
         let way = self.network.way(from, to);
         let lost = self.network.lost_per_mille;
         if self.network.cuts[way] || self.chance(lost) {
@@ -104,15 +104,6 @@ impl World {
             after.push(delay);
         }
         after
-    }
-
-    /// Sends something to a peer.
-    pub(crate) fn send(&mut self, from: Life, to: usize, to_life: Option<Life>, body: &Body) {
-        let (sender, receiver) = (Party::Host(from.host), Party::Host(to));
-        for after in self.arrivals(sender, receiver, body.bytes()) {
-            let body = Packed::Peer { from, to: to_life, body: body.clone() };
-            self.plan(after, Happening::Packet(Packet { from: sender, to: receiver, body }));
-        }
     }
 
     /// Tells a host that a packet of its came.

@@ -52,6 +52,7 @@ pub(crate) struct Process {
     pub(crate) exchange: Exchange,
     pub(crate) asking: Asking,
     pub(crate) serving: crate::serve::Serving,
+    pub(crate) streams: crate::streams::Streams,
     pub(crate) follower: Follower,
     pub(crate) silent: BTreeSet<NodeNumber>,
     /// The epoch of the last table that it took.
@@ -71,6 +72,8 @@ pub(crate) enum Own {
     Dial,
     /// A heartbeat is due on a stream.
     Beat(u64),
+    /// What was lost on a stream is sent again.
+    SendAgain(crate::streams::Again),
     /// The answer to a request is late.
     CallLate(u64),
     /// A request is made again whose peer was busy.
@@ -191,6 +194,7 @@ impl World {
             exchange: Exchange::new(exchange_limits, seed),
             asking: Asking::default(),
             serving: crate::serve::Serving::default(),
+            streams: crate::streams::Streams::default(),
             follower: Follower::new(incarnation),
             silent: BTreeSet::new(),
             epoch: larder_protocol::table::Epoch::default(),
@@ -279,6 +283,7 @@ impl World {
             Own::ExchangeAlarm => self.exchange_alarm(life),
             Own::Dial => self.dial_coordinator(life),
             Own::Beat(stream) => self.beat(life, stream),
+            Own::SendAgain(again) => self.send_again(life, again),
             Own::CallLate(call) => self.call_is_late(life, call),
             Own::CallAgain(call) => self.call_again(life, call),
             Own::BatchLate(call) => self.batch_is_late(life, call),

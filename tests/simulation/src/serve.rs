@@ -121,15 +121,11 @@ impl World {
                     self.follower_hears(life, told);
                 }
             }
-            Packed::Peer { from, to, body } => {
-                if to.is_none_or(|meant| meant == life) {
-                    self.peer_says(life, from, body);
-                }
-            }
+            Packed::Peer(message) => self.message_comes(life, message),
         }
     }
 
-    fn peer_says(&mut self, life: Life, from: Life, body: Body) {
+    pub(crate) fn peer_says(&mut self, life: Life, from: Life, body: Body) {
         match body {
             Body::Ask { call, request } => {
                 self.acknowledge(life.host, from.host);
@@ -479,6 +475,19 @@ impl World {
         if is_over {
             self.end_followee(life, number);
         }
+    }
+
+    /// A connection is lost: nothing is sent on it any more.
+    pub(crate) fn stop_serving(&mut self, life: Life, host: usize) {
+        let Some(process) = self.process(life) else { return };
+        let Serving { sendings, follows } = &process.serving;
+        let to = |to: Life| to.host == host;
+        let sendings: Vec<u64> =
+            sendings.iter().filter(|(_, sending)| to(sending.to)).map(|(&number, _)| number).collect();
+        let follows: Vec<u64> =
+            follows.iter().filter(|(_, follow)| to(follow.to)).map(|(&number, _)| number).collect();
+        sendings.into_iter().for_each(|number| self.end_sending(life, number));
+        follows.into_iter().for_each(|number| self.end_followee(life, number));
     }
 
     fn end_followee(&mut self, life: Life, number: u64) {
