@@ -37,6 +37,8 @@ pub(crate) struct Actor {
     pub(crate) uses: Uses,
     /// What engines wrote into their windows.
     pub(crate) windows: BTreeMap<SessionId, BTreeMap<u64, (BlockKey, u64)>>,
+    /// Where they wrote something else since, once they need not keep it any more.
+    pub(crate) scribbled: BTreeMap<SessionId, BTreeSet<u64>>,
     pub(crate) requests: BTreeMap<RequestId, Pending>,
     /// Requests of sessions that ended: they may be answered, once.
     pub(crate) over: BTreeSet<RequestId>,
@@ -63,6 +65,7 @@ impl Actor {
             memory: (0..EXTENTS).map(|_| new_extent()).collect(),
             uses: Uses::default(),
             windows: BTreeMap::new(),
+            scribbled: BTreeMap::new(),
             requests: BTreeMap::new(),
             over: BTreeSet::new(),
             last_request: 0,
@@ -186,6 +189,7 @@ impl World {
     fn session_closed(&mut self, at: At, session: SessionId) {
         let Some(actor) = self.actor(at) else { return };
         actor.windows.remove(&session);
+        actor.scribbled.remove(&session);
         let (over, open) = std::mem::take(&mut actor.requests)
             .into_iter()
             .partition(|(_, pending)| pending.session == session);
@@ -266,7 +270,9 @@ impl World {
 
     fn perform(&mut self, at: At, effect: Effect) {
         match effect {
-            Effect::Answer { request, response, .. } => self.reply(at, request, Answer::Response(response)),
+            Effect::Answer { request, response, new_extents } => {
+                self.reply(at, request, Answer::Response(response, new_extents));
+            }
             Effect::Done { request } => self.reply(at, request, Answer::Done),
             Effect::Found { request, found, .. } => self.reply(at, request, Answer::Found(found)),
             Effect::Prefetching { request, started, .. } => {

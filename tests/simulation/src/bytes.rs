@@ -76,7 +76,8 @@ pub(crate) struct Copying {
     pub(crate) copy: CopyNumber,
     moves: Vec<BlockMove>,
     memory: Vec<Arc<ExtentMemory>>,
-    /// What stands in the window, for blocks that come from there.
+    /// Whose window the blocks come from, and what stood there.
+    session: Option<SessionId>,
     sources: Vec<Option<(BlockKey, u64)>>,
     fails: Option<CopyAnswer>,
 }
@@ -242,17 +243,20 @@ impl World {
         let sources = moves.iter().map(source).collect();
         let life = actor.life;
         let after = if slow { self.some_us(100, 2_000_000) } else { self.some_us(10, 300) };
-        let copying = Copying { copy, moves, memory, sources, fails };
+        let copying = Copying { copy, moves, memory, session, sources, fails };
         self.plan_actor(at, after, ActorHappening::Copied(life, copying));
     }
 
     /// A copy has ended.
     pub(crate) fn copied(&mut self, at: At, life: u64, copying: Copying) {
-        let Copying { copy, moves, memory, sources, fails } = copying;
+        let Copying { copy, moves, memory, session, sources, fails } = copying;
         let mut sums = Vec::new();
+        let scribbled =
+            session.and_then(|session| self.actor(at)?.scribbled.get(&session).cloned()).unwrap_or_default();
         for ((block, memory), source) in moves.iter().zip(&memory).zip(sources) {
             if !block.is_in_place {
-                let bytes = match source {
+                let is_there = block.source.is_some_and(|from| !scribbled.contains(&from));
+                let bytes = match source.filter(|_| is_there) {
                     Some((key, from)) => content(&key, from, from + block.bytes),
                     None => vec![0; block.bytes as usize],
                 };

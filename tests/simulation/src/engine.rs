@@ -6,11 +6,13 @@ mod deeds;
 mod lies;
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use larder_core::store::ids::{ProcessId, SessionId};
 use larder_core::store::{self, Refused};
 use larder_core::{RequestId, Started};
+use larder_node::arena::ExtentMemory;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::session::{Found, Request, Response};
 use larder_protocol::{Chain, PoolSet};
@@ -47,6 +49,8 @@ struct Session {
     /// The number of each namespace that is registered.
     spaces: BTreeMap<usize, u32>,
     window_next: u64,
+    /// The memory of extents that it was given.
+    mapped: BTreeMap<u32, Weak<ExtentMemory>>,
     /// The device's number and the session's of tensors, by namespace.
     tensors: BTreeMap<usize, (u32, u32)>,
     /// What is being loaded into the first half of the pages of a namespace.
@@ -100,6 +104,16 @@ enum What {
     Misnamed,
     /// A reservation for lies.
     Bait,
+    /// A reservation is given up that was being committed from these parts of the window.
+    Abort {
+        from: u64,
+        to: u64,
+    },
+    /// A block that was leased is said to be damaged.
+    Report {
+        lease: u64,
+        key: BlockKey,
+    },
     /// Nothing that the engine remembers.
     Other,
 }
@@ -140,7 +154,8 @@ pub(crate) enum Deed {
 
 /// What an engine hears.
 pub(crate) enum Answer {
-    Response(Response),
+    /// With extents that the session sees for the first time.
+    Response(Response, Vec<u32>),
     Done,
     Found(Found),
     Prefetching(Result<Started, Refused>),
@@ -270,6 +285,9 @@ impl World {
             && let Some(window) = actor.windows.get_mut(&id)
         {
             window.insert(offset, (key, from));
+            if let Some(scribbled) = actor.scribbled.get_mut(&id) {
+                scribbled.remove(&offset);
+            }
         }
         offset
     }
@@ -303,6 +321,7 @@ impl World {
         let Some(asked) = self.engines[engine].asked.get(&tag).cloned() else { return };
         let space = self.spaces[asked.space].clone();
         let tenant = space.tenant;
+        self.map_extents(at, engine, session, answer);
         let (number, readings) = match answer {
             Answer::Leased(leased) if leased.lease != 0 => {
                 let keys = answers::keys(&space, &asked.chain, leased.chunks as usize);
@@ -321,7 +340,7 @@ impl World {
                 };
                 (leased.lease, keys.into_iter().zip(&leased.places).map(reading).collect())
             }
-            Answer::Response(Response::InPlace(in_place)) => {
+            Answer::Response(Response::InPlace(in_place), _) => {
                 let What::InPlace(follow) = asked.what else { return };
                 (follow, self.followed(at, (engine, session), &asked, follow, in_place))
             }
@@ -330,6 +349,7 @@ impl World {
         let readings: Vec<Reading> = readings;
         for reading in &readings {
             self.must_hold(at, reading);
+            self.must_be_mapped(at, engine, session, reading.extent);
             let Some(actor) = self.actor(at) else { return };
             let of = *actor.uses.tenants.entry(reading.extent).or_insert(tenant);
             if of != tenant {
@@ -345,6 +365,38 @@ impl World {
                     known.push(reading);
                 }
             }
+        }
+    }
+
+    /// An engine maps the memory of extents that it is given.
+    fn map_extents(&mut self, at: At, engine: usize, session: SessionId, answer: &Answer) {
+        let given = match answer {
+            Answer::Leased(leased) => &leased.new_extents,
+            Answer::Response(_, given) => given,
+            _ => return,
+        };
+        for &extent in given {
+            let memory = self.actor(at).and_then(|actor| actor.memory[extent as usize].clone());
+            let held = self.engines[engine].session.as_mut().filter(|held| held.id == session);
+            if let (Some(memory), Some(held)) = (memory, held) {
+                held.mapped.insert(extent, Arc::downgrade(&memory));
+            }
+        }
+    }
+
+    /// What an engine is shown lies in memory that it has mapped, and that the extent still has.
+    fn must_be_mapped(&mut self, at: At, engine: usize, session: SessionId, extent: u32) {
+        let Some(held) = self.engines[engine].session.as_ref().filter(|held| held.id == session) else {
+            return;
+        };
+        let mapped = held.mapped.get(&extent).cloned();
+        let memory =
+            self.actor(at).and_then(|actor| actor.memory[extent as usize].as_ref().map(Arc::downgrade));
+        let is_it = mapped.zip(memory).is_some_and(|(mapped, memory)| mapped.ptr_eq(&memory));
+        if !is_it {
+            self.violate(|| {
+                format!("{at:?}: engine {engine} is shown extent {extent}, and has mapped other memory")
+            });
         }
     }
 

@@ -216,7 +216,8 @@ impl World {
         let calls: Vec<u64> =
             calls.iter().filter(|(_, call)| of(call.peer, call.host)).map(|(&call, _)| call).collect();
         let batches: Vec<u64> =
-            batches.iter().filter(|(_, batch)| of(batch.peer, batch.host)).map(|(&batch, _)| batch).collect();
+            // The exchange says itself that a batch waits for its turn in vain.
+            batches.iter().filter(|(_, batch)| batch.call != 0 && of(batch.peer, batch.host)).map(|(&batch, _)| batch).collect();
         let follows: Vec<u64> = follows
             .iter()
             .filter(|(_, follow)| follow.peer().is_some_and(|(peer, host)| of(peer, host)))

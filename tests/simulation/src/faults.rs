@@ -46,6 +46,8 @@ pub(crate) enum Kind {
     Stop(usize),
     /// A second process of a name is started.
     Twice(usize),
+    /// A process stands still, a second one of its name is started, and the first goes on.
+    Displaced(usize),
     /// A clock goes so many millionths too fast or too slow.
     Drift(usize, i32),
     /// Copies in memory take seconds.
@@ -114,7 +116,7 @@ pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
 fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
     let host = random.usize(..nodes);
     let other = (host + random.usize(1..nodes)) % nodes;
-    match random.u8(..40) {
+    match random.u8(..41) {
         0 => Kind::Delay(random.u64(500..40_000)),
         1 => Kind::Loss(random.u32(10..300)),
         2 => Kind::Double(random.u32(50..500)),
@@ -152,6 +154,7 @@ fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
         34 => Kind::DirectoryPanic(host),
         35 => Kind::ExchangePanic(host),
         36 => Kind::EnginesDie(host),
+        37 | 38 => Kind::Displaced(host),
         _ => Kind::Liars(host),
     }
 }
@@ -160,6 +163,9 @@ impl World {
     /// A fault begins or ends.
     pub(crate) fn fault(&mut self, number: usize, begins: bool) {
         let fault = self.faults[number].clone();
+        if begins && self.now >= fault.until {
+            return;
+        }
         self.note("fault", &[number as u64, begins.into()]);
         match fault.kind {
             Kind::Crash(host) | Kind::PowerLoss(host) | Kind::LostDisk(host) => {
@@ -168,6 +174,12 @@ impl World {
             Kind::Stop(host) if begins => self.hosts[host].paused_until = fault.until,
             Kind::CoordinatorStops if begins => self.coordinator.paused_until = fault.until,
             Kind::Twice(host) => self.twice(host, begins),
+            Kind::Displaced(host) => {
+                if begins {
+                    self.hosts[host].paused_until = fault.from + (fault.until - fault.from) / 2;
+                }
+                self.twice(host, begins);
+            }
             Kind::Drift(host, millionths) => {
                 // What is planned keeps its time; a clock does not jump.
                 if begins && self.hosts[host].process.is_none() {
@@ -195,6 +207,10 @@ impl World {
             Kind::Liars(host) => {
                 let engines = self.engines.iter_mut().filter(|engine| engine.host == host);
                 engines.for_each(|engine| engine.lies = begins);
+            }
+            Kind::FlipMemory(host) if begins => {
+                self.flip_memory(host);
+                self.plan(FLIP_PAUSE, Happening::Fault(number, true));
             }
             kind => self.place_fault(kind, begins),
         }
@@ -228,7 +244,6 @@ impl World {
                 self.hosts[host].platters.iter().for_each(|disk| disk.state().is_full = begins);
             }
             Kind::FlipDisk(host) => self.hosts[host].platters.iter().for_each(|disk| disk.flip()),
-            Kind::FlipMemory(host) => self.flip_memory(host),
             Kind::FailingObjects(per_mille) => self.objects.failing = on(per_mille),
             Kind::SlowObjects => self.objects.is_slow = begins,
             Kind::NoObjects => self.objects.is_closed = begins,
@@ -289,11 +304,11 @@ impl World {
         }
     }
 
-    /// Flips bits of committed blocks in memory.
+    /// Flips bits in memory.
     fn flip_memory(&mut self, host: usize) {
         let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { return };
         for actor in 0..self.settings.actors {
-            for _ in 0..24 {
+            for _ in 0..4 {
                 let (extent, offset) =
                     (self.random.u32(..crate::actor::EXTENTS), self.random.u64(..crate::actor::EXTENT_BYTES));
                 let bit = self.random.u32(..8);
@@ -325,3 +340,6 @@ impl World {
         }
     }
 }
+
+/// How long after some bits others flip.
+const FLIP_PAUSE: Duration = Duration::from_millis(150);

@@ -45,8 +45,8 @@ struct Arguments {
     /// Ends after the seed during which so many seconds have passed.
     #[arg(long, value_name = "SECONDS")]
     within: Option<u64>,
-    /// Seeds at a time.
-    #[arg(long, default_value_t = 2, value_name = "COUNT")]
+    /// Seeds or planted faults at a time.
+    #[arg(long, global = true, default_value_t = 2, value_name = "COUNT")]
     jobs: usize,
     /// Does not look for the fewest faults with which a seed fails.
     #[arg(long)]
@@ -58,7 +58,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Plants one fault after the other into a copy of the sources, and looks whether the simulation finds it.
+    /// Plants faults into a copy of the sources, and looks whether the simulation finds each of them alone.
     Planted {
         /// Seeds for each of them, until it is found.
         #[arg(long, default_value_t = 40, value_name = "COUNT")]
@@ -79,7 +79,13 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match &arguments.command {
         Some(Command::Planted { seeds, only, within, sources }) => {
-            match plant::run_all(sources, *seeds, only.as_deref(), within.map(Duration::from_secs)) {
+            match plant::run_all(
+                sources,
+                *seeds,
+                only.as_deref(),
+                within.map(Duration::from_secs),
+                arguments.jobs,
+            ) {
                 Ok(all) => report::print_planted(&all, arguments.json),
                 Err(error) => {
                     eprintln!("{error:#}");
@@ -107,8 +113,17 @@ fn live(arguments: &Arguments) -> ExitCode {
                         return;
                     }
                     let outcome = run(seed, arguments.only_faults.as_deref(), arguments.trace);
-                    if let Ok(mut outcomes) = outcomes.lock() {
-                        outcomes.push(outcome);
+                    let Ok(mut outcomes) = outcomes.lock() else { return };
+                    if let Some(violation) = outcome.violation.as_ref().filter(|_| count > 1) {
+                        eprintln!("seed {seed} fails: {violation}");
+                    }
+                    outcomes.push(outcome);
+                    if outcomes.len().is_multiple_of(SEEDS_A_WORD) {
+                        eprintln!(
+                            "{} of {count} seeds, {:.0} s",
+                            outcomes.len(),
+                            started.elapsed().as_secs_f64()
+                        );
                     }
                 }
             });
@@ -146,3 +161,6 @@ fn live(arguments: &Arguments) -> ExitCode {
 
 /// So many seeds go through every variant that there is.
 const SEEDS_FOR_ALL: usize = 1_000;
+
+/// After so many seeds it is said how many there were.
+const SEEDS_A_WORD: usize = 50;

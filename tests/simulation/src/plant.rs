@@ -1,11 +1,13 @@
-//! Planted faults: mutations of the sources, each applied alone to a copy of them, built, and looked for.
+//! Looks for planted faults: a copy of the sources has them all, and each run of it one.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use larder_simulation::planted::{Planted, all};
+use larder_simulation::planted::{CHOSEN, Planted, all};
 use serde::Serialize;
 
 /// What became of a planted fault.
@@ -15,7 +17,7 @@ pub(crate) struct Found {
     pub(crate) what: String,
     /// The violation that showed it.
     pub(crate) by: Option<String>,
-    /// Seconds until it was found, without the build.
+    /// Seconds until it was found.
     pub(crate) seconds: f64,
 }
 
@@ -25,65 +27,85 @@ pub(crate) fn run_all(
     seeds: u64,
     only: Option<&str>,
     within: Option<Duration>,
+    jobs: usize,
 ) -> Result<Vec<Found>> {
-    let (started, mut found) = (Instant::now(), Vec::new());
-    let tree = copy(sources)?;
-    for planted in all(sources)? {
-        if only.is_some_and(|only| !planted.name.contains(only)) {
-            continue;
+    let all = all(sources)?;
+    let program = build(sources, &all)?;
+    let chosen: Vec<&Planted> =
+        all.iter().filter(|planted| only.is_none_or(|only| planted.name.contains(only))).collect();
+    let (started, next, found) = (Instant::now(), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                while within.is_none_or(|within| started.elapsed() < within)
+                    && let Some(planted) = chosen.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    let looked = look_for(&program, planted, seeds);
+                    if let Ok(mut found) = found.lock() {
+                        found.push(looked);
+                    }
+                }
+            });
         }
-        if within.is_some_and(|within| started.elapsed() > within) {
-            break;
-        }
-        let path = tree.join(&planted.file);
-        let right = std::fs::read_to_string(&path)?;
-        std::fs::write(&path, planted.apply(&right)?)?;
-        let looked = look_for(&tree, &planted, seeds);
-        std::fs::write(&path, right)?;
-        found.push(looked?);
-    }
+    });
+    let found = found.into_inner().unwrap_or_default().into_iter().collect::<Result<Vec<Found>>>();
+    let mut found = found?;
+    found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
 #[expect(clippy::disallowed_methods, reason = "how long it takes is told, and decides nothing within a seed")]
-fn look_for(tree: &Path, planted: &Planted, seeds: u64) -> Result<Found> {
-    eprintln!("planting {}", planted.name);
-    let built = Command::new("cargo")
-        .args(["build", "--quiet", "--offline", "--package", "larder-simulation"])
-        .current_dir(tree)
-        .env("CARGO_TARGET_DIR", tree.with_file_name("build"))
-        .stderr(Stdio::null())
-        .status()?;
-    ensure!(built.success(), "with {} the sources do not build", planted.name);
-    let program = tree.with_file_name("build").join("debug/larder-simulation");
-    let started = Instant::now();
-    let mut by = None;
+fn look_for(program: &Path, planted: &Planted, seeds: u64) -> Result<Found> {
+    let (started, mut by) = (Instant::now(), None);
     for seed in 1..=seeds {
-        let all_faults: [&str; 2] = ["--seed", &seed.to_string()];
-        let output = Command::new(&program).args(all_faults).args(["--no-shrinking", "--json"]).output()?;
-        if !output.status.success() {
-            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            let violation = report["failures"][0]["violation"].as_str().unwrap_or("it crashed");
+        // A seed that fails without the fault too says nothing about it.
+        if let Some(violation) = violation(program, &planted.name, seed)?
+            && self::violation(program, "", seed)?.is_none()
+        {
             by = Some(format!("seed {seed}: {violation}"));
             break;
         }
     }
     let (name, what) = (planted.name.clone(), planted.what.clone());
+    eprintln!("{} {name}", if by.is_some() { "found    " } else { "NOT FOUND" });
     Ok(Found { name, what, by, seconds: started.elapsed().as_secs_f64() })
 }
 
-/// Copies the sources to where they can be changed.
-fn copy(sources: &Path) -> Result<PathBuf> {
-    let tree = sources.join("target/planted/tree");
+/// What goes wrong in a seed with a fault, if anything.
+fn violation(program: &Path, fault: &str, seed: u64) -> Result<Option<String>> {
+    let seed = seed.to_string();
+    let arguments = ["--seed", &seed, "--no-shrinking", "--json"];
+    let output = Command::new(program).args(arguments).env(CHOSEN, fault).output()?;
+    if output.status.success() {
+        return Ok(None);
+    }
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    Ok(Some(report["failures"][0]["violation"].as_str().unwrap_or("it crashed").to_owned()))
+}
+
+/// Builds a copy of the sources with all faults in it.
+fn build(sources: &Path, all: &[Planted]) -> Result<PathBuf> {
+    let (target, tree) = (sources.join("target/planted/build"), sources.join("target/planted/tree"));
     let listed = Command::new("git").args(["ls-files"]).current_dir(sources).output()?;
     for file in String::from_utf8(listed.stdout)?.lines() {
         let (from, to) = (sources.join(file), tree.join(file));
-        let Ok(bytes) = std::fs::read(&from) else { continue };
+        let Ok(mut bytes) = std::fs::read(&from) else { continue };
+        for planted in all.iter().filter(|planted| planted.file == Path::new(file)) {
+            bytes = planted.apply(&String::from_utf8(bytes)?)?.into();
+        }
         // What is the same keeps its time, so that it is not built again.
         if std::fs::read(&to).ok().as_ref() != Some(&bytes) {
             std::fs::create_dir_all(to.parent().context("a file has a folder")?)?;
             std::fs::write(&to, bytes)?;
         }
     }
-    Ok(tree)
+    eprintln!("building the sources with {} faults in them", all.len());
+    let built = Command::new("cargo")
+        .args(["build", "--quiet", "--offline", "--profile", "simulation", "--workspace"])
+        .args(["--bin", "larder-simulation"])
+        .current_dir(&tree)
+        .env("CARGO_TARGET_DIR", &target)
+        .status()?;
+    ensure!(built.success(), "with the faults the sources do not build");
+    Ok(target.join("simulation/larder-simulation"))
 }

@@ -1,4 +1,7 @@
 //! Planted faults: which there are, and how each changes the sources.
+//!
+//! A fault stands beside the right text behind the word `PLANTED`, which is true in a process whose environment names the fault in
+//! [`CHOSEN`]. All faults are planted into one copy of the sources, which is built once; each process has one of them at most.
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +19,9 @@ pub struct Planted {
     old: String,
     new: String,
 }
+
+/// The variable of the environment that names the fault of a process.
+pub const CHOSEN: &str = "LARDER_PLANTED";
 
 /// All planted faults, by name.
 ///
@@ -45,13 +51,19 @@ fn parse(name: String, text: &str) -> Option<Planted> {
 }
 
 impl Planted {
-    /// The text of its file with the fault in it.
+    /// The text of its file with the fault in it, besides those that it has already.
     ///
     /// # Errors
-    /// Where the old text is not there just once.
+    /// Where the old text is not there just once, or the new one does not ask whether the fault is chosen.
     pub fn apply(&self, right: &str) -> Result<String> {
         let count = right.matches(&self.old).count();
         ensure!(count == 1, "{}: its text is {count} times in {}", self.name, self.file.display());
-        Ok(right.replace(&self.old, &self.new))
+        ensure!(self.new.contains("PLANTED"), "{}: it is always there", self.name);
+        let is_chosen = format!(
+            "{{ static IS: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| \
+             std::env::var(\"{CHOSEN}\").is_ok_and(|name| name == \"{}\")); *IS }}",
+            self.name
+        );
+        Ok(right.replace(&self.old, &self.new.replace("PLANTED", &is_chosen)))
     }
 }

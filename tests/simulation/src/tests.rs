@@ -137,13 +137,14 @@ fn damage_that_nobody_did_is_seen() {
 }
 
 #[test]
-fn every_planted_fault_fits_the_sources_once() {
+fn all_planted_faults_fit_the_sources_together() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let all = crate::planted::all(&sources).expect("planted faults can be read");
     assert!(all.len() >= 25, "only {} planted faults", all.len());
+    let mut files = std::collections::BTreeMap::new();
     for planted in all {
-        let right = std::fs::read_to_string(sources.join(&planted.file)).expect("its file is there");
-        let wrong = planted.apply(&right).expect("it fits");
-        assert_ne!(wrong, right, "{} changes nothing", planted.name);
+        let read = || std::fs::read_to_string(sources.join(&planted.file)).expect("its file is there");
+        let text = files.entry(planted.file.clone()).or_insert_with(read);
+        *text = planted.apply(text).expect("it fits");
     }
 }

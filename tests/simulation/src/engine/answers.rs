@@ -8,7 +8,7 @@ use larder_protocol::Chain;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::InPlace;
 use larder_protocol::lane::CopyEnd;
-use larder_protocol::session::{ReportDamage, Request, Response};
+use larder_protocol::session::{Checked, ReportDamage, Request, Response};
 
 use super::{Answer, Asked, Deed, Loading, Reply, What, Writing};
 use crate::bytes::{Reader, Reading, sums_of_bytes};
@@ -28,7 +28,11 @@ impl World {
         }
         let Some(asked) = self.engines[engine].asked.remove(&tag) else { return };
         match answer {
-            Answer::Done => {}
+            Answer::Done => {
+                if let What::Abort { from, to } = asked.what {
+                    self.scribble(engine, from, to);
+                }
+            }
             Answer::Found(found) => {
                 self.found(engine, asked, found.spans.last().map_or(0, |span| span.to as usize))
             }
@@ -44,7 +48,7 @@ impl World {
             Answer::Refused(refused) | Answer::Prefetching(Err(refused)) => {
                 self.was_refused(engine, asked, &refused)
             }
-            Answer::Response(response) => self.response(engine, asked, response),
+            Answer::Response(response, _) => self.response(engine, asked, response),
         }
     }
 
@@ -89,12 +93,13 @@ impl World {
                 });
             }
             if sums.whole != said {
-                damaged = Some(key.hash);
+                damaged = Some(*key);
             }
         }
-        if let (Some(hash), Some(namespace)) = (damaged, self.space_number(engine, space)) {
+        if let (Some(key), Some(namespace)) = (damaged, self.space_number(engine, space)) {
             self.saw_damage(at.life, at.life.host);
-            self.ask_only(engine, Request::ReportDamage(ReportDamage { namespace, hash }));
+            let ask = Request::ReportDamage(ReportDamage { namespace, hash: key.hash });
+            self.ask(engine, (space, &chain, What::Report { lease: leased.lease, key }), ask);
         }
         if has_tensors && self.random.bool() && damaged.is_none() && leased.chunks <= 8 {
             self.load(engine, space, &chain, leased.lease, leased.chunks as usize);
@@ -179,6 +184,9 @@ impl World {
                     self.will(engine, after, Deed::AskInPlace { space, chain, follow, layers });
                 }
             }
+            (Response::Checked(Checked::Right), What::Report { lease, key }) => {
+                self.must_be_right(engine, lease, &key);
+            }
             (Response::Pinned(pinned), What::Pin) if pinned.pin != 0 && self.random.bool() => {
                 self.will(engine, after * 20, Deed::Unpin(pinned.pin));
             }
@@ -201,6 +209,32 @@ impl World {
             },
             _ => {}
         }
+    }
+
+    /// A block that the engine found damaged was called right: if it still leases the block, the bytes must be right.
+    fn must_be_right(&mut self, engine: usize, lease: u64, key: &BlockKey) {
+        let Some(session) = &self.engines[engine].session else { return };
+        let (at, id) = (session.at, session.id);
+        let Some(actor) = self.actor(at) else { return };
+        let readings = actor.uses.readings.get(&Reader::Lease(id, lease)).cloned().unwrap_or_default();
+        for Reading { extent, offset, key, from, to } in
+            readings.into_iter().filter(|reading| reading.key == *key)
+        {
+            let memory = self.actor(at).and_then(|actor| actor.memory[extent as usize].clone());
+            if memory.is_some_and(|memory| !crate::content::holds(&memory, offset, &key, from, to)) {
+                self.violate(|| format!("{at:?}: {key:?} was called right, and is damaged"));
+            }
+        }
+    }
+
+    /// The engine needs a part of its window no more, and writes something else there.
+    fn scribble(&mut self, engine: usize, from: u64, to: u64) {
+        let Some(session) = &self.engines[engine].session else { return };
+        let (at, id, is_last) = (session.at, session.id, session.window_next == to);
+        let Some(actor) = self.actor(at).filter(|_| is_last && from < to) else { return };
+        let written = actor.windows.get(&id).map(|window| window.range(from..to).map(|(&at, _)| at));
+        let written = written.into_iter().flatten().collect::<Vec<_>>();
+        actor.scribbled.entry(id).or_default().extend(written);
     }
 
     /// A copy of the engine's GPU has ended: what was saved is committed.

@@ -74,8 +74,17 @@ impl World {
         let found = &mut self.engines[engine];
         (found.actor, found.tenant, found.process) = (actor, tenant, process);
         let (spaces, tensors) = (Default::default(), Default::default());
-        found.session =
-            Some(Session { at, store, id, spaces, window_next: 0, tensors, loading: None, is_saving: false });
+        found.session = Some(Session {
+            at,
+            store,
+            id,
+            spaces,
+            window_next: 0,
+            mapped: std::collections::BTreeMap::new(),
+            tensors,
+            loading: None,
+            is_saving: false,
+        });
         for space in 0..self.spaces.len() {
             if self.spaces[space].tenant == tenant {
                 let ask = self.registration(space);
@@ -215,6 +224,7 @@ impl World {
             2 => self.engine_dies(engine),
             3..9 if has_one_pool => self.next_layer(engine, space, chain, writing),
             9..13 if has_tensors => self.save(engine, space, chain, writing),
+            17 => self.commit_and_abort(engine, space, chain, writing, pools),
             kind => {
                 // In one part or two.
                 let half = if kind == 19 { chunks.len() / 2 } else { chunks.len() };
@@ -222,10 +232,32 @@ impl World {
                     if from < to {
                         let pools = pools.get(from..to).unwrap_or_default();
                         self.commit(engine, space, chain, reservation, &chunks[from..to], pools);
+                        if kind == 18 {
+                            // It did not notice that it had done so.
+                            self.commit(engine, space, chain, reservation, &chunks[from..to], pools);
+                        }
                     }
                 }
             }
         }
+    }
+
+    /// Commits, and gives up before that has an answer.
+    fn commit_and_abort(
+        &mut self,
+        engine: usize,
+        space: usize,
+        chain: &Chain,
+        writing: Writing,
+        pools: &[PoolSet],
+    ) {
+        let window =
+            |world: &Self| world.engines[engine].session.as_ref().map_or(0, |session| session.window_next);
+        let from = window(self);
+        let chunks: Vec<u32> = (0..64).filter(|chunk| writing.chunks >> chunk & 1 == 1).collect();
+        self.commit(engine, space, chain, writing.reservation, &chunks, pools);
+        let what = What::Abort { from, to: window(self) };
+        self.ask(engine, (space, chain, what), Request::Abort(writing.reservation));
     }
 
     fn commit(
