@@ -18,6 +18,7 @@
 //! suspect_after_ms = 3000
 //! remove_after_ms = 30000
 //! grace_ms = 3000
+//! remember_lost_ms = 86400000
 //!
 //! [tracing]
 //! sample_ratio = 0.0
@@ -90,6 +91,9 @@ pub struct MembershipConfig {
     pub remove_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
+    /// How long `larder status` shows a removed node as lost, if it does not come back. A restart of the coordinator forgets it
+    /// too.
+    pub remember_lost_ms: u64,
 }
 
 /// Why a config file cannot be used.
@@ -174,8 +178,8 @@ impl PeerConfig {
 
 impl MembershipConfig {
     pub(crate) fn patience(&self) -> Patience {
-        let Self { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms } = *self;
-        Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms }
+        let Self { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms, remember_lost_ms } = *self;
+        Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms, remember_lost_ms }
     }
 }
 
@@ -204,7 +208,13 @@ impl Default for StateConfig {
 
 impl Default for MembershipConfig {
     fn default() -> Self {
-        Self { heartbeat_ms: 1_000, suspect_after_ms: 3_000, remove_after_ms: 30_000, grace_ms: 3_000 }
+        Self {
+            heartbeat_ms: 1_000,
+            suspect_after_ms: 3_000,
+            remove_after_ms: 30_000,
+            grace_ms: 3_000,
+            remember_lost_ms: 86_400_000,
+        }
     }
 }
 

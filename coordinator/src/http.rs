@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::bodies::Bodies;
 pub use self::prefix::{NodeHeld, PrefixAnswer, PrefixHeld};
-use crate::membership::{MemberReport, Patience};
-use crate::metrics::Metrics;
+use crate::membership::{Lost, MemberReport, Millis, Patience};
+use crate::metrics::{Metrics, Shown};
 use crate::prefix::Question;
 use crate::serve::SharedMembership;
 use crate::uptime::Uptime;
@@ -36,6 +36,24 @@ pub struct Status {
     pub epoch: String,
     /// The members.
     pub nodes: Vec<NodeStatus>,
+    /// Members that were removed after long silence and did not come back, of late.
+    #[serde(default)]
+    pub lost: Vec<LostStatus>,
+}
+
+/// One lost node in [`Status`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LostStatus {
+    /// Its name.
+    pub name: String,
+    /// The address that its HTTP server had.
+    pub http: SocketAddr,
+    /// The number that it had, and has again when it comes back.
+    pub number: u16,
+    /// The incarnation that was lost.
+    pub incarnation: u64,
+    /// Seconds since it was heard of.
+    pub silent_seconds: f64,
 }
 
 /// One node in [`Status`].
@@ -104,12 +122,17 @@ async fn ready(state: Data<State>) -> HttpResponse {
 }
 
 async fn metrics(state: Data<State>) -> actix_web::Result<HttpResponse> {
-    let (members, epoch, counts) = {
+    let now = state.uptime.now();
+    let shown = {
         let membership = state.membership.lock();
-        (membership.report(state.uptime.now()), membership.table().epoch, membership.counts())
+        Shown {
+            members: membership.report(now),
+            lost: membership.lost(now).len(),
+            epoch: membership.table().epoch,
+            counts: membership.counts(),
+        }
     };
-    let heartbeat_ms = state.patience.heartbeat_ms;
-    let text = state.metrics.render(state.uptime.elapsed(), &members, epoch, counts, heartbeat_ms);
+    let text = state.metrics.render(state.uptime.elapsed(), &shown, state.patience.heartbeat_ms);
     let text = text.map_err(error::ErrorInternalServerError)?;
     Ok(in_pieces(prometheus::TEXT_FORMAT, text))
 }
@@ -122,6 +145,7 @@ async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
         uptime_seconds: state.uptime.elapsed().as_secs_f64(),
         epoch: membership.table().epoch.to_string(),
         nodes: membership.report(state.uptime.now()).into_iter().map(node_status).collect(),
+        lost: membership.lost(state.uptime.now()).into_iter().map(lost_status).collect(),
     };
     drop(membership);
     Ok(in_pieces("application/json", serde_json::to_vec(&status)?))
@@ -141,6 +165,16 @@ fn node_status(report: MemberReport) -> NodeStatus {
         peer: member.peer,
         devices: member.devices,
         partitions,
+        silent_seconds: silent_ms as f64 / 1_000.0,
+    }
+}
+
+fn lost_status((Lost { member, .. }, silent_ms): (Lost, Millis)) -> LostStatus {
+    LostStatus {
+        name: member.name,
+        http: member.http,
+        number: member.number.0,
+        incarnation: member.incarnation,
         silent_seconds: silent_ms as f64 / 1_000.0,
     }
 }

@@ -12,6 +12,6 @@ pub mod state;
 mod uptime;
 
 pub use config::{Config, ConfigError, HttpConfig, MembershipConfig, PeerConfig, StateConfig};
-pub use http::{NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Status};
+pub use http::{LostStatus, NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Status};
 pub use metrics::COORDINATOR;
 pub use server::{Ready, STOP_WITHIN, ServeError, run};

@@ -32,6 +32,8 @@ pub struct Patience {
     pub remove_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
+    /// How long a removed member is remembered as lost.
+    pub remember_lost_ms: u64,
 }
 
 /// The state that a coordinator must not forget.
@@ -53,6 +55,8 @@ pub struct Membership {
     /// How often somebody left: later is more.
     leavings: u64,
     members: BTreeMap<NodeNumber, Known>,
+    /// Members that were removed and did not come back, by name; at most [`MAX_LOST`].
+    lost: BTreeMap<String, Lost>,
     started: Millis,
     last_tick: Millis,
     published: Option<Millis>,
@@ -132,6 +136,17 @@ pub struct MemberReport {
     pub silent_ms: u64,
 }
 
+/// A member that was removed after long silence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// The member, as the last table with it showed it.
+    pub member: Member,
+    /// When it was heard of last.
+    pub heard: Millis,
+    /// When it was removed.
+    pub removed: Millis,
+}
+
 /// A number that was given out.
 #[derive(Debug)]
 struct Given {
@@ -176,6 +191,7 @@ impl Membership {
             epoch: next_term(table.epoch),
             is_changed: !members.is_empty(),
             members,
+            lost: BTreeMap::new(),
             table: Arc::new(table),
             leavings: numbers.len() as u64,
             numbers: given(numbers),
@@ -219,6 +235,7 @@ impl Membership {
             self.is_changed = true;
         }
         self.members.insert(number, Known::new(member, now));
+        self.lost.remove(name);
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
     }
 
@@ -326,6 +343,14 @@ impl Membership {
         self.members.values().map(report).collect()
     }
 
+    /// Every member that was removed and did not come back, of late, and how long it was not heard of.
+    #[must_use]
+    pub fn lost(&self, now: Millis) -> Vec<(Lost, Millis)> {
+        let is_late = |lost: &&Lost| now.saturating_sub(lost.removed) < self.patience.remember_lost_ms;
+        let lost = self.lost.values().filter(is_late);
+        lost.map(|lost| (lost.clone(), now.saturating_sub(lost.heard))).collect()
+    }
+
     fn current(&mut self, number: NodeNumber, incarnation: u64) -> Option<&mut Known> {
         self.members.get_mut(&number).filter(|known| known.member.incarnation == incarnation)
     }
@@ -413,7 +438,10 @@ impl Membership {
         let is_gone =
             |(&number, known): (&NodeNumber, &Known)| (silent_ms(known) >= remove_after_ms).then_some(number);
         let gone: Vec<NodeNumber> = self.members.iter().filter_map(is_gone).collect();
-        self.members.retain(|number, _| !gone.contains(number));
+        let removed = gone.iter().filter_map(|number| self.members.remove(number));
+        let lost = removed.map(|Known { member, heard, .. }| Lost { member, heard, removed: now });
+        self.lost.extend(lost.map(|lost| (lost.member.name.clone(), lost)));
+        self.forget_lost(now);
         self.counts.removals += gone.len() as u64;
         self.is_changed |= !gone.is_empty();
         for known in self.members.values_mut() {
@@ -428,6 +456,19 @@ impl Membership {
         }
         if !gone.is_empty() {
             self.note_left(&gone);
+        }
+    }
+}
+
+impl Membership {
+    /// Forgets members that were lost long ago, and the longest lost of too many.
+    fn forget_lost(&mut self, now: Millis) {
+        let patience_ms = self.patience.remember_lost_ms;
+        self.lost.retain(|_, lost| now.saturating_sub(lost.removed) < patience_ms);
+        while self.lost.len() > MAX_LOST {
+            let longest = self.lost.iter().min_by_key(|(_, lost)| lost.removed);
+            let Some(name) = longest.map(|(name, _)| name.clone()) else { return };
+            self.lost.remove(&name);
         }
     }
 }
@@ -454,6 +495,9 @@ fn next_term(epoch: Epoch) -> Epoch {
 /// Heartbeats that an incarnation must have missed before another process may take its name. A node that crashed and is
 /// started again at once is a member this many heartbeats after the last one, and one round trip.
 pub const MISSED_HEARTBEATS: u64 = 2;
+
+/// Lost members that are remembered.
+pub const MAX_LOST: usize = 256;
 
 /// The time after which the log names the same rival again.
 const RIVAL_IS_NEWS_MS: u64 = 60_000;

@@ -12,6 +12,16 @@ use prometheus::{Registry, TextEncoder};
 
 use crate::membership::{Counts, MemberReport};
 
+/// The membership at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) members: Vec<MemberReport>,
+    /// Lost members.
+    pub(crate) lost: usize,
+    pub(crate) epoch: Epoch,
+    pub(crate) counts: Counts,
+}
+
 /// The coordinator's metrics.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
@@ -31,6 +41,8 @@ metrics_table! {
             "Nodes of the cluster, by state";
         epoch: IntGaugeVec = "larder_coordinator_epoch", "", [Label::one_of("part", &["term", "number"])],
             "The epoch of the last table: its term and its number";
+        lost: IntGauge = "larder_coordinator_lost_members", "nodes", [],
+            "Nodes that were removed after long silence and did not come back (membership.remember_lost_ms)";
         longest_silence: Gauge = "larder_coordinator_longest_silence_seconds", "seconds", [],
             "Time since the member was heard of that was heard of least lately";
         late_heartbeats: IntGauge = "larder_coordinator_late_members", "nodes", [],
@@ -92,9 +104,7 @@ impl Metrics {
     pub(crate) fn render(
         &self,
         uptime: Duration,
-        members: &[MemberReport],
-        epoch: Epoch,
-        counts: Counts,
+        Shown { members, lost, epoch, counts }: &Shown,
         heartbeat_ms: u64,
     ) -> prometheus::Result<String> {
         self.cluster.uptime.set(uptime.as_secs_f64());
@@ -102,13 +112,15 @@ impl Metrics {
             let count = members.iter().filter(|report| report.member.state == state).count();
             self.cluster.members.with_label_values(&[name]).set(count as i64);
         }
+        self.cluster.lost.set(*lost as i64);
         self.cluster.epoch.with_label_values(&["term"]).set(epoch.term as i64);
         self.cluster.epoch.with_label_values(&["number"]).set(epoch.number as i64);
         let longest = members.iter().map(|report| report.silent_ms).max().unwrap_or(0);
         self.cluster.longest_silence.set(longest as f64 / 1_000.0);
         let late = members.iter().filter(|report| report.silent_ms > 2 * heartbeat_ms).count();
         self.cluster.late_heartbeats.set(late as i64);
-        let Counts { joins, leaves, suspects, removals, moved_partitions, contests, reused_numbers } = counts;
+        let Counts { joins, leaves, suspects, removals, moved_partitions, contests, reused_numbers } =
+            *counts;
         let events = [
             ("join", joins),
             ("leave", leaves),
@@ -146,11 +158,13 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let counts = Counts { joins: 2, ..Counts::default() };
         let epoch = Epoch { term: 3, number: 4 };
+        let shown = Shown { lost: 1, epoch, counts, ..Shown::default() };
         for _ in 0..2 {
-            let text = metrics.render(Duration::from_secs(2), &[], epoch, counts, 1_000).unwrap();
+            let text = metrics.render(Duration::from_secs(2), &shown, 1_000).unwrap();
             for line in [
                 "larder_build_info{role=\"coordinator\",version=",
                 "larder_coordinator_members{state=\"alive\"} 0\n",
+                "larder_coordinator_lost_members 1\n",
                 "larder_coordinator_epoch{part=\"term\"} 3\n",
                 "larder_coordinator_events_total{event=\"join\"} 2\n",
                 "larder_uptime_seconds 2\n",

@@ -59,6 +59,7 @@ impl ConfigReport {
         report.add("suspect after ms", membership.suspect_after_ms);
         report.add("removed after ms", membership.remove_after_ms);
         report.add("grace ms", membership.grace_ms);
+        report.add("lost remembered ms", membership.remember_lost_ms);
         report.add("traces to", config.tracing.endpoint.clone().unwrap_or_else(|| "nowhere".to_owned()));
         report
     }

@@ -5,7 +5,13 @@ use std::net::SocketAddr;
 use super::*;
 
 fn patience() -> Patience {
-    Patience { heartbeat_ms: 1_000, suspect_after_ms: 3_000, remove_after_ms: 30_000, grace_ms: 3_000 }
+    Patience {
+        heartbeat_ms: 1_000,
+        suspect_after_ms: 3_000,
+        remove_after_ms: 30_000,
+        grace_ms: 3_000,
+        remember_lost_ms: 100_000,
+    }
 }
 
 fn join(incarnation: u64) -> Join {
@@ -264,6 +270,36 @@ fn who_leaves_is_gone_at_once() {
     assert!(run(&mut membership, 200, 300).is_none(), "that was another life");
     membership.leave(numbers[0], 1);
     assert_eq!(run(&mut membership, 400, 500).unwrap().members.len(), 1);
+}
+
+#[test]
+fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_left_is_not() {
+    let (mut membership, numbers) = cluster(3);
+    let lost = |membership: &Membership, now| -> Vec<(String, Millis)> {
+        membership.lost(now).into_iter().map(|(lost, silent)| (lost.member.name, silent)).collect()
+    };
+    membership.leave(numbers[2], 1);
+    run(&mut membership, 0, 29_900);
+    assert!(lost(&membership, 29_900).is_empty(), "they are suspect");
+    run(&mut membership, 30_000, 31_000);
+    let both = [("node-0".to_owned(), 31_000), ("node-1".to_owned(), 31_000)];
+    assert_eq!(lost(&membership, 31_000), both);
+    membership.join("node-0", &join(2), 31_000).unwrap();
+    assert_eq!(lost(&membership, 31_000), [("node-1".to_owned(), 31_000)]);
+    assert!(lost(&membership, 130_000).is_empty(), "after remember_lost_ms");
+}
+
+#[test]
+fn no_more_lost_members_are_kept_than_may_be_and_the_longest_lost_go_first() {
+    let mut membership = Membership::new(patience(), State::default(), 0);
+    for node in 0..=MAX_LOST {
+        let joined = if node == 0 { 0 } else { 1_000 };
+        membership.tick(joined);
+        membership.join(&format!("node-{node:03}"), &join(1), joined).unwrap();
+    }
+    run(&mut membership, 1_000, 40_000);
+    let lost = membership.lost(40_000);
+    assert_eq!((lost.len(), lost[0].0.member.name.as_str()), (MAX_LOST, "node-001"));
 }
 
 /// Nodes over a network that loses, doubles and reorders messages, and that die and come back.

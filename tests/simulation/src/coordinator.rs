@@ -295,8 +295,13 @@ impl World {
 }
 
 /// Short, so that a minute sees many removals.
-const PATIENCE: Patience =
-    Patience { heartbeat_ms: 200, suspect_after_ms: 700, remove_after_ms: 2_500, grace_ms: 2_000 };
+const PATIENCE: Patience = Patience {
+    heartbeat_ms: 200,
+    suspect_after_ms: 700,
+    remove_after_ms: 2_500,
+    grace_ms: 2_000,
+    remember_lost_ms: 60_000,
+};
 
 const COORDINATOR_TICK: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
