@@ -5,6 +5,7 @@
 
 mod object;
 
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::TracingConfig;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::de::{self, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use strsim::damerau_levenshtein;
 
 pub use self::object::{ObjectConfig, ObjectWrite};
@@ -97,14 +99,14 @@ pub enum EventHashes {
 #[serde(deny_unknown_fields, default)]
 pub struct HostConfig {
     /// Memory for blocks, all actors together. It is taken when the node starts.
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub arena_bytes: ByteSize,
     /// Limit of chunks for all actors together, whatever their size. The arena must be larger than these chunks: blocks that
     /// are being written have their place besides them.
     pub capacity_chunks: Option<u64>,
     /// Size of the pieces in which engines map the arena, and in which it changes between tenants; no block is larger.
     /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, if it is not given.
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub extent_bytes: Option<ByteSize>,
     /// Fraction of the arena above which committed blocks are evicted.
     pub high_watermark: f64,
@@ -126,10 +128,10 @@ pub struct DiskConfig {
     /// A folder of its own on the drive; made where it is not there. It belongs to one node at a time.
     pub folder: PathBuf,
     /// Size of the tier, for all actors together. The node takes the space at its first start.
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub capacity_bytes: ByteSize,
     /// Size of the pieces in which it is written and given up again. Fixed when the tier is made.
-    #[serde(default = "default_segment_bytes", serialize_with = "exact")]
+    #[serde(default = "default_segment_bytes", serialize_with = "exact", deserialize_with = "size")]
     pub segment_bytes: ByteSize,
     /// When chunks are written: `write_through`, `write_through_selective` or `write_back`.
     #[serde(default)]
@@ -138,7 +140,7 @@ pub struct DiskConfig {
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
     /// Bytes that are verified a second while the drive has nothing else to do; 0 for none.
-    #[serde(default = "mib::<SCRUB_MIB>", serialize_with = "exact")]
+    #[serde(default = "mib::<SCRUB_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub scrub_bytes_per_second: ByteSize,
     /// How long a lease waits for chunks from disk.
     #[serde(default = "number::<READ_DEADLINE_MS, _>")]
@@ -158,7 +160,7 @@ pub struct GpuConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct GpuTierConfig {
     /// Memory of each GPU; none if it is 0. It is taken when it is first used.
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub device_bytes: ByteSize,
     /// The eviction policy: one of [`PolicyName::ALL`].
     pub policy: String,
@@ -174,12 +176,12 @@ pub struct TenantConfig {
     pub socket: PathBuf,
     /// Limit of the tenant's part of the arena, for all actors together. With several tenants, half of the arena is kept for
     /// all of them in equal parts, used or not, so that none can leave the others with nothing.
-    #[serde(serialize_with = "exact")]
+    #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub max_bytes: Option<ByteSize>,
     /// Limit of the tenant's write windows, for all sessions together. Windows are memory besides the arena, taken when a
     /// session opens. Default: `session.max_sessions` windows of the largest size, but no more than the tenant's part of half
     /// the memory that the arena leaves.
-    #[serde(serialize_with = "exact")]
+    #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub max_window_bytes: Option<ByteSize>,
 }
 
@@ -190,7 +192,7 @@ pub struct SessionConfig {
     /// Sessions of one tenant at a time.
     pub max_sessions: u32,
     /// The largest write window. Windows are memory besides the arena; `tenants.max_window_bytes` bounds all of a tenant's.
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub max_window_bytes: ByteSize,
     /// Blocks that one session leases at a time.
     pub max_leased_blocks: u64,
@@ -212,7 +214,7 @@ pub struct RecordConfig {
     /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
     pub path: PathBuf,
     /// Size of one file.
-    #[serde(default = "mib::<RECORD_MIB>", serialize_with = "exact")]
+    #[serde(default = "mib::<RECORD_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub max_bytes: ByteSize,
     /// Older files that are kept.
     #[serde(default = "number::<OLD_FILES, _>")]
@@ -240,7 +242,7 @@ pub struct ClusterConfig {
     #[serde(default = "yes")]
     pub share: bool,
     /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
-    #[serde(default = "mib::<STAGING_MIB>", serialize_with = "exact")]
+    #[serde(default = "mib::<STAGING_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub staging_bytes: ByteSize,
     /// How long a lease waits for blocks from other nodes.
     #[serde(default = "number::<FETCH_DEADLINE_MS, _>")]
@@ -253,7 +255,7 @@ pub struct ClusterConfig {
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where
     /// it is not given.
-    #[serde(serialize_with = "exact")]
+    #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub send_bytes_per_second: Option<ByteSize>,
 }
 
@@ -434,6 +436,34 @@ impl Default for SessionConfig {
 /// Writes a size as a number: as a text it would be rounded.
 fn exact<S: Serializer>(
     size: &(impl Into<Option<ByteSize>> + Copy),
+/// Reads a size as people write it, and says how when it is none.
+fn size<'de, D: Deserializer<'de>, S: From<ByteSize>>(deserializer: D) -> Result<S, D::Error> {
+    deserializer.deserialize_any(SizeVisitor).map(S::from)
+}
+
+struct SizeVisitor;
+
+impl Visitor<'_> for SizeVisitor {
+    type Value = ByteSize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a size: a number of bytes, or a text such as \"1GiB\" (2^30) or \"1GB\" (10^9)")
+    }
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
+        Ok(ByteSize(bytes))
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
+        let wrong = || E::invalid_value(Unexpected::Signed(bytes), &self);
+        u64::try_from(bytes).map(ByteSize).map_err(|_| wrong())
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+        text.parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+    }
+}
+
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     (*size).into().map(|size| size.0).serialize(serializer)

@@ -23,7 +23,7 @@ use crate::arena::ArenaLimits;
 use crate::config::{KvEventsConfig, RecordConfig};
 use crate::copy::CopyLimits;
 use crate::disk::DiskOptions;
-use crate::host::{CpuSet, PciAddress};
+use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::ObjectOptions;
 
 /// All numbers of a node.
@@ -51,6 +51,34 @@ pub struct Limits {
     pub cluster: Option<ClusterLimits>,
     /// The parts that cannot be where they would be best.
     pub mismatches: Vec<Mismatch>,
+}
+
+impl Limits {
+    /// Checks the arena against the memory that is free at this moment. Without this check, the system would end some process
+    /// while the node takes its memory.
+    ///
+    /// # Errors
+    /// [`ConfigError::ArenaNotAvailable`]
+    pub fn check_available(&self, host: &HostFacts) -> Result<(), ConfigError> {
+        let arena_bytes = self.actors.iter().map(|actor| actor.arena.bytes()).sum();
+        let available_bytes =
+            host.available_bytes.saturating_add(near::expected_huge_bytes(&self.actors, host));
+        if arena_bytes > available_bytes {
+            return Err(ConfigError::ArenaNotAvailable { arena_bytes, available_bytes });
+        }
+        Ok(())
+    }
+}
+
+impl ClusterLimits {
+    /// The node's address at which others reach its HTTP server, which listens at `http`. Where that has no IP address, the
+    /// coordinator takes the one that it sees.
+    pub(crate) fn reached_at(&self, http: SocketAddr) -> SocketAddr {
+        match self.advertise {
+            Some(advertised) if http.ip().is_unspecified() => SocketAddr::new(advertised.ip(), http.port()),
+            _ => http,
+        }
+    }
 }
 
 /// The limits of a cluster's member.

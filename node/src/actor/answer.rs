@@ -96,9 +96,10 @@ impl From<Refused> for Answer {
             | Refused::WindowTooSmall { .. }
             | Refused::TooLarge { .. }
             | Refused::TooManyTensors { .. } => RefusalCode::TooLarge,
-            Refused::Unknown { .. } | Refused::NoTensors { .. } | Refused::NoCopy { .. } => {
-                RefusalCode::Unknown
-            }
+            Refused::Unknown { .. }
+            | Refused::UnknownPin(_)
+            | Refused::NoTensors { .. }
+            | Refused::NoCopy { .. } => RefusalCode::Unknown,
             Refused::OutsideWindow { .. }
             | Refused::Sources { .. }
             | Refused::NotLeased { .. }

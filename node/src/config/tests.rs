@@ -139,7 +139,17 @@ fn an_error_names_the_line_the_key_and_the_nearest_known_one() {
         ("[sessoin]", "line 1: unknown field `sessoin`, ", "mean `session`?"),
         ("[[tenants]]\nname = \"a\"", "line 1: missing field `socket`", "`socket`"),
         ("[[tenants]]\nname = \"a\"\nsocket = \"b\"\nmax = 1", "line 4: unknown field `max`", ""),
-        ("[host]\narena_bytes = \"much\"", "line 2: ", "\"much\""),
+        (
+            "[host]\narena_bytes = \"1GX\"",
+            "line 2: invalid value: string \"1GX\", expected a size: ",
+            "\"1GiB\" (2^30)",
+        ),
+        (
+            "[host]\narena_bytes = -1",
+            "line 2: invalid value: integer `-1`, expected a size: ",
+            "\"1GB\" (10^9)",
+        ),
+        ("[host]\narena_bytes = true", "line 2: invalid type: boolean `true`, expected a size: ", ""),
         ("[http]\nlisten = \"nowhere\"", "line 2: ", "socket address"),
         ("[[gpus]]\npci = \"65:00\"", "line 2: ", "0000:65:00.0"),
         ("[session]\nmax_sessions = -1", "line 2: ", "-1"),

@@ -64,6 +64,17 @@ pub enum ConfigError {
         /// Available bytes: ordinary memory, and the huge pages that the node gets.
         memory_bytes: u64,
     },
+    /// The arena does not fit into the memory that other processes leave now.
+    #[error(
+        "[host] arena_bytes is {}, but other processes leave {} of this machine's memory now: end some of them, or set it to {} or less",
+        exact(*arena_bytes), exact(*available_bytes), exact(available_bytes / 10 * 9)
+    )]
+    ArenaNotAvailable {
+        /// Bytes of all arenas.
+        arena_bytes: u64,
+        /// Bytes that can be had without another process losing some, and the huge pages that the node gets.
+        available_bytes: u64,
+    },
     /// Write windows do not fit into the machine beside the arena.
     #[error(
         "[[tenants]] max_window_bytes together are {}, but the arena leaves {}: lower them, or [host] arena_bytes",

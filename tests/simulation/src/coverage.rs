@@ -58,7 +58,7 @@ names!(EFFECTS, effect of Effect as "Effect":
 
 names!(REFUSALS, refused of Refused as "Refused":
     Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManyNamespaces, BlockTooLarge, WindowTooSmall, TooLarge,
-    Unknown, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, NotFollowed, OutsideWindow, TooManyTensors, NoTensors,
+    Unknown, UnknownPin, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, NotFollowed, OutsideWindow, TooManyTensors, NoTensors,
     NoCopy, Beyond, Internal, OutOfOrder, Pools, Sources);
 
 names!(ARRIVALS, arrival of Arrival as "Arrival": Here, NotHeld, Busy, Damaged, Failed);

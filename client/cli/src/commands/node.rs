@@ -86,7 +86,9 @@ fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits
     if let Some(path) = record {
         config.record = Some(RecordConfig::to(path.to_owned()));
     }
-    let limits = config.resolve(&HostFacts::read(Path::new("/"))?)?;
+    let host = HostFacts::read(Path::new("/"))?;
+    let limits = config.resolve(&host)?;
+    limits.check_available(&host)?;
     config::check_sockets(&limits)?;
     Ok(limits)
 }

@@ -92,11 +92,11 @@ impl Store {
     /// Ends a pin before its deadline. Any session of the tenant may.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] for a pin that is not the tenant's, or no longer.
+    /// [`Refused::UnknownPin`] for a pin that is not the tenant's, or no longer.
     pub fn unpin(&mut self, session: SessionId, pin: u64) -> Result<(), Refused> {
         let tenant = self.session(session)?.tenant;
         if self.pins.pins.get(&pin).is_none_or(|known| known.tenant != tenant) {
-            return Err(Refused::Unknown { what: "pin", number: pin });
+            return Err(Refused::UnknownPin(pin));
         }
         self.end_pin(pin);
         self.evict_above_watermark();

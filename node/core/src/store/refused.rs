@@ -88,6 +88,9 @@ pub enum Refused {
         /// Bytes allowed.
         most: u64,
     },
+    /// A number that names no pin of this tenant.
+    #[error("this tenant has no pin {0} on this device, or no longer: `larder list pins` shows the pins")]
+    UnknownPin(u64),
     /// A number that names nothing of this session.
     #[error("{what} {number} does not belong to this session, or has ended")]
     Unknown {

@@ -245,3 +245,16 @@ fn a_machine_without_gpus_says_so() {
     let error = config.resolve(&host).unwrap_err().to_string();
     assert!(error.ends_with("this machine has no display controller: leave [[gpus]] out"), "{error}");
 }
+#[test]
+fn an_arena_larger_than_what_other_processes_leave_is_refused_at_the_start_and_not_before() {
+    let tree = Tree::machine(64 << 20, "0-3");
+    tree.file("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 524288 kB\n");
+    let host = HostFacts::read(tree.root()).unwrap();
+    let limits = Config::default().resolve(&host).unwrap();
+    let error = limits.check_available(&host).unwrap_err().to_string();
+    let expected =
+        "[host] arena_bytes is 1.0 GiB, but other processes leave 512.0 MiB of this machine's memory now: ";
+    assert!(error.starts_with(expected), "{error}");
+    assert_eq!(limits.check_available(&machine()), Ok(()));
+}
+

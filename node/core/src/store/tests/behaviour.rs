@@ -207,7 +207,7 @@ fn another_tenant_can_neither_unpin_nor_release_nor_see() {
     let pin = f.store.pin(f.session, f.namespace, &chain, 5, NOW).unwrap().pin;
     let lease = f.lease("ab").lease;
     let stranger = f.join(1, 9);
-    assert_eq!(f.store.unpin(stranger, pin), Err(Refused::Unknown { what: "pin", number: pin }));
+    assert_eq!(f.store.unpin(stranger, pin), Err(Refused::UnknownPin(pin)));
     assert_eq!(f.store.release(stranger, lease), Err(Refused::Unknown { what: "lease", number: lease }));
     let foreign = f.store.lease(stranger, f.namespace, &chain);
     assert_eq!(foreign, Err(Refused::Unknown { what: "namespace", number: f.namespace.into() }));
