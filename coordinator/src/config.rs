@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! [http]
-//! listen = "127.0.0.1:7600"
+//! listen = "0.0.0.0:7600"
 //!
 //! [peer]
 //! listen = "0.0.0.0:7601"
@@ -185,7 +185,7 @@ impl MembershipConfig {
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        Self { listen: (Ipv4Addr::LOCALHOST, DEFAULT_HTTP_PORT).into() }
+        Self { listen: (Ipv4Addr::UNSPECIFIED, DEFAULT_HTTP_PORT).into() }
     }
 }
 

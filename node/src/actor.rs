@@ -38,7 +38,10 @@ use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
-pub use self::messages::{Answer, Ask, AskNamespaces, AskReport, Close, Open, ProcessGone, ReplyTo, Report};
+pub use self::messages::{
+    Answer, Ask, AskHoldings, AskNamespaces, AskReport, Client, Close, Holdings, Open, ProcessGone, ReplyTo,
+    Report,
+};
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
@@ -70,6 +73,8 @@ pub struct GpuActor {
     tenants: Arc<[String]>,
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
+    /// The engines behind the open sessions.
+    clients: HashMap<SessionId, Client>,
     /// Extents that wait for new memory and for the copy pool.
     renewals: Vec<Renewal>,
     /// The lookup log.
@@ -154,6 +159,7 @@ impl GpuActor {
             clock,
             tenants,
             windows: HashMap::new(),
+            clients: HashMap::new(),
             renewals: Vec::new(),
             recorder,
             siblings,
@@ -285,6 +291,7 @@ impl Handler<Open> for GpuActor {
         if let Some(window) = open.window {
             self.windows.insert(session, window);
         }
+        self.clients.insert(session, open.client);
         MessageResult(session)
     }
 }
@@ -306,6 +313,7 @@ impl Handler<Close> for GpuActor {
                 // Giving its memory back takes the kernel milliseconds, in which other sessions go on.
                 actix_rt::task::spawn_blocking(move || drop(window));
             }
+            actor.clients.remove(&session);
             actor.pending.forget(session, actor.clock.elapsed());
             actor.decide(Event::Closed(session), ctx);
             actor.device_lane.close_session(session);
@@ -350,6 +358,20 @@ impl Handler<AskNamespaces> for GpuActor {
 
     fn handle(&mut self, _: AskNamespaces, _: &mut Self::Context) -> Vec<NamespaceFacts> {
         self.core.store().namespaces().collect()
+    }
+}
+
+impl Handler<AskHoldings> for GpuActor {
+    type Result = Holdings;
+
+    fn handle(&mut self, _: AskHoldings, _: &mut Self::Context) -> Holdings {
+        let store = self.core.store();
+        let client = |session| self.clients.get(&session).cloned().unwrap_or_default();
+        Holdings {
+            sessions: store.session_facts().map(|facts| (facts, client(facts.session))).collect(),
+            pins: store.pin_facts(self.clock.now()).collect(),
+            tenants: store.tenant_bytes(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use actix::prelude::*;
 use actix_rt::Arbiter;
@@ -193,7 +193,13 @@ impl Cluster {
     }
 
     /// Serves peers from these actors, and joins the cluster.
-    pub(crate) async fn join(&mut self, actors: &[Addr<GpuActor>], http: SocketAddr, weight: u64) {
+    pub(crate) async fn join(
+        &mut self,
+        actors: &[Addr<GpuActor>],
+        http: SocketAddr,
+        incarnation: u64,
+        weight: u64,
+    ) {
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
             let services = Services {
                 blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
@@ -212,7 +218,8 @@ impl Cluster {
         }
         let port = self.endpoint.local_address().port();
         let peer = self.limits.advertise.unwrap_or_else(|| SocketAddr::new(self.limits.listen.ip(), port));
-        let (silent, incarnation, devices) = (self.silent.clone(), now_us(), actors.len() as u16);
+        let http = self.limits.reached_at(http);
+        let (silent, devices) = (self.silent.clone(), actors.len() as u16);
         let facts = move || {
             let silent = silent.clone();
             let silent = Box::new(move || silent.get().into_iter().collect());
@@ -350,9 +357,3 @@ async fn spread_tables(
 
 /// How long an announcement waits for its answer before it is sent again.
 const ANNOUNCE_DEADLINE: Duration = Duration::from_secs(1);
-
-/// Microseconds since 1970.
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}

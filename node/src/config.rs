@@ -62,11 +62,12 @@ pub struct Config {
 }
 
 /// The HTTP endpoint for metrics and health.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
-    /// The address to listen on.
-    pub listen: SocketAddr,
+    /// The address to listen on. If it is not given, all addresses of a cluster's member, since operators and other hosts
+    /// ask it, and loopback otherwise.
+    pub listen: Option<SocketAddr>,
 }
 
 /// Events as vLLM publishes its own.
@@ -392,12 +393,6 @@ impl RecordConfig {
     }
 }
 
-impl Default for HttpConfig {
-    fn default() -> Self {
-        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9440)) }
-    }
-}
-
 impl Default for HostConfig {
     fn default() -> Self {
         Self {
@@ -436,6 +431,11 @@ impl Default for SessionConfig {
 /// Writes a size as a number: as a text it would be rounded.
 fn exact<S: Serializer>(
     size: &(impl Into<Option<ByteSize>> + Copy),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    (*size).into().map(|size| size.0).serialize(serializer)
+}
+
 /// Reads a size as people write it, and says how when it is none.
 fn size<'de, D: Deserializer<'de>, S: From<ByteSize>>(deserializer: D) -> Result<S, D::Error> {
     deserializer.deserialize_any(SizeVisitor).map(S::from)
@@ -462,11 +462,6 @@ impl Visitor<'_> for SizeVisitor {
     fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
         text.parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
     }
-}
-
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    (*size).into().map(|size| size.0).serialize(serializer)
 }
 
 fn mib<const MIB: u64>() -> ByteSize {

@@ -1,7 +1,9 @@
-//! The node's HTTP answers: health, metrics, status, events.
+//! The node's HTTP answers: health, metrics, status, events, lists.
 //!
 //! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give up
 //! soon.
+
+mod lists;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,19 +11,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use actix::Addr;
+use actix::{Addr, Handler, Message};
 use actix_web::web::{Data, Json, ServiceConfig, get};
 use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use larder_core::store::NamespaceFacts;
 use larder_net::http::{Open, in_pieces};
-use larder_protocol::namespace::HashAlgorithm;
-use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use crate::actor::{AskNamespaces, AskReport, GpuActor, Report};
+pub use self::lists::{HashStatus, NamespaceStatus, PinStatus, SessionStatus, TenantStatus};
+use crate::actor::{AskReport, GpuActor, Report};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::events::{self, Feed};
@@ -31,8 +31,14 @@ use crate::metrics::{SharedMetrics, TenantRates};
 /// The body of `GET /status`. Parts of it that a node of another version does not tell are read as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// Always `node`.
+    #[serde(default)]
+    pub role: String,
     /// The node's name.
     pub name: String,
+    /// This life of the node, as the coordinator knows it; microseconds since 1970 at its start.
+    #[serde(default)]
+    pub incarnation: u64,
     /// The version that runs.
     #[serde(default)]
     pub version: String,
@@ -107,40 +113,6 @@ pub struct ActorStatus {
     pub tenants: Vec<TenantRates>,
 }
 
-/// A namespace in the body of `GET /namespaces`, a list: the facts by which a router asks for prompts in it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct NamespaceStatus {
-    /// The tenant whose it is.
-    pub tenant: String,
-    /// Name of the model.
-    pub model: String,
-    /// Part of every key: 64 hexadecimal digits.
-    pub fingerprint: String,
-    /// Tokens of one chunk.
-    pub chunk_tokens: u32,
-    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` if engines alone can.
-    pub hash: Option<HashStatus>,
-    /// Open sessions that registered it, over all actors.
-    pub sessions: u64,
-    /// Its chunks in the node, over all actors.
-    pub chunks: u64,
-}
-
-/// How chunks of a namespace are hashed from tokens.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case")]
-pub enum HashStatus {
-    /// Larder's own hash.
-    Larder,
-    /// vLLM's.
-    Sha256Cbor {
-        /// The seed of its engines' hash.
-        seed: String,
-        /// Tokens of one block of its engines.
-        block_tokens: u32,
-    },
-}
-
 /// The disk tier of an actor in [`ActorStatus`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -170,7 +142,11 @@ pub struct ObjectStatus {
 /// The state that all requests share.
 pub(crate) struct State {
     pub(crate) name: String,
+    /// This life of the node, before it joins a cluster.
+    pub(crate) incarnation: u64,
     pub(crate) sockets: BTreeMap<String, PathBuf>,
+    /// The tenants' names, by number.
+    pub(crate) tenants: Vec<String>,
     /// Set when they run: before, the arena is being made.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
     /// The address at which events are published, once they are.
@@ -194,7 +170,10 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/readyz", get().to(ready))
         .route("/metrics", get().to(metrics))
         .route("/status", get().to(status))
-        .route("/namespaces", get().to(namespaces))
+        .route("/namespaces", get().to(lists::namespaces))
+        .route("/sessions", get().to(lists::sessions))
+        .route("/pins", get().to(lists::pins))
+        .route("/tenants", get().to(lists::tenants))
         .route("/events", get().to(events));
 }
 
@@ -253,8 +232,13 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
 
 async fn status(state: Data<Arc<State>>) -> Json<Status> {
     let reports = state.ask().await;
+    let cluster = state.cluster.get().map(|report| report());
+    let joined_as =
+        cluster.as_ref().map(|cluster| cluster.incarnation).filter(|&incarnation| incarnation > 0);
     Json(Status {
+        role: "node".into(),
         name: state.name.clone(),
+        incarnation: joined_as.unwrap_or(state.incarnation),
         version: env!("CARGO_PKG_VERSION").into(),
         ready: !reports.is_empty() && reports.iter().all(|(_, report)| report.is_some()),
         uptime_seconds: state.clock.elapsed().as_secs_f64(),
@@ -263,55 +247,29 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
             .into_iter()
             .filter_map(|(device, report)| Some(actor_status(device, &report?)))
             .collect(),
-        cluster: state.cluster.get().map(|report| report()),
+        cluster,
         hardware: state.hardware.get().cloned(),
         object: state.object.get().map(|report| report()),
         kv_events: state.kv_events.get().copied(),
     })
 }
 
-/// The namespaces that any actor knows, each once.
-async fn namespaces(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
-    let actors = state.actors.get().into_iter().flatten();
-    let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskNamespaces)));
-    let answers = join_all(asked).await.into_iter().filter_map(|answer| answer.ok()?.ok()).flatten();
-    let mut known = BTreeMap::<_, NamespaceStatus>::new();
-    for facts in answers {
-        let (sessions, chunks) = (u64::from(facts.sessions), u64::from(facts.chunks));
-        let status = known.entry(facts.fingerprint).or_insert_with(|| namespace_status(facts));
-        status.sessions += sessions;
-        status.chunks += chunks;
-    }
-    let mut namespaces: Vec<_> = known.into_values().collect();
-    namespaces.sort();
-    Ok(in_pieces("application/json", serde_json::to_vec(&namespaces)?))
-}
-
-fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
-    let hash = match sha256_cbor::seed_of(&facts.hash) {
-        Some(seed) => {
-            Some(HashStatus::Sha256Cbor { seed: seed.to_owned(), block_tokens: facts.engine_block_tokens })
-        }
-        None => (facts.hash == HashAlgorithm::Larder).then_some(HashStatus::Larder),
-    };
-    NamespaceStatus {
-        tenant: facts.tenant,
-        model: facts.model,
-        fingerprint: ChunkHash(facts.fingerprint.0).to_string(),
-        chunk_tokens: facts.chunk_tokens,
-        hash,
-        sessions: 0,
-        chunks: 0,
-    }
-}
-
 impl State {
     /// Every actor's report, or none if it does not answer in time.
     async fn ask(&self) -> Vec<(u16, Option<Report>)> {
+        self.ask_actors(|| AskReport).await
+    }
+
+    /// Every actor's answer, or none if it does not answer in time.
+    async fn ask_actors<M>(&self, message: impl Fn() -> M) -> Vec<(u16, Option<M::Result>)>
+    where
+        M: Message<Result: Send> + Send + 'static,
+        GpuActor: Handler<M>,
+    {
         let actors = self.actors.get().into_iter().flatten();
-        let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(AskReport)));
-        let reports = join_all(asked).await.into_iter().map(|report| report.ok().and_then(Result::ok));
-        (0..).zip(reports).collect()
+        let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(message())));
+        let answers = join_all(asked).await.into_iter().map(|answer| answer.ok().and_then(Result::ok));
+        (0..).zip(answers).collect()
     }
 }
 

@@ -44,5 +44,8 @@ pub mod window;
 
 pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
-pub use http::{ActorStatus, DiskStatus, HashStatus, NamespaceStatus, ObjectStatus, Status};
+pub use http::{
+    ActorStatus, DiskStatus, HashStatus, NamespaceStatus, ObjectStatus, PinStatus, SessionStatus, Status,
+    TenantStatus,
+};
 pub use server::{Ready, STOP_WITHIN, ServeError, run, run_on};

@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, Addr};
 use actix_rt::Arbiter;
@@ -198,7 +198,7 @@ pub async fn run_on(
     if let Some(cluster) = &mut cluster {
         _ = state.cluster.set(Box::new(cluster.reporter()));
         let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
-        cluster.join(&addresses, http, arena_bytes / WEIGHT_BYTES).await;
+        cluster.join(&addresses, http, state.incarnation, arena_bytes / WEIGHT_BYTES).await;
     }
     _ = state.hardware.set(hardware);
     let feeds: Vec<_> = feeds.into_iter().zip(addresses).collect();
@@ -243,7 +243,9 @@ fn new_state(
 ) -> Arc<State> {
     Arc::new(State {
         name: limits.name.clone(),
+        incarnation: now_us(),
         sockets: sockets.clone(),
+        tenants: limits.tenants.iter().map(|tenant| tenant.name.clone()).collect(),
         actors: OnceLock::new(),
         cluster: OnceLock::new(),
         hardware: OnceLock::new(),
@@ -253,6 +255,12 @@ fn new_state(
         metrics: Arc::clone(metrics),
         clock,
     })
+}
+
+/// Microseconds since 1970.
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Publishes events as vLLM does, where that is wanted.

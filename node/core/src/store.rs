@@ -32,6 +32,7 @@ mod follow;
 mod gather;
 mod grants;
 mod hand_out;
+mod holdings;
 pub mod ids;
 mod index;
 mod journal;
@@ -78,6 +79,7 @@ pub use follow::{
 };
 pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
 pub use grants::{Granted, GrantedBlock};
+pub use holdings::{PinFacts, SessionFacts};
 pub use journal::{Change, ChangeKind};
 pub use limits::{PeerStoreLimits, StoreLimits};
 pub use loads::{BlockFacts, LoadBlock, LoadOrder};

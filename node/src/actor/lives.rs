@@ -103,6 +103,7 @@ impl GpuActor {
         );
         self.metrics.life_ended();
         self.windows.clear();
+        self.clients.clear();
         self.device_lane.close_all();
         self.core.begin_anew();
         self.pending.begin_anew();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use actix::prelude::*;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
-use larder_core::store::{NamespaceFacts, Usage};
+use larder_core::store::{NamespaceFacts, PinFacts, SessionFacts, Usage};
 use larder_net::trace::Trace;
 use larder_protocol::session::{Request, Response};
 use tokio::sync::mpsc;
@@ -24,6 +24,17 @@ pub struct Open {
     pub process: ProcessId,
     /// Its write window, if it has one.
     pub window: Option<Arc<Window>>,
+    /// Who asks for it.
+    pub client: Client,
+}
+
+/// The engine behind a session, for people.
+#[derive(Debug, Clone, Default)]
+pub struct Client {
+    /// The name that it gave itself.
+    pub name: String,
+    /// Its process, where the system tells.
+    pub pid: Option<u32>,
 }
 
 /// A session's request. It is taken when this message is answered; the request's own answer comes by [`Ask::reply_to`].
@@ -86,6 +97,22 @@ pub struct AskReport;
 #[derive(Debug, Message)]
 #[rtype(result = "Vec<NamespaceFacts>")]
 pub struct AskNamespaces;
+
+/// Asks an actor what its sessions and pins hold.
+#[derive(Debug, Message)]
+#[rtype(result = "Holdings")]
+pub struct AskHoldings;
+
+/// What sessions, pins and tenants hold in an actor.
+#[derive(Debug, Clone, MessageResponse)]
+pub struct Holdings {
+    /// Every open session and the engine behind it.
+    pub sessions: Vec<(SessionFacts, Client)>,
+    /// Every pin.
+    pub pins: Vec<PinFacts>,
+    /// Bytes of extents that each tenant holds and may hold, by number.
+    pub tenants: Vec<(u64, u64)>,
+}
 
 /// The contents of an actor.
 #[derive(Debug, Clone, MessageResponse)]

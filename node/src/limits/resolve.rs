@@ -1,7 +1,7 @@
 //! Makes limits from the configuration and the machine.
 
 use std::collections::HashSet;
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl Config {
         let peer_place = |cluster| PeerPlace::find(host, cluster, self.gpus.first().map(|gpu| gpu.pci));
         Ok(Limits {
             name,
-            http_listen: self.http.listen,
+            http_listen: self.http_listen(),
             tenants: self.tenant_limits(&session, &actors, host)?,
             object: self.object.as_ref().map(|object| object_limits(object, &actors)).transpose()?,
             actors,
@@ -71,6 +71,13 @@ impl Config {
                 .transpose()?,
             mismatches,
         })
+    }
+
+    /// Where HTTP is served: operators and other hosts ask a member of a cluster.
+    fn http_listen(&self) -> SocketAddr {
+        let everywhere = self.cluster.is_some();
+        let ip = if everywhere { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
+        self.http.listen.unwrap_or_else(|| (ip, HTTP_PORT).into())
     }
 
     fn session_limits(&self) -> Result<SessionLimits, ConfigError> {
@@ -467,6 +474,9 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
 /// The part of the memory that the arena leaves which write windows may take together where the configuration does not say,
 /// as a divisor.
 const WINDOWS_SHARE: u64 = 2;
+
+/// The port of HTTP.
+const HTTP_PORT: u16 = 9440;
 
 /// One part in `DIRECTORY_SHARE` of the memory is for rows of the directory.
 const DIRECTORY_SHARE: u64 = 32;

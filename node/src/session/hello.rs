@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::greetings::Seat;
 use super::listen::{SessionActor, SessionSettings};
 use super::serve::{self, Opened};
-use crate::actor::{Close, Open};
+use crate::actor::{Client, Close, Open};
 use crate::arena::PAGE_BYTES;
 use crate::processes::{EnterError, PeerError, SocketProcess};
 use crate::threads;
@@ -155,11 +155,12 @@ async fn welcome(
     let window = make_window(settings, tenant, &actor, hello).await.map_err(|answer| (number, answer))?;
     let writer = write_welcome(settings, guest, device, window.as_deref())
         .map_err(|error| refused(RefusalCode::Internal, &error))?;
+    let client = Client { name: hello.client.clone(), pid };
     let mut lives = actor.lives.clone();
     lives.mark_unchanged();
     let session = actor
         .address
-        .send(Open { tenant, process: member.process, window })
+        .send(Open { tenant, process: member.process, window, client })
         .await
         .map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
     actor.sessions.fetch_add(1, Ordering::Relaxed);

@@ -23,7 +23,7 @@ Examples:
 
   coordinator.toml:
     [http]
-    listen = \"127.0.0.1:7600\"
+    listen = \"0.0.0.0:7600\"
 
     [peer]
     listen = \"0.0.0.0:7601\"

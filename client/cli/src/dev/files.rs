@@ -162,7 +162,7 @@ pub(super) fn node_config(
     let max_window_bytes = ByteSize(options.block_bytes.unwrap_or(0).max(STAGING_BYTES));
     larder_node::Config {
         name: Some(name.to_owned()),
-        http: HttpConfig { listen: http.unwrap_or_else(any_port) },
+        http: HttpConfig { listen: Some(http.unwrap_or_else(any_port)) },
         host: HostConfig { low_watermark, high_watermark, ..host },
         session: SessionConfig { max_window_bytes, ..SessionConfig::default() },
         disk: options.disk.map(disk),
@@ -363,7 +363,7 @@ mod tests {
         let coordinator = ([127, 0, 0, 1], 7_601).into();
         let config =
             node_config("node-0", &options, path("/run/node-0.sock"), coordinator, credentials, None);
-        assert_eq!(config.http.listen.to_string(), "127.0.0.1:0");
+        assert_eq!(config.http.listen.unwrap().to_string(), "127.0.0.1:0");
         assert_eq!((config.host.capacity_chunks, config.host.policy.as_str()), (Some(3_000), "adaptive"));
         let [tenant] = &config.tenants[..] else { panic!("one tenant") };
         assert_eq!((tenant.name.as_str(), &tenant.socket), ("default", &path("/run/node-0.sock")));

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use larder_protocol::Chain;
 use larder_protocol::session::{Pinned, Scarce};
 
+use super::holdings::PinFacts;
 use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
 use super::lookup::Presence;
 use super::shares::Shares;
@@ -36,6 +37,16 @@ impl Pins {
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.total()
+    }
+
+    pub(super) fn facts(&self, now: Millis) -> impl Iterator<Item = PinFacts> {
+        self.pins.iter().map(move |(&pin, kept)| PinFacts {
+            pin,
+            tenant: kept.tenant,
+            chunks: kept.chunks.len() as u64,
+            bytes: kept.bytes,
+            left_ms: kept.deadline.since(now),
+        })
     }
 }
 

@@ -208,6 +208,11 @@ impl Sessions {
         earlier
     }
 
+    /// Open sessions with their numbers.
+    pub(crate) fn open_sessions(&self) -> impl Iterator<Item = (SessionId, &Session)> {
+        self.open.iter().map(|(&id, session)| (id, session))
+    }
+
     /// Open sessions.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Session> {
         self.open.values()

@@ -35,6 +35,15 @@ fn without_configuration_there_is_one_actor_with_a_gibibyte() {
 }
 
 #[test]
+fn a_member_of_a_cluster_serves_http_to_other_hosts_unless_the_configuration_says_otherwise() {
+    let cluster = "[cluster]\ncoordinator = 'host:7601'\nca = 'a'\ncertificate = 'b'\nkey = 'c'\n";
+    let listens = |text: &str| resolve(text).unwrap().http_listen.to_string();
+    assert_eq!(listens(""), "127.0.0.1:9440");
+    assert_eq!(listens(cluster), "0.0.0.0:9440");
+    assert_eq!(listens(&format!("[http]\nlisten = '127.0.0.1:7'\n{cluster}")), "127.0.0.1:7");
+}
+
+#[test]
 fn write_windows_get_half_of_what_the_arena_leaves_unless_the_configuration_says_how_much() {
     let windows = |text: &str| -> Vec<u64> {
         resolve(text).unwrap().tenants.iter().map(|tenant| tenant.max_window_bytes).collect()
@@ -239,13 +248,6 @@ fn an_arena_larger_than_the_control_group_is_refused_with_both_numbers() {
 }
 
 #[test]
-fn a_machine_without_gpus_says_so() {
-    let host = HostFacts::read(Tree::machine(64 << 20, "0").root()).unwrap();
-    let config = Config::parse("gpus = [{ pci = '0000:17:00.0' }]").unwrap();
-    let error = config.resolve(&host).unwrap_err().to_string();
-    assert!(error.ends_with("this machine has no display controller: leave [[gpus]] out"), "{error}");
-}
-#[test]
 fn an_arena_larger_than_what_other_processes_leave_is_refused_at_the_start_and_not_before() {
     let tree = Tree::machine(64 << 20, "0-3");
     tree.file("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 524288 kB\n");
@@ -258,3 +260,10 @@ fn an_arena_larger_than_what_other_processes_leave_is_refused_at_the_start_and_n
     assert_eq!(limits.check_available(&machine()), Ok(()));
 }
 
+#[test]
+fn a_machine_without_gpus_says_so() {
+    let host = HostFacts::read(Tree::machine(64 << 20, "0").root()).unwrap();
+    let config = Config::parse("gpus = [{ pci = '0000:17:00.0' }]").unwrap();
+    let error = config.resolve(&host).unwrap_err().to_string();
+    assert!(error.ends_with("this machine has no display controller: leave [[gpus]] out"), "{error}");
+}

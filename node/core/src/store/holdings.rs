@@ -1,0 +1,62 @@
+//! What sessions and pins hold, for people.
+
+use super::Store;
+use super::ids::{SessionId, TenantId};
+use crate::Millis;
+
+/// An open session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionFacts {
+    /// Its number.
+    pub session: SessionId,
+    /// The tenant whose it is.
+    pub tenant: TenantId,
+    /// Namespaces that it registered.
+    pub namespaces: u64,
+    /// Leases.
+    pub leases: u64,
+    /// Blocks that are leased.
+    pub leased_blocks: u64,
+    /// Reservations.
+    pub reservations: u64,
+    /// Bytes of reserved slots.
+    pub reserved_bytes: u64,
+    /// Bytes of its write window.
+    pub window_bytes: u64,
+}
+
+/// A pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PinFacts {
+    /// Its number.
+    pub pin: u64,
+    /// The tenant whose it is.
+    pub tenant: TenantId,
+    /// Chunks that it keeps.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How long it lasts from now on.
+    pub left_ms: u64,
+}
+
+impl Store {
+    /// Every open session.
+    pub fn session_facts(&self) -> impl Iterator<Item = SessionFacts> {
+        self.sessions.open_sessions().map(|(session, held)| SessionFacts {
+            session,
+            tenant: held.tenant,
+            namespaces: held.namespaces.len() as u64,
+            leases: held.leases.len() as u64,
+            leased_blocks: held.leased_blocks,
+            reservations: held.reservations.len() as u64,
+            reserved_bytes: held.reserved_bytes,
+            window_bytes: held.window_bytes,
+        })
+    }
+
+    /// Every pin.
+    pub fn pin_facts(&self, now: Millis) -> impl Iterator<Item = PinFacts> {
+        self.pins.facts(now)
+    }
+}

@@ -1,0 +1,233 @@
+//! The lists that a node shows: namespaces, sessions, pins, tenants.
+//!
+//! An actor that does not answer in time is left out; `GET /status` says that it is not ready.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use larder_core::store::NamespaceFacts;
+use larder_core::store::ids::TenantId;
+use larder_net::http::in_pieces;
+use larder_protocol::namespace::HashAlgorithm;
+use larder_protocol::{ChunkHash, sha256_cbor};
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use crate::actor::{AskHoldings, AskNamespaces, Holdings};
+
+/// A namespace in the body of `GET /namespaces`, a list: the facts by which a router asks for prompts in it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NamespaceStatus {
+    /// The tenant whose it is.
+    pub tenant: String,
+    /// Name of the model.
+    pub model: String,
+    /// Part of every key: 64 hexadecimal digits.
+    pub fingerprint: String,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` if engines alone can.
+    pub hash: Option<HashStatus>,
+    /// Open sessions that registered it, over all actors.
+    pub sessions: u64,
+    /// Its chunks in the node, over all actors.
+    pub chunks: u64,
+}
+
+/// How chunks of a namespace are hashed from tokens.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum HashStatus {
+    /// Larder's own hash.
+    Larder,
+    /// vLLM's.
+    Sha256Cbor {
+        /// The seed of its engines' hash.
+        seed: String,
+        /// Tokens of one block of its engines.
+        block_tokens: u32,
+    },
+}
+
+/// A session in the body of `GET /sessions`, a list.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SessionStatus {
+    /// The device that serves it.
+    pub device: u16,
+    /// Its number at that device.
+    pub session: u32,
+    /// The tenant whose it is.
+    pub tenant: String,
+    /// The name that the engine gave itself.
+    pub client: String,
+    /// The engine's process; `None` if it is in a PID namespace that the node does not see.
+    pub pid: Option<u32>,
+    /// Namespaces that it registered.
+    pub namespaces: u64,
+    /// Leases.
+    pub leases: u64,
+    /// Blocks that are leased.
+    pub leased_blocks: u64,
+    /// Reservations.
+    pub reservations: u64,
+    /// Bytes of reserved slots.
+    pub reserved_bytes: u64,
+    /// Bytes of its write window.
+    pub window_bytes: u64,
+}
+
+/// A pin in the body of `GET /pins`, a list.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PinStatus {
+    /// The device that keeps its chunks.
+    pub device: u16,
+    /// Its number at that device, for `larder unpin`.
+    pub pin: u64,
+    /// The tenant whose it is.
+    pub tenant: String,
+    /// Chunks that it keeps.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Seconds until it ends.
+    pub seconds_left: f64,
+}
+
+/// A tenant in the body of `GET /tenants`, a list: its part of the node, over all actors.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TenantStatus {
+    /// Its name.
+    pub tenant: String,
+    /// Its session socket.
+    pub socket: PathBuf,
+    /// Open sessions.
+    pub sessions: u64,
+    /// Pins.
+    pub pins: u64,
+    /// Bytes that its pins keep.
+    pub pinned_bytes: u64,
+    /// Bytes of extents that it holds.
+    pub arena_bytes: u64,
+    /// Limit of these bytes.
+    pub arena_limit_bytes: u64,
+}
+
+/// The namespaces that any actor knows, each once.
+pub(super) async fn namespaces(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+    let answers =
+        state.ask_actors(|| AskNamespaces).await.into_iter().filter_map(|(_, answer)| answer).flatten();
+    let mut known = BTreeMap::<_, NamespaceStatus>::new();
+    for facts in answers {
+        let (sessions, chunks) = (u64::from(facts.sessions), u64::from(facts.chunks));
+        let status = known.entry(facts.fingerprint).or_insert_with(|| namespace_status(facts));
+        status.sessions += sessions;
+        status.chunks += chunks;
+    }
+    let mut namespaces: Vec<_> = known.into_values().collect();
+    namespaces.sort();
+    json(&namespaces)
+}
+
+fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
+    let hash = match sha256_cbor::seed_of(&facts.hash) {
+        Some(seed) => {
+            Some(HashStatus::Sha256Cbor { seed: seed.to_owned(), block_tokens: facts.engine_block_tokens })
+        }
+        None => (facts.hash == HashAlgorithm::Larder).then_some(HashStatus::Larder),
+    };
+    NamespaceStatus {
+        tenant: facts.tenant,
+        model: facts.model,
+        fingerprint: ChunkHash(facts.fingerprint.0).to_string(),
+        chunk_tokens: facts.chunk_tokens,
+        hash,
+        sessions: 0,
+        chunks: 0,
+    }
+}
+
+/// Every open session.
+pub(super) async fn sessions(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+    let mut sessions = Vec::new();
+    for (device, Holdings { sessions: held, .. }) in holdings(&state).await {
+        sessions.extend(held.into_iter().map(|(facts, client)| SessionStatus {
+            device,
+            session: facts.session.0,
+            tenant: state.tenant(facts.tenant),
+            client: client.name,
+            pid: client.pid,
+            namespaces: facts.namespaces,
+            leases: facts.leases,
+            leased_blocks: facts.leased_blocks,
+            reservations: facts.reservations,
+            reserved_bytes: facts.reserved_bytes,
+            window_bytes: facts.window_bytes,
+        }));
+    }
+    json(&sessions)
+}
+
+/// Every pin.
+pub(super) async fn pins(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+    let mut pins = Vec::new();
+    for (device, Holdings { pins: held, .. }) in holdings(&state).await {
+        pins.extend(held.into_iter().map(|facts| PinStatus {
+            device,
+            pin: facts.pin,
+            tenant: state.tenant(facts.tenant),
+            chunks: facts.chunks,
+            bytes: facts.bytes,
+            seconds_left: facts.left_ms as f64 / 1_000.0,
+        }));
+    }
+    json(&pins)
+}
+
+/// Every tenant of the configuration.
+pub(super) async fn tenants(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+    let named = |tenant: &String| {
+        let socket = state.sockets.get(tenant).cloned().unwrap_or_default();
+        TenantStatus { tenant: tenant.clone(), socket, ..TenantStatus::default() }
+    };
+    let mut tenants: Vec<TenantStatus> = state.tenants.iter().map(named).collect();
+    for (_, Holdings { sessions, pins, tenants: extents }) in holdings(&state).await {
+        for (status, (held, limit)) in tenants.iter_mut().zip(extents) {
+            status.arena_bytes += held;
+            status.arena_limit_bytes += limit;
+        }
+        for (facts, _) in sessions {
+            if let Some(status) = tenants.get_mut(usize::from(facts.tenant.0)) {
+                status.sessions += 1;
+            }
+        }
+        for facts in pins {
+            if let Some(status) = tenants.get_mut(usize::from(facts.tenant.0)) {
+                status.pins += 1;
+                status.pinned_bytes += facts.bytes;
+            }
+        }
+    }
+    json(&tenants)
+}
+
+impl State {
+    fn tenant(&self, tenant: TenantId) -> String {
+        self.tenants.get(usize::from(tenant.0)).cloned().unwrap_or_default()
+    }
+}
+
+/// What every actor that answers holds.
+async fn holdings(state: &State) -> impl Iterator<Item = (u16, Holdings)> + use<> {
+    let answers = state.ask_actors(|| AskHoldings).await;
+    answers.into_iter().filter_map(|(device, held)| Some((device, held?)))
+}
+
+fn json(list: &impl Serialize) -> actix_web::Result<HttpResponse> {
+    Ok(in_pieces("application/json", serde_json::to_vec(list)?))
+}
